@@ -1,0 +1,33 @@
+"""Checkpoints of real size on disk for tests: a true header, then a hole instead of the data."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from memfit.estimators.dtypes import nbytes
+
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+def header_of(tensors: Shapes, metadata: Mapping[str, str] | None = None) -> tuple[bytes, int]:
+    """Return the JSON of a safetensors header and the bytes of data that it describes."""
+    entries: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        elements = 1
+        for extent in shape:
+            elements *= extent
+        start, end = end, end + nbytes(elements, dtype)
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8), end
+
+
+def write_safetensors(
+    path: Path, tensors: Shapes, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file of its real length that takes only its header's room on disk."""
+    header, data_bytes = header_of(tensors, metadata)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + data_bytes)
