@@ -1,0 +1,147 @@
+"""Typed reading of a config that knows the path of every key and which keys were read."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from memfit.estimators.errors import ConfigError
+
+MAX_VALUE = 2**40
+MAX_LAYERS = 4096
+_REQUIRED: Final = object()
+
+
+class Fields:
+    """A section of a config; each getter checks type and range and names the key when it fails.
+
+    A null counts as an absent key, as it does for mlx-lm's ``ModelArgs`` defaults.
+    """
+
+    def __init__(self, values: Mapping[str, Any], name: str, path: str = "") -> None:
+        self._values = values
+        self._name = name
+        self._path = path
+        self._read: set[str] = set()
+        self.sections: list[Fields] = []
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null; looking is not reading."""
+        return self._values.get(key) is not None
+
+    def fail(self, key: str, problem: str) -> ConfigError:
+        """Return the error that names this file and key."""
+        return ConfigError(f"{self._name}: {self._path}{key}: {problem}")
+
+    def count(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_VALUE
+    ) -> int:
+        """Return an integer from ``least`` to ``most``; without a default the key must be there."""
+        value = self._take(key, _REQUIRED if default is None else default)
+        return self._checked(key, value, least, most)
+
+    def optional_count(self, key: str, *, least: int = 1, most: int = MAX_VALUE) -> int | None:
+        """Return an integer, or None when the key is absent."""
+        value = self._take(key, None)
+        return None if value is None else self._checked(key, value, least, most)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """Return a boolean."""
+        value = self._take(key, _REQUIRED if default is None else default)
+        if not isinstance(value, bool):
+            raise self.fail(key, f"expected true or false, got {_shown(value)}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a string."""
+        value = self._take(key, _REQUIRED if default is None else default)
+        if not isinstance(value, str):
+            raise self.fail(key, f"expected a text, got {_shown(value)}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a number that sizes are derived from, such as an expansion factor."""
+        value = self._take(key, _REQUIRED if default is None else default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 2**40:
+            raise self.fail(key, f"expected a positive number, got {_shown(value)}")
+        return value
+
+    def counts(self, key: str, length: int | None = None, *, least: int = 1) -> list[int] | None:
+        """Return a list of integers (one integer stands for all), or None when absent."""
+        value = self._take(key, None)
+        if value is None:
+            return None
+        if length is not None and not isinstance(value, list):
+            return [self._checked(key, value, least, MAX_VALUE)] * length
+        items = self._list(key, value, length)
+        return [
+            self._checked(f"{key}[{i}]", item, least, MAX_VALUE) for i, item in enumerate(items)
+        ]
+
+    def texts(self, key: str, length: int | None = None) -> list[str] | None:
+        """Return a list of strings, or None when absent."""
+        value = self._take(key, None)
+        if value is None:
+            return None
+        for i, item in enumerate(self._list(key, value, length)):
+            if not isinstance(item, str):
+                raise self.fail(f"{key}[{i}]", f"expected a text, got {_shown(item)}")
+        return list(value)
+
+    def items(self, key: str, length: int | None = None) -> list[Any] | None:
+        """Return a list of anything, or None when absent; its items are the caller's to check."""
+        value = self._take(key, None)
+        return None if value is None else self._list(key, value, length)
+
+    def section(self, key: str) -> "Fields":
+        """Return a nested section; an absent one is empty."""
+        value = self._take(key, {})
+        if not isinstance(value, dict):
+            raise self.fail(key, f"expected an object, got {_shown(value)}")
+        section = Fields(value, self._name, f"{self._path}{key}.")
+        self.sections.append(section)
+        return section
+
+    def layers(self, key: str = "num_hidden_layers") -> int:
+        """Return the number of layers, which bounds the work that follows."""
+        return self.count(key, most=MAX_LAYERS)
+
+    def inert(self, *keys: str) -> None:
+        """Mark keys that this family's model class reads without any effect on bytes."""
+        self._read.update(keys)
+
+    def unread(self) -> dict[str, Any]:
+        """Return the keys, with their values, that no getter asked for."""
+        return {key: value for key, value in self._values.items() if key not in self._read}
+
+    def full_path(self, key: str) -> str:
+        """Return the key as messages name it, e.g. ``text_config.head_dim``."""
+        return f"{self._path}{key}"
+
+    def _take(self, key: str, default: Any) -> Any:
+        self._read.add(key)
+        value = self._values.get(key)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise self.fail(key, "missing; the model class needs it")
+        return default
+
+    def _checked(self, key: str, value: Any, least: int, most: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.fail(key, f"expected an integer, got {_shown(value)}")
+        if not least <= value <= most:
+            raise self.fail(key, f"expected {least} to {most}, got {_shown(value)}")
+        return value
+
+    def _list(self, key: str, value: Any, length: int | None) -> list[Any]:
+        if not isinstance(value, list):
+            raise self.fail(key, f"expected a list, got {_shown(value)}")
+        if length is not None and len(value) != length:
+            raise self.fail(key, f"expected {length} entries, one a layer, got {len(value)}")
+        return value
+
+
+def _shown(value: Any) -> str:
+    """A value as a message shows it, on one line and never long."""
+    text = re.sub(r"\s+", " ", repr(value)[:80])
+    return text if len(text) < 40 else text[:37] + "..."

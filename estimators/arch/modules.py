@@ -1,0 +1,144 @@
+"""Parameters of a model by module, and short ways to write the common blocks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import prod
+
+from memfit.estimators.arch.quantization import Quantization
+
+
+class Part(str, Enum):
+    """What a parameter belongs to; ``attention`` holds every token mixer, SSMs included."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    MLP = "mlp"
+    EXPERTS = "experts"
+    SHARED_EXPERTS = "shared_experts"
+    ROUTER = "router"
+    NORM = "norm"
+    HEAD = "head"
+    VISION = "vision"
+    OTHER = "other"
+
+
+# A router that mlx-lm's `quant_predicate` keeps at 8 bits (qwen3_moe.py and others).
+ROUTER_8BIT = Quantization(8, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One weight of the mlx-lm model class, with its bias; shapes as MLX holds them.
+
+    ``quantizable`` says whether the class has ``to_quantized`` (Linear, Embedding, SwitchLinear);
+    ``predicate`` is the answer of the model class's ``quant_predicate`` (True: the defaults).
+    ``float32`` marks a parameter that stays float32 whatever the model's dtype.
+    ``loaded`` is False for what a checkpoint holds and mlx-lm drops (vision towers).
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    part: Part
+    bias: int = 0
+    quantizable: bool = False
+    predicate: Quantization | bool = True
+    float32: bool = False
+    loaded: bool = True
+
+    @property
+    def elements(self) -> int:
+        """Elements of the weight without its bias."""
+        return prod(self.shape)
+
+
+Modules = tuple[Module, ...]
+
+
+def linear(
+    path: str,
+    inputs: int,
+    outputs: int,
+    part: Part = Part.ATTENTION,
+    *,
+    bias: bool = False,
+    predicate: Quantization | bool = True,
+) -> Module:
+    """A Linear: weight (outputs, inputs)."""
+    return Module(path, (outputs, inputs), part, outputs if bias else 0, True, predicate)
+
+
+def multi_linear(path: str, heads: int, inputs: int, outputs: int) -> Module:
+    """One matrix a head, as latent attention absorbs them: weight (heads, outputs, inputs)."""
+    return Module(path, (heads, outputs, inputs), Part.ATTENTION, 0, True)
+
+
+def switch_linear(
+    path: str, experts: int, inputs: int, outputs: int, *, bias: bool = False
+) -> Module:
+    """The stacked matrices of all experts: weight (experts, outputs, inputs)."""
+    return Module(
+        path, (experts, outputs, inputs), Part.EXPERTS, experts * outputs if bias else 0, True
+    )
+
+
+def embedding(path: str, vocabulary: int, hidden: int) -> Module:
+    """A token embedding: weight (vocabulary, hidden)."""
+    return Module(path, (vocabulary, hidden), Part.EMBEDDING, 0, True)
+
+
+def norm(path: str, size: int, *, bias: bool = False) -> Module:
+    """An RMSNorm or LayerNorm: weight (size,)."""
+    return Module(path, (size,), Part.NORM, size if bias else 0)
+
+
+def array(
+    path: str, shape: tuple[int, ...], part: Part = Part.ATTENTION, *, float32: bool = False
+) -> Module:
+    """A parameter that is never quantised: a convolution, a state matrix, a router bias."""
+    return Module(path, shape, part, float32=float32)
+
+
+def under(prefix: str, modules: Iterable[Module]) -> Modules:
+    """Return the modules with ``prefix.`` before their paths."""
+    return tuple(replace(module, path=f"{prefix}.{module.path}") for module in modules)
+
+
+def attention(
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    bias: bool = False,
+    output_bias: bool | None = None,
+) -> Modules:
+    """Grouped-query projections q, k, v, o; the output has the same bias unless told."""
+    return (
+        linear("q_proj", hidden, heads * head_dim, bias=bias),
+        linear("k_proj", hidden, kv_heads * head_dim, bias=bias),
+        linear("v_proj", hidden, kv_heads * head_dim, bias=bias),
+        linear(
+            "o_proj", heads * head_dim, hidden, bias=bias if output_bias is None else output_bias
+        ),
+    )
+
+
+def gated_mlp(
+    hidden: int, intermediate: int, *, bias: bool = False, part: Part = Part.MLP
+) -> Modules:
+    """gate, up and down projections of a SwiGLU-like MLP."""
+    return (
+        linear("gate_proj", hidden, intermediate, part, bias=bias),
+        linear("up_proj", hidden, intermediate, part, bias=bias),
+        linear("down_proj", intermediate, hidden, part, bias=bias),
+    )
+
+
+def switch_glu(hidden: int, intermediate: int, experts: int, *, bias: bool = False) -> Modules:
+    """gate, up and down projections of all experts, stacked (mlx-lm SwitchGLU)."""
+    return (
+        switch_linear("gate_proj", experts, hidden, intermediate, bias=bias),
+        switch_linear("up_proj", experts, hidden, intermediate, bias=bias),
+        switch_linear("down_proj", experts, intermediate, hidden, bias=bias),
+    )

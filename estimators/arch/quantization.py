@@ -1,0 +1,55 @@
+"""Bytes of a quantised matrix, as MLX packs it."""
+
+from dataclasses import dataclass
+
+from memfit.estimators.errors import InputError
+
+AFFINE_BITS = (2, 3, 4, 5, 6, 8)
+AFFINE_GROUPS = (32, 64, 128)
+# The only (bits, group size) of each floating mode: mlx ops.cpp, validate_mode_with_type.
+FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
+MODES = ("affine", *FLOAT_MODES)
+# What mlx_lm.convert takes for each mode when not told: mlx-lm utils.py, defaults_for_mode.
+DEFAULTS = {"affine": (4, 64), **FLOAT_MODES}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Bits, group size and mode of one matrix.
+
+    Raises:
+        InputError: for a combination MLX does not have.
+    """
+
+    bits: int
+    group_size: int
+    mode: str = "affine"
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InputError(f"quantisation mode {self.mode!r}: MLX has {', '.join(MODES)}")
+        if self.mode == "affine":
+            known = self.bits in AFFINE_BITS and self.group_size in AFFINE_GROUPS
+        else:
+            known = (self.bits, self.group_size) == FLOAT_MODES[self.mode]
+        if not known:
+            raise InputError(
+                f"quantisation {self.mode} with {self.bits} bits in groups of {self.group_size}:"
+                " MLX has no such format"
+            )
+
+    def tensors(self, elements: int, scale_bytes: int) -> tuple[int, ...]:
+        """Return the bytes of packed weights, scales and (affine only) biases.
+
+        ``elements`` is a multiple of the group size; affine scales and biases have the
+        width ``scale_bytes`` of the matrix's own type, the other modes one byte and no biases.
+        Source: mlx ops.cpp, quantize.
+
+        >>> Quantization(4, 64).tensors(2048 * 512, 2)
+        (524288, 32768, 32768)
+        """
+        packed = elements * self.bits // 8
+        groups = elements // self.group_size
+        if self.mode == "affine":
+            return packed, groups * scale_bytes, groups * scale_bytes
+        return packed, groups

@@ -1,0 +1,54 @@
+"""Config keys that look as if they shaped the model and that nobody read.
+
+A key nobody read is a size nobody counted: it is named, never dropped. Keys that are known to
+change no byte under mlx-lm are listed here, in one place for all families.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from memfit.estimators.arch.fields import Fields
+
+_STRUCTURAL = re.compile(
+    r"layer|head|expert|dim|size|window|rank|block|state|conv|kernel|group|chunk|interval|pattern"
+    r"|freq|mlp|attn|attention|mixer|moe|ssm|mamba|latent|index|sparse|shared|vocab|compress|width"
+    r"|depth|channel|expand|ngram|memory|cache|recurrent|hidden|skip|dense|linear|delta"
+)
+
+_INERT_PATTERN = re.compile(
+    r"(^|_)(token_ids?|token_index|token|dropout|drop|eps|epsilon|theta|base|coef|alpha|beta|std"
+    r"|initializer_range|scale|multiplier|scaling|act|activation|method|type|dtype|version|impl"
+    r"|implementation|init|rate|prob|loss|limit|path|name|softcap|softcapping|cap|fmt)(_|$)"
+    r"|^(rope|rotary|_|transformers|output_|return_|id2|label2|begin_|bos|eos|pad|sep|decoder_start"
+    r"|auto_map|architectures|quantization|torch|training|use_cache|generation|prefix|tokenizer)"
+)
+
+# Keys that name sizes of what mlx-lm never builds, or that only training and other runtimes use.
+_INERT = frozenset(
+    """
+    chunk_size_feed_forward cross_attention_hidden_size add_cross_attention is_encoder_decoder
+    pruned_heads num_return_sequences num_beams num_beam_groups no_repeat_ngram_size
+    encoder_no_repeat_ngram_size tie_encoder_decoder is_decoder cache_implementation
+    gradient_checkpointing use_cache num_labels
+    num_nextn_predict_layers num_mtp_modules mtp_num_hidden_layers mtp_num_layers
+    mtp_use_dedicated_embeddings num_mtp_layers use_mtp
+    original_max_position_embeddings
+    """.split()
+)
+
+
+def unexplained(fields: Fields) -> Iterator[str]:
+    """Yield the full path of every key that looks structural, is switched on and was not read."""
+    for key, value in fields.unread().items():
+        if _is_off(value) or key in _INERT or _INERT_PATTERN.search(key):
+            continue
+        if _STRUCTURAL.search(key):
+            yield fields.full_path(key)
+    for section in fields.sections:
+        yield from unexplained(section)
+
+
+def _is_off(value: Any) -> bool:
+    """Whether the value switches its feature off or cannot be a size."""
+    return value in (None, False, 0, "", [], {}) or isinstance(value, (float, str))

@@ -1,0 +1,102 @@
+"""Bytes of the parameters, derived from the architecture's shapes."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from memfit.estimators import dtypes
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.units import round_up
+
+# MLX's Metal allocator rounds allocations above a page up to whole pages
+# (mlx backend/metal/allocator.cpp, malloc; a page of Apple silicon has 16 KiB).
+PAGE = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which module is quantised how.
+
+    ``overrides`` are a published config's per-path entries (None: left unquantised). With
+    ``converting`` the model class's own predicates decide the bits, as mlx_lm.convert lets them;
+    a published config has written those down, so that only refusals still count.
+    """
+
+    default: Quantization
+    overrides: Mapping[str, Quantization | None] = field(default_factory=dict)
+    converting: bool = False
+
+    def quantization(self, path: str, module: Module) -> Quantization | None:
+        """Return the format of a module's weight, None when it stays as it is."""
+        if not module.quantizable:
+            return None
+        if path in self.overrides:
+            return self.overrides[path]
+        if module.predicate is False or module.shape[-1] % self.default.group_size:
+            return None
+        if self.converting and isinstance(module.predicate, Quantization):
+            return module.predicate
+        return self.default
+
+
+@dataclass(slots=True)
+class WeightTotals:
+    """Sums over the tensors of a model; ``sizes`` counts how many tensors have each size."""
+
+    parameters: int = 0
+    by_part: Counter[Part] = field(default_factory=Counter)
+    sizes: Counter[int] = field(default_factory=Counter)
+    unloaded: int = 0  # bytes of what the runtime drops at load
+
+    def add(self, part: Part, nbytes: int, *, parameters: int, loaded: bool = True) -> None:
+        """Count one tensor."""
+        self.parameters += parameters
+        self.by_part[part] += nbytes
+        if loaded:
+            self.sizes[nbytes] += 1
+        else:
+            self.unloaded += nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, those the runtime drops included."""
+        return self.by_part.total()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes after loading, each tensor rounded as MLX's Metal allocator does."""
+        return sum(count * allocated(size) for size, count in self.sizes.items())
+
+
+def allocated(nbytes: int) -> int:
+    """Return the bytes the Metal allocator takes for one array.
+
+    >>> allocated(16384), allocated(16385)
+    (16384, 32768)
+    """
+    return nbytes if nbytes <= PAGE else round_up(nbytes, PAGE)
+
+
+def derive(model: Model, plan: Plan | None) -> WeightTotals:
+    """Return the totals of a model built from its config alone, as mlx-lm would write it."""
+    totals = WeightTotals()
+    for path, module in model.all_modules():
+        quantization = plan.quantization(path, module) if plan else None
+        parameters = module.elements
+        for nbytes in _tensor_bytes(module, model.dtype, quantization):
+            totals.add(module.part, nbytes, parameters=parameters, loaded=module.loaded)
+            parameters = 0
+        totals.parameters += module.bias
+    return totals
+
+
+def _tensor_bytes(module: Module, dtype: str, quantization: Quantization | None) -> Iterator[int]:
+    own_dtype = "F32" if module.float32 else dtype
+    if quantization:
+        yield from quantization.tensors(module.elements, dtypes.nbytes(1, own_dtype))
+    else:
+        yield dtypes.nbytes(module.elements, own_dtype)
+    if module.bias:
+        yield dtypes.nbytes(module.bias, own_dtype)

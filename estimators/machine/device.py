@@ -1,0 +1,28 @@
+"""Machines a model could run on, and the memory each gives it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Backend = Literal["metal", "cuda", "cpu"]
+DeviceSource = Literal["detected", "table", "flag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A machine, with its memory in bytes.
+
+    ``gpu_class`` and ``generation`` choose MLX's scheduling and kernel rules on Metal: class
+    ``p`` phone, ``g`` base and Pro, ``s`` Max, ``d`` Ultra; generation as in ``applegpu_g16s``.
+    """
+
+    name: str
+    backend: Backend
+    memory_bytes: int
+    working_set_bytes: int
+    max_buffer_bytes: int | None
+    source: DeviceSource
+    gpu_class: Literal["p", "g", "s", "d"] | None = None
+    generation: int | None = None
+    stock_working_set_bytes: int | None = None  # before any iogpu.wired_limit_mb
+    used_by_others_bytes: int | None = None  # only when the device is this host
+    note: str | None = None
