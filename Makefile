@@ -1,0 +1,60 @@
+# make demo, make test: each sets itself up. make check: all that CI runs. uv is used where it is.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+ifeq ($(shell command -v uv 2>/dev/null),)
+CREATE_VENV := $(PYTHON) -m venv $(VENV)
+INSTALL := $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check
+else
+CREATE_VENV := uv venv --quiet --python $(PYTHON) $(VENV)
+INSTALL := uv pip install --quiet --python $(BIN)/python
+endif
+
+.PHONY: demo test check lint format types imports wheel clean
+
+demo: $(VENV)/.runtime
+	$(BIN)/memfit estimate
+
+test: $(VENV)/.dev
+	$(BIN)/pytest --numprocesses auto
+
+check: lint types imports test wheel
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# mypy and import-linter know folders only, so they read the link tree.
+types: $(VENV)/.dev
+	.ci/link-tree
+	cd .tree && MYPYPATH=. ../$(BIN)/mypy --config-file ../pyproject.toml *
+
+imports: $(VENV)/.dev
+	.ci/link-tree
+	cd .tree && PYTHONPATH=. ../$(BIN)/lint-imports --config ../pyproject.toml
+
+wheel: $(VENV)/.dev
+	.ci/test-wheel
+
+clean:
+	rm -rf $(VENV) .tree build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("memfit needs Python 3.10 or newer; name one: make PYTHON=python3.12")'
+	rm -rf $(VENV)
+	$(CREATE_VENV)
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.created pyproject.toml constraints.txt
+	$(INSTALL) --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.created pyproject.toml constraints.txt
+	$(INSTALL) --constraint constraints.txt --editable '.[dev]'
+	@touch $(VENV)/.runtime $@

@@ -1,0 +1,82 @@
+"""The package map of pyproject.toml against the folders: neither may go stale silently."""
+
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+
+from memfit.estimators.version import __version__
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("cli", "estimators", "probes", "sample_configs")
+
+
+@pytest.fixture(scope="module")
+def setuptools_table() -> Any:
+    return tomli.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+
+def packages_in_folders() -> list[str]:
+    """Return the dotted names of all folders that hold an ``__init__.py``."""
+    found = (init.parent for top in FOLDERS for init in (ROOT / top).rglob("__init__.py"))
+    return sorted("memfit." + ".".join(folder.relative_to(ROOT).parts) for folder in found)
+
+
+def data_files_in_folders() -> set[Path]:
+    """Return the files that are neither Python nor left behind by a tool."""
+    files = {path for top in FOLDERS for path in (ROOT / top).rglob("*") if path.is_file()}
+    return {path for path in files if path.suffix not in {".py", ".pyc"} and path.name[0] != "."}
+
+
+def test_every_package_of_the_folders_is_declared(setuptools_table: Any) -> None:
+    assert sorted(setuptools_table["packages"]) == packages_in_folders()
+
+
+def test_every_python_file_lies_in_a_package() -> None:
+    strays = [
+        path
+        for top in FOLDERS
+        for path in (ROOT / top).rglob("*.py")
+        if not (path.parent / "__init__.py").is_file()
+    ]
+    assert strays == []
+
+
+def test_every_data_file_is_declared(setuptools_table: Any) -> None:
+    declared: set[Path] = set()
+    for package, patterns in setuptools_table["package-data"].items():
+        folder = ROOT.joinpath(*package.split(".")[1:])
+        for pattern in patterns:
+            matched = set(folder.glob(pattern))
+            assert matched, f"{package}: nothing matches {pattern}"
+            declared |= matched
+    assert declared == data_files_in_folders()
+
+
+def test_installed_version_is_the_one_in_the_code() -> None:
+    try:
+        installed = metadata.version("memfit")
+    except metadata.PackageNotFoundError:
+        pytest.skip("memfit is not installed here")
+    assert installed == __version__
+
+
+def test_changelog_has_the_version() -> None:
+    headings = re.findall(r"^## \[?([0-9][^\]\s]*)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[0] == __version__
+
+
+def test_constraints_are_names_and_versions_only() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9.]+", line)] == []
+
+
+def test_every_development_tool_is_pinned() -> None:
+    project = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    wanted = project["optional-dependencies"]["dev"] + project["optional-dependencies"]["mlx"]
+    tools = {re.split(r"[\[><=; ]", line)[0] for line in wanted}
+    assert tools - {"memfit"} == names
