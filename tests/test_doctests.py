@@ -6,16 +6,18 @@ import pkgutil
 
 import pytest
 
+import memfit.cli
 import memfit.estimators
+import memfit.probes
 
 MODULES = [
     found.name
-    for found in pkgutil.walk_packages(memfit.estimators.__path__, "memfit.estimators.")
+    for package in (memfit.cli, memfit.estimators, memfit.probes)
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not found.ispkg
 ]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_hold(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(name), raise_on_error=False)
-    assert result.failed == 0
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
