@@ -28,6 +28,10 @@ class Fields:
         """Whether the key is there and not null; looking is not reading."""
         return self._values.get(key) is not None
 
+    def null(self, key: str) -> bool:
+        """Whether the key is there and null, which overrides a default of mlx-lm's classes."""
+        return key in self._values and self._values[key] is None
+
     def fail(self, key: str, problem: str) -> ConfigError:
         """Return the error that names this file and key."""
         return ConfigError(f"{self._name}: {self._path}{key}: {problem}")
@@ -94,11 +98,26 @@ class Fields:
 
     def section(self, key: str) -> "Fields":
         """Return a nested section; an absent one is empty."""
+        section = self.aside(key)
+        self.sections.append(section)
+        return section
+
+    def aside(self, key: str) -> "Fields":
+        """Return a nested section whose unread keys are the caller's to judge."""
         value = self._take(key, {})
         if not isinstance(value, dict):
             raise self.fail(key, f"expected an object, got {_shown(value)}")
-        section = Fields(value, self._name, f"{self._path}{key}.")
-        self.sections.append(section)
+        return Fields(value, self._name, f"{self._path}{key}.")
+
+    def revised(
+        self, forced: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    ) -> "Fields":
+        """Return this section with values put in, as a model class puts them in.
+
+        What either of the two reads, both have read.
+        """
+        section = Fields({**(defaults or {}), **self._values, **forced}, self._name, self._path)
+        section._read, section.sections = self._read, self.sections
         return section
 
     def layers(self, key: str = "num_hidden_layers") -> int:
