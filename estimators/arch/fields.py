@@ -120,6 +120,13 @@ class Fields:
         section._read, section.sections = self._read, self.sections
         return section
 
+    def require_multiple(self, key: str, value: int, unit_key: str, unit: int) -> None:
+        """Raise when the value of ``key`` is no multiple of another key's, as heads must be."""
+        if value % unit:
+            raise self.fail(
+                key, f"{value} is not a multiple of {unit_key} {unit}; heads share keys in groups"
+            )
+
     def layers(self, key: str = "num_hidden_layers") -> int:
         """Return the number of layers, which bounds the work that follows."""
         return self.count(key, most=MAX_LAYERS)
