@@ -1,0 +1,49 @@
+"""A model's config.json, and what stands beside it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from memfit.estimators.checkpoint.files import read_whole, shown
+from memfit.estimators.checkpoint.strict_json import parse_object, plain
+from memfit.estimators.errors import ConfigError
+
+MAX_CONFIG_BYTES = 32_000_000  # quantisation layer by layer makes configs of some megabytes
+MAX_CONFIG_VALUES = 2_000_000
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the object of a config.json; infinite numbers are tagged as transformers does.
+
+    Raises:
+        CheckpointError: when the file is missing, unreadable or above ``MAX_CONFIG_BYTES``.
+        ConfigError: when it is not a JSON object, or holds what no config can.
+    """
+    value = parse_object(
+        read_whole(path, limit=MAX_CONFIG_BYTES),
+        path,
+        what="the file",
+        error=ConfigError,
+        max_values=MAX_CONFIG_VALUES,
+    )
+    config: dict[str, Any] = plain(value, shown(path), error=ConfigError)
+    return config
+
+
+def read_model_config(path: Path) -> dict[str, Any]:
+    """Return a model's config, with the quantisation that NVIDIA ModelOpt writes beside it.
+
+    As in mlx-lm, hf_quant_config.json counts only where neither the config nor its text_config
+    has a ``quantization_config`` (mlx_lm/utils.py, load_model).
+
+    Raises:
+        CheckpointError: as `read_config`, for either file.
+        ConfigError: as `read_config`, for either file.
+    """
+    config = read_config(path)
+    text_config = config.get("text_config")
+    holders = [config, text_config] if isinstance(text_config, dict) else [config]
+    beside = path.with_name("hf_quant_config.json")
+    if any("quantization_config" in holder for holder in holders) or not os.path.lexists(beside):
+        return config
+    return {**config, "quantization_config": read_config(beside)}

@@ -1,0 +1,46 @@
+"""What a checkpoint's files say, before anything is derived from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Source = Literal["local", "config", "sample"]
+
+
+class Tensor(NamedTuple):
+    """One tensor of a header: its bytes are known without reading them."""
+
+    name: str
+    dtype: str  # as safetensors spells it, a key of dtypes.BITS
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class LeftOut(NamedTuple):
+    """A weight file that was seen and not counted."""
+
+    name: str
+    nbytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's config and, where there are weight files, their tensors.
+
+    ``tensors`` is None when no header could be read: a bare config, or only files whose
+    content is not described by a header (``weight_bytes_bound`` then holds their size).
+    """
+
+    id: str
+    source: Source
+    config: Mapping[str, Any]
+    config_name: str  # how messages name the config, e.g. "models/qwen/config.json"
+    tensors: tuple[Tensor, ...] | None = None
+    weight_bytes_bound: int | None = None
+    file_bytes: int = 0  # size of the counted weight files
+    header_bytes: int = 0  # bytes read of them
+    shards: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+    warnings: tuple[str, ...] = ()
+    revision: str | None = None

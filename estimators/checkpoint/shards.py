@@ -1,0 +1,105 @@
+"""Which of a directory's files belong together: the index, and series of numbered shards."""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from memfit.estimators.checkpoint.files import read_whole, shown
+from memfit.estimators.checkpoint.strict_json import parse_object
+from memfit.estimators.errors import CheckpointError
+
+MAX_INDEX_BYTES = 100_000_000  # DeepSeek-V3's, with 91,991 names, is 9 MB
+MAX_INDEX_VALUES = 2_000_000
+_NAMES_SHOWN = 5
+# DeepSeek-V3 writes model-00001-of-000163.safetensors: the two numbers may differ in width.
+_SHARD = re.compile(r"(?P<stem>.*?)(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6})(?P<rest>\..*)")
+
+
+class Index(NamedTuple):
+    """What an index file says: the tensors there are, and the files they lie in."""
+
+    tensors: frozenset[str]
+    files: frozenset[str]
+
+
+def read_index(path: Path) -> Index | None:
+    """Return the index at ``path``, None where there is none; every file it names is there.
+
+    Raises:
+        CheckpointError: when it is not JSON, has no weight_map of names, names files that are
+            missing, or leads out of its directory.
+    """
+    if not os.path.lexists(path):
+        return None
+    index = parse_object(
+        read_whole(path, limit=MAX_INDEX_BYTES),
+        path,
+        what="the index",
+        error=CheckpointError,
+        max_values=MAX_INDEX_VALUES,
+    )
+    weight_map: Any = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(type(v) is str for v in weight_map.values()):
+        raise CheckpointError(f"{shown(path)}: weight_map is not an object of file names")
+    files = frozenset(weight_map.values())
+    for name in files:
+        _refuse_leaving(name, path)
+    missing = [name for name in sorted(files) if not os.path.exists(path.parent / name)]
+    _refuse_missing(missing, len(files), f"{shown(path)}: of the files it names")
+    return Index(frozenset(weight_map), files)
+
+
+def check_series(directory: Path, names: Iterable[str]) -> None:
+    """Check that of every series ``-00001-of-0000N`` among ``names`` no shard is missing.
+
+    Raises:
+        CheckpointError: naming the missing shards.
+    """
+    series: dict[tuple[str, str, str], dict[int, int]] = {}
+    for name in names:
+        if shard := _SHARD.fullmatch(name):
+            numbers = series.setdefault((shard["stem"], shard["total"], shard["rest"]), {})
+            numbers[int(shard["number"])] = len(shard["number"])
+    for (stem, total, rest), numbers in series.items():
+        first = 0 if 0 in numbers else 1
+        width = max(numbers.values())
+        missing = [
+            f"{stem}{number:0{width}d}-of-{total}{rest}"
+            for number in range(first, first + int(total))
+            if number not in numbers
+        ]
+        _refuse_missing(missing, int(total), f"{shown(directory)}: of {int(total)} shards")
+
+
+def shard_total(name: str) -> int:
+    """Return how many shards the series has that ``name`` is one of; 1 when it is of none.
+
+    >>> shard_total("model-00001-of-00004.safetensors")
+    4
+    """
+    shard = _SHARD.fullmatch(name)
+    return int(shard["total"]) if shard else 1
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message, the first few of them."""
+    every = [shown(name) for name in names]
+    more = len(every) - _NAMES_SHOWN
+    return ", ".join(every[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _refuse_missing(missing: list[str], total: int, place: str) -> None:
+    if missing:
+        raise CheckpointError(
+            f"{place}, {len(missing)} are missing: {listed(missing)}; fetch them first"
+        )
+
+
+def _refuse_leaving(name: str, path: Path) -> None:
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    if not parts or ".." in parts or parts[0].startswith("/") or ":" in name or "\0" in name:
+        raise CheckpointError(
+            f"{shown(path)}: weight_map names '{shown(name)}', which is no file in its directory"
+        )
