@@ -127,9 +127,9 @@ class Fields:
                 key, f"{value} is not a multiple of {unit_key} {unit}; heads share keys in groups"
             )
 
-    def layers(self, key: str = "num_hidden_layers") -> int:
+    def layers(self, key: str = "num_hidden_layers", default: int | None = None) -> int:
         """Return the number of layers, which bounds the work that follows."""
-        return self.count(key, most=MAX_LAYERS)
+        return self.count(key, default, most=MAX_LAYERS)
 
     def inert(self, *keys: str) -> None:
         """Mark keys that this family's model class reads without any effect on bytes."""

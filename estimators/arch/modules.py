@@ -135,6 +135,16 @@ def gated_mlp(
     )
 
 
+def sandwich_norms(hidden: int) -> Modules:
+    """Norms before and after both attention and MLP, as Gemma 2 and its successors have them."""
+    return (
+        norm("input_layernorm", hidden),
+        norm("post_attention_layernorm", hidden),
+        norm("pre_feedforward_layernorm", hidden),
+        norm("post_feedforward_layernorm", hidden),
+    )
+
+
 def switch_glu(hidden: int, intermediate: int, experts: int, *, bias: bool = False) -> Modules:
     """gate, up and down projections of all experts, stacked (mlx-lm SwitchGLU)."""
     return (
