@@ -30,6 +30,18 @@ class Attention:
             return ()
         return (KVBuffer(self.kv_heads, self.key_dim, self.value_dim, listed=self.listed),)
 
+    def windowed(self, window: int) -> "SlidingAttention":
+        """Return attention of the same shape over the last ``window`` tokens."""
+        return SlidingAttention(
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            owns_cache=self.owns_cache,
+            sinks=self.sinks,
+            window=window,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingAttention(Attention):
