@@ -1,0 +1,151 @@
+"""What a user calls a model: a path if there is one, a name on the Hub if it looks like one."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.errors import CheckpointError, MemfitError, UnsupportedError
+from tests.sparse import write_safetensors
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    write_safetensors(tmp_path / "model.safetensors", {"a": ("BF16", (4,))})
+    return tmp_path
+
+
+def test_directory_and_file_are_local_and_have_tensors(model: Path) -> None:
+    for path in (model, model / "model.safetensors"):
+        checkpoint = open_checkpoint(str(path))
+        assert (checkpoint.id, checkpoint.source) == (str(path), "local")
+        assert checkpoint.tensors == (("a", "BF16", (4,), 8),)
+
+
+def test_json_is_a_bare_config_whatever_weights_stand_beside_it(model: Path) -> None:
+    path = model / "config.json"
+    checkpoint = open_checkpoint(str(path))
+    assert (checkpoint.id, checkpoint.source, checkpoint.tensors) == (str(path), "config", None)
+    assert checkpoint.config == {"model_type": "llama"}
+    renamed = path.rename(model / "llama-8b.JSON")
+    assert open_checkpoint(str(renamed)).config_name == str(renamed)
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "yml"])
+def test_yaml_is_a_sample_and_has_its_name(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"sample.{suffix}"
+    path.write_text("schema: memfit.sample/1\nname: tiny\nsource: none\nconfig: {vocab_size: 8}\n")
+    checkpoint = open_checkpoint(str(path))
+    assert (checkpoint.id, checkpoint.source) == ("tiny", "sample")
+    assert checkpoint.config == {"vocab_size": 8}
+    assert checkpoint.config_name == str(path)
+
+
+def test_path_that_exists_wins_over_a_name_on_the_hub(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model / "org" / "name").mkdir(parents=True)
+    (model / "org" / "name" / "config.json").write_text("{}")
+    monkeypatch.chdir(model)
+    assert open_checkpoint("org/name").source == "local"
+    with pytest.raises(UnsupportedError):
+        open_checkpoint("org/other")
+
+
+def test_tilde_is_the_home_directory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(model))
+    assert open_checkpoint("~/config.json").id == str(model / "config.json")
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["mlx-community/Qwen3-4B-4bit", "Qwen/Qwen2.5-7B", "org/name@main", "org/name@refs/pr/3"],
+)
+def test_name_on_the_hub_is_not_supported_yet(reference: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"^Hub references .* supported yet: {reference};"):
+        open_checkpoint(reference)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "",
+        "gone",
+        "./gone",
+        "/gone",
+        "../org/name",
+        "~/gone",
+        "~nobody-by-this-name/x",
+        "a/b/c",
+        "a\\b",
+        "org/model.safetensors",
+        "org/model.GGUF",
+        "gone.json",
+        "org/na me",
+        "org/",
+        "org/nämé",
+        "org/name@",
+        "a\0b",
+        "x" * 5000,
+        "org/name\n",
+    ],
+)
+def test_what_looks_like_a_path_and_is_none_is_no_hub_look_up(reference: str) -> None:
+    with pytest.raises(CheckpointError, match="no such path; give a model's directory") as caught:
+        open_checkpoint(reference)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_gguf_is_not_supported_yet(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UnsupportedError, match="GGUF files are not supported yet"):
+        open_checkpoint(str(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("model.safetensors.index.json", "an index of shards; give the directory it is in"),
+        ("pytorch_model.bin", "not a file that describes a model"),
+        ("README.md", "not a file that describes a model"),
+    ],
+)
+def test_file_that_describes_no_model_says_what_to_give(
+    tmp_path: Path, name: str, fault: str
+) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=fault):
+        open_checkpoint(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["config.json", "sample.yaml", "model.safetensors"])
+def test_pipe_and_broken_link_are_refused_without_waiting(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        open_checkpoint(str(path))
+    path.unlink()
+    path.symlink_to("gone")
+    with pytest.raises(CheckpointError, match="is a broken link"):
+        open_checkpoint(str(path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may go anywhere")
+def test_path_behind_a_closed_directory_is_not_called_missing(model: Path) -> None:
+    model.chmod(0)
+    try:
+        with pytest.raises(CheckpointError, match="permission denied on the way to it"):
+            open_checkpoint(str(model / "config.json"))
+    finally:
+        model.chmod(0o700)
+
+
+@given(st.text(max_size=20))
+def test_arbitrary_reference_opens_nothing_and_says_so(reference: str) -> None:
+    with pytest.raises(MemfitError) as caught:
+        open_checkpoint(f"no-such-thing-{reference}")
+    assert len(str(caught.value).splitlines()) == 1
