@@ -1,0 +1,81 @@
+"""How much of a Mac's memory macOS recommends to its GPU, and the largest single allocation."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from memfit.estimators.machine.tables import load_table
+from memfit.estimators.units import ceil_div, round_down
+
+GIB = 2**30
+PAGE_BYTES = 16384
+
+
+class OsRegime(str, Enum):
+    """The macOS versions that share one table of recommended working sets."""
+
+    MACOS_15 = "macos-15"
+    MACOS_26 = "macos-26"
+
+
+# What a Mac bought or updated since September 2025 runs; all M5 Macs run nothing older.
+DEFAULT_REGIME = OsRegime.MACOS_26
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSet:
+    """The recommended working set in bytes; ``measured`` when a machine reported exactly it."""
+
+    bytes: int
+    measured: bool
+
+
+def regime_name(os_regime: OsRegime) -> str:
+    """Return the macOS versions of a regime as people write them."""
+    return str(load_table("apple")["working_sets"][os_regime.value]["name"])
+
+
+def stock_working_set(memory_bytes: int, *, os_regime: OsRegime) -> WorkingSet:
+    """Return the working set macOS recommends when ``iogpu.wired_limit_mb`` is 0.
+
+    A memory size no machine reported takes the rule of the next smaller one that did, and never
+    less than that machine has. Source: machine/data/apple.yaml.
+
+    >>> stock_working_set(64 * 2**30, os_regime=OsRegime.MACOS_26)
+    WorkingSet(bytes=55662788608, measured=True)
+    """
+    table = load_table("apple")["working_sets"][os_regime.value]
+    reported: dict[int, int] = table["bytes"]
+    whole_gib, rest = divmod(memory_bytes, GIB)
+    if not rest and whole_gib in reported:
+        return WorkingSet(reported[whole_gib], measured=True)
+    smaller = max((size for gib, size in reported.items() if gib <= whole_gib), default=0)
+    return WorkingSet(max(smaller, working_set_by_rule(memory_bytes, table["rules"])), False)
+
+
+def working_set_by_rule(memory_bytes: int, rules: list[dict[str, int]]) -> int:
+    """Return what the last rule whose ``from_gib`` is reached gives, a multiple of the page.
+
+    A ratio is an integer over 2^24, the 32-bit float macOS multiplies with.
+
+    >>> working_set_by_rule(24 * 2**30, [{"from_gib": 8, "ratio": 11184811}]) - 16 * 2**30
+    16384
+    """
+    reached: Any = [rule for rule in rules if rule["from_gib"] * GIB <= memory_bytes]
+    rule = reached[-1] if reached else rules[0]
+    if "reserve_gib" in rule:
+        return round_down(memory_bytes - rule["reserve_gib"] * GIB, PAGE_BYTES)
+    pages = ceil_div(rule["ratio"] * memory_bytes, 2**24 * PAGE_BYTES)
+    return min(pages * PAGE_BYTES, memory_bytes)
+
+
+def stock_max_buffer(working_set_bytes: int) -> int:
+    """Return the largest single allocation: 3/4 of the stock working set, down to a page.
+
+    Exact on every machine whose ``max_buffer_length`` was published: 8, 16, 36, 48, 64, 128, 192
+    and 256 GB.
+
+    >>> stock_max_buffer(115448725504)
+    86586540032
+    """
+    return round_down(working_set_bytes * 3 // 4, PAGE_BYTES)
