@@ -5,6 +5,7 @@ from typing import Literal
 
 Backend = Literal["metal", "cuda", "cpu"]
 DeviceSource = Literal["detected", "table", "flag"]
+GpuClass = Literal["p", "g", "s", "d"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,8 @@ class Device:
     """A machine, with its memory in bytes.
 
     ``gpu_class`` and ``generation`` choose MLX's scheduling and kernel rules on Metal: class
-    ``p`` phone, ``g`` base and Pro, ``s`` Max, ``d`` Ultra; generation as in ``applegpu_g16s``.
+    ``p`` phone, ``g`` base, ``s`` Pro and Max, ``d`` Ultra; generation 16 as in ``applegpu_g16s``.
+    On CUDA the generation is the compute capability, 89 for 8.9.
     """
 
     name: str
@@ -21,7 +23,7 @@ class Device:
     working_set_bytes: int
     max_buffer_bytes: int | None
     source: DeviceSource
-    gpu_class: Literal["p", "g", "s", "d"] | None = None
+    gpu_class: GpuClass | None = None
     generation: int | None = None
     stock_working_set_bytes: int | None = None  # before any iogpu.wired_limit_mb
     used_by_others_bytes: int | None = None  # only when the device is this host

@@ -1,0 +1,52 @@
+"""Apple's chips: their GPU's architecture as MLX reads it, and the memory they were sold with."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from memfit.estimators.machine.device import GpuClass
+from memfit.estimators.machine.tables import load_table
+
+_ARCHITECTURE = re.compile(r"applegpu_g([0-9]{2})([pgsd])")
+_CLASSES: dict[str, GpuClass] = {"p": "p", "g": "g", "s": "s", "d": "d"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """One chip and tier, such as M4 Max; ``memory_gib`` holds what Macs with it were sold with."""
+
+    id: str
+    name: str
+    generation: int
+    gpu_class: GpuClass
+    memory_gib: tuple[int, ...]
+    needs_macos_26: bool
+
+
+@cache
+def chips() -> dict[str, Chip]:
+    """Return every chip by its id, such as ``m4-max``, oldest first."""
+    return {
+        chip_id: Chip(
+            chip_id,
+            row["name"],
+            *architecture_parts(row["architecture"]),
+            tuple(row["memory_gib"]),
+            row.get("needs_macos_26", False),
+        )
+        for chip_id, row in load_table("apple")["chips"].items()
+    }
+
+
+def architecture_parts(architecture: str) -> tuple[int, GpuClass]:
+    """Return generation and class of a Metal architecture; ValueError when it is none.
+
+    Source: mlx/backend/metal/device.cpp, Device::Device.
+
+    >>> architecture_parts("applegpu_g16s")
+    (16, 's')
+    """
+    match = _ARCHITECTURE.fullmatch(architecture)
+    if match is None:
+        raise ValueError(f"{architecture!r} is not an Apple GPU architecture")
+    return int(match[1]), _CLASSES[match[2]]
