@@ -1,0 +1,34 @@
+"""How MLX batches work before it waits, which decides how many buffers are alive at once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.estimators.machine.device import GpuClass
+from memfit.estimators.machine.tables import load_table
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """MLX's constants, the same on every machine; sources in machine/data/scheduling.yaml."""
+
+    max_active_tasks: int
+    cpu_dispatches_per_task: int
+
+
+def scheduling() -> Scheduling:
+    """Return the constants of the MLX versions described."""
+    table: Any = load_table("scheduling")
+    return Scheduling(table["max_active_tasks"], table["cpu_dispatches_per_task"])
+
+
+def command_buffer_limits(gpu_class: GpuClass | None) -> tuple[int, int]:
+    """Return the dispatches and the Mi (2^20) elements a Metal command buffer is closed after.
+
+    It is closed when either is exceeded, not reached: 51 dispatches or 51 Mi elements on a Max.
+    None is a class MLX does not know.
+
+    >>> command_buffer_limits("s")
+    (50, 50)
+    """
+    limits: Any = load_table("scheduling")["command_buffers"][gpu_class or "default"]
+    return limits["max_ops"], limits["max_mebi_elements"]

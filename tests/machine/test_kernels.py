@@ -1,0 +1,133 @@
+"""Fused or not: the routing of MLX's attention, case by case as its source has it."""
+
+from typing import Any
+
+import pytest
+
+from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.machine.devices import find_device
+from memfit.estimators.machine.kernels import has_nax, is_fused
+
+PREFILL: dict[str, Any] = {
+    "backend": "metal",
+    "mlx_version": (0, 32, 4),
+    "nax": False,
+    "query_tokens": 2048,
+    "key_tokens": 4096,
+    "key_dim": 128,
+    "value_dim": 128,
+    "heads": 32,
+    "kv_heads": 8,
+    "causal": True,
+    "array_mask": False,
+    "kv_quantised": False,
+}
+
+
+def fused(**changes: Any) -> bool:
+    """Return the answer for a Qwen3-4B prefill chunk on Metal with these changes."""
+    if "width" in changes:
+        changes["key_dim"] = changes["value_dim"] = changes.pop("width")
+    return is_fused(**{**PREFILL, **changes})
+
+
+# mlx/backend/metal/scaled_dot_product_attention.cpp at v0.29.0 ... v0.32.1 and 846d176.
+@pytest.mark.parametrize(
+    ("mlx_version", "widths"),
+    [
+        ((0, 29, 0), {64, 80, 128}),
+        ((0, 31), {64, 80, 128}),
+        ((0, 32, 0), {64, 80, 128}),
+        ((0, 32, 1), {64, 72, 80, 96, 128}),
+        ((0, 32), {64, 72, 80, 96, 128}),
+        ((1, 0), {64, 72, 80, 96, 128}),
+    ],
+)
+def test_metal_prefill_fuses_these_widths(mlx_version: tuple[int, ...], widths: set[int]) -> None:
+    tried = (32, 48, 64, 72, 80, 96, 112, 128, 192, 256, 512)
+    assert {width for width in tried if fused(mlx_version=mlx_version, width=width)} == widths
+
+
+def test_keys_and_values_of_unlike_width_fuse_at_decode_only() -> None:
+    assert not fused(key_dim=192, value_dim=128)
+    assert fused(key_dim=192, value_dim=128, query_tokens=1)
+    assert not fused(key_dim=192, value_dim=128, query_tokens=1, mlx_version=(0, 31))
+
+
+def test_width_256_fuses_on_neural_accelerators_for_long_causal_chunks() -> None:
+    assert fused(width=256, nax=True, query_tokens=1024)
+    assert not fused(width=256, nax=True, query_tokens=1023)
+    assert not fused(width=256, nax=True, causal=False)
+    assert not fused(width=256, nax=True, causal=False, array_mask=True)
+    assert not fused(width=256, nax=True, mlx_version=(0, 32, 1))
+    assert not fused(width=256, nax=False)
+    assert not fused(width=192, nax=True)
+
+
+def test_array_mask_does_not_undo_metal_prefill() -> None:
+    assert fused(causal=False, array_mask=True)
+
+
+def test_metal_takes_its_vector_kernel_up_to_eight_queries() -> None:
+    assert fused(width=72, query_tokens=9)
+    assert not fused(width=72, query_tokens=8)
+    assert fused(width=256, query_tokens=8)
+    assert not fused(width=192, query_tokens=1)
+
+
+def test_wide_groups_do_not_fuse_many_queries_at_decode() -> None:
+    assert fused(query_tokens=8, heads=32, kv_heads=8)
+    assert not fused(query_tokens=8, heads=40, kv_heads=8)
+    assert fused(query_tokens=8, heads=40, kv_heads=8, mlx_version=(0, 30, 3))
+    assert not fused(query_tokens=1, heads=64, kv_heads=1)
+
+
+def test_fewer_keys_than_queries_do_not_fuse_under_a_causal_mask() -> None:
+    assert not fused(query_tokens=2048, key_tokens=1024)
+    assert fused(query_tokens=2048, key_tokens=1024, causal=False)
+    assert not fused(query_tokens=8, key_tokens=4, causal=False)
+
+
+def test_quantised_cache_never_fuses() -> None:
+    # mlx_lm/models/base.py: quantized_scaled_dot_product_attention.
+    assert not fused(kv_quantised=True)
+    assert not fused(kv_quantised=True, query_tokens=1)
+
+
+def test_cpu_never_fuses() -> None:
+    assert not fused(backend="cpu")
+    assert not fused(backend="cpu", query_tokens=1)
+
+
+# mlx/backend/cuda/scaled_dot_product_attention.cpp, supports_sdpa_cudnn; .cu, supports_sdpa_vector.
+def test_cuda_prefill_fuses_multiples_of_eight_up_to_128() -> None:
+    tried = (8, 60, 64, 72, 100, 112, 128, 136, 192, 256)
+    fusing = {width for width in tried if fused(backend="cuda", width=width)}
+    assert fusing == {8, 64, 72, 112, 128}
+    assert fused(backend="cuda", key_dim=96, value_dim=64, causal=False, array_mask=True)
+
+
+def test_cuda_decode_fuses_three_widths_without_array_mask() -> None:
+    one = {"backend": "cuda", "query_tokens": 1}
+    assert {width for width in (64, 80, 96, 128, 256) if fused(width=width, **one)} == {64, 96, 128}
+    assert not fused(causal=False, array_mask=True, **one)
+
+
+def test_gpu_before_ampere_fuses_decode_only() -> None:
+    old = {"backend": "cuda", "compute_capability": 75}
+    assert not fused(**old)
+    assert fused(query_tokens=3, **old)
+
+
+@pytest.mark.parametrize(("backend", "version"), [("metal", (0, 28, 9)), ("cuda", (0, 30))])
+def test_mlx_older_than_the_rules_is_not_guessed(backend: str, version: tuple[int, ...]) -> None:
+    with pytest.raises(UnsupportedError, match=r"are described from 0\.[0-9]+\.0 on"):
+        fused(backend=backend, mlx_version=version)
+
+
+@pytest.mark.parametrize(
+    ("name", "nax"),
+    [("m5-16", True), ("m5-max-128", True), ("m4-max-64", False), ("rtx-5090", False)],
+)
+def test_m5_has_neural_accelerators(name: str, nax: bool) -> None:
+    assert has_nax(find_device(name)) is nax
