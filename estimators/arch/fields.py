@@ -131,6 +131,26 @@ class Fields:
         """Return the number of layers, which bounds the work that follows."""
         return self.count(key, default, most=MAX_LAYERS)
 
+    def expect(self, key: str, value: Any) -> None:
+        """Raise when the key is there and contradicts what mlx-lm's class takes unasked."""
+        told = self._take(key, value)
+        if told != value:
+            problem = f"{_shown(told)}, but mlx-lm's model class takes {_shown(value)} unasked"
+            raise self.fail(key, problem)
+
+    def truth(self, key: str) -> bool:
+        """Return a boolean that must be there; a null is false, as Python has it."""
+        return not self.null(key) and self.flag(key)
+
+    def automatic_count(self, key: str, automatic: int) -> int:
+        """Return an integer, or ``automatic`` where the word "auto" stands."""
+        return automatic if self._take(key, _REQUIRED) == "auto" else self.count(key)
+
+    def letters(self, key: str) -> list[str]:
+        """Return the letters of a text, or of a list of them."""
+        value = self._take(key, _REQUIRED)
+        return list(value) if isinstance(value, str) else self.texts(key) or []
+
     def inert(self, *keys: str) -> None:
         """Mark keys that this family's model class reads without any effect on bytes."""
         self._read.update(keys)

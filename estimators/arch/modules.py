@@ -99,6 +99,11 @@ def array(
     return Module(path, shape, part, float32=float32)
 
 
+def convolution(path: str, channels: int, kernel: int, *, bias: bool = False) -> Module:
+    """A convolution of each channel by itself: weight (channels, kernel, 1), never quantised."""
+    return Module(path, (channels, kernel, 1), Part.ATTENTION, channels if bias else 0)
+
+
 def under(prefix: str, modules: Iterable[Module]) -> Modules:
     """Return the modules with ``prefix.`` before their paths."""
     return tuple(replace(module, path=f"{prefix}.{module.path}") for module in modules)

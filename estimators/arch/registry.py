@@ -13,7 +13,94 @@ from memfit.estimators.errors import UnsupportedError
 
 # model_type -> module of arch/families, imported only when asked for.
 FAMILIES: dict[str, str] = {
+    "apertus": "dense",
+    "bailing_moe": "bailing_moe",
+    "cohere": "dense",
+    "cohere2": "dense",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
+    "deepseek_v32": "deepseek",
+    "ernie4_5": "dense",
+    "ernie4_5_moe": "moe",
+    "exaone": "dense",
+    "exaone4": "dense",
+    "falcon_h1": "falcon_h1",
+    "falcon_mamba": "mamba",
+    "gemma": "dense",
+    "gemma2": "dense",
+    "gemma3": "wrappers",
+    "gemma3_text": "gemma3",
+    "gemma3n": "gemma3n",
+    "gemma4": "wrappers",
+    "gemma4_text": "gemma4",
+    "gemma4_unified": "wrappers",
+    "glm": "dense",
+    "glm4": "dense",
+    "glm4_moe": "moe",
+    "glm_moe_dsa": "deepseek",
+    "gpt2": "dense",
+    "gpt_neox": "dense",
+    "gpt_oss": "gpt_oss",
+    "granite": "dense",
+    "granitemoe": "moe",
+    "granitemoehybrid": "granitemoehybrid",
+    "helium": "dense",
+    "hunyuan": "hunyuan",
+    "hunyuan_v1_dense": "dense",
+    "internlm2": "dense",
+    "internlm3": "dense",
+    "iquestcoder": "dense",
+    "jamba": "jamba",
+    "joyai_llm_flash": "deepseek",
+    "kimi_k2": "deepseek",
+    "kimi_linear": "kimi_linear",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2",
+    "llama": "dense",
+    "llama4": "wrappers",
+    "llama4_text": "llama4",
+    "llava": "wrappers",
+    "mamba": "mamba",
+    "mamba2": "mamba2",
+    "mimo": "dense",
+    "mimo_v2_flash": "mimo_v2_flash",
+    "minicpm": "dense",
+    "minicpm3": "minicpm3",
+    "minimax": "moe",
+    "minimax_m2": "moe",
+    "ministral3": "dense",
+    "mistral": "dense",
+    "mistral3": "wrappers",
+    "mixtral": "moe",
+    "nemotron": "dense",
+    "nemotron_h": "nemotron_h",
+    "olmo2": "dense",
+    "olmo3": "dense",
+    "olmoe": "moe",
+    "phi": "dense",
+    "phi3": "dense",
+    "phimoe": "moe",
+    "qwen": "dense",
+    "qwen2": "dense",
+    "qwen2_5_vl": "wrappers",
+    "qwen2_moe": "moe",
+    "qwen2_vl": "wrappers",
+    "qwen3": "dense",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5",
+    "qwen3_moe": "moe",
     "qwen3_next": "qwen3_next",
+    "qwen3_vl": "wrappers",
+    "qwen3_vl_moe": "wrappers",
+    "recurrent_gemma": "recurrent_gemma",
+    "rwkv7": "rwkv7",
+    "seed_oss": "dense",
+    "smollm3": "dense",
+    "stablelm": "dense",
+    "starcoder2": "dense",
+    "step3p5": "step3p5",
+    "telechat3": "dense",
+    "xverse": "dense",
 }
 
 _MAX_CONTEXT_KEYS = (
@@ -38,7 +125,7 @@ def build_model(config: Mapping[str, Any], name: str) -> Model:
     model_type = fields.text("model_type")
     if model_type not in FAMILIES:
         raise UnsupportedError(_unknown_type(name, model_type))
-    model = _family(model_type).build(fields)
+    model = family(model_type).build(fields)
     unknown = list(unexplained(fields))
     if unknown:
         raise UnsupportedError(
@@ -50,7 +137,8 @@ def build_model(config: Mapping[str, Any], name: str) -> Model:
     )
 
 
-def _family(model_type: str) -> Any:
+def family(model_type: str) -> Any:
+    """Return the module that describes a model type; its ``build`` takes the config's fields."""
     return import_module(f"memfit.estimators.arch.families.{FAMILIES[model_type]}")
 
 

@@ -12,7 +12,8 @@ class Attention:
 
     ``owns_cache`` is False for a layer that reads another layer's cache.
     ``sinks`` says that a learned sink joins the softmax (gpt-oss); ``listed`` that its cache
-    shares a CacheList with another mixer's (Falcon-H1).
+    shares a CacheList with another mixer's (Falcon-H1). ``fused`` is False where the class
+    multiplies the scores out itself (Gemma 2); with ``float32`` it attends in float32 (Phi).
     """
 
     kind: ClassVar[str] = "full_attention"
@@ -23,6 +24,8 @@ class Attention:
     owns_cache: bool = True
     sinks: bool = False
     listed: bool = False
+    fused: bool = True
+    float32: bool = False
 
     def caches(self) -> tuple[Cache, ...]:
         """Return the buffers mlx-lm gives this layer."""
@@ -39,6 +42,8 @@ class Attention:
             value_dim=self.value_dim,
             owns_cache=self.owns_cache,
             sinks=self.sinks,
+            fused=self.fused,
+            float32=self.float32,
             window=window,
         )
 
@@ -108,10 +113,10 @@ class SparseLatentAttention(LatentAttention):
 
     def caches(self) -> tuple[Cache, ...]:
         """Return the latent's buffer and the indexer's."""
-        # The indexer stores keys only; KVCache pairs them with values of width 0.
+        # The indexer needs keys only, but mlx-lm stores them as values too (zeroed).
         return (
             KVBuffer(1, self.latent_dim, self.rope_dim, listed=True),
-            KVBuffer(1, self.index_dim, 0, listed=True),
+            KVBuffer(1, self.index_dim, self.index_dim, listed=True),
         )
 
 
@@ -168,13 +173,17 @@ class DenseMLP:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureOfExperts:
-    """Routed experts of width ``intermediate``, shared ones of ``shared_intermediate`` in all."""
+    """Routed experts of width ``intermediate``, shared ones of ``shared_intermediate`` in all.
+
+    ``latent_dim`` is the width of the experts' inputs where it is not the model's (Nemotron-H).
+    """
 
     experts: int
     top_k: int
     intermediate: int
     shared_intermediate: int = 0
     gated: bool = True
+    latent_dim: int | None = None
 
 
 FeedForward = DenseMLP | MixtureOfExperts

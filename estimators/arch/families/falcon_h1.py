@@ -1,0 +1,102 @@
+"""Falcon-H1: Mamba-2 and attention side by side in every layer.
+
+Source: mlx-lm models/falcon_h1.py.
+"""
+
+from memfit.estimators.arch.families.hybrid import (
+    Mamba2,
+    MixerBlock,
+    grouped_attention,
+    outside,
+)
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.modules import attention, gated_mlp, norm, under
+from memfit.estimators.arch.specs import DenseMLP
+
+# mlx-lm ModelArgs: what the class takes for keys the config lacks.
+_DEFAULTS = {
+    "head_dim": 64,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_ssm": 1536,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 24,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 2,
+    "vocab_size": 32784,
+    "tie_word_embeddings": True,
+}
+
+
+def build(fields: Fields) -> Model:
+    """Return the model of a ``falcon_h1`` config."""
+    fields = fields.revised({}, _DEFAULTS)
+    fields.inert(
+        "mamba_chunk_size",
+        "mamba_expand",
+        "mamba_norm_before_gate",
+        "mamba_use_mlp",
+        "mlp_expansion_factor",
+        "mlp_multipliers",
+        "ssm_multipliers",
+    )
+    hidden = fields.count("hidden_size")
+    mamba, mamba_modules = _mamba(fields, hidden)
+    attention_spec, attention_modules = _attention(fields, hidden)
+    intermediate = fields.count("intermediate_size")
+    mlp = gated_mlp(hidden, intermediate, bias=fields.flag("mlp_bias", False))
+    layer = Layer(
+        (mamba, attention_spec),
+        DenseMLP(intermediate=intermediate),
+        (
+            *mamba_modules,
+            *attention_modules,
+            *under("feed_forward", mlp),
+            norm("input_layernorm", hidden),
+            norm("pre_ff_layernorm", hidden),
+        ),
+    )
+    tied = fields.flag("tie_word_embeddings", False)
+    return Model(
+        model_type="falcon_h1",
+        hidden_size=hidden,
+        vocab_size=fields.count("vocab_size"),
+        layers=(layer,) * fields.layers(),
+        modules=outside(fields, tied=tied, norm_path="model.final_layernorm"),
+        makes_own_cache=True,
+    )
+
+
+def _attention(fields: Fields, hidden: int) -> MixerBlock:
+    """Attention whose cache shares a CacheList with the state, so that it is never quantised."""
+    spec = grouped_attention(fields, fields.count("head_dim"), listed=True)
+    bias = fields.flag("attention_bias", False)
+    return spec, under(
+        "self_attn", attention(hidden, spec.heads, spec.kv_heads, spec.key_dim, bias=bias)
+    )
+
+
+def _mamba(fields: Fields, hidden: int) -> MixerBlock:
+    heads, head_dim = fields.count("mamba_n_heads"), fields.count("mamba_d_head")
+    groups = fields.count("mamba_n_groups")
+    fields.require_multiple("mamba_n_heads", heads, "mamba_n_groups", groups)
+    if fields.count("mamba_d_ssm") != heads * head_dim:
+        raise fields.fail("mamba_d_ssm", f"is not mamba_n_heads {heads} * mamba_d_head {head_dim}")
+    spec, modules = Mamba2(
+        heads=heads,
+        head_dim=head_dim,
+        groups=groups,
+        state=fields.count("mamba_d_state"),
+        kernel=fields.count("mamba_d_conv", least=2),
+        conv_bias=fields.flag("mamba_conv_bias", False),
+        input_bias=fields.flag("mamba_proj_bias", False),
+        output_bias=fields.flag("projectors_bias", False),
+        normed=fields.flag("mamba_rms_norm", False),
+    ).block(hidden)
+    return spec, under("mamba", modules)

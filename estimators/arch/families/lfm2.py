@@ -1,0 +1,141 @@
+"""LFM2, dense or over experts: short convolutions with an attention layer now and then.
+
+Source: mlx-lm models/lfm2.py and lfm2_moe.py; the head is always the embedding.
+"""
+
+from memfit.estimators.arch.families.hybrid import (
+    MixerBlock,
+    derived_head_dim,
+    grouped_attention,
+    outside,
+    require_kinds,
+    short_convolution,
+)
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.modules import (
+    ROUTER_8BIT,
+    Modules,
+    Part,
+    array,
+    attention,
+    gated_mlp,
+    linear,
+    norm,
+    switch_glu,
+    under,
+)
+from memfit.estimators.arch.specs import DenseMLP, FeedForward, MixtureOfExperts
+from memfit.estimators.units import round_up
+
+_KINDS = ("full_attention", "conv")
+
+
+def build(fields: Fields) -> Model:
+    """Return the model of an ``lfm2`` or ``lfm2_moe`` config."""
+    model_type = fields.text("model_type")
+    hidden = fields.count("hidden_size")
+    kinds = _kinds(fields)
+    make = _sparse_feed_forwards if model_type == "lfm2_moe" else _dense_feed_forwards
+    convolution, convolution_modules = short_convolution(fields)
+    mixers = {
+        "full_attention": _attention(fields, hidden),
+        "conv": (convolution, under("conv", convolution_modules)),
+    }
+    norms = (norm("operator_norm", hidden), norm("ffn_norm", hidden))
+    layers = []
+    for kind, (feed_forward, modules) in zip(kinds, make(fields, len(kinds)), strict=True):
+        mixer, mixer_modules = mixers[kind]
+        layers.append(
+            Layer((mixer,), feed_forward, mixer_modules + under("feed_forward", modules) + norms)
+        )
+    return Model(
+        model_type=model_type,
+        hidden_size=hidden,
+        vocab_size=fields.count("vocab_size"),
+        layers=tuple(layers),
+        modules=outside(fields, tied=True, norm_path="model.embedding_norm"),
+        makes_own_cache=True,
+    )
+
+
+def _kinds(fields: Fields) -> list[str]:
+    """The mixer of each layer; indices win over names, and the class needs both kinds."""
+    count = fields.layers()
+    key = "full_attn_idxs" if fields.has("full_attn_idxs") else "layer_types"
+    fields.inert("full_attn_idxs", "layer_types")
+    if key == "full_attn_idxs":
+        indices = set(fields.counts(key, least=0) or ())
+        kinds = [_KINDS[index not in indices] for index in range(count)]
+        if any(index >= count for index in indices):
+            raise fields.fail(key, f"names a layer beyond the {count} there are")
+    else:
+        kinds = fields.texts(key, count) or []
+    require_kinds(fields, key, kinds, _KINDS, _KINDS)
+    return kinds
+
+
+def _attention(fields: Fields, hidden: int) -> MixerBlock:
+    if fields.null("num_key_value_heads"):
+        fields = fields.revised({"num_key_value_heads": fields.count("num_attention_heads")})
+    spec = grouped_attention(fields, derived_head_dim(fields))
+    *projections, output = attention(hidden, spec.heads, spec.kv_heads, spec.key_dim)
+    modules = (
+        *projections,
+        linear("out_proj", output.shape[1], hidden),
+        norm("q_layernorm", spec.key_dim),
+        norm("k_layernorm", spec.key_dim),
+    )
+    return spec, under("self_attn", modules)
+
+
+def _dense_feed_forwards(fields: Fields, count: int) -> list[tuple[FeedForward, Modules]]:
+    fields.inert("num_heads", "conv_dim", "conv_dim_out", "block_use_swiglu", "intermediate_size")
+    fields.inert("block_use_xavier_init", "conv_use_xavier_init")
+    hidden, width = fields.count("hidden_size"), _adjusted_width(fields)
+    fields.expect("block_dim", hidden)
+    modules = (
+        linear("w1", hidden, width, Part.MLP),
+        linear("w3", hidden, width, Part.MLP),
+        linear("w2", width, hidden, Part.MLP),
+    )
+    return [(DenseMLP(intermediate=width), modules)] * count
+
+
+def _adjusted_width(fields: Fields) -> int:
+    """Two thirds of the width named, times a factor, up to a multiple."""
+    key = "block_ff_dim" if fields.has("block_ff_dim") else "intermediate_size"
+    width = fields.count(key)
+    multiple = fields.count("block_multiple_of")
+    factor = fields.number("block_ffn_dim_multiplier", 1)
+    if not fields.flag("block_auto_adjust_ff_dim", False):
+        return width
+    width = round_up(int(factor * (2 * width // 3)), multiple)
+    if not width:
+        raise fields.fail(key, "is adjusted to nothing by block_ffn_dim_multiplier")
+    return width
+
+
+def _sparse_feed_forwards(fields: Fields, count: int) -> list[tuple[FeedForward, Modules]]:
+    """Dense layers first, then experts."""
+    hidden = fields.count("hidden_size")
+    dense_count = min(fields.count("num_dense_layers", least=0), count)
+    intermediate = fields.count("intermediate_size")
+    dense = DenseMLP(intermediate=intermediate), gated_mlp(hidden, intermediate)
+    return [dense] * dense_count + [_experts(fields, hidden)] * (count - dense_count)
+
+
+def _experts(fields: Fields, hidden: int) -> tuple[FeedForward, Modules]:
+    experts = fields.count("num_experts")
+    spec = MixtureOfExperts(
+        experts=experts,
+        top_k=fields.count("num_experts_per_tok", most=experts),
+        intermediate=fields.count("moe_intermediate_size"),
+    )
+    modules = (
+        linear("gate", hidden, experts, Part.ROUTER, predicate=ROUTER_8BIT),
+        *under("switch_mlp", switch_glu(hidden, spec.intermediate, experts)),
+    )
+    if fields.truth("use_expert_bias"):
+        modules += (array("expert_bias", (experts,), Part.ROUTER, float32=True),)
+    return spec, modules

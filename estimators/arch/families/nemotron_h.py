@@ -1,0 +1,199 @@
+"""Nemotron-H: one mixer or one feed-forward block a layer, by a pattern of letters.
+
+Source: mlx-lm models/nemotron_h.py.
+"""
+
+from collections.abc import Callable
+
+from memfit.estimators.arch.families.hybrid import (
+    Mamba2,
+    derived_head_dim,
+    grouped_attention,
+    outside,
+    require_kinds,
+)
+from memfit.estimators.arch.fields import MAX_LAYERS, Fields
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.modules import (
+    Module,
+    Modules,
+    Part,
+    array,
+    attention,
+    linear,
+    norm,
+    switch_linear,
+    under,
+)
+from memfit.estimators.arch.specs import DenseMLP, FeedForward, Mixer, MixtureOfExperts
+
+_LETTERS = {
+    "full_attention": "*",
+    "attention": "*",
+    "linear_attention": "M",
+    "mamba": "M",
+    "conv": "M",
+    "moe": "E",
+    "mlp": "-",
+}
+_INERT = (
+    # Of blocks that the pattern may lack.
+    "intermediate_size",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_latent_size",
+    "mlp_bias",
+    # Read by other runtimes, or without an effect on sizes.
+    "topk_group",
+    "expand",
+    "chunk_size",
+    "time_step_rank",
+    "use_bias",
+    "n_group",
+    "attention_head_dim",
+    "moe_shared_expert_overlap",
+    "mtp_layers_block_type",
+    "mtp_hybrid_override_pattern",
+    "use_mamba_kernels",
+)
+
+_Block = tuple[tuple[Mixer, ...], FeedForward | None, Modules]
+
+
+def build(fields: Fields) -> Model:
+    """Return the model of a ``nemotron_h`` config."""
+    fields.inert(*_INERT)
+    hidden = fields.count("hidden_size")
+    pattern = _pattern(fields)
+    layers = {
+        letter: _layer(_BLOCKS[letter](fields, hidden), hidden) for letter in sorted(set(pattern))
+    }
+    return Model(
+        model_type="nemotron_h",
+        hidden_size=hidden,
+        vocab_size=fields.count("vocab_size"),
+        layers=tuple(layers[letter] for letter in pattern),
+        modules=outside(
+            fields,
+            tied=False,
+            embedding_path="backbone.embeddings",
+            norm_path="backbone.norm_f",
+        ),
+        layers_path="backbone.layers",
+        makes_own_cache=True,
+    )
+
+
+def _layer(block: _Block, hidden: int) -> Layer:
+    mixers, feed_forward, modules = block
+    return Layer(mixers, feed_forward, (*under("mixer", modules), norm("norm", hidden)))
+
+
+def _pattern(fields: Fields) -> list[str]:
+    """A letter for each layer, in a text or list, or spelled out under two other keys.
+
+    The class runs only where both attention and Mamba layers are among them.
+    """
+    spelled = [key for key in ("layers_block_type", "layer_types") if fields.has(key)]
+    key = "hybrid_override_pattern"
+    if fields.has(key) or not spelled:
+        letters = fields.letters(key)
+    else:
+        key = spelled[0]
+        letters = [_LETTERS.get(kind, kind) for kind in fields.texts(key) or ()]
+    fields.inert("layers_block_type", "layer_types")
+    count = fields.count("num_hidden_layers", len(letters), most=MAX_LAYERS)
+    if len(letters) != count:
+        raise fields.fail(key, f"expected {count} entries, one a layer, got {len(letters)}")
+    require_kinds(fields, key, letters, tuple(_BLOCKS), ("M", "*"))
+    return letters
+
+
+def _attention(fields: Fields, hidden: int) -> _Block:
+    head_dim = fields.optional_count("head_dim") or derived_head_dim(fields)
+    spec = grouped_attention(fields, head_dim)
+    bias = fields.truth("attention_bias")
+    return (spec,), None, attention(hidden, spec.heads, spec.kv_heads, head_dim, bias=bias)
+
+
+def _mamba(fields: Fields, hidden: int) -> _Block:
+    bias = fields.truth("mamba_proj_bias")
+    heads, groups = fields.count("mamba_num_heads"), fields.count("n_groups")
+    fields.require_multiple("mamba_num_heads", heads, "n_groups", groups)
+    spec, modules = Mamba2(
+        heads=heads,
+        head_dim=fields.count("mamba_head_dim"),
+        groups=groups,
+        state=fields.count("ssm_state_size"),
+        kernel=fields.count("conv_kernel", least=2),
+        conv_bias=fields.truth("use_conv_bias"),
+        input_bias=bias,
+        output_bias=bias,
+        float32_decay=True,
+    ).block(hidden)
+    return (spec,), None, modules
+
+
+def _dense(fields: Fields, hidden: int) -> _Block:
+    intermediate = fields.count("intermediate_size")
+    spec = DenseMLP(intermediate=intermediate, gated=False)
+    return (), spec, _up_down(fields, hidden, intermediate, Part.MLP)
+
+
+def _experts(fields: Fields, hidden: int) -> _Block:
+    """Experts without a gate, where asked for in a latent space, beside a shared one."""
+    experts, width = fields.count("n_routed_experts"), fields.count("moe_intermediate_size")
+    latent = fields.optional_count("moe_latent_size")
+    shared = _shared_width(fields)
+    spec = MixtureOfExperts(
+        experts=experts,
+        top_k=fields.count("num_experts_per_tok", most=experts),
+        intermediate=width,
+        shared_intermediate=shared,
+        gated=False,
+        latent_dim=latent,
+    )
+    modules: Modules = (
+        # A bare matrix: the class gives the router nothing to quantise.
+        Module("gate", (experts, hidden), Part.ROUTER),
+        array("gate.e_score_correction_bias", (experts,), Part.ROUTER, float32=True),
+        switch_linear("switch_mlp.fc1", experts, latent or hidden, width),
+        switch_linear("switch_mlp.fc2", experts, width, latent or hidden),
+    )
+    if shared:
+        shared_modules = _up_down(fields, hidden, shared, Part.SHARED_EXPERTS)
+        modules += under("shared_experts", shared_modules)
+    if latent:
+        bias = fields.truth("mlp_bias")
+        modules += (
+            linear("fc1_latent_proj", hidden, latent, Part.MLP, bias=bias),
+            linear("fc2_latent_proj", latent, hidden, Part.MLP, bias=bias),
+        )
+    return (), spec, modules
+
+
+def _shared_width(fields: Fields) -> int:
+    """Any number of shared experts, even 0, is one block; without the key there is none."""
+    if not fields.has("n_shared_experts"):
+        return 0
+    width = fields.count("moe_shared_expert_intermediate_size", 0, least=0)
+    return width or fields.count("intermediate_size")
+
+
+def _up_down(fields: Fields, hidden: int, intermediate: int, part: Part) -> Modules:
+    bias = fields.truth("mlp_bias")
+    return (
+        linear("up_proj", hidden, intermediate, part, bias=bias),
+        linear("down_proj", intermediate, hidden, part, bias=bias),
+    )
+
+
+_BLOCKS: dict[str, Callable[[Fields, int], _Block]] = {
+    "*": _attention,
+    "M": _mamba,
+    "-": _dense,
+    "E": _experts,
+}

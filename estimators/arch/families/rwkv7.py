@@ -1,0 +1,89 @@
+"""RWKV-7: a matrix state a head, low-rank adapters on decay, values, rate and gate.
+
+Source: mlx-lm models/rwkv7.py.
+"""
+
+from dataclasses import replace
+
+from memfit.estimators.arch.caches import StateBuffer
+from memfit.estimators.arch.families.hybrid import outside
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.modules import Module, Modules, Part, array, linear, norm, under
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.arch.specs import DenseMLP, Recurrent
+
+# `quant_predicate` asks for 8 bits and leaves the group at MLX's default.
+_EIGHT_BITS = Quantization(8, 64)
+
+
+def build(fields: Fields) -> Model:
+    """Return the model of an ``rwkv7`` config."""
+    # The class derives heads from head_dim and always norms with a bias.
+    fields.inert("num_heads", "value_dim", "key_dim", "hidden_ratio", "norm_first")
+    hidden, intermediate = fields.count("hidden_size"), fields.count("intermediate_size")
+    head_dim = fields.count("head_dim")
+    fields.require_multiple("hidden_size", hidden, "head_dim", head_dim)
+    # The last token of both mixings, and between them the state.
+    token = StateBuffer(hidden)
+    mixer = Recurrent(
+        kind="rwkv", inner_dim=hidden, state=(token, StateBuffer(hidden * head_dim), token)
+    )
+    first, others = (
+        Layer(
+            (mixer,),
+            DenseMLP(intermediate=intermediate, gated=False),
+            _layer_modules(fields, hidden, intermediate, is_first=is_first),
+        )
+        for is_first in (True, False)
+    )
+    embeddings, *ends = outside(
+        fields,
+        tied=fields.flag("tie_word_embeddings", False),
+        embedding_path="model.embeddings",
+        norm_bias=True,
+    )
+    return Model(
+        model_type="rwkv7",
+        hidden_size=hidden,
+        vocab_size=fields.count("vocab_size"),
+        layers=(first, *[others] * (fields.layers() - 1)),
+        modules=(replace(embeddings, predicate=_EIGHT_BITS), *ends),
+        makes_own_cache=True,
+    )
+
+
+def _layer_modules(fields: Fields, hidden: int, intermediate: int, *, is_first: bool) -> Modules:
+    """The first layer norms the embedding and has no values of an earlier layer to mix in."""
+    modules = (
+        *under("attn", _time_mixing(fields, hidden, is_first=is_first)),
+        linear("ffn.key", hidden, intermediate, Part.MLP),
+        linear("ffn.value", intermediate, hidden, Part.MLP),
+        array("ffn.x_k", (hidden,), Part.MLP),
+        norm("attn_norm", hidden, bias=True),
+        norm("ffn_norm", hidden, bias=True),
+    )
+    return (norm("pre_norm", hidden, bias=True), *modules) if is_first else modules
+
+
+def _time_mixing(fields: Fields, hidden: int, *, is_first: bool) -> Modules:
+    per_head = (hidden // fields.count("head_dim"), fields.count("head_dim"))
+    values = fields.count("v_low_rank_dim")
+    return (
+        *(array(f"x_{name}", (1, 1, hidden)) for name in "rwkvag"),
+        *(array(name, per_head) for name in ("k_k", "k_a", "r_k")),
+        *(linear(f"{name}_proj", hidden, hidden) for name in "rkvo"),
+        Module("g_norm", per_head, Part.NORM, bias=hidden),
+        *_low_rank("w_lora", hidden, fields.count("decay_low_rank_dim")),
+        *(() if is_first else _low_rank("v_lora", hidden, values)),
+        *_low_rank("a_lora", hidden, fields.count("a_low_rank_dim")),
+        *_low_rank("g_lora", hidden, fields.count("gate_low_rank_dim"), bias=False),
+    )
+
+
+def _low_rank(path: str, hidden: int, rank: int, *, bias: bool = True) -> Modules:
+    """Down and up projections; the second is kept at 8 bits."""
+    return (
+        linear(f"{path}.lora.0", hidden, rank),
+        linear(f"{path}.lora.2", rank, hidden, bias=bias, predicate=_EIGHT_BITS),
+    )
