@@ -8,11 +8,6 @@ from memfit.estimators import dtypes
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.arch.quantization import Quantization
-from memfit.estimators.units import round_up
-
-# MLX's Metal allocator rounds allocations above a page up to whole pages
-# (mlx backend/metal/allocator.cpp, malloc; a page of Apple silicon has 16 KiB).
-PAGE = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +44,7 @@ class WeightTotals:
     by_part: Counter[Part] = field(default_factory=Counter)
     sizes: Counter[int] = field(default_factory=Counter)
     unloaded: int = 0  # bytes of what the runtime drops at load
+    unloaded_parameters: int = 0
 
     def add(self, part: Part, nbytes: int, *, parameters: int, loaded: bool = True) -> None:
         """Count one tensor."""
@@ -58,6 +54,7 @@ class WeightTotals:
             self.sizes[nbytes] += 1
         else:
             self.unloaded += nbytes
+            self.unloaded_parameters += parameters
 
     @property
     def nbytes(self) -> int:
@@ -65,18 +62,9 @@ class WeightTotals:
         return self.by_part.total()
 
     @property
-    def resident_bytes(self) -> int:
-        """Bytes after loading, each tensor rounded as MLX's Metal allocator does."""
-        return sum(count * allocated(size) for size, count in self.sizes.items())
-
-
-def allocated(nbytes: int) -> int:
-    """Return the bytes the Metal allocator takes for one array.
-
-    >>> allocated(16384), allocated(16385)
-    (16384, 32768)
-    """
-    return nbytes if nbytes <= PAGE else round_up(nbytes, PAGE)
+    def loaded_bytes(self) -> int:
+        """Bytes of the tensors the runtime keeps."""
+        return sum(size * count for size, count in self.sizes.items())
 
 
 def derive(model: Model, plan: Plan | None) -> WeightTotals:
@@ -84,11 +72,10 @@ def derive(model: Model, plan: Plan | None) -> WeightTotals:
     totals = WeightTotals()
     for path, module in model.all_modules():
         quantization = plan.quantization(path, module) if plan else None
-        parameters = module.elements
+        parameters = module.elements + module.bias
         for nbytes in _tensor_bytes(module, model.dtype, quantization):
             totals.add(module.part, nbytes, parameters=parameters, loaded=module.loaded)
             parameters = 0
-        totals.parameters += module.bias
     return totals
 
 

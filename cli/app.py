@@ -1,0 +1,64 @@
+"""The command line; ``main`` is the one place where an error becomes a message and a code."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from memfit.cli.commands.devices import devices
+from memfit.cli.commands.estimate import estimate
+from memfit.cli.exits import Exit, exit_of
+from memfit.estimators.errors import MemfitError
+from memfit.estimators.version import __version__
+
+app = typer.Typer(
+    help="Size language models before they are loaded: weights, caches, workspace, and what fits.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+)
+app.command()(estimate)
+app.command()(devices)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"memfit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Exists for the options that stand before a command."""
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        app()
+    except MemfitError as error:
+        _leave(str(error), exit_of(error))
+    except BrokenPipeError:
+        # The reader went away; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(Exit.YES)
+    except KeyboardInterrupt:
+        _leave("interrupted", Exit.INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 - a bug must not look like a verdict
+        if os.environ.get("MEMFIT_DEBUG"):
+            raise
+        kind = type(error).__name__
+        _leave(f"bug: {kind}: {error}; MEMFIT_DEBUG=1 shows where, please report it", Exit.BUG)
+
+
+def _leave(message: str, code: Exit) -> None:
+    line = " ".join(message.split())
+    print(f"memfit: {line}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,61 @@
+"""An estimate as Markdown, for a pull request or a page."""
+
+from collections.abc import Iterator
+
+from memfit.cli.render import words
+from memfit.cli.render.plot import plot_lines
+from memfit.estimators.result import CurvePoint, Estimate
+from memfit.estimators.units import Units, format_bytes
+
+_PLOT_WIDTH = 80
+
+
+def to_markdown(
+    result: Estimate,
+    units: Units,
+    curve: tuple[CurvePoint, ...],
+    explanation: tuple[str, ...],
+) -> str:
+    """Return the estimate as a Markdown section that ends with a line feed."""
+    return "\n".join(_lines(result, units, curve, explanation)) + "\n"
+
+
+def _lines(
+    result: Estimate,
+    units: Units,
+    curve: tuple[CurvePoint, ...],
+    explanation: tuple[str, ...],
+) -> Iterator[str]:
+    yield f"## {_escaped(result.model.id)}"
+    yield ""
+    yield f"**{words.verdict(result, units)}**"
+    yield ""
+    for line in (words.title(result), words.task(result), words.machine(result, units)):
+        yield f"- {_escaped(line)}"
+    yield ""
+    yield "| Component | Size | Bytes | Basis |"
+    yield "|---|---:|---:|---|"
+    for name, nbytes, basis in words.rows(result):
+        yield f"| {name} | {format_bytes(nbytes, units)} | {nbytes} | {basis} |"
+    peak = result.peak_bytes
+    yield f"| **Peak, in {result.peak_phase}** | {format_bytes(peak, units)} | {peak} | |"
+    yield from _section("Recommended", result.recommendation.reasons)
+    remarks = (*result.assumptions, *(note.message for note in result.notes))
+    yield from _section("Notes", remarks)
+    if curve:
+        budget = result.device.working_set_bytes if result.device else None
+        plotted = plot_lines(curve, budget, units, _PLOT_WIDTH, ascii_only=False)
+        yield from ("", "```text", *plotted, "```")
+    yield from _section("Formulas", explanation)
+
+
+def _section(heading: str, lines: tuple[str, ...]) -> Iterator[str]:
+    if lines:
+        yield from ("", f"### {heading}", "")
+        yield from (f"- {_escaped(line)}" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    for mark in ("\\", "|", "<", "`", "*", "_"):
+        text = text.replace(mark, f"\\{mark}")
+    return text

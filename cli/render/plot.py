@@ -1,0 +1,48 @@
+"""Memory against context, drawn with characters: one row a context, the budget as a line."""
+
+from collections.abc import Iterator
+
+from memfit.estimators.result import CurvePoint
+from memfit.estimators.units import Units, format_bytes
+
+_UNICODE = ("█", "▓", "░", "│")
+_ASCII = ("#", "=", ".", "|")
+_LEAST_WIDTH = 20
+
+
+def plot_lines(
+    curve: tuple[CurvePoint, ...],
+    budget: int | None,
+    units: Units,
+    width: int,
+    *,
+    ascii_only: bool,
+) -> Iterator[str]:
+    """Yield the lines of the plot: weights, caches and the rest of the peak, to scale."""
+    marks = _ASCII if ascii_only else _UNICODE
+    labels = [f"{point.context_tokens:>8} {format_bytes(point.peak_bytes, units):>10} "
+              for point in curve]
+    room = max(_LEAST_WIDTH, width - max(map(len, labels)) - 1)
+    whole = max(*(point.peak_bytes for point in curve), budget or 1)
+    yield (
+        f"Memory against context: {marks[0]} weights  {marks[1]} caches  {marks[2]} workspace"
+        + (f"  {marks[3]} working set {format_bytes(budget, units)}" if budget else "")
+    )
+    for label, point in zip(labels, curve, strict=True):
+        bar = _bar(point, whole, room, marks)
+        if budget:
+            line = min(room - 1, budget * room // whole)
+            bar = bar[:line] + marks[3] + bar[line + 1 :]
+        yield label + bar.rstrip()
+
+
+def _bar(point: CurvePoint, whole: int, room: int, marks: tuple[str, ...]) -> str:
+    ends = (
+        point.weights_bytes,
+        point.weights_bytes + point.cache_bytes,
+        point.peak_bytes,
+    )
+    bar = ""
+    for end, mark in zip(ends, marks, strict=False):
+        bar += mark * (min(room, end * room // whole) - len(bar))
+    return bar.ljust(room)

@@ -1,0 +1,128 @@
+"""An estimate as a table for the terminal, plain where it is piped."""
+
+import io
+import sys
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from memfit.cli.render import words
+from memfit.cli.render.plot import plot_lines
+from memfit.estimators.result import CurvePoint, Estimate
+from memfit.estimators.units import Units, format_bytes
+
+_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
+_WIDEST_BAR = 24
+_NARROWEST_BAR = 4
+_NARROWEST_NAME = 14
+_GAPS = 12  # between five columns
+_LEAST_WIDTH = 64  # narrower terminals wrap: numbers are not cut
+
+
+def to_table(
+    result: Estimate,
+    units: Units,
+    curve: tuple[CurvePoint, ...],
+    explanation: tuple[str, ...],
+    *,
+    to_file: bool,
+) -> str:
+    """Return the table as text, with colour codes only where the terminal takes them."""
+    terminal = Console(file=sys.stdout)
+    buffer = io.StringIO()
+    styled = terminal.is_terminal and not to_file
+    console = Console(
+        file=buffer,
+        width=max(terminal.width, _LEAST_WIDTH),
+        force_terminal=styled,
+        color_system=terminal.color_system if styled else None,  # type: ignore[arg-type]
+        legacy_windows=False,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+    ascii_only = not (terminal.encoding or "").lower().startswith("utf") and not to_file
+    _draw(console, result, units, ascii_only=ascii_only)
+    if curve:
+        working_set = result.device.working_set_bytes if result.device else None
+        console.print()
+        for line in plot_lines(curve, working_set, units, console.width, ascii_only=ascii_only):
+            console.print(line, no_wrap=True, crop=True)
+    if explanation:
+        console.print()
+        for line in explanation:
+            console.print(line, soft_wrap=True)
+    return buffer.getvalue()
+
+
+def _draw(console: Console, result: Estimate, units: Units, *, ascii_only: bool) -> None:
+    console.print(Text(result.model.id, style="bold"))
+    for line in (words.title(result), words.task(result), words.machine(result, units)):
+        console.print(line, style="dim")
+    console.print(_component_table(result, units, console.width, ascii_only=ascii_only))
+    console.print(Text(words.verdict(result, units), style=f"bold {_COLOURS[result.verdict]}"))
+    if result.recommendation.reasons:
+        console.print("\nRecommended")
+        for reason in result.recommendation.reasons:
+            console.print(f"  {reason}")
+    remarks = [*result.assumptions, *(note.message for note in result.notes)]
+    if remarks:
+        console.print("\nNotes")
+        for remark in remarks:
+            console.print(f"  {remark}")
+
+
+def _component_table(
+    result: Estimate, units: Units, width: int, *, ascii_only: bool
+) -> Table:
+    budget = result.device.working_set_bytes if result.device else None
+    whole = max(budget or 0, result.peak_bytes, 1)
+    cells = list(_cells(result, units, budget))
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    headings = ("Component", "Size", "Of budget" if budget else "Of peak", "Basis")
+    widths = [max(size, len(heading)) for size, heading in zip(widths, headings, strict=True)]
+    # Numbers never give way: first the bar, then the name.
+    room = width - sum(widths[1:]) - _GAPS
+    bar_width = max(_NARROWEST_BAR, min(_WIDEST_BAR, room - widths[0]))
+    name_width = max(_NARROWEST_NAME, min(widths[0], room - bar_width))
+    table = Table(box=box.ASCII if ascii_only else box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(headings[0], overflow="ellipsis", no_wrap=True, width=name_width)
+    table.add_column(headings[1], justify="right", no_wrap=True, width=widths[1])
+    table.add_column("", no_wrap=True, width=bar_width)
+    table.add_column(headings[2], justify="right", no_wrap=True, width=widths[2])
+    table.add_column(headings[3], no_wrap=True, width=widths[3])
+    sizes = _sizes(result)
+    for (name, size, share, basis), nbytes in zip(cells, sizes, strict=True):
+        filled = -(-bar_width * nbytes // whole)
+        bar = ("#" if ascii_only else "█") * filled
+        style = "dim" if name.startswith(" ") else None
+        table.add_row(name, size, bar, share, basis, style=style)
+    return table
+
+
+def _cells(
+    result: Estimate, units: Units, budget: int | None
+) -> Iterator[tuple[str, str, str, str]]:
+    """The texts of each row: name, size, share and basis."""
+    whole = budget or max(result.peak_bytes, 1)
+    for name, nbytes, basis in words.rows(result):
+        yield name, format_bytes(nbytes, units), words.percent(nbytes, whole), basis
+        if name == "Weights":
+            for part, part_bytes in words.weight_rows(result):
+                yield f"  {part}", format_bytes(part_bytes, units), "", ""
+    peak = result.peak_bytes
+    share = words.percent(peak, whole)
+    yield f"Peak, in {result.peak_phase}", format_bytes(peak, units), share, ""
+    yield "Margin", format_bytes(result.components.margin.bytes, units), "", ""
+
+
+def _sizes(result: Estimate) -> Iterator[int]:
+    """The bytes that each row's bar shows; parts of a component show none."""
+    for name, nbytes, _ in words.rows(result):
+        yield nbytes
+        if name == "Weights":
+            yield from (0 for _ in words.weight_rows(result))
+    yield from (result.peak_bytes, 0)

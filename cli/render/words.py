@@ -1,0 +1,107 @@
+"""Results in words, the same for every format that people read."""
+
+from collections.abc import Iterator
+
+from memfit.estimators.result import Estimate
+from memfit.estimators.units import Units, format_bytes
+
+_PARTS = {
+    "embedding": "embedding",
+    "attention": "attention and other token mixers",
+    "mlp": "MLP",
+    "experts": "routed experts",
+    "shared_experts": "shared experts",
+    "router": "router",
+    "norm": "norms",
+    "head": "head",
+    "vision": "vision and audio",
+    "other": "other",
+}
+
+
+def rows(result: Estimate) -> Iterator[tuple[str, int, str]]:
+    """Yield what the peak is made of: a name, bytes and the basis in words."""
+    parts = result.components
+    yield "Weights", parts.weights.resident_bytes, parts.weights.basis
+    kv_tokens = f"KV cache, {parts.kv.allocated_tokens} tokens"
+    yield kv_tokens, parts.kv.bytes, parts.kv.basis
+    if parts.ssm.bytes:
+        yield "Recurrent state", parts.ssm.bytes, parts.ssm.basis
+    workspace = parts.workspace
+    yield "Workspace", workspace.bytes, f"{workspace.basis} ±{workspace.error_percent} %"
+    if parts.draft:
+        yield "Draft model", parts.draft.bytes, parts.draft.basis
+
+
+def weight_rows(result: Estimate) -> Iterator[tuple[str, int]]:
+    """Yield the parts of the weights that are there, largest first."""
+    parts = result.components.weights.by_part
+    for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
+        if nbytes:
+            yield _PARTS[name], nbytes
+    if result.components.weights.loaded_bytes != result.components.weights.bytes:
+        yield "all of these, on disk", result.components.weights.bytes
+
+
+def title(result: Estimate) -> str:
+    """The model in one line."""
+    model = result.model
+    kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in model.layers.items())
+    return (
+        f"{model.model_type}, {_billions(model.parameters)} parameters,"
+        f" {model.bits_per_weight:.2f} bits per weight; {kinds}"
+    )
+
+
+def task(result: Estimate) -> str:
+    """The workload and the runtime in one line."""
+    work = result.workload
+    text = f"{work.prompt_tokens} prompt tokens"
+    if work.max_tokens:
+        text += f" + {work.max_tokens} generated"
+    if work.batch > 1:
+        text += f", batch {work.batch}"
+    text += f", prefill step {work.prefill_step}"
+    if work.kv_bits:
+        text += f", {work.kv_bits}-bit KV cache from token {work.quantized_kv_start}"
+    return f"{text}; {result.runtime.name} {result.runtime.version}"
+
+
+def machine(result: Estimate, units: Units) -> str:
+    """The device in one line."""
+    device = result.device
+    if device is None:
+        return "no device named: --device m4-max-64 or --memory 32GB gives a verdict"
+    text = (
+        f"{device.name}, {format_bytes(device.memory_bytes, Units.GIB)} memory,"
+        f" working set {format_bytes(device.working_set_bytes, units)}"
+    )
+    if device.used_by_others_bytes is not None:
+        text += f", {format_bytes(device.used_by_others_bytes, units)} in use by others now"
+    return text
+
+
+def verdict(result: Estimate, units: Units) -> str:
+    """The verdict as a sentence with its numbers."""
+    need = result.peak_bytes + result.components.margin.bytes
+    needed = format_bytes(need, units)
+    if result.device is None:
+        return f"Needs {needed}."
+    budget = result.device.working_set_bytes
+    share = f"{needed} of {format_bytes(budget, units)} ({percent(need, budget)})"
+    if result.verdict == "fits":
+        return f"Fits: {share}."
+    if result.verdict == "tight":
+        return f"Tight: {share}; above nine tenths of the working set it can be slow or fail."
+    if "working_set" in result.exceeded:
+        return f"Does not fit: {share}."
+    return f"Does not fit: one allocation is larger than the device allows ({share} in all)."
+
+
+def percent(part: int, whole: int) -> str:
+    """A share in whole percent, rounded up: a need is never made smaller."""
+    return f"{-(-100 * part // whole)} %"
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 10**9 else f"{count / 1e6:.1f} M"

@@ -1,0 +1,175 @@
+"""The facade: a sizing and a workload in, an Estimate out."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+from memfit.estimators.components.workspace import ERROR_PERCENT
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.runtime import Runtime
+from memfit.estimators.planning.budget import judge
+from memfit.estimators.recommend import UNBOUNDED_CONTEXT, recommend
+from memfit.estimators.result import (
+    KV,
+    Component,
+    Components,
+    CurvePoint,
+    DeviceSummary,
+    Estimate,
+    ModelSummary,
+    Note,
+    RuntimeSummary,
+    Weights,
+    WorkloadSummary,
+    Workspace,
+)
+from memfit.estimators.sizing import Figures, Sizing
+from memfit.estimators.units import Units, format_bytes
+from memfit.estimators.version import __version__
+from memfit.estimators.workload import Workload
+
+SHORTEST_PLOTTED = 1024
+
+
+def estimate(
+    sizing: Sizing, workload: Workload, *, runtime: Runtime, units: Units = Units.GB
+) -> Estimate:
+    """Return what a workload takes and what follows; ``units`` are of the sentences in it.
+
+    Raises:
+        UnsupportedError: when the runtime cannot run the workload.
+    """
+    figures = sizing.at(workload)
+    verdict, exceeded = judge(sizing.need(workload), sizing.device)
+    return Estimate(
+        memfit_version=__version__,
+        model=_model_summary(sizing),
+        workload=WorkloadSummary(**asdict(workload)),
+        runtime=RuntimeSummary(runtime.name, runtime.version),
+        device=_device_summary(sizing.device) if sizing.device else None,
+        components=_components(sizing, workload, figures),
+        peak_bytes=figures.moment.nbytes + sizing.draft_bytes(workload),
+        peak_phase=figures.moment.phase,
+        verdict=verdict,
+        exceeded=exceeded,
+        recommendation=recommend(sizing, workload, units),
+        assumptions=tuple(_assumptions(sizing, workload)),
+        notes=tuple(_notes(sizing, workload, units)),
+    )
+
+
+def curve(sizing: Sizing, workload: Workload) -> tuple[CurvePoint, ...]:
+    """Return memory at doubling prompt lengths up to the model's limit, or a million tokens."""
+    most = sizing.model.max_context or UNBOUNDED_CONTEXT
+    contexts = [min(SHORTEST_PLOTTED, most)]
+    while contexts[-1] < most:
+        contexts.append(min(2 * contexts[-1], most))
+    return tuple(_point(sizing, workload, tokens) for tokens in contexts)
+
+
+def _point(sizing: Sizing, workload: Workload, tokens: int) -> CurvePoint:
+    prompt = replace(workload, prompt_tokens=tokens, max_tokens=0)
+    figures = sizing.at(prompt)
+    return CurvePoint(
+        context_tokens=tokens,
+        weights_bytes=sizing.resident_bytes,
+        cache_bytes=figures.kv.nbytes + figures.ssm_bytes,
+        workspace_bytes=figures.moment.workspace_bytes,
+        peak_bytes=sizing.need(prompt).peak_bytes,
+    )
+
+
+def _model_summary(sizing: Sizing) -> ModelSummary:
+    model, weighed = sizing.model, sizing.weighed
+    return ModelSummary(
+        id=sizing.checkpoint.id,
+        source=sizing.checkpoint.source,
+        revision=sizing.checkpoint.revision,
+        model_type=model.model_type,
+        parameters=weighed.parameters,
+        bits_per_weight=round(8 * weighed.nbytes / weighed.parameters, 3),
+        max_context=model.max_context,
+        layers=model.layer_kinds(),
+    )
+
+
+def _device_summary(device: Device) -> DeviceSummary:
+    return DeviceSummary(
+        name=device.name,
+        backend=device.backend,
+        memory_bytes=device.memory_bytes,
+        working_set_bytes=device.working_set_bytes,
+        max_buffer_bytes=device.max_buffer_bytes,
+        source=device.source,
+        used_by_others_bytes=device.used_by_others_bytes,
+    )
+
+
+def _components(sizing: Sizing, workload: Workload, figures: Figures) -> Components:
+    weighed, kv = sizing.weighed, figures.kv
+    draft = sizing.draft_bytes(workload)
+    return Components(
+        weights=Weights(
+            bytes=weighed.nbytes,
+            basis=weighed.basis,
+            by_part=weighed.by_part,
+            loaded_bytes=weighed.loaded_bytes,
+            resident_bytes=sizing.resident_bytes,
+        ),
+        kv=KV(
+            bytes=kv.nbytes,
+            basis="exact",
+            held_bytes=kv.held_bytes,
+            bytes_per_token=kv.bytes_per_token,
+            held_tokens=kv.held_tokens,
+            allocated_tokens=kv.allocated_tokens,
+        ),
+        ssm=Component(figures.ssm_bytes, "exact"),
+        workspace=Workspace(figures.moment.workspace_bytes, "derived", ERROR_PERCENT),
+        margin=Component(sizing.margin_bytes, "exact"),
+        draft=Component(draft, "bound") if draft else None,
+    )
+
+
+def _assumptions(sizing: Sizing, workload: Workload) -> Iterator[str]:
+    if sizing.checkpoint.tensors is None:
+        yield f"floating parameters are {sizing.model.dtype}, from the config"
+    if sizing.device is None:
+        yield "no device is named: the workspace follows MLX's rules for a Metal GPU of Max class"
+    if workload.batch > 1:
+        yield f"{workload.batch} sequences of equal length run together"
+    if sizing.draft:
+        yield "the draft model's own peak is added whole: an upper bound"
+
+
+def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
+    checkpoint, model = sizing.checkpoint, sizing.model
+    yield from sizing.weighed.notes
+    for warning in checkpoint.warnings:
+        yield Note("warning", "checkpoint", warning)
+    for left in checkpoint.left_out:
+        size = format_bytes(left.nbytes, units)
+        yield Note("info", "left-out", f"{left.name} ({size}) is not counted: {left.reason}")
+    for text in model.notes:
+        yield Note("info", "model", text)
+    if sizing.weighed.unloaded_bytes:
+        size = format_bytes(sizing.weighed.unloaded_bytes, units)
+        yield Note("info", "not-loaded", f"{size} of the checkpoint are not loaded by mlx-lm")
+    yield from _workload_notes(sizing, workload)
+    if sizing.device and sizing.device.note:
+        yield Note("info", "device", sizing.device.note)
+
+
+def _workload_notes(sizing: Sizing, workload: Workload) -> Iterator[Note]:
+    model = sizing.model
+    if model.max_context and workload.total_tokens > model.max_context:
+        text = f"{workload.total_tokens} tokens exceed the model's own limit {model.max_context}"
+        yield Note("warning", "beyond-context", text)
+    if workload.max_kv_size and model.makes_own_cache:
+        text = f"mlx-lm ignores max_kv_size for {model.model_type}: the class makes its own cache"
+        yield Note("warning", "max-kv-size", text)
+    if workload.kv_bits and workload.total_tokens < workload.quantized_kv_start:
+        text = (
+            f"the cache stays unquantised: mlx-lm quantises it from"
+            f" {workload.quantized_kv_start} tokens on"
+        )
+        yield Note("warning", "kv-start", text)

@@ -1,0 +1,1 @@
+"""What follows from the figures: budgets, contexts, limits and capacities."""

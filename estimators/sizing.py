@@ -1,0 +1,148 @@
+"""A model on a runtime and a device: every byte it takes at any workload."""
+
+from dataclasses import dataclass, field, replace
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.arch.registry import build_model
+from memfit.estimators.checkpoint.adapters import Adapter
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.components.kv import KVCache, kv_cache
+from memfit.estimators.components.ssm import state_bytes
+from memfit.estimators.components.weights.derived import Plan
+from memfit.estimators.components.weights.loading import Weighed, add_adapter, convert, weigh
+from memfit.estimators.components.weights.plans import declared
+from memfit.estimators.components.workspace import Moment, peak
+from memfit.estimators.errors import CheckpointError, UnsupportedError
+from memfit.estimators.machine.allocator import allocated
+from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.planning.budget import Need
+from memfit.estimators.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one workload takes; ``moment`` is its largest moment."""
+
+    kv: KVCache
+    ssm_bytes: int
+    moment: Moment
+
+
+@dataclass(slots=True)
+class Sizing:
+    """A model ready to be asked about workloads; answers are kept."""
+
+    checkpoint: Checkpoint
+    model: Model
+    weighed: Weighed
+    device: Device | None
+    margin_bytes: int
+    draft: "Sizing | None" = None
+    _answers: dict[Workload, Figures] = field(default_factory=dict)
+
+    @property
+    def backend(self) -> Backend:
+        """The device's backend; Metal's rules when no device is given."""
+        return self.device.backend if self.device else "metal"
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the weights as the backend's allocator rounds them."""
+        return sum(
+            count * allocated(size, self.backend) for size, count in self.weighed.sizes.items()
+        )
+
+    def at(self, workload: Workload) -> Figures:
+        """Return the figures of a workload.
+
+        Raises:
+            UnsupportedError: when the runtime cannot run it, e.g. KV bits on a rotating cache.
+        """
+        if workload not in self._answers:
+            self._answers[workload] = Figures(
+                kv_cache(self.model, workload),
+                state_bytes(self.model, workload.batch),
+                peak(
+                    self.model,
+                    workload,
+                    resident_bytes=self.resident_bytes,
+                    plan=self.weighed.plan,
+                    device=self.device,
+                ),
+            )
+        return self._answers[workload]
+
+    def need(self, workload: Workload) -> Need:
+        """Return what must fit: the peak with draft and margin, and the largest allocation."""
+        moment = self.at(workload).moment
+        peak_bytes = moment.nbytes + self.draft_bytes(workload) + self.margin_bytes
+        return Need(peak_bytes, moment.largest_buffer_bytes)
+
+    def draft_bytes(self, workload: Workload) -> int:
+        """Return the bound of what a draft model adds: its own peak over the same tokens."""
+        return self.draft.at(workload).moment.nbytes if self.draft else 0
+
+
+def size(
+    checkpoint: Checkpoint,
+    *,
+    device: Device | None,
+    margin_bytes: int = 0,
+    quantize: Quantization | None = None,
+    adapter: Adapter | None = None,
+    draft: Checkpoint | None = None,
+) -> Sizing:
+    """Return the sizing of a checkpoint, as it is or as mlx_lm.convert would quantise it.
+
+    Raises:
+        CheckpointError: when there is no config to read the architecture from.
+        ConfigError: when the config is malformed.
+        UnsupportedError: when the architecture or the weights' format is not described.
+    """
+    model = _model_of(checkpoint)
+    if quantize:
+        weighed = convert(model, Plan(quantize, converting=True))
+    else:
+        block = declared(checkpoint.config, model, checkpoint.config_name)
+        weighed = weigh(checkpoint, model, block)
+    if adapter:
+        weighed = add_adapter(weighed, adapter.tensors)
+    return Sizing(
+        checkpoint,
+        model,
+        weighed,
+        device,
+        margin_bytes,
+        size(draft, device=device) if draft else None,
+    )
+
+
+def _model_of(checkpoint: Checkpoint) -> Model:
+    if not checkpoint.config:
+        raise CheckpointError(
+            f"{checkpoint.id}: no config.json beside it; its {_known_bytes(checkpoint)}"
+            " of tensors are exact, caches and workspace need the config"
+        )
+    try:
+        model = build_model(checkpoint.config, checkpoint.config_name)
+    except UnsupportedError as error:
+        if checkpoint.tensors is None:
+            raise
+        known = _known_bytes(checkpoint)
+        raise UnsupportedError(f"{error}; its weights hold {known} bytes (exact)") from None
+    dtype = _activation_dtype(checkpoint, model)
+    return replace(model, dtype=dtype) if dtype != model.dtype else model
+
+
+def _known_bytes(checkpoint: Checkpoint) -> int:
+    return sum(tensor.nbytes for tensor in checkpoint.tensors or ())
+
+
+def _activation_dtype(checkpoint: Checkpoint, model: Model) -> str:
+    """The embedding's own type decides the activations', whatever the config says."""
+    path = model.modules[0].path
+    wanted = (f"{path}.scales", f"{path}.weight")
+    found = {t.name: t.dtype for t in checkpoint.tensors or () if t.name in wanted}
+    dtype = next((found[name] for name in wanted if name in found), model.dtype)
+    return dtype if dtype in ("BF16", "F16", "F32") else model.dtype

@@ -1,0 +1,134 @@
+"""Bad input: one line on standard error, the right code, no traceback and no file left behind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import Memfit, Run
+from tests.models import QWEN3_4B, QWEN3_NEXT_80B, write_config
+
+
+def assert_one_line(run: Run, code: int, *words: str) -> None:
+    assert run.code == code, run.err
+    assert run.out == ""
+    assert run.err.startswith("memfit: ")
+    assert run.err.count("\n") == 1
+    assert "Traceback" not in run.err
+    for word in words:
+        assert word in run.err
+
+
+def test_no_such_path(memfit: Memfit) -> None:
+    assert_one_line(memfit("estimate", "./nowhere"), 2, "./nowhere", "no such path")
+
+
+def test_an_empty_name(memfit: Memfit) -> None:
+    assert_one_line(memfit("estimate", ""), 2, "no such path")
+
+
+def test_a_directory_without_config(memfit: Memfit, tmp_path: Path) -> None:
+    assert_one_line(memfit("estimate", tmp_path), 2, "config.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"model_type": "qwen3"', "\xff{}", "nul"])
+def test_a_config_that_is_no_json_object(memfit: Memfit, tmp_path: Path, text: str) -> None:
+    config = tmp_path / "config.json"
+    config.write_bytes(text.encode("latin-1"))
+    output = tmp_path / "out.json"
+    assert_one_line(memfit("estimate", config, "-o", output), 2, "config.json")
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("value", ["36", -1, 0, 36.0, True, 10**30, [], {}, "\n\x1b[31m"])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "head_dim"])
+def test_a_value_that_is_no_count_is_named(
+    memfit: Memfit, tmp_path: Path, key: str, value: Any
+) -> None:
+    directory = write_config(tmp_path, {**QWEN3_4B, key: value})
+    run = memfit("estimate", directory)
+    assert_one_line(run, 2, "config.json", key)
+    assert "\x1b" not in run.err
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_a_missing_key_is_named(memfit: Memfit, tmp_path: Path, key: str) -> None:
+    config = {k: v for k, v in QWEN3_4B.items() if k != key}
+    assert_one_line(memfit("estimate", write_config(tmp_path, config)), 2, key)
+
+
+def test_heads_that_no_group_divides(memfit: Memfit, tmp_path: Path) -> None:
+    directory = write_config(tmp_path, {**QWEN3_4B, "num_key_value_heads": 7})
+    assert_one_line(memfit("estimate", directory), 2, "num_key_value_heads")
+
+
+def test_layer_types_shorter_than_the_layers(memfit: Memfit, tmp_path: Path) -> None:
+    config = {**QWEN3_4B, "model_type": "llama", "layer_types": ["full_attention"] * 35}
+    assert_one_line(memfit("estimate", write_config(tmp_path, config)), 2, "layer_types")
+
+
+def test_an_unknown_model_type_names_its_neighbours(memfit: Memfit, tmp_path: Path) -> None:
+    directory = write_config(tmp_path, {**QWEN3_4B, "model_type": "qwen3x"})
+    assert_one_line(memfit("estimate", directory), 3, "qwen3x", "qwen3")
+
+
+def test_a_structural_key_nobody_reads_is_named(memfit: Memfit, tmp_path: Path) -> None:
+    directory = write_config(tmp_path, {**QWEN3_4B, "num_memory_layers": 4})
+    assert_one_line(memfit("estimate", directory), 3, "num_memory_layers")
+
+
+@pytest.mark.parametrize("name", ["org/name", "org/name@main", "mlx-community/Qwen3-4B-4bit"])
+def test_hub_names_are_not_supported_yet(memfit: Memfit, name: str) -> None:
+    assert_one_line(memfit("estimate", name), 3, name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--context", "many"), "--context"),
+        (("--context", "4k", "--max-tokens", "3"), "--context"),
+        (("--context", "0"), "prompt tokens"),
+        (("--batch", "0"), "batch"),
+        (("--prefill-step", "0"), "prefill step"),
+        (("--kv-bits", "7"), "KV bits"),
+        (("--kv-bits", "8", "--kv-group-size", "48"), "KV group size"),
+        (("--max-kv-size", "2"), "max KV size"),
+        (("--memory", "64"), "memory"),
+        (("--memory", "64G"), "--memory"),
+        (("--memory", "64GB", "--device", "m4-max-64"), "--device"),
+        (("--device", "m9-max-64"), "m9-max-64"),
+        (("--device", "m4-max-65"), "m4-max-65"),
+        (("--runtime", "other"), "other"),
+        (("--quantize", "7"), "7 bits"),
+        (("--quantize", "4", "--quant-mode", "int4"), "int4"),
+        (("--group-size", "64"), "--quantize"),
+        (("--margin", "-1"), "--margin"),
+        (("--draft", "./nowhere"), "nowhere"),
+        (("--adapter", "nowhere"), "nowhere"),
+        (("-o", "/nonexistent/file.json"), "/nonexistent/file.json"),
+        (("--prompt-tokens", "1m", "--prefill-step", "1"), "prefill step"),
+    ],
+)
+def test_bad_options_are_named(
+    memfit: Memfit, tmp_path: Path, arguments: tuple[str, ...], word: str
+) -> None:
+    assert_one_line(memfit("estimate", write_config(tmp_path, QWEN3_4B), *arguments), 2, word)
+
+
+def test_kv_bits_on_heads_that_the_group_does_not_divide(memfit: Memfit, tmp_path: Path) -> None:
+    directory = write_config(tmp_path, {**QWEN3_4B, "head_dim": 80})
+    run = memfit("estimate", directory, "--kv-bits", "8", "--context", "8k")
+    assert_one_line(run, 3, "KV group size")
+
+
+def test_kv_bits_on_a_model_that_cannot_read_them(memfit: Memfit, tmp_path: Path) -> None:
+    directory = write_config(tmp_path, {**QWEN3_4B, "model_type": "gemma2"})
+    run = memfit("estimate", directory, "--kv-bits", "8", "--context", "8k")
+    assert_one_line(run, 3, "gemma2", "KV bits")
+
+
+def test_a_huge_model_is_answered_without_huge_memory(memfit: Memfit, tmp_path: Path) -> None:
+    config = {**QWEN3_NEXT_80B, "num_hidden_layers": 4096, "num_experts": 2**40}
+    run = memfit("estimate", write_config(tmp_path, config), "--json")
+    assert json.loads(run.out)["components"]["weights"]["bytes"] > 2**60
