@@ -31,7 +31,8 @@ _INERT = frozenset(
     pruned_heads num_return_sequences num_beams num_beam_groups no_repeat_ngram_size
     encoder_no_repeat_ngram_size tie_encoder_decoder is_decoder cache_implementation
     gradient_checkpointing use_cache num_labels
-    num_nextn_predict_layers num_mtp_modules mtp_num_hidden_layers mtp_num_layers
+    num_nextn_predict_layers mtp_transformer_layers num_mtp_modules mtp_num_hidden_layers
+    mtp_num_layers ep_size
     mtp_use_dedicated_embeddings num_mtp_layers use_mtp
     original_max_position_embeddings
     """.split()

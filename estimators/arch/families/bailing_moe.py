@@ -1,0 +1,71 @@
+"""Ling and Ring (bailing_moe): fused queries, keys and values over experts.
+
+Source: mlx-lm models/bailing_moe.py.
+"""
+
+from memfit.estimators.arch.decoder import (
+    FeedForwardBlock,
+    at_8_bits,
+    decoder_layer,
+    dense_mlp,
+    derived_head_dim,
+    ends,
+    expert_modules,
+    grouped_query,
+    mixture,
+)
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Modules, Part, array, linear, norm, under
+from memfit.estimators.arch.specs import Attention
+
+
+def build(fields: Fields) -> Model:
+    """Return the model of a ``bailing_moe`` config."""
+    hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
+    mixer = grouped_query(fields, derived_head_dim(fields, hidden))
+    modules = under("attention", _attention_modules(fields, mixer, hidden))
+    count = fields.layers()
+    bias = fields.flag("use_bias", False)
+    first = min(count, fields.count("first_k_dense_replace", least=0))
+    if fields.null("num_experts"):
+        first = count
+    dense = dense_mlp(hidden, fields.count("intermediate_size"), bias=bias)
+    sparse = _experts(fields, hidden, bias=bias) if first < count else dense
+    # Normalising the head or its softmax, and routing within groups, change no byte.
+    fields.inert("norm_head", "n_group", "topk_group", "sliding_window")
+    tied = fields.flag("tie_word_embeddings", False)
+    return Model(
+        model_type="bailing_moe",
+        hidden_size=hidden,
+        vocab_size=vocabulary,
+        layers=(decoder_layer(mixer, modules, dense, hidden),) * first
+        + (decoder_layer(mixer, modules, sparse, hidden),) * (count - first),
+        modules=ends(hidden, vocabulary, head=not tied, words="word_embeddings"),
+    )
+
+
+def _attention_modules(fields: Fields, spec: Attention, hidden: int) -> Modules:
+    fused = (spec.heads + 2 * spec.kv_heads) * spec.key_dim
+    qkv_bias, bias = fields.flag("use_qkv_bias", False), fields.flag("use_bias", False)
+    modules: Modules = (
+        linear("query_key_value", hidden, fused, bias=qkv_bias),
+        linear("dense", spec.heads * spec.key_dim, hidden, bias=bias),
+    )
+    if not fields.flag("use_qk_norm", False):
+        return modules
+    return (*modules, norm("query_layernorm", spec.key_dim), norm("key_layernorm", spec.key_dim))
+
+
+def _experts(fields: Fields, hidden: int, *, bias: bool) -> FeedForwardBlock:
+    width = fields.count("moe_intermediate_size")
+    shared_width = fields.optional_count("moe_shared_expert_intermediate_size", least=0) or width
+    shared = fields.count("num_shared_experts", least=0)
+    if not fields.flag("moe_router_enable_shared_expert", True):
+        shared = 0
+    spec = mixture(fields, "num_experts", width=width, shared_width=shared * shared_width)
+    router: Modules = (linear("gate.gate_proj", hidden, spec.experts, Part.ROUTER),)
+    if fields.flag("moe_router_enable_expert_bias", False):
+        router += (array("gate.expert_bias", (spec.experts,), Part.ROUTER, float32=True),)
+    modules = under("mlp", expert_modules(spec, hidden, router, bias=bias))
+    return spec, at_8_bits(modules, ("mlp.gate.gate_proj",))

@@ -1,0 +1,202 @@
+"""DeepSeek V2, V3 and V3.2, Kimi K2 and GLM-5: latent attention over experts.
+
+Source: mlx-lm models/deepseek_v2.py, deepseek_v3.py, deepseek_v32.py and glm_moe_dsa.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from memfit.estimators.arch.decoder import (
+    FeedForwardBlock,
+    corrected_router,
+    decoder_layer,
+    dense_mlp,
+    ends,
+    expert_modules,
+    mixture,
+)
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Modules, Part, array, linear, multi_linear, norm, under
+from memfit.estimators.arch.specs import LatentAttention, SparseLatentAttention
+
+_SIZES = {
+    "vocab_size": 102400,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "moe_intermediate_size": 1407,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "qk_nope_head_dim": 128,
+    "moe_layer_freq": 1,
+    "first_k_dense_replace": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """How one class differs; ``defaults`` are its own.
+
+    ``absorbed`` classes keep the latent and split kv_b_proj into one matrix a head; the others
+    cache keys and values of every head. ``indexed`` ones have an indexer in every layer.
+    ``corrected`` routers have a float32 correction of their scores.
+    """
+
+    absorbed: bool = True
+    indexed: bool = False
+    corrected: bool = True
+    defaults: Mapping[str, int] = field(default_factory=dict)
+
+
+_V3 = Row(defaults={**_SIZES, "num_experts_per_tok": 1})
+ROWS = {
+    "deepseek_v2": Row(absorbed=False, corrected=False, defaults=_SIZES),
+    "deepseek_v3": _V3,
+    "kimi_k2": _V3,
+    "joyai_llm_flash": _V3,
+    "deepseek_v32": Row(
+        indexed=True,
+        defaults={
+            **_SIZES,
+            "num_experts_per_tok": 1,
+            "index_n_heads": 64,
+            "index_head_dim": 128,
+            "index_topk": 2048,
+        },
+    ),
+    "glm_moe_dsa": Row(indexed=True),
+}
+
+
+def build(fields: Fields) -> Model:
+    """Return the model of a config of one of the rows' types."""
+    model_type = fields.text("model_type")
+    row = ROWS[model_type]
+    fields = fields.revised({}, row.defaults)
+    hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
+    mixer = latent_attention(fields, fields.count("v_head_dim"), expanded=not row.absorbed)
+    mixer_modules = latent_modules(fields, mixer, hidden)
+    if row.indexed:
+        mixer = _indexed(fields, mixer)
+        mixer_modules += under("indexer", _indexer_modules(fields, mixer, hidden))
+    kinds = _layer_kinds(fields, fields.layers(), indexed=row.indexed)
+    dense = dense_mlp(hidden, fields.count("intermediate_size"))
+    blocks = {"dense": dense}
+    if "sparse" in kinds:
+        blocks["sparse"] = _experts(fields, row, hidden)
+    layers = {
+        kind: decoder_layer(mixer, under("self_attn", mixer_modules), block, hidden)
+        for kind, block in blocks.items()
+    }
+    # Widths that follow from others, routing within groups of experts, experts no layer has.
+    fields.inert("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
+    fields.inert("moe_intermediate_size", "num_experts_per_tok", "n_shared_experts")
+    fields.inert("indexer_rope_interleave")
+    return Model(
+        model_type=model_type,
+        hidden_size=hidden,
+        vocab_size=vocabulary,
+        layers=tuple(layers[kind] for kind in kinds),
+        modules=ends(hidden, vocabulary),
+        makes_own_cache=row.indexed,
+        kv_quantizable=not row.absorbed,
+    )
+
+
+def latent_attention(fields: Fields, value_dim: int, *, expanded: bool) -> LatentAttention:
+    """Return latent attention by DeepSeek's keys."""
+    return LatentAttention(
+        heads=fields.count("num_attention_heads"),
+        latent_dim=fields.count("kv_lora_rank"),
+        rope_dim=fields.count("qk_rope_head_dim"),
+        nope_dim=fields.count("qk_nope_head_dim"),
+        value_dim=value_dim,
+        caches_expanded=expanded,
+    )
+
+
+def latent_modules(fields: Fields, spec: LatentAttention, hidden: int) -> Modules:
+    """Parameters of latent attention; a null ``q_lora_rank`` leaves queries uncompressed."""
+    bias = not fields.null("attention_bias") and fields.flag("attention_bias", False)
+    values = spec.heads * spec.value_dim
+    return (
+        *_query_modules(fields, spec, hidden, bias=bias),
+        linear("kv_a_proj_with_mqa", hidden, spec.latent_dim + spec.rope_dim, bias=bias),
+        norm("kv_a_layernorm", spec.latent_dim),
+        *_expansion(spec),
+        linear("o_proj", values, hidden, bias=bias),
+    )
+
+
+def _query_modules(fields: Fields, spec: LatentAttention, hidden: int, *, bias: bool) -> Modules:
+    queries = spec.heads * (spec.nope_dim + spec.rope_dim)
+    if fields.null("q_lora_rank"):
+        return (linear("q_proj", hidden, queries),)
+    rank = fields.count("q_lora_rank")
+    return (
+        linear("q_a_proj", hidden, rank, bias=bias),
+        norm("q_a_layernorm", rank),
+        linear("q_b_proj", rank, queries),
+    )
+
+
+def _expansion(spec: LatentAttention) -> Modules:
+    if spec.caches_expanded:
+        outputs = spec.heads * (spec.nope_dim + spec.value_dim)
+        return (linear("kv_b_proj", spec.latent_dim, outputs),)
+    return (
+        multi_linear("embed_q", spec.heads, spec.nope_dim, spec.latent_dim),
+        multi_linear("unembed_out", spec.heads, spec.latent_dim, spec.value_dim),
+    )
+
+
+def _indexed(fields: Fields, latent: LatentAttention) -> SparseLatentAttention:
+    return SparseLatentAttention(
+        heads=latent.heads,
+        latent_dim=latent.latent_dim,
+        rope_dim=latent.rope_dim,
+        nope_dim=latent.nope_dim,
+        value_dim=latent.value_dim,
+        index_heads=fields.count("index_n_heads"),
+        index_dim=fields.count("index_head_dim"),
+        index_top_k=fields.count("index_topk"),
+    )
+
+
+def _indexer_modules(fields: Fields, spec: SparseLatentAttention, hidden: int) -> Modules:
+    return (
+        linear("wq_b", fields.count("q_lora_rank"), spec.index_heads * spec.index_dim),
+        linear("wk", hidden, spec.index_dim),
+        norm("k_norm", spec.index_dim, bias=True),
+        linear("weights_proj", hidden, spec.index_heads),
+    )
+
+
+def _layer_kinds(fields: Fields, count: int, *, indexed: bool) -> list[str]:
+    """``dense`` or ``sparse`` for each layer; lists that newer configs add must say the same."""
+    first = fields.count("first_k_dense_replace", least=0)
+    step = fields.count("moe_layer_freq")
+    experts = not fields.null("n_routed_experts") and fields.has("n_routed_experts")
+    kinds = [
+        "sparse" if experts and index >= first and index % step == 0 else "dense"
+        for index in range(count)
+    ]
+    fields.expect("mlp_layer_types", kinds)
+    if indexed:
+        fields.expect("layer_types", ["indexed_attention"] * count)
+        fields.expect("indexer_types", ["full"] * count)
+    return kinds
+
+
+def _experts(fields: Fields, row: Row, hidden: int) -> FeedForwardBlock:
+    width = fields.count("moe_intermediate_size")
+    shared = fields.optional_count("n_shared_experts") or 0
+    spec = mixture(fields, "n_routed_experts", width=width, shared_width=width * shared)
+    router = corrected_router(hidden, spec.experts)
+    if not row.corrected:
+        router = (array("gate", (spec.experts, hidden), Part.ROUTER),)
+    return spec, under("mlp", expert_modules(spec, hidden, router))

@@ -1,0 +1,89 @@
+"""gpt-oss: sliding windows and full attention with sinks, over experts with biases.
+
+Source: mlx-lm models/gpt_oss.py.
+"""
+
+from memfit.estimators.arch.decoder import at_8_bits, decoder_layer, ends, mixture
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.modules import Part, array, attention, linear, switch_glu, under
+from memfit.estimators.arch.specs import Attention, SlidingAttention
+
+_DEFAULTS = {
+    "num_hidden_layers": 36,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "head_dim": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "sliding_window": 128,
+}
+
+
+def build(fields: Fields) -> Model:
+    """Return the model of a ``gpt_oss`` config; absent keys take the class's defaults."""
+    fields = fields.revised({}, _DEFAULTS)
+    hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
+    fields.expect("attention_bias", True)
+    # An older name of num_experts_per_tok, which the class does not ask.
+    fields.expect("experts_per_token", fields.count("num_experts_per_tok"))
+    layers = {kind: _layer(fields, mixer, hidden) for kind, mixer in _mixers(fields).items()}
+    return Model(
+        model_type="gpt_oss",
+        hidden_size=hidden,
+        vocab_size=vocabulary,
+        layers=tuple(layers[kind] for kind in _layer_types(fields)),
+        modules=ends(hidden, vocabulary),
+        makes_own_cache=True,
+        kv_quantizable=False,
+    )
+
+
+def _layer_types(fields: Fields) -> list[str]:
+    count = fields.layers()
+    types = fields.texts("layer_types", count)
+    if not types:
+        if count % 2:
+            problem = f"{count} is odd; without layer_types mlx-lm would leave the last layer out"
+            raise fields.fail("num_hidden_layers", problem)
+        return ["sliding_attention", "full_attention"] * (count // 2)
+    unknown = set(types) - {"sliding_attention", "full_attention"}
+    if unknown or len(set(types)) < 2:
+        problem = "expected both sliding_attention and full_attention, and nothing else"
+        raise fields.fail("layer_types", f"{problem}; got {sorted(set(types))[:3]}")
+    return types
+
+
+def _mixers(fields: Fields) -> dict[str, Attention]:
+    heads, kv_heads = fields.count("num_attention_heads"), fields.count("num_key_value_heads")
+    fields.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    head_dim = fields.count("head_dim")
+    return {
+        "full_attention": Attention(
+            heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, sinks=True
+        ),
+        "sliding_attention": SlidingAttention(
+            heads=heads,
+            kv_heads=kv_heads,
+            key_dim=head_dim,
+            value_dim=head_dim,
+            sinks=True,
+            window=fields.count("sliding_window"),
+        ),
+    }
+
+
+def _layer(fields: Fields, mixer: Attention, hidden: int) -> Layer:
+    projections = attention(hidden, mixer.heads, mixer.kv_heads, mixer.key_dim, bias=True)
+    mixer_modules = under("self_attn", (*projections, array("sinks", (mixer.heads,))))
+    width = fields.count("intermediate_size")
+    spec = mixture(fields, "num_local_experts", width=width)
+    experts = (
+        linear("router", hidden, spec.experts, Part.ROUTER, bias=True),
+        *under("experts", switch_glu(hidden, width, spec.experts, bias=True)),
+    )
+    block = spec, at_8_bits(under("mlp", experts), ("router",))
+    return decoder_layer(mixer, mixer_modules, block, hidden)

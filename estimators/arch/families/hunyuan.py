@@ -1,0 +1,93 @@
+"""Hunyuan (A13B, Large): experts whose counts differ by layer, keys shared across layers.
+
+Source: mlx-lm models/hunyuan.py.
+"""
+
+from memfit.estimators.arch.decoder import (
+    FeedForwardBlock,
+    decoder_layer,
+    dense_mlp,
+    derived_head_dim,
+    ends,
+    expert_modules,
+    grouped_query,
+)
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Modules, Part, attention, linear, norm, under
+from memfit.estimators.arch.specs import Attention, MixtureOfExperts
+
+
+def build(fields: Fields) -> Model:
+    """Return the model of a ``hunyuan`` config; the class always ties the head."""
+    hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
+    head_dim = derived_head_dim(fields, hidden)
+    fields.expect("attention_head_dim", head_dim)
+    mixer = grouped_query(fields, head_dim)
+    count = fields.layers()
+    blocks = _blocks(fields, hidden, count)
+    return Model(
+        model_type="hunyuan",
+        hidden_size=hidden,
+        vocab_size=vocabulary,
+        layers=tuple(
+            decoder_layer(mixer, under("self_attn", modules), block, hidden)
+            for modules, block in zip(
+                _attentions(fields, mixer, hidden, count), blocks, strict=True
+            )
+        ),
+        modules=ends(hidden, vocabulary, head=False),
+    )
+
+
+def _attentions(fields: Fields, spec: Attention, hidden: int, count: int) -> list[Modules]:
+    bias = fields.truth("attention_bias")
+    own = attention(hidden, spec.heads, spec.kv_heads, spec.key_dim, bias=bias)
+    if fields.truth("use_qk_norm"):
+        own += (norm("query_layernorm", spec.key_dim), norm("key_layernorm", spec.key_dim))
+    every = fields.count("cla_share_factor") if fields.truth("use_cla") else 1
+    # The layers between attend to the keys of the one before, yet keep a cache of them.
+    borrowing = tuple(module for module in own if module.path not in ("k_proj", "v_proj"))
+    return [borrowing if index % every else own for index in range(count)]
+
+
+def _blocks(fields: Fields, hidden: int, count: int) -> list[FeedForwardBlock]:
+    intermediate = fields.count("intermediate_size")
+    # Of other runtimes, of a vision tower and of a classifier.
+    fields.inert("dense_list", "org_vocab_size", "anyres_pooling_size", "anyres_vit_max_image_size")
+    if fields.count("num_experts") == 1:
+        fields.inert("moe_topk", "moe_intermediate_size", "num_shared_expert", "use_mixed_mlp_moe")
+        return [dense_mlp(hidden, intermediate)] * count
+    widths = fields.counts("moe_intermediate_size", count) or [intermediate] * count
+    chosen = _one_a_layer(fields, "moe_topk", count)
+    shared = [0] * count
+    if fields.truth("use_mixed_mlp_moe"):
+        shared = _one_a_layer(fields, "num_shared_expert", count)
+    experts = fields.count("num_experts")
+    return [
+        _experts(
+            fields,
+            hidden,
+            MixtureOfExperts(
+                experts=experts,
+                top_k=top_k,
+                intermediate=width,
+                shared_intermediate=shares * intermediate,
+            ),
+        )
+        for width, top_k, shares in zip(widths, chosen, shared, strict=True)
+    ]
+
+
+def _one_a_layer(fields: Fields, key: str, count: int) -> list[int]:
+    values = fields.counts(key, count)
+    if values is None:
+        raise fields.fail(key, "missing; the model class needs it")
+    return values
+
+
+def _experts(fields: Fields, hidden: int, spec: MixtureOfExperts) -> FeedForwardBlock:
+    if spec.top_k > spec.experts:
+        raise fields.fail("moe_topk", f"{spec.top_k} is more than num_experts {spec.experts}")
+    router = (linear("gate.wg", hidden, spec.experts, Part.ROUTER),)
+    return spec, under("mlp", expert_modules(spec, hidden, router, shared="shared_mlp"))
