@@ -1,0 +1,158 @@
+"""Gemma 3n: alternating updates, low-rank residuals, per-layer embeddings, shared caches.
+
+Source: mlx-lm models/gemma3n.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from memfit.estimators.arch.families.vision import with_towers
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.modules import (
+    Modules,
+    Part,
+    array,
+    attention,
+    embedding,
+    gated_mlp,
+    linear,
+    norm,
+    sandwich_norms,
+    under,
+)
+from memfit.estimators.arch.specs import Attention, DenseMLP
+
+_LANGUAGE_MODEL = "model.language_model"
+
+
+def build(fields: Fields) -> Model:
+    """Return the model of a ``gemma3n`` config."""
+    if not fields.has("text_config"):
+        raise fields.fail("text_config", "missing; the model class needs it")
+    text = fields.section("text_config")
+    hidden, count = text.count("hidden_size"), text.layers()
+    vocabulary = text.count("vocab_size")
+    inputs = text.count("altup_num_inputs", most=64)
+    layer_width = text.count("hidden_size_per_layer_input")
+    modules = (
+        *_attention_modules(_attention_spec(text), hidden),
+        *sandwich_norms(hidden),
+        *under("altup", _alternating_updates(hidden, inputs)),
+        *under("laurel", _low_rank_residual(hidden, text.count("laurel_rank"))),
+        *per_layer_gate(hidden, layer_width),
+    )
+    outside = (
+        embedding("embed_tokens", vocabulary, hidden),
+        *per_layer_embeddings(text, hidden, count * layer_width, layer_width),
+        *_stream_projections(hidden, inputs),
+        norm("norm", hidden),
+    )
+    model = Model(
+        model_type="gemma3n",
+        hidden_size=hidden,
+        vocab_size=vocabulary,
+        layers=tuple(_layers(text, hidden, modules)),
+        modules=under(_LANGUAGE_MODEL, outside),
+        layers_path=f"{_LANGUAGE_MODEL}.layers",
+        makes_own_cache=True,
+    )
+    return with_towers(model, fields)
+
+
+def per_layer_embeddings(text: Fields, hidden: int, width: int, layer_width: int) -> Modules:
+    """A second embedding of ``width`` that gives every layer its own input; Gemma 4 has it too."""
+    vocabulary = text.count("vocab_size_per_layer_input", 262144)
+    return (
+        embedding("embed_tokens_per_layer", vocabulary, width),
+        linear("per_layer_model_projection", hidden, width, Part.OTHER),
+        norm("per_layer_projection_norm", layer_width),
+    )
+
+
+def per_layer_gate(hidden: int, layer_width: int) -> Modules:
+    """What lets a layer take its own input in."""
+    return (
+        linear("per_layer_input_gate", hidden, layer_width, Part.OTHER),
+        linear("per_layer_projection", layer_width, hidden, Part.OTHER),
+        norm("post_per_layer_input_norm", hidden),
+    )
+
+
+def layers_with_cache(text: Fields, kinds: list[str], shared: int) -> int:
+    """Return how many layers have a cache of their own; the last ``shared`` read another's.
+
+    Every kind of layer must be among the first ones, or there is no cache to read.
+    """
+    own = max(len(kinds) - shared, 0)
+    if orphans := sorted(set(kinds) - set(kinds[:own])):
+        raise text.fail(
+            "num_kv_shared_layers",
+            f"with {shared} of {len(kinds)} layers sharing, no {orphans[0]} layer has a cache",
+        )
+    return own
+
+
+def _layers(text: Fields, hidden: int, modules: Modules) -> Iterator[Layer]:
+    count = text.layers()
+    kinds = text.texts("layer_types", count)
+    intermediates = text.counts("intermediate_size", count)
+    text.items("activation_sparsity_pattern", count)
+    if kinds is None or intermediates is None:
+        key = "layer_types" if kinds is None else "intermediate_size"
+        raise text.fail(key, "missing; the model class needs it")
+    full = _attention_spec(text)
+    mixers = {
+        "full_attention": full,
+        "sliding_attention": full.windowed(text.count("sliding_window")),
+    }
+    if set(kinds) != set(mixers):
+        raise text.fail(
+            "layer_types", f"the model class needs both {' and '.join(mixers)}, no others"
+        )
+    own = layers_with_cache(text, kinds, text.count("num_kv_shared_layers", least=0))
+    for index, intermediate in enumerate(intermediates):
+        mixer = replace(mixers[kinds[index]], owns_cache=index < own)
+        mlp = under("mlp", gated_mlp(hidden, intermediate))
+        yield Layer((mixer,), DenseMLP(intermediate=intermediate), modules + mlp)
+
+
+def _attention_spec(text: Fields) -> Attention:
+    heads, kv_heads = text.count("num_attention_heads"), text.count("num_key_value_heads")
+    text.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    head_dim = text.count("head_dim")
+    return Attention(heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim)
+
+
+def _attention_modules(spec: Attention, hidden: int) -> Modules:
+    return (
+        *under("self_attn", attention(hidden, spec.heads, spec.kv_heads, spec.key_dim)),
+        norm("self_attn.q_norm", spec.key_dim),
+        norm("self_attn.k_norm", spec.key_dim),
+    )
+
+
+def _alternating_updates(hidden: int, inputs: int) -> Modules:
+    return (
+        array("correct_output_scale", (hidden,), Part.OTHER),
+        linear("correction_coefs", inputs, inputs, Part.OTHER),
+        linear("prediction_coefs", inputs, inputs**2, Part.OTHER),
+        linear("modality_router", hidden, inputs, Part.OTHER),
+        norm("router_norm", hidden),
+    )
+
+
+def _low_rank_residual(hidden: int, rank: int) -> Modules:
+    return (
+        linear("linear_left", hidden, rank, Part.OTHER),
+        linear("linear_right", rank, hidden, Part.OTHER),
+        norm("post_laurel_norm", hidden),
+    )
+
+
+def _stream_projections(hidden: int, inputs: int) -> Modules:
+    return tuple(
+        linear(f"{name}.{index}", hidden, hidden, Part.OTHER)
+        for name in ("altup_projections", "altup_unembed_projections")
+        for index in range(inputs - 1)
+    )

@@ -1,0 +1,166 @@
+"""Gemma 4 text: wider full layers between sliding ones; experts or shared caches by size.
+
+Source: mlx-lm models/gemma4_text.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from memfit.estimators.arch.families.gemma3n import (
+    layers_with_cache,
+    per_layer_embeddings,
+    per_layer_gate,
+)
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.modules import (
+    ROUTER_8BIT,
+    Modules,
+    Part,
+    array,
+    embedding,
+    gated_mlp,
+    linear,
+    norm,
+    sandwich_norms,
+    switch_glu,
+    under,
+)
+from memfit.estimators.arch.specs import Attention, DenseMLP, FeedForward, MixtureOfExperts
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def build(fields: Fields) -> Model:
+    """Return the model of a ``gemma4_text`` config; absent keys take the class's defaults."""
+    hidden, count = fields.count("hidden_size", 1536), fields.layers(default=35)
+    vocabulary = fields.count("vocab_size", 262144)
+    layer_width = _unless_null(fields, "hidden_size_per_layer_input", 256)
+    shared = fields.count("num_kv_shared_layers", 20, least=0)
+    modules: Modules = (*sandwich_norms(hidden), array("layer_scalar", (1,), Part.OTHER))
+    outside: Modules = (embedding("embed_tokens", vocabulary, hidden), norm("norm", hidden))
+    if layer_width:
+        modules += per_layer_gate(hidden, layer_width)
+        outside += per_layer_embeddings(fields, hidden, count * layer_width, layer_width)
+    outside = under("model", outside)
+    if not _switch(fields, "tie_word_embeddings"):
+        outside += (linear("lm_head", hidden, vocabulary, Part.HEAD),)
+    layers = tuple(_layers(fields, hidden, _kinds(fields, count), shared, modules))
+    _check_overrides(fields, layers)
+    fields.inert("use_bidirectional_attention", "vocab_size_per_layer_input")
+    return Model(
+        model_type="gemma4_text",
+        hidden_size=hidden,
+        vocab_size=vocabulary,
+        layers=layers,
+        modules=outside,
+        makes_own_cache=True,
+        # A layer that shares a quantised cache gets packed keys where it expects plain ones.
+        kv_quantizable=shared == 0,
+    )
+
+
+def _kinds(fields: Fields, count: int) -> list[str]:
+    kinds = fields.texts("layer_types", count)
+    interval = fields.count("sliding_window_pattern", 5)
+    if kinds is None:
+        return [_SLIDING if (index + 1) % interval else _FULL for index in range(count)]
+    if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
+        raise fields.fail("layer_types", f"the model class does not know {unknown[0][:40]!r}")
+    return kinds
+
+
+def _layers(
+    fields: Fields, hidden: int, kinds: list[str], shared: int, modules: Modules
+) -> Iterator[Layer]:
+    mixers = _mixers(fields)
+    keys_are_values = {_FULL: fields.flag("attention_k_eq_v", False), _SLIDING: False}
+    intermediate = fields.count("intermediate_size", 6144)
+    width_of_sharers = intermediate * (2 if _switch(fields, "use_double_wide_mlp") else 1)
+    experts = _experts(fields, hidden) if fields.flag("enable_moe_block", False) else None
+    own = layers_with_cache(fields, kinds, shared)
+    for index, kind in enumerate(kinds):
+        owns_cache = index < own
+        mixer = replace(mixers[kind], owns_cache=owns_cache)
+        width = intermediate if owns_cache else width_of_sharers
+        feed_forward: FeedForward = DenseMLP(intermediate=width)
+        parts = _attention_modules(mixer, hidden, keys_are_values[kind])
+        parts += under("mlp", gated_mlp(hidden, width))
+        if experts:
+            feed_forward = replace(experts[0], shared_intermediate=width)
+            parts += experts[1]
+        yield Layer((mixer,), feed_forward, modules + parts)
+
+
+def _mixers(fields: Fields) -> dict[str, Attention]:
+    heads, kv_heads = fields.count("num_attention_heads", 8), fields.count("num_key_value_heads", 1)
+    fields.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    head_dim = fields.count("head_dim", 256)
+    sliding = Attention(heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim)
+    full_dim = _unless_null(fields, "global_head_dim", 512) or head_dim
+    full = replace(sliding, key_dim=full_dim, value_dim=full_dim)
+    full_kv_heads = fields.optional_count("num_global_key_value_heads")
+    if full_kv_heads is not None and fields.flag("attention_k_eq_v", False):
+        fields.require_multiple(
+            "num_attention_heads", heads, "num_global_key_value_heads", full_kv_heads
+        )
+        full = replace(full, kv_heads=full_kv_heads)
+    return {_FULL: full, _SLIDING: sliding.windowed(fields.count("sliding_window", 512))}
+
+
+def _attention_modules(spec: Attention, hidden: int, keys_are_values: bool) -> Modules:
+    """A layer that reads another's cache has queries only."""
+    queries, keys = spec.heads * spec.key_dim, spec.kv_heads * spec.key_dim
+    modules: Modules = (
+        linear("q_proj", hidden, queries),
+        linear("o_proj", queries, hidden),
+        norm("q_norm", spec.key_dim),
+    )
+    if spec.owns_cache:
+        modules += (linear("k_proj", hidden, keys), norm("k_norm", spec.key_dim))
+    if spec.owns_cache and not keys_are_values:
+        modules += (linear("v_proj", hidden, keys),)
+    return under("self_attn", modules)
+
+
+def _experts(fields: Fields, hidden: int) -> tuple[MixtureOfExperts, Modules]:
+    """Routed experts beside the dense MLP, with norms of their own."""
+    spec = MixtureOfExperts(
+        experts=fields.count("num_experts"),
+        top_k=fields.count("top_k_experts"),
+        intermediate=fields.count("moe_intermediate_size"),
+    )
+    if spec.top_k > spec.experts:
+        raise fields.fail("top_k_experts", f"{spec.top_k} is more than num_experts {spec.experts}")
+    return spec, (
+        linear("router.proj", hidden, spec.experts, Part.ROUTER, predicate=ROUTER_8BIT),
+        array("router.scale", (hidden,), Part.ROUTER),
+        array("router.per_expert_scale", (spec.experts,), Part.ROUTER),
+        *under("experts.switch_glu", switch_glu(hidden, spec.intermediate, spec.experts)),
+        norm("post_feedforward_layernorm_1", hidden),
+        norm("post_feedforward_layernorm_2", hidden),
+        norm("pre_feedforward_layernorm_2", hidden),
+    )
+
+
+def _check_overrides(fields: Fields, layers: tuple[Layer, ...]) -> None:
+    """Refuse what transformers 5 writes of single layers where the class builds otherwise."""
+    overrides = fields.section("per_layer_config")
+    for key in overrides.unread():
+        if not key.isdecimal() or int(key) >= len(layers):
+            raise overrides.fail(key, f"expected the number of one of {len(layers)} layers")
+        mixer: Any = layers[int(key)].mixers[0]
+        override = overrides.section(key)
+        for name, built in (("head_dim", mixer.key_dim), ("num_key_value_heads", mixer.kv_heads)):
+            if override.count(name, built) != built:
+                raise override.fail(name, f"the model class ignores it and builds {built}")
+
+
+def _unless_null(fields: Fields, key: str, default: int) -> int:
+    """A null switches off what an absent key leaves at the class's default."""
+    return 0 if fields.null(key) else fields.count(key, default, least=0)
+
+
+def _switch(fields: Fields, key: str) -> bool:
+    return not fields.null(key) and fields.flag(key, True)

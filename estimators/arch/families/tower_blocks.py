@@ -1,0 +1,47 @@
+"""Blocks that vision and audio towers are made of."""
+
+from collections.abc import Callable
+
+from memfit.estimators.arch.fields import MAX_LAYERS, Fields
+from memfit.estimators.arch.modules import Module, Modules, Part, linear, norm, under
+
+# From the tower's own section, the config it stands in and the text model's width to parameters.
+Tower = Callable[[Fields, Fields, int], Modules]
+
+
+def tower_layers(section: Fields, key: str, default: int) -> int:
+    """Return how many layers a tower has."""
+    return section.count(key, default, most=MAX_LAYERS)
+
+
+def repeated(path: str, count: int, block: Modules) -> Modules:
+    """Return ``count`` blocks at ``path.0``, ``path.1`` and so on."""
+    return tuple(module for index in range(count) for module in under(f"{path}.{index}", block))
+
+
+def dense(path: str, inputs: int, outputs: int, *, bias: bool = True) -> Module:
+    """A Linear of a tower."""
+    return linear(path, inputs, outputs, Part.VISION, bias=bias)
+
+
+def weight(path: str, *shape: int, bias: int = 0) -> Module:
+    """A convolution, a table of positions or any other parameter of a tower."""
+    return Module(path, shape, Part.VISION, bias)
+
+
+def projections(hidden: int, inner: int, *, output: str = "o_proj", bias: bool = True) -> Modules:
+    """Query, key, value and output projections of ``inner`` width, side by side."""
+    return (
+        *(dense(name, hidden, inner, bias=bias) for name in ("q_proj", "k_proj", "v_proj")),
+        dense(output, inner, hidden, bias=bias),
+    )
+
+
+def layer_norms(hidden: int, *names: str) -> Modules:
+    """LayerNorms with a bias."""
+    return tuple(norm(name, hidden, bias=True) for name in names)
+
+
+def rms_norms(hidden: int, *names: str) -> Modules:
+    """RMSNorms."""
+    return tuple(norm(name, hidden) for name in names)

@@ -1,0 +1,148 @@
+"""Multimodal configs: a text model's config inside, whose class mlx-lm wraps in another.
+
+Source: the mlx-lm module of the model type's name (`llava` is loaded as mistral3, `qwen2_5_vl`
+as qwen2_vl and `gemma4_unified` as gemma4: mlx-lm utils.py, MODEL_REMAPPING).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from memfit.estimators.arch.families import llama4
+from memfit.estimators.arch.families.vision import with_towers
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.modules import under
+from memfit.estimators.arch.registry import FAMILIES, family
+from memfit.estimators.arch.specs import SlidingAttention
+from memfit.estimators.errors import UnsupportedError
+
+_PREFIX = "language_model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrapper:
+    """One wrapper class of mlx-lm.
+
+    ``text_type`` is the model type of its text model, ``other_texts`` what it takes instead for
+    a ``text_config.model_type``; ``build`` builds a text model that is no model type of its own.
+    Without ``text_config`` the root is the text section where ``flat`` is True, and the section
+    is empty where ``empty`` is. The class puts ``defaults`` into the section, and its own
+    ``vocabulary`` (root key ``vocab_size``) over the section's. ``drops_head`` says that the
+    text model has a head where the checkpoint has one; ``makes_own_cache`` that the wrapper
+    passes ``make_cache`` on.
+    """
+
+    text_type: str
+    other_texts: tuple[str, ...] = ()
+    build: Callable[[Fields], Model] | None = None
+    flat: bool = False
+    empty: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: int | None = None
+    drops_head: bool = False
+    makes_own_cache: bool = False
+
+
+_GEMMA4 = Wrapper(
+    text_type="gemma4_text",
+    empty=True,
+    defaults={"num_attention_heads": 8, "num_key_value_heads": 1},
+    vocabulary=262144,
+    makes_own_cache=True,
+)
+_MISTRAL3 = Wrapper(
+    text_type="llama",
+    other_texts=("ministral3", "mistral4"),
+    defaults={"tie_word_embeddings": False},
+)
+_QWEN2_VL = Wrapper(text_type="qwen2", flat=True)
+
+WRAPPERS: dict[str, Wrapper] = {
+    "gemma3": Wrapper(
+        text_type="gemma3_text",
+        defaults={"num_attention_heads": 8, "num_key_value_heads": 4},
+        vocabulary=262208,
+        drops_head=True,
+        makes_own_cache=True,
+    ),
+    "gemma4": _GEMMA4,
+    "gemma4_unified": _GEMMA4,
+    "llama4": Wrapper(text_type="llama4", build=llama4.build_language_model, makes_own_cache=True),
+    "llava": _MISTRAL3,
+    "mistral3": _MISTRAL3,
+    "qwen2_5_vl": _QWEN2_VL,
+    "qwen2_vl": _QWEN2_VL,
+    "qwen3_vl": Wrapper(text_type="qwen3", flat=True),
+    "qwen3_vl_moe": Wrapper(text_type="qwen3_moe"),
+}
+
+
+def build(fields: Fields) -> Model:
+    """Return the model of a config whose ``model_type`` is one of the wrappers."""
+    model_type = fields.text("model_type")
+    wrapper = WRAPPERS[model_type]
+    text = _text_section(fields, wrapper)
+    inner = _text_model(text, wrapper)
+    _check_head(fields, text, inner)
+    layers = inner.layers
+    if inner.makes_own_cache and not wrapper.makes_own_cache:
+        layers = tuple(_unrotated(layer) for layer in layers)
+    model = replace(
+        inner,
+        model_type=model_type,
+        layers=layers,
+        modules=under(_PREFIX, inner.modules),
+        layers_path=f"{_PREFIX}.{inner.layers_path}",
+        makes_own_cache=wrapper.makes_own_cache,
+    )
+    return with_towers(model, fields)
+
+
+def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
+    """Return the text model's config as the class leaves it."""
+    if fields.has("text_config") or wrapper.empty:
+        text = fields.section("text_config")
+    elif wrapper.flat and not fields.null("text_config"):
+        text = fields
+    else:
+        raise fields.fail("text_config", "missing; the model class needs it")
+    forced: dict[str, Any] = {}
+    if wrapper.vocabulary is not None:
+        forced["vocab_size"] = fields.count("vocab_size", wrapper.vocabulary)
+    if wrapper.drops_head and fields.has("tie_word_embeddings"):
+        forced["tie_word_embeddings"] = fields.flag("tie_word_embeddings")
+    return text.revised(forced, wrapper.defaults)
+
+
+def _text_model(text: Fields, wrapper: Wrapper) -> Model:
+    declared = text.text("model_type", wrapper.text_type)
+    text_type = declared if declared in wrapper.other_texts else wrapper.text_type
+    text = text.revised({"model_type": text_type})
+    if wrapper.build:
+        return wrapper.build(text)
+    if text_type not in FAMILIES:
+        where = text.fail("model_type", f"{text_type!r} is not described")
+        raise UnsupportedError(str(where))
+    model: Model = family(text_type).build(text)
+    return model
+
+
+def _check_head(fields: Fields, text: Fields, inner: Model) -> None:
+    """Refuse a config whose word on the head stands where the class does not look for it."""
+    if text.has("tie_word_embeddings") or not fields.has("tie_word_embeddings"):
+        return
+    if fields.flag("tie_word_embeddings") != inner.tied_head:
+        raise text.fail(
+            "tie_word_embeddings",
+            "missing; mlx-lm does not look for it at the root and cannot load the head as it is",
+        )
+
+
+def _unrotated(layer: Layer) -> Layer:
+    """Without ``make_cache`` every layer gets a cache that keeps all tokens."""
+    mixers = (
+        replace(mixer, rotating=False) if isinstance(mixer, SlidingAttention) else mixer
+        for mixer in layer.mixers
+    )
+    return replace(layer, mixers=tuple(mixers))
