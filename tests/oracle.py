@@ -16,6 +16,9 @@ from memfit.estimators.workload import Workload
 
 _DTYPES = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
 
+# Classes that always make a head, and drop it at load when the checkpoint has none.
+_DROP_THE_HEAD = ("gemma3", "gemma3_text")
+
 
 class Oracle:
     """One lazily built model of mlx-lm."""
@@ -33,6 +36,8 @@ class Oracle:
             if mx.issubdtype(v.dtype, mx.floating) and predicate(k)
         ]
         self.model.load_weights(casted, strict=False)
+        if config["model_type"] in _DROP_THE_HEAD and config.get("tie_word_embeddings", True):
+            self.model.sanitize({k: v for k, v in casted if "lm_head" not in k})
 
     def quantize(self, bits: int, group_size: int = 64, mode: str = "affine") -> "Oracle":
         """Quantise in place as mlx_lm.convert does, predicates included."""
