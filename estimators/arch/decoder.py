@@ -29,13 +29,13 @@ from memfit.estimators.arch.specs import (
 FeedForwardBlock = tuple[FeedForward, Modules]
 
 
-def derived_head_dim(fields: Fields, hidden: int) -> int:
-    """Return hidden // heads, for classes that ask no ``head_dim`` key; one must not contradict."""
+def derived_head_dim(fields: Fields, hidden: int, *, told: str = "head_dim") -> int:
+    """Return hidden // heads, for classes that ask no key; the key ``told`` must not contradict."""
     heads = fields.count("num_attention_heads")
     head_dim = hidden // heads
     if not head_dim:
         raise fields.fail("num_attention_heads", f"{heads} heads in a hidden_size of {hidden}")
-    fields.expect("head_dim", head_dim)
+    fields.expect(told, head_dim)
     return head_dim
 
 

@@ -32,8 +32,8 @@ def build(fields: Fields) -> Model:
         first = count
     dense = dense_mlp(hidden, fields.count("intermediate_size"), bias=bias)
     sparse = _experts(fields, hidden, bias=bias) if first < count else dense
-    # Normalising the head or its softmax, and routing within groups, change no byte.
-    fields.inert("norm_head", "n_group", "topk_group", "sliding_window")
+    # A normalised head, routing within groups and windows, which the class has none of.
+    fields.inert("norm_head", "n_group", "topk_group", "sliding_window", "max_window_layers")
     tied = fields.flag("tie_word_embeddings", False)
     return Model(
         model_type="bailing_moe",

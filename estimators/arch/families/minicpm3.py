@@ -15,8 +15,7 @@ def build(fields: Fields) -> Model:
     hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
     # Newer configs say the width of the rope under head_dim.
     fields.inert("head_dim", "qk_head_dim", "num_key_value_heads", "dim_model_base", "scale_depth")
-    value_dim = derived_head_dim(fields, hidden)
-    fields.expect("v_head_dim", value_dim)
+    value_dim = derived_head_dim(fields, hidden, told="v_head_dim")
     mixer = latent_attention(fields, value_dim, expanded=True)
     fields.count("q_lora_rank")
     layer = decoder_layer(

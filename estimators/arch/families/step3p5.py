@@ -42,7 +42,10 @@ def build(fields: Fields) -> Model:
         False: dense_mlp(hidden, fields.count("intermediate_size")),
         True: _experts(fields, hidden),
     }
+    fields.expect("moe_every_n_layer", 1)
     fields.inert("swiglu_limits_shared", "yarn_only_types")
+    # How the router scores, which the class takes from elsewhere or always does.
+    fields.inert("use_moe_router_bias", "norm_expert_weight")
     return Model(
         model_type="step3p5",
         hidden_size=hidden,
