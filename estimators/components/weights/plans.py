@@ -6,7 +6,7 @@ from typing import Any
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.arch.quantization import DEFAULTS, Quantization
 from memfit.estimators.components.weights.derived import Plan
 from memfit.estimators.errors import ConfigError, InputError, UnsupportedError
 
@@ -59,12 +59,15 @@ def _mlx_plan(block: Mapping[str, Any], name: str) -> Plan:
         if value is False:
             overrides[path] = None
         elif isinstance(value, Mapping):
-            overrides[path] = _format({**_plain(default), **value}, name, f"quantization.{path}")
+            overrides[path] = _format({**_unsaid(value), **value}, name, f"quantization.{path}")
     return Plan(default, overrides)
 
 
-def _plain(default: Quantization) -> dict[str, Any]:
-    return {"bits": default.bits, "group_size": default.group_size, "mode": default.mode}
+def _unsaid(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What a path's entry leaves to MLX's own defaults (``to_quantized``), not to the block's."""
+    mode = entry.get("mode")
+    known = DEFAULTS.get(mode if isinstance(mode, str) else "affine", DEFAULTS["affine"])
+    return dict(zip(("bits", "group_size"), known, strict=True))
 
 
 def _format(block: Mapping[str, Any], name: str, key: str) -> Quantization:
