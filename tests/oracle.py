@@ -17,7 +17,7 @@ from memfit.estimators.workload import Workload
 _DTYPES = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
 
 # Classes that always make a head, and drop it at load when the checkpoint has none.
-_DROP_THE_HEAD = ("gemma3", "gemma3_text")
+_DROP_THE_HEAD = ("gemma3", "gemma3_text", "recurrent_gemma")
 
 
 class Oracle:
