@@ -90,10 +90,14 @@ class StateBuffer:
     """A recurrent or convolution state whose size does not depend on tokens.
 
     ``elements`` are of one sequence; ``float32`` states ignore the activations' type.
+    ``viewed`` are the elements each token of a chunk adds to an array that the state is a slice
+    of, and so keeps alive until the next call; ``lasting`` ones live on through decode.
     """
 
     elements: int
     float32: bool = False
+    viewed: int = 0
+    lasting: bool = False
 
 
 Cache = KVBuffer | StateBuffer

@@ -78,12 +78,20 @@ def mamba(
     *,
     conv_bias: bool,
     bias: bool,
+    keeps_all_states: bool = False,
 ) -> MixerBlock:
-    """Mamba: its scan state (inner, state) has the activations' type."""
+    """Mamba: its scan state (inner, state) has the activations' type.
+
+    With ``keeps_all_states`` it is a slice of the states of all tokens in the chunk.
+    """
+    viewed = inner * state if keeps_all_states else 0
     spec = Recurrent(
         kind="mamba",
         inner_dim=inner,
-        state=(StateBuffer((kernel - 1) * inner), StateBuffer(inner * state)),
+        state=(
+            StateBuffer((kernel - 1) * inner, viewed=inner),
+            StateBuffer(inner * state, viewed=viewed, lasting=keeps_all_states),
+        ),
     )
     return spec, (
         linear("in_proj", hidden, 2 * inner, bias=bias),
@@ -119,7 +127,7 @@ class Mamba2:
             kind="mamba2",
             inner_dim=inner,
             state=(
-                StateBuffer((self.kernel - 1) * conv),
+                StateBuffer((self.kernel - 1) * conv, viewed=conv),
                 StateBuffer(inner * self.state, float32=True),
             ),
         )
@@ -142,7 +150,7 @@ def short_convolution(fields: Fields) -> MixerBlock:
     spec = Recurrent(
         kind="short_convolution",
         inner_dim=3 * hidden,
-        state=(StateBuffer((kernel - 1) * hidden),),
+        state=(StateBuffer((kernel - 1) * hidden, viewed=hidden),),
     )
     return spec, (
         linear("in_proj", hidden, 3 * hidden, bias=bias),

@@ -99,6 +99,7 @@ def _mamba(fields: Fields, hidden: int) -> MixerBlock:
         rank,
         conv_bias=fields.flag("mamba_conv_bias", False),
         bias=fields.flag("mamba_proj_bias", False),
+        keeps_all_states=True,
     )
     norms = (norm("dt_layernorm", rank), norm("b_layernorm", state), norm("c_layernorm", state))
     return spec, under("mamba", modules + norms)

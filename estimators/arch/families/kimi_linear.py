@@ -31,7 +31,8 @@ from memfit.estimators.arch.specs import (
 def build(fields: Fields) -> Model:
     """Return the model of a ``kimi_linear`` config."""
     hidden = fields.count("hidden_size")
-    fields.inert("num_key_value_heads", "num_expert_group", "moe_renormalize", "use_grouped_topk")
+    fields.inert("num_key_value_heads", "use_grouped_topk", "num_expert_group", "topk_group")
+    fields.inert("moe_renormalize", "mlp_layer_types")
     linear_config = fields.section("linear_attn_config")
     mixers = {True: _delta(linear_config, hidden), False: _latent(fields, hidden)}
     norms = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))

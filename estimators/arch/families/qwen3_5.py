@@ -10,6 +10,7 @@ from memfit.estimators.arch.families.qwen_delta import (
     dense_block,
     experts_block,
 )
+from memfit.estimators.arch.families.vision import with_towers
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, array, convolution, linear, norm, under
@@ -44,7 +45,7 @@ def build(fields: Fields) -> Model:
     layers = delta_layers(
         text, delta, _delta_modules(delta, hidden), [feed_forward] * text.layers()
     )
-    return Model(
+    model = Model(
         model_type=fields.text("model_type"),
         hidden_size=hidden,
         vocab_size=text.count("vocab_size"),
@@ -55,12 +56,17 @@ def build(fields: Fields) -> Model:
         layers_path="language_model.model.layers",
         makes_own_cache=True,
     )
+    return with_towers(model, fields)
 
 
 def _text_section(fields: Fields) -> Fields:
     if fields.null("text_config"):
         raise fields.fail("text_config", "expected an object, got null")
-    text = fields.section("text_config") if fields.has("text_config") else fields
+    text = fields
+    if fields.has("text_config"):
+        text = fields.section("text_config")
+        if not text.has("tie_word_embeddings"):
+            fields.expect("tie_word_embeddings", False)
     text = text.revised({}, _DEFAULTS)
     if text.has("head_dim"):
         return text

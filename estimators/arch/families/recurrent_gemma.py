@@ -93,7 +93,7 @@ def _recurrent(fields: Fields, hidden: int) -> MixerBlock:
     spec = Recurrent(
         kind="rg_lru",
         inner_dim=hidden,
-        state=(StateBuffer((_KERNEL - 1) * hidden), StateBuffer(hidden)),
+        state=(StateBuffer((_KERNEL - 1) * hidden, viewed=hidden), StateBuffer(hidden)),
     )
     return spec, (
         linear("linear_y", hidden, hidden, bias=True),

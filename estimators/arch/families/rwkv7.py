@@ -25,7 +25,7 @@ def build(fields: Fields) -> Model:
     head_dim = fields.count("head_dim")
     fields.require_multiple("hidden_size", hidden, "head_dim", head_dim)
     # The last token of both mixings, and between them the state.
-    token = StateBuffer(hidden)
+    token = StateBuffer(hidden, viewed=hidden)
     mixer = Recurrent(
         kind="rwkv", inner_dim=hidden, state=(token, StateBuffer(hidden * head_dim), token)
     )

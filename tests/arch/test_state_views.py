@@ -1,0 +1,53 @@
+"""What states keep alive beyond their own bytes, against memory measured while small models run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.arch.registry import build_model
+from memfit.estimators.components.ssm import viewed_bytes
+
+pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+import mlx.core as mx
+
+from tests.oracle import Oracle
+
+CASES = Path(__file__).parent / "cases"
+CHUNK = 192
+# Scalars and the arrays' last token; a Mac's allocator rounds arrays up to 16 KiB.
+SLACK = 32768
+
+
+@pytest.mark.parametrize("case", ["jamba_dense", "mamba2", "lfm2", "qwen3_5"])
+def test_states_keep_the_arrays_alive_that_they_are_slices_of(case: str) -> None:
+    config = json.loads((CASES / f"{case}.json").read_text()) | {"dtype": "float32"}
+    model = build_model(config, "config.json")
+    oracle = Oracle(config, "F32")
+    caches = _made_caches(oracle)
+    weights = mx.get_active_memory()
+    _call(oracle, caches, CHUNK)
+    kept = mx.get_active_memory() - weights - _nbytes(caches)
+    assert kept == pytest.approx(viewed_bytes(model, 1, CHUNK), abs=SLACK)
+    _call(oracle, caches, 1)
+    kept = mx.get_active_memory() - weights - _nbytes(caches)
+    assert kept == pytest.approx(viewed_bytes(model, 1, CHUNK, decoding=True), abs=SLACK)
+
+
+def _made_caches(oracle: Oracle) -> list[object]:
+    from mlx_lm.models.cache import make_prompt_cache
+
+    mx.eval(oracle.model.parameters())
+    caches: list[object] = make_prompt_cache(oracle.model)
+    return caches
+
+
+def _call(oracle: Oracle, caches: list[object], tokens: int) -> None:
+    oracle.model(mx.zeros((1, tokens), mx.int32), cache=caches)
+    mx.eval([cache.state for cache in caches])  # type: ignore[attr-defined]
+    mx.synchronize()
+    mx.clear_cache()
+
+
+def _nbytes(caches: list[object]) -> int:
+    return sum(cache.nbytes for cache in caches)  # type: ignore[attr-defined]
