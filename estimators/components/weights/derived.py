@@ -8,6 +8,7 @@ from memfit.estimators import dtypes
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,20 @@ class Plan:
     converting: bool = False
 
     def quantization(self, path: str, module: Module) -> Quantization | None:
-        """Return the format of a module's weight, None when it stays as it is."""
+        """Return the format of a module's weight, None when it stays as it is.
+
+        Raises:
+            UnsupportedError: when the groups asked for this very matrix do not divide its rows.
+        """
+        chosen = self._chosen(path, module)
+        if chosen and module.shape[-1] % chosen.group_size:
+            raise UnsupportedError(
+                f"{path}: mlx-lm cannot quantise rows of {module.shape[-1]} in the groups of"
+                f" {chosen.group_size} it asks for here; take another group size"
+            )
+        return chosen
+
+    def _chosen(self, path: str, module: Module) -> Quantization | None:
         if not module.quantizable:
             return None
         if path in self.overrides:
