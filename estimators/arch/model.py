@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memfit.estimators.arch.modules import Module, Modules
+from memfit.estimators.arch.modules import Module, Modules, Part
 from memfit.estimators.arch.specs import FeedForward, Mixer
 
 
@@ -46,6 +46,11 @@ class Model:
             prefix = f"{self.layers_path}.{index}."
             for module in layer.modules:
                 yield prefix + module.path, module
+
+    @property
+    def tied_head(self) -> bool:
+        """Whether the head reads the embedding's matrix."""
+        return all(module.part is not Part.HEAD for module in self.modules)
 
     def layer_kinds(self) -> dict[str, int]:
         """Return how many mixers of each kind there are, in order of appearance."""

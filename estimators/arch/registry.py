@@ -125,7 +125,7 @@ def build_model(config: Mapping[str, Any], name: str) -> Model:
     model_type = fields.text("model_type")
     if model_type not in FAMILIES:
         raise UnsupportedError(_unknown_type(name, model_type))
-    model = family(model_type).build(fields)
+    model: Model = family(model_type).build(fields)
     unknown = list(unexplained(fields))
     if unknown:
         raise UnsupportedError(

@@ -34,7 +34,7 @@ _INERT = frozenset(
     num_nextn_predict_layers mtp_transformer_layers num_mtp_modules mtp_num_hidden_layers
     mtp_num_layers ep_size
     mtp_use_dedicated_embeddings num_mtp_layers use_mtp
-    original_max_position_embeddings
+    original_max_position_embeddings for_llm_compressor
     """.split()
 )
 

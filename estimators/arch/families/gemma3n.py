@@ -62,7 +62,7 @@ def build(fields: Fields) -> Model:
 
 def per_layer_embeddings(text: Fields, hidden: int, width: int, layer_width: int) -> Modules:
     """A second embedding of ``width`` that gives every layer its own input; Gemma 4 has it too."""
-    vocabulary = text.count("vocab_size_per_layer_input", 262144)
+    vocabulary = text.count("vocab_size_per_layer_input")
     return (
         embedding("embed_tokens_per_layer", vocabulary, width),
         linear("per_layer_model_projection", hidden, width, Part.OTHER),

@@ -31,13 +31,33 @@ from memfit.estimators.arch.specs import Attention, DenseMLP, FeedForward, Mixtu
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
+# mlx-lm gemma4_text.ModelArgs: what the class takes for keys the config lacks.
+_DEFAULTS = {
+    "hidden_size": 1536,
+    "num_hidden_layers": 35,
+    "intermediate_size": 6144,
+    "num_attention_heads": 8,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "vocab_size": 262144,
+    "vocab_size_per_layer_input": 262144,
+    "num_key_value_heads": 1,
+    "num_kv_shared_layers": 20,
+    "hidden_size_per_layer_input": 256,
+    "sliding_window": 512,
+    "sliding_window_pattern": 5,
+    "use_double_wide_mlp": True,
+    "tie_word_embeddings": True,
+}
+
 
 def build(fields: Fields) -> Model:
-    """Return the model of a ``gemma4_text`` config; absent keys take the class's defaults."""
-    hidden, count = fields.count("hidden_size", 1536), fields.layers(default=35)
-    vocabulary = fields.count("vocab_size", 262144)
-    layer_width = _unless_null(fields, "hidden_size_per_layer_input", 256)
-    shared = fields.count("num_kv_shared_layers", 20, least=0)
+    """Return the model of a ``gemma4_text`` config."""
+    fields = fields.revised({}, _DEFAULTS)
+    hidden, count = fields.count("hidden_size"), fields.layers()
+    vocabulary = fields.count("vocab_size")
+    layer_width = _unless_null(fields, "hidden_size_per_layer_input")
+    shared = fields.count("num_kv_shared_layers", least=0)
     modules: Modules = (*sandwich_norms(hidden), array("layer_scalar", (1,), Part.OTHER))
     outside: Modules = (embedding("embed_tokens", vocabulary, hidden), norm("norm", hidden))
     if layer_width:
@@ -63,7 +83,7 @@ def build(fields: Fields) -> Model:
 
 def _kinds(fields: Fields, count: int) -> list[str]:
     kinds = fields.texts("layer_types", count)
-    interval = fields.count("sliding_window_pattern", 5)
+    interval = fields.count("sliding_window_pattern")
     if kinds is None:
         return [_SLIDING if (index + 1) % interval else _FULL for index in range(count)]
     if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
@@ -76,7 +96,7 @@ def _layers(
 ) -> Iterator[Layer]:
     mixers = _mixers(fields)
     keys_are_values = {_FULL: fields.flag("attention_k_eq_v", False), _SLIDING: False}
-    intermediate = fields.count("intermediate_size", 6144)
+    intermediate = fields.count("intermediate_size")
     width_of_sharers = intermediate * (2 if _switch(fields, "use_double_wide_mlp") else 1)
     experts = _experts(fields, hidden) if fields.flag("enable_moe_block", False) else None
     own = layers_with_cache(fields, kinds, shared)
@@ -94,11 +114,11 @@ def _layers(
 
 
 def _mixers(fields: Fields) -> dict[str, Attention]:
-    heads, kv_heads = fields.count("num_attention_heads", 8), fields.count("num_key_value_heads", 1)
+    heads, kv_heads = fields.count("num_attention_heads"), fields.count("num_key_value_heads")
     fields.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    head_dim = fields.count("head_dim", 256)
+    head_dim = fields.count("head_dim")
     sliding = Attention(heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim)
-    full_dim = _unless_null(fields, "global_head_dim", 512) or head_dim
+    full_dim = _unless_null(fields, "global_head_dim") or head_dim
     full = replace(sliding, key_dim=full_dim, value_dim=full_dim)
     full_kv_heads = fields.optional_count("num_global_key_value_heads")
     if full_kv_heads is not None and fields.flag("attention_k_eq_v", False):
@@ -106,21 +126,23 @@ def _mixers(fields: Fields) -> dict[str, Attention]:
             "num_attention_heads", heads, "num_global_key_value_heads", full_kv_heads
         )
         full = replace(full, kv_heads=full_kv_heads)
-    return {_FULL: full, _SLIDING: sliding.windowed(fields.count("sliding_window", 512))}
+    return {_FULL: full, _SLIDING: sliding.windowed(fields.count("sliding_window"))}
 
 
 def _attention_modules(spec: Attention, hidden: int, keys_are_values: bool) -> Modules:
-    """A layer that reads another's cache has queries only."""
+    """Parameters of a layer; where it reads another's cache, the class drops its keys at load."""
     queries, keys = spec.heads * spec.key_dim, spec.kv_heads * spec.key_dim
-    modules: Modules = (
+    own: Modules = (linear("k_proj", hidden, keys), norm("k_norm", spec.key_dim))
+    if not keys_are_values:
+        own += (linear("v_proj", hidden, keys),)
+    if not spec.owns_cache:
+        own = tuple(replace(module, quantizable=False, loaded=False) for module in own)
+    modules = (
         linear("q_proj", hidden, queries),
         linear("o_proj", queries, hidden),
         norm("q_norm", spec.key_dim),
+        *own,
     )
-    if spec.owns_cache:
-        modules += (linear("k_proj", hidden, keys), norm("k_norm", spec.key_dim))
-    if spec.owns_cache and not keys_are_values:
-        modules += (linear("v_proj", hidden, keys),)
     return under("self_attn", modules)
 
 
@@ -157,10 +179,10 @@ def _check_overrides(fields: Fields, layers: tuple[Layer, ...]) -> None:
                 raise override.fail(name, f"the model class ignores it and builds {built}")
 
 
-def _unless_null(fields: Fields, key: str, default: int) -> int:
+def _unless_null(fields: Fields, key: str) -> int:
     """A null switches off what an absent key leaves at the class's default."""
-    return 0 if fields.null(key) else fields.count(key, default, least=0)
+    return 0 if fields.null(key) else fields.count(key, least=0)
 
 
 def _switch(fields: Fields, key: str) -> bool:
-    return not fields.null(key) and fields.flag(key, True)
+    return not fields.null(key) and fields.flag(key)

@@ -39,7 +39,13 @@ _TEXT_CLASS = Dense(
     head="output",
     tied=Key("tie_word_embeddings"),
     # The class has experts nowhere and attends to everything.
-    inert=("intermediate_size", "attention_chunk_size", "no_rope_layer_interval", "use_qk_norm"),
+    inert=(
+        "intermediate_size",
+        "attention_chunk_size",
+        "attn_temperature_tuning",
+        "no_rope_layer_interval",
+        "use_qk_norm",
+    ),
 )
 
 
@@ -61,6 +67,7 @@ def build_language_model(fields: Fields) -> Model:
         raise fields.fail("num_hidden_layers", f"{count}: the model class needs {_FULL_INTERVAL}")
     fields.texts("layer_types", count)
     fields.inert("no_rope_layers", "no_rope_layer_interval", "moe_layers", "use_qk_norm")
+    fields.inert("attn_temperature_tuning", "floor_scale", "attn_scale")
     return Model(
         model_type="llama4",
         hidden_size=hidden,
@@ -76,8 +83,7 @@ def build_language_model(fields: Fields) -> Model:
 
 
 def _layers(fields: Fields, hidden: int, count: int) -> Iterator[Layer]:
-    heads = fields.count("num_attention_heads")
-    full = _attention_spec(fields, fields.optional_count("head_dim") or hidden // heads)
+    full = _attention_spec(fields, hidden)
     chunked = ChunkedAttention(
         heads=full.heads,
         kv_heads=full.kv_heads,
@@ -99,9 +105,12 @@ def _layers(fields: Fields, hidden: int, count: int) -> Iterator[Layer]:
         yield Layer((mixer,), feed_forward, shared + modules)
 
 
-def _attention_spec(fields: Fields, head_dim: int) -> Attention:
+def _attention_spec(fields: Fields, hidden: int) -> Attention:
     heads, kv_heads = fields.count("num_attention_heads"), fields.count("num_key_value_heads")
     fields.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    head_dim = fields.optional_count("head_dim") or hidden // heads
+    if not head_dim:
+        raise fields.fail("num_attention_heads", f"{heads} are more than hidden_size {hidden}")
     return Attention(heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim)
 
 
@@ -115,7 +124,7 @@ def _dense(fields: Fields, hidden: int) -> tuple[FeedForward, Modules]:
 def _experts(fields: Fields, hidden: int, *, used: bool) -> tuple[FeedForward, Modules]:
     """One routed expert a token, and a shared one of the same width."""
     intermediate = fields.count("intermediate_size")
-    experts = fields.count("num_local_experts", least=0)
+    experts = fields.count("num_local_experts", least=int(used))
     top_k = fields.count("num_experts_per_tok", least=0)
     if used and top_k != 1:
         raise fields.fail("num_experts_per_tok", f"{top_k}: the model class has one a token")

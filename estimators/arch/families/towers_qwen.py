@@ -70,6 +70,8 @@ def qwen3_vl(section: Fields, root: Fields, hidden: int) -> Modules:
     section.inert(*_UNSHAPING)
     depth = tower_layers(section, "depth", 27)
     fed = section.counts("deepstack_visual_indexes", least=0)
+    if fed is not None and len(fed) > depth:
+        raise section.fail("deepstack_visual_indexes", f"{len(fed)} entries for {depth} layers")
     merged, out = _merged(section, width), section.count("out_hidden_size", 3584)
     merger = (dense("linear_fc1", merged, merged), dense("linear_fc2", merged, out))
     tower = (

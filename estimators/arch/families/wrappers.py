@@ -109,7 +109,8 @@ def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
         raise fields.fail("text_config", "missing; the model class needs it")
     forced: dict[str, Any] = {}
     if wrapper.vocabulary is not None:
-        forced["vocab_size"] = fields.count("vocab_size", wrapper.vocabulary)
+        default = None if fields.null("vocab_size") else wrapper.vocabulary
+        forced["vocab_size"] = fields.count("vocab_size", default)
     if wrapper.drops_head and fields.has("tie_word_embeddings"):
         forced["tie_word_embeddings"] = fields.flag("tie_word_embeddings")
     return text.revised(forced, wrapper.defaults)
