@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
 from memfit.estimators.errors import InputError
+from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.units import Units
 
 Value = TypeVar("Value")
 
@@ -42,3 +45,35 @@ def parsed(option: str, parse: Callable[[str], Value], text: str | None) -> Valu
 
 
 Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer to a file.")]
+ShownUnits = Annotated[Units, typer.Option(help="Decimal or binary sizes.")]
+
+Context = Annotated[str | None, typer.Option(help="Prompt tokens with no generation, such as 32k.")]
+PromptTokens = Annotated[str | None, typer.Option(help="Tokens of the prompt.")]
+MaxTokens = Annotated[str | None, typer.Option(help="Tokens to generate.")]
+Batch = Annotated[int, typer.Option(help="Sequences run together.")]
+PrefillStep = Annotated[int | None, typer.Option(help="Tokens of a prefill chunk.")]
+KVBits = Annotated[int | None, typer.Option(help="Bits of a quantised KV cache.")]
+KVGroupSize = Annotated[int | None, typer.Option(help="Its group size.")]
+QuantizedKVStart = Annotated[int | None, typer.Option(help="Tokens before the cache is quantised.")]
+MaxKVSize = Annotated[
+    int | None, typer.Option(help="Limit of a rotating cache, where the model takes one.")
+]
+Quantize = Annotated[
+    int | None, typer.Option(metavar="BITS", help="As converted by mlx_lm.convert to BITS.")
+]
+GroupSize = Annotated[int | None, typer.Option(help="Group size of --quantize.")]
+QuantMode = Annotated[
+    str | None, typer.Option(help="Mode of --quantize: affine, mxfp4, nvfp4 or mxfp8.")
+]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(help="A machine such as m4-max-64 (see memfit devices), or host."),
+]
+Memory = Annotated[str | None, typer.Option(help="A Mac with this RAM, such as 32GB.")]
+WorkingSet = Annotated[str | None, typer.Option(help="A recommended working set, such as 26.8GB.")]
+Regime = Annotated[
+    OsRegime, typer.Option(help="Whose working sets apply to a Mac by name or memory.")
+]
+RuntimeName = Annotated[str, typer.Option(help="Whose allocation rules apply.")]
+Margin = Annotated[str, typer.Option(help="Kept free above the peak.")]

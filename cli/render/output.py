@@ -41,6 +41,15 @@ def deliver(
         from memfit.cli.render.table import to_table
 
         text = to_table(result, units, curve, explanation, to_file=output is not None)
+    emit(text, output)
+
+
+def emit(text: str, output: Path | None) -> None:
+    """Write a rendered text to a file, else to standard output.
+
+    Raises:
+        InputError: when the file cannot be written.
+    """
     if output is None:
         sys.stdout.write(text)
         sys.stdout.flush()
