@@ -1,0 +1,78 @@
+"""Every command shown in the README and the docs prints what stands below it.
+
+``python -m tests.test_docs`` rewrites the outputs after a change that was meant.
+"""
+
+import io
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```console\n\$ (memfit [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield each command of a page with the output it shows."""
+    for match in _BLOCK.finditer(page.read_text(encoding="utf-8")):
+        yield match[1], match[2]
+
+
+def output_of(command: str) -> str:
+    """Return what a command prints, run from the project's root at a fixed width."""
+    from memfit.cli.app import main
+
+    out = io.StringIO()
+    # The console asks its file for the encoding; a StringIO has none.
+    out.encoding = "utf-8"  # type: ignore[misc]
+    environment = {"COLUMNS": "100"}
+    here = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        with (
+            mock.patch.object(sys, "argv", shlex.split(command)),
+            mock.patch.dict(os.environ, environment),
+            redirect_stdout(out),
+            redirect_stderr(out),
+            pytest.raises(SystemExit),
+        ):
+            main()
+    finally:
+        os.chdir(here)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [block for page in PAGES for block in blocks(page)],
+    ids=lambda text: text if text.startswith("memfit ") else "",
+)
+def test_a_documented_command_prints_what_is_shown(command: str, shown: str) -> None:
+    assert output_of(command) == shown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def rewrite(page: Path) -> None:
+    """Put the present outputs into a page."""
+    text = page.read_text(encoding="utf-8")
+    fresh = _BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", text)
+    if fresh != text:
+        page.write_text(fresh, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for each in PAGES:
+        rewrite(each)
