@@ -37,6 +37,7 @@ def read_directory(directory: Path) -> Checkpoint:
         file_bytes=weights.file_bytes,
         header_bytes=weights.header_bytes,
         shards=weights.shards,
+        header_sha256=weights.header_sha256,
         left_out=weights.left_out,
         warnings=weights.warnings,
     )
@@ -63,6 +64,7 @@ def read_file(path: Path) -> Checkpoint:
         file_bytes=header.file_bytes,
         header_bytes=header.header_bytes,
         shards=1,
+        header_sha256=((path.name, header.sha256),),
         warnings=_file_warnings(path, has_config),
     )
 

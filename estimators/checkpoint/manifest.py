@@ -41,6 +41,7 @@ class Checkpoint:
     file_bytes: int = 0  # size of the counted weight files
     header_bytes: int = 0  # bytes read of them
     shards: int = 0
+    header_sha256: tuple[tuple[str, str], ...] = ()  # file name and digest, by name
     left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
     revision: str | None = None

@@ -6,6 +6,7 @@ reader (safetensors/src/tensor.rs), so that a file cut short or put together wro
 here as it would be there.
 """
 
+import hashlib
 import os
 import sys
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ class Header(NamedTuple):
     header_bytes: int  # with the eight bytes of its length: all that was read
     file_bytes: int
     metadata: Mapping[str, str]
+    sha256: str  # of those header bytes, hexadecimal
 
 
 class _Span(NamedTuple):
@@ -69,7 +71,8 @@ def read_header(path: Path) -> Header:
     metadata = _metadata(entries.pop("__metadata__", None), path)
     header_bytes = LENGTH_BYTES + length
     tensors = _tensors(entries, file_bytes - header_bytes, path)
-    return Header(tensors, header_bytes, file_bytes, metadata)
+    digest = hashlib.sha256(first_bytes + text).hexdigest()
+    return Header(tensors, header_bytes, file_bytes, metadata, digest)
 
 
 def _checked_length(first_bytes: bytes, file_bytes: int, path: Path) -> int:

@@ -7,7 +7,7 @@ so that ``1e-6`` is a number and ``no`` a text, as the author of a config means 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -25,12 +25,39 @@ _WORDS: dict[str, bool | None] = {
 }
 
 
+# How a value is reached from the top: names of mappings and indices of sequences.
+Place = tuple[str | int, ...]
+
+
+class Placed(NamedTuple):
+    """A document with the line each value begins on, counted from 1.
+
+    ``repeated`` are the lines and places of names that stand twice; the first value is kept.
+    """
+
+    value: Any
+    lines: dict[Place, int]
+    repeated: tuple[tuple[int, Place], ...]
+
+
 def parse_document(text: bytes, path: Path) -> Any:
     """Return the one document that ``text`` holds, None when there is none.
 
     Raises:
         ConfigError: when it is not one YAML document in UTF-8, or has aliases, tags, keys that
             are no text, a name twice, or values and nesting beyond all use.
+    """
+    placed = parse_placed(text, path)
+    for line, place in placed.repeated:
+        raise ConfigError(f"{shown(path)}: line {line}: the name '{shown(place[-1])}' stands twice")
+    return placed.value
+
+
+def parse_placed(text: bytes, path: Path) -> Placed:
+    """Return the one document that ``text`` holds with its lines, for mistakes named later.
+
+    Raises:
+        ConfigError: as `parse_document`, save for repeated names, which are returned.
     """
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
@@ -50,44 +77,58 @@ class _Document:
     def __init__(self, events: Iterator[Any], path: Path) -> None:
         self._events = events
         self._path = path
+        self._lines: dict[Place, int] = {}
+        self._repeated: list[tuple[int, Place]] = []
 
-    def read(self) -> Any:
+    def read(self) -> Placed:
         values: list[Any] = []
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if values:
                     raise self._error(event, "a second document begins; write one")
-                values.append(self._value(next(self._events), depth=0))
-        return values[0] if values else None
+                values.append(self._value(next(self._events), ()))
+        return Placed(values[0] if values else None, self._lines, tuple(self._repeated))
 
-    def _value(self, event: Any, depth: int) -> Any:
-        if depth > MAX_NESTING:
+    def _value(self, event: Any, place: Place) -> Any:
+        if len(place) > MAX_NESTING:
             raise self._error(event, f"nested deeper than {MAX_NESTING} levels")
+        self._lines.setdefault(place, event.start_mark.line + 1)
+        self._refuse_marks(event)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(place)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(place)
+        return self._scalar(event)
+
+    def _mapping(self, place: Place) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key = self._key(event)
+            line = event.start_mark.line + 1
+            if key in values:
+                self._repeated.append((line, (*place, key)))
+            # A value may begin below its name, and the name is what a reader looks for.
+            self._lines.setdefault((*place, key), line)
+            values.setdefault(key, self._value(next(self._events), (*place, key)))
+        return values
+
+    def _key(self, event: Any) -> str:
+        self._refuse_marks(event)
+        key = self._scalar(event) if isinstance(event, yaml.ScalarEvent) else None
+        if not isinstance(key, str):
+            raise self._error(event, "a key is no text; put it in quotes")
+        return key
+
+    def _refuse_marks(self, event: Any) -> None:
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             raise self._error(event, "anchors and aliases are not read; write the value out")
         if event.tag is not None:
             raise self._error(event, "tags are not read; write the value plainly")
-        if isinstance(event, yaml.MappingStartEvent):
-            return self._mapping(depth)
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._sequence(depth)
-        return self._scalar(event)
 
-    def _mapping(self, depth: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            key = self._value(event, depth + 1)
-            if not isinstance(key, str):
-                raise self._error(event, "a key is no text; put it in quotes")
-            if key in values:
-                raise self._error(event, f"the name '{shown(key)}' stands twice")
-            values[key] = self._value(next(self._events), depth + 1)
-        return values
-
-    def _sequence(self, depth: int) -> list[Any]:
-        values = []
+    def _sequence(self, place: Place) -> list[Any]:
+        values: list[Any] = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            values.append(self._value(event, depth + 1))
+            values.append(self._value(event, (*place, len(values))))
         return values
 
     def _scalar(self, event: Any) -> Any:

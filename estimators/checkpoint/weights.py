@@ -56,6 +56,7 @@ class Weights(NamedTuple):
     shards: int = 0
     left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
+    header_sha256: tuple[tuple[str, str], ...] = ()
 
 
 def is_weight_file(name: str) -> bool:
@@ -120,6 +121,7 @@ def _merged(directory: Path, names: list[str], index: Index | None) -> Weights:
     check_series(directory, names)
     merged: dict[str, Tensor] = {}
     left_out, repeating = [], []
+    digests = []
     file_bytes = header_bytes = larger_bytes = 0
     for name in _in_order(names, index):
         header = read_header(directory / name)
@@ -134,6 +136,7 @@ def _merged(directory: Path, names: list[str], index: Index | None) -> Weights:
             merged.setdefault(tensor.name, tensor)
         file_bytes += header.file_bytes
         header_bytes += header.header_bytes
+        digests.append((name, header.sha256))
     return Weights(
         tensors=tuple(merged.values()),
         file_bytes=file_bytes,
@@ -141,6 +144,7 @@ def _merged(directory: Path, names: list[str], index: Index | None) -> Weights:
         shards=len(names) - len(left_out),
         left_out=tuple(left_out),
         warnings=_repeat_warnings(directory, repeating, larger_bytes),
+        header_sha256=tuple(sorted(digests)),
     )
 
 
