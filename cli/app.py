@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from memfit.cli.commands.compare import compare
 from memfit.cli.commands.devices import devices
 from memfit.cli.commands.estimate import estimate
 from memfit.cli.exits import Exit, exit_of
@@ -20,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command()(estimate)
+app.command()(compare)
 app.command()(devices)
 
 

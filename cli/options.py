@@ -23,6 +23,15 @@ class Format(str, Enum):
     MARKDOWN = "markdown"
 
 
+class CompareFormat(str, Enum):
+    """How a comparison is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
 class Method(str, Enum):
     """How figures are come by; the trace and the measurement are not built yet."""
 

@@ -45,7 +45,7 @@ def estimate(
         model=_model_summary(sizing),
         workload=WorkloadSummary(**asdict(workload)),
         runtime=RuntimeSummary(runtime.name, runtime.version),
-        device=_device_summary(sizing.device) if sizing.device else None,
+        device=device_summary(sizing.device) if sizing.device else None,
         components=_components(sizing, workload, figures),
         peak_bytes=figures.moment.nbytes + sizing.draft_bytes(workload),
         peak_phase=figures.moment.phase,
@@ -92,7 +92,8 @@ def _model_summary(sizing: Sizing) -> ModelSummary:
     )
 
 
-def _device_summary(device: Device) -> DeviceSummary:
+def device_summary(device: Device) -> DeviceSummary:
+    """Return what a result says of the device."""
     return DeviceSummary(
         name=device.name,
         backend=device.backend,
@@ -154,12 +155,13 @@ def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
     if sizing.weighed.unloaded_bytes:
         size = format_bytes(sizing.weighed.unloaded_bytes, units)
         yield Note("info", "not-loaded", f"{size} of the checkpoint are not loaded by mlx-lm")
-    yield from _workload_notes(sizing, workload)
+    yield from workload_notes(sizing, workload)
     if sizing.device and sizing.device.note:
         yield Note("info", "device", sizing.device.note)
 
 
-def _workload_notes(sizing: Sizing, workload: Workload) -> Iterator[Note]:
+def workload_notes(sizing: Sizing, workload: Workload) -> Iterator[Note]:
+    """Yield what the reader must know of a model under this workload."""
     model = sizing.model
     if model.max_context and workload.total_tokens > model.max_context:
         text = f"{workload.total_tokens} tokens exceed the model's own limit {model.max_context}"

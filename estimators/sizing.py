@@ -79,6 +79,11 @@ class Sizing:
         peak_bytes = moment.nbytes + self.draft_bytes(workload) + self.margin_bytes
         return Need(peak_bytes, moment.largest_buffer_bytes)
 
+    def on(self, device: Device | None) -> "Sizing":
+        """Return the same model on another device; nothing is read or weighed again."""
+        draft = self.draft.on(device) if self.draft else None
+        return replace(self, device=device, draft=draft, _answers={})
+
     def draft_bytes(self, workload: Workload) -> int:
         """Return the bound of what a draft model adds: its own peak over the same tokens."""
         return self.draft.at(workload).moment.nbytes if self.draft else 0

@@ -30,7 +30,7 @@ def _lines(
     yield ""
     yield f"**{words.verdict(result, units)}**"
     yield ""
-    for line in (words.title(result), words.task(result), words.machine(result, units)):
+    for line in (words.title(result.model), words.task(result), words.machine(result, units)):
         yield f"- {_escaped(line)}"
     yield ""
     yield "| Component | Size | Bytes | Basis |"

@@ -20,8 +20,9 @@ def plot_lines(
 ) -> Iterator[str]:
     """Yield the lines of the plot: weights, caches and the rest of the peak, to scale."""
     marks = _ASCII if ascii_only else _UNICODE
-    labels = [f"{point.context_tokens:>8} {format_bytes(point.peak_bytes, units):>10} "
-              for point in curve]
+    labels = [
+        f"{point.context_tokens:>8} {format_bytes(point.peak_bytes, units):>10} " for point in curve
+    ]
     room = max(_LEAST_WIDTH, width - max(map(len, labels)) - 1)
     whole = max(*(point.peak_bytes for point in curve), budget or 1)
     yield (

@@ -1,7 +1,5 @@
 """An estimate as a table for the terminal, plain where it is piped."""
 
-import io
-import sys
 from collections.abc import Iterator
 
 from rich import box
@@ -11,6 +9,7 @@ from rich.text import Text
 
 from memfit.cli.render import words
 from memfit.cli.render.plot import plot_lines
+from memfit.cli.render.terminal import open_page
 from memfit.estimators.result import CurvePoint, Estimate
 from memfit.estimators.units import Units, format_bytes
 
@@ -31,20 +30,8 @@ def to_table(
     to_file: bool,
 ) -> str:
     """Return the table as text, with colour codes only where the terminal takes them."""
-    terminal = Console(file=sys.stdout)
-    buffer = io.StringIO()
-    styled = terminal.is_terminal and not to_file
-    console = Console(
-        file=buffer,
-        width=max(terminal.width, _LEAST_WIDTH),
-        force_terminal=styled,
-        color_system=terminal.color_system if styled else None,  # type: ignore[arg-type]
-        legacy_windows=False,
-        highlight=False,
-        emoji=False,
-        markup=False,
-    )
-    ascii_only = not (terminal.encoding or "").lower().startswith("utf") and not to_file
+    page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
+    console, ascii_only = page.console, page.ascii_only
     _draw(console, result, units, ascii_only=ascii_only)
     if curve:
         working_set = result.device.working_set_bytes if result.device else None
@@ -55,12 +42,12 @@ def to_table(
         console.print()
         for line in explanation:
             console.print(line, soft_wrap=True)
-    return buffer.getvalue()
+    return page.text()
 
 
 def _draw(console: Console, result: Estimate, units: Units, *, ascii_only: bool) -> None:
     console.print(Text(result.model.id, style="bold"))
-    for line in (words.title(result), words.task(result), words.machine(result, units)):
+    for line in (words.title(result.model), words.task(result), words.machine(result, units)):
         console.print(line, style="dim")
     console.print(_component_table(result, units, console.width, ascii_only=ascii_only))
     console.print(Text(words.verdict(result, units), style=f"bold {_COLOURS[result.verdict]}"))
@@ -75,9 +62,7 @@ def _draw(console: Console, result: Estimate, units: Units, *, ascii_only: bool)
             console.print(f"  {remark}")
 
 
-def _component_table(
-    result: Estimate, units: Units, width: int, *, ascii_only: bool
-) -> Table:
+def _component_table(result: Estimate, units: Units, width: int, *, ascii_only: bool) -> Table:
     budget = result.device.working_set_bytes if result.device else None
     whole = max(budget or 0, result.peak_bytes, 1)
     cells = list(_cells(result, units, budget))

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from memfit.estimators.result import Estimate
+from memfit.estimators.comparison import Comparison
+from memfit.estimators.result import Estimate, ModelSummary
 from memfit.estimators.units import Units, format_bytes
 
-_PARTS = {
+PARTS = {
     "embedding": "embedding",
     "attention": "attention and other token mixers",
     "mlp": "MLP",
@@ -38,14 +39,13 @@ def weight_rows(result: Estimate) -> Iterator[tuple[str, int]]:
     parts = result.components.weights.by_part
     for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
         if nbytes:
-            yield _PARTS[name], nbytes
+            yield PARTS[name], nbytes
     if result.components.weights.loaded_bytes != result.components.weights.bytes:
         yield "all of these, on disk", result.components.weights.bytes
 
 
-def title(result: Estimate) -> str:
+def title(model: ModelSummary) -> str:
     """The model in one line."""
-    model = result.model
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in model.layers.items())
     return (
         f"{model.model_type}, {_billions(model.parameters)} parameters,"
@@ -53,7 +53,7 @@ def title(result: Estimate) -> str:
     )
 
 
-def task(result: Estimate) -> str:
+def task(result: Estimate | Comparison) -> str:
     """The workload and the runtime in one line."""
     work = result.workload
     text = f"{work.prompt_tokens} prompt tokens"
@@ -67,7 +67,7 @@ def task(result: Estimate) -> str:
     return f"{text}; {result.runtime.name} {result.runtime.version}"
 
 
-def machine(result: Estimate, units: Units) -> str:
+def machine(result: Estimate | Comparison, units: Units) -> str:
     """The device in one line."""
     device = result.device
     if device is None:

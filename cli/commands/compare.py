@@ -1,0 +1,190 @@
+"""``memfit compare``: models side by side, and which fit under every combination of settings."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memfit.cli.exits import Exit
+from memfit.cli.options import (
+    Batch,
+    CompareFormat,
+    Context,
+    DeviceName,
+    GroupSize,
+    Json,
+    KVBits,
+    KVGroupSize,
+    Margin,
+    MaxKVSize,
+    MaxTokens,
+    Memory,
+    Output,
+    PrefillStep,
+    PromptTokens,
+    Quantize,
+    QuantizedKVStart,
+    QuantMode,
+    Regime,
+    RuntimeName,
+    ShownUnits,
+    WorkingSet,
+    parsed,
+)
+from memfit.cli.render.output import emit
+from memfit.cli.requests import (
+    named_device,
+    requested_device,
+    requested_quantization,
+    requested_workload,
+)
+from memfit.estimators.errors import InputError, UnreachableError
+from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
+from memfit.estimators.units import Units, parse_size
+
+if TYPE_CHECKING:
+    from memfit.estimators.compare import Candidate
+    from memfit.estimators.comparison import Comparison
+    from memfit.estimators.scenario import Axis
+
+
+def compare(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Two or more models; with --matrix one will do."),
+    ],
+    matrix: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS=A,B",
+            help="Vary context, max-tokens, batch, prefill-step, kv-bits, quantize, device or"
+            " memory, such as context=4k,32k or kv-bits=none,8; again for another axis.",
+        ),
+    ] = None,
+    context: Context = None,
+    prompt_tokens: PromptTokens = None,
+    max_tokens: MaxTokens = None,
+    batch: Batch = 1,
+    prefill_step: PrefillStep = None,
+    kv_bits: KVBits = None,
+    kv_group_size: KVGroupSize = None,
+    quantized_kv_start: QuantizedKVStart = None,
+    max_kv_size: MaxKVSize = None,
+    quantize: Quantize = None,
+    group_size: GroupSize = None,
+    quant_mode: QuantMode = None,
+    device: DeviceName = None,
+    memory: Memory = None,
+    working_set: WorkingSet = None,
+    os_regime: Regime = DEFAULT_REGIME,
+    runtime: RuntimeName = "mlx-lm",
+    margin: Margin = "64MB",
+    format_: Annotated[
+        CompareFormat, typer.Option("--format", help="How the answer is written.")
+    ] = CompareFormat.TABLE,
+    json_: Json = False,
+    output: Output = None,
+    units: ShownUnits = Units.GB,
+) -> None:
+    """Show models side by side, each against the first, and what fits where."""
+    # The library is imported when it is needed: --help stays quick.
+    from memfit.estimators.compare import compare as answer
+    from memfit.estimators.machine.runtime import get_runtime
+    from memfit.estimators.scenario import Scenario
+
+    axes = _axes(matrix or [], os_regime)
+    if len(models) < 2 and not axes:
+        raise InputError("give two or more models to compare, or one with --matrix")
+    _refuse_twice(
+        {axis.name for axis in axes},
+        {
+            "context": context is not None or prompt_tokens is not None,
+            "max-tokens": max_tokens is not None,
+            "batch": batch != 1,
+            "prefill-step": prefill_step is not None,
+            "kv-bits": kv_bits is not None,
+            "quantize": quantize is not None,
+            "device": any(value is not None for value in (device, memory, working_set)),
+            "memory": any(value is not None for value in (device, memory, working_set)),
+        },
+    )
+    rules = get_runtime(runtime)
+    base = Scenario(
+        requested_workload(
+            rules,
+            context=context,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            batch=batch,
+            prefill_step=prefill_step,
+            kv_bits=kv_bits,
+            kv_group_size=kv_group_size,
+            quantized_kv_start=quantized_kv_start,
+            max_kv_size=max_kv_size,
+        ),
+        requested_device(device, memory, working_set, os_regime),
+        requested_quantization(quantize, group_size, quant_mode),
+        parsed("--margin", parse_size, margin) or 0,
+    )
+    result = answer(_candidates(models), base, axes, runtime=rules, units=units)
+    form = CompareFormat.JSON if json_ else format_
+    emit(_rendered(result, form, units, to_file=output is not None), output)
+    raise typer.Exit(_code(result))
+
+
+def _axes(texts: Sequence[str], regime: OsRegime) -> "list[Axis]":
+    from memfit.estimators.scenario import parse_axis
+
+    def read(text: str) -> "Axis":
+        return parse_axis(
+            text, find_device=lambda name: named_device(name, regime), os_regime=regime
+        )
+
+    return [axis for text in texts if (axis := parsed("--matrix", read, text))]
+
+
+def _refuse_twice(axes: set[str], options: dict[str, bool]) -> None:
+    """An axis would overrule the option that sets the same thing."""
+    for name, given in options.items():
+        if given and name in axes:
+            raise InputError(f"--matrix {name} and an option both set it: give one of them")
+
+
+def _candidates(references: Sequence[str]) -> "list[Candidate]":
+    from memfit.estimators.checkpoint.files import shown
+    from memfit.estimators.checkpoint.opening import open_checkpoint
+    from memfit.estimators.compare import Candidate, attempt
+
+    known: dict[str, Candidate] = {}
+    for reference in references:
+        if reference not in known:
+            checkpoint = attempt(partial(open_checkpoint, reference))
+            known[reference] = Candidate(shown(reference), checkpoint)
+    return [known[reference] for reference in references]
+
+
+def _rendered(result: "Comparison", form: CompareFormat, units: Units, *, to_file: bool) -> str:
+    if form is CompareFormat.JSON:
+        from memfit.cli.render.compare.data import to_json
+
+        return to_json(result)
+    if form is CompareFormat.CSV:
+        from memfit.cli.render.compare.data import to_csv
+
+        return to_csv(result)
+    if form is CompareFormat.MARKDOWN:
+        from memfit.cli.render.compare.markdown import to_markdown
+
+        return to_markdown(result, units)
+    from memfit.cli.render.compare.table import to_table
+
+    return to_table(result, units, to_file=to_file)
+
+
+def _code(result: "Comparison") -> Exit:
+    """A comparison is no verdict: only what could not be decided is not 0."""
+    slugs = {undecided.slug for undecided in result.undecided}
+    if UnreachableError.slug in slugs:
+        return Exit.UNREACHABLE
+    return Exit.UNSUPPORTED if slugs else Exit.YES

@@ -1,0 +1,127 @@
+"""A comparison in words, the same for every format that people read."""
+
+from collections import Counter
+
+from memfit.cli.render.words import PARTS, percent
+from memfit.estimators.comparison import Cell, Compared, Comparison, Matrix, SettingValue, Value
+from memfit.estimators.result import Basis
+from memfit.estimators.units import Units, format_bytes
+
+_FIGURES = {
+    "weights": "Weights on disk",
+    "resident_weights": "Weights resident",
+    "kv_per_token": "KV per token",
+    "kv": "KV cache",
+    "state": "Recurrent state",
+    "workspace": "Workspace",
+    "peak": "Peak",
+    "recommended_context": "Longest context",
+}
+
+
+class Footnotes:
+    """Remarks below a table, each once, with the mark that stands for it."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, str] = {}
+
+    def mark(self, text: str) -> str:
+        """Return the mark of a remark, a new one when it was not made before."""
+        return self._marks.setdefault(text, f"({len(self._marks) + 1})")
+
+    def lines(self) -> list[str]:
+        """Return the remarks with their marks."""
+        return [f"{mark} {text}" for text, mark in self._marks.items()]
+
+
+def figure_name(name: str) -> str:
+    """The name of a figure; parts are set in."""
+    kind, _, part = name.partition(".")
+    return f"  {PARTS[part]}" if part else _FIGURES[kind]
+
+
+def value_text(value: Value | None, unit: str, units: Units) -> str:
+    """A figure with its unit; a bound says so."""
+    if value is None:
+        return "-"
+    return _bounded(_amount(value.value, unit, units), value.basis)
+
+
+def difference_texts(value: Value | None, unit: str, units: Units, minus: str) -> tuple[str, str]:
+    """What a figure is above the first model's: in its unit, and in percent."""
+    if value is None or value.difference is None:
+        return "-", "-"
+    change = value.difference
+    if not change.amount:
+        return "same", ""
+    sign = "+" if change.amount > 0 else minus
+    amount = f"{sign}{_amount(abs(change.amount), unit, units)}"
+    share = "from 0" if change.percent is None else f"{sign}{abs(change.percent):.2f} %"
+    return amount, share
+
+
+def verdict_text(model: Compared, result: Comparison) -> str:
+    """The verdict on a model with its share of the working set."""
+    if model.undecided or model.verdict is None or model.needed_bytes is None:
+        return "undecided"
+    if result.device is None:
+        return "no device"
+    return f"{model.verdict}, {percent(model.needed_bytes, result.device.working_set_bytes)}"
+
+
+def context_text(model: Compared, result: Comparison) -> str:
+    """Why there is no context to recommend."""
+    return "-" if model.undecided or result.device is None else "none fits"
+
+
+def cell_texts(cell: Cell, units: Units, notes: Footnotes) -> tuple[str, str, str, str]:
+    """A cell's verdict, need, share of the working set and footnotes."""
+    if cell.undecided or cell.verdict is None or cell.needed_bytes is None:
+        reason = cell.undecided.reason if cell.undecided else "no figure"
+        return "undecided", "", "", notes.mark(reason)
+    budget = cell.working_set_bytes
+    share = percent(cell.needed_bytes, budget) if budget else ""
+    marks = " ".join(notes.mark(note.message) for note in cell.notes)
+    verdict = "no device" if cell.verdict == "unknown" else cell.verdict
+    return verdict, format_bytes(cell.needed_bytes, units), share, marks
+
+
+def setting_text(value: SettingValue) -> str:
+    """One value of an axis."""
+    return "none" if value is None else str(value)
+
+
+def tally(matrix: Matrix) -> str:
+    """How many cells have which verdict."""
+    counts = Counter("undecided" if c.undecided else c.verdict for c in matrix.cells)
+    named = [f"{counts[name]} {word}" for name, word in _TALLY.items() if counts[name]]
+    return f"{len(matrix.cells)} cells: {', '.join(named)}"
+
+
+_TALLY = {
+    "fits": "fit",
+    "tight": "tight",
+    "exceeds": "do not fit",
+    "unknown": "without a device",
+    "undecided": "undecided",
+}
+
+
+def remarks(result: Comparison) -> list[str]:
+    """What must be known of the models, each with the numbers of those it is about."""
+    numbers: dict[str, list[str]] = {}
+    for number, model in enumerate(result.models, 1):
+        texts = [note.message for note in model.notes if note.code != "device"]
+        texts += model.assumptions
+        texts += [model.undecided.reason] if model.undecided else []
+        for text in dict.fromkeys(texts):
+            numbers.setdefault(text, []).append(str(number))
+    return [f"{', '.join(of)}: {text}" for text, of in numbers.items()]
+
+
+def _amount(value: int, unit: str, units: Units) -> str:
+    return format_bytes(value, units) if unit == "bytes" else f"{value} tokens"
+
+
+def _bounded(text: str, basis: Basis) -> str:
+    return f"up to {text}" if basis == "bound" else text
