@@ -9,6 +9,7 @@ import typer
 from memfit.cli.commands.compare import compare
 from memfit.cli.commands.devices import devices
 from memfit.cli.commands.estimate import estimate
+from memfit.cli.commands.gate import gate
 from memfit.cli.exits import Exit, exit_of
 from memfit.estimators.errors import MemfitError
 from memfit.estimators.version import __version__
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(estimate)
 app.command()(compare)
+app.add_typer(gate, name="gate")
 app.command()(devices)
 
 
@@ -46,21 +48,22 @@ def main() -> None:
     try:
         app()
     except MemfitError as error:
-        _leave(str(error), exit_of(error))
+        _leave(exit_of(error), *error.lines)
     except BrokenPipeError:
         # The reader went away; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(Exit.YES)
     except KeyboardInterrupt:
-        _leave("interrupted", Exit.INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 - a bug must not look like a verdict
+        _leave(Exit.INTERRUPTED, "interrupted")
+    except Exception as error:
         if os.environ.get("MEMFIT_DEBUG"):
             raise
         kind = type(error).__name__
-        _leave(f"bug: {kind}: {error}; MEMFIT_DEBUG=1 shows where, please report it", Exit.BUG)
+        _leave(Exit.BUG, f"bug: {kind}: {error}; MEMFIT_DEBUG=1 shows where, please report it")
 
 
-def _leave(message: str, code: Exit) -> None:
-    line = " ".join(message.split())
-    print(f"memfit: {line}", file=sys.stderr)
+def _leave(code: Exit, *messages: str) -> None:
+    for message in messages:
+        line = " ".join(message.split())
+        print(f"memfit: {line}", file=sys.stderr)
     sys.exit(code)

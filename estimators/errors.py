@@ -3,7 +3,8 @@
     MemfitError
     ├── InputError              bad usage or input: the user can mend it      (exit 2)
     │   ├── CheckpointError     a file is missing, cut short or inconsistent
-    │   └── ConfigError         a configuration key is missing or has a wrong value
+    │   ├── ConfigError         a configuration key is missing or has a wrong value
+    │   └── PolicyError         a policy file has mistakes: all of them, each with its line
     ├── UnsupportedError        the structure is not described                (exit 3)
     ├── UnreachableError        a source cannot be reached                    (exit 4)
     └── MachineError            this machine cannot do it                     (exit 5)
@@ -11,11 +12,19 @@
 The command line turns each into one line and an exit code; docs/errors.md explains each slug.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 
 class MemfitError(Exception):
     """Base of all errors; the message says what happened, where, and how to mend it."""
 
     slug = "error"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The message, one mistake a line: most errors are one."""
+        return (str(self),)
 
 
 class InputError(MemfitError):
@@ -34,6 +43,34 @@ class ConfigError(InputError):
     """A configuration key is missing or holds a wrong value."""
 
     slug = "bad-config"
+
+
+class Mistake(NamedTuple):
+    """One mistake of a policy: where it stands and what is wrong with it."""
+
+    file: str
+    line: int
+    key: str  # the path of the key, "targets.chat.limits.peak"; empty for the whole file
+    text: str
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (f"{self.file}:{self.line}", self.key, self.text)))
+
+
+class PolicyError(InputError):
+    """A policy file has mistakes; ``mistakes`` holds every one, in the order of the file."""
+
+    slug = "bad-policy"
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        """Take at least one mistake."""
+        super().__init__("; ".join(map(str, mistakes)))
+        self.mistakes = tuple(mistakes)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One line a mistake."""
+        return tuple(map(str, self.mistakes))
 
 
 class UnsupportedError(MemfitError):

@@ -1,0 +1,159 @@
+"""``memfit gate``: hold a policy's targets against their limits; ``init`` writes a first one."""
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from memfit.cli.exits import Exit
+from memfit.estimators.errors import InputError, PolicyError
+
+if TYPE_CHECKING:
+    from memfit.estimators.gate.baseline import Lock
+    from memfit.estimators.gate.evaluate import Outcome
+    from memfit.estimators.gate.policy import Policy
+    from memfit.estimators.gate.report import Status
+
+POLICY = Path("memfit.yaml")
+
+
+class GateFormat(str, Enum):
+    """How a report is written."""
+
+    TABLE = "table"
+    GITHUB = "github"
+    JUNIT = "junit"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
+class GateGroup(TyperGroup):
+    """``memfit gate …`` is short for ``memfit gate check …``; a model called init is ./init."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command in where none is named."""
+        named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if named else ["check", *args])
+
+
+gate = typer.Typer(cls=GateGroup, help="Say whether models still fit, by a policy file.")
+
+
+@gate.command()
+def check(
+    old: Annotated[str | None, typer.Argument(help="The model there was.")] = None,
+    new: Annotated[str | None, typer.Argument(help="The model that takes its place.")] = None,
+    policy: Annotated[Path, typer.Option(help="The policy file.")] = POLICY,
+    target: Annotated[
+        list[str] | None, typer.Option(help="Only this target; can be given again.")
+    ] = None,
+    allow_bounds: Annotated[
+        bool,
+        typer.Option("--allow-bounds", help="Decide by bounds where there is nothing better."),
+    ] = False,
+    update: Annotated[
+        bool,
+        typer.Option("--update", help="Write the figures of now to memfit.lock.json."),
+    ] = False,
+    format_: Annotated[
+        GateFormat, typer.Option("--format", help="How the report is written.")
+    ] = GateFormat.TABLE,
+    output: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FORMAT=FILE", help="Write it to a file as well; can be given again."),
+    ] = None,
+) -> None:
+    """Hold every target of memfit.yaml against its limits and the baseline beside it.
+
+    With OLD and NEW, hold NEW against the limits in every target, and its growth against OLD.
+    `memfit gate init MODEL --device NAME` writes a first policy.
+    """
+    # The library is imported when it is needed: --help stays quick.
+    from memfit.cli.render.gate.output import deliver, deliver_mistakes, parse_outputs
+
+    if (old is None) != (new is None):
+        raise InputError("give both OLD and NEW, or neither")
+    files = parse_outputs(output or [], [form.value for form in GateFormat])
+    try:
+        outcome = _answer(policy, tuple(target or ()), old, new, allow_bounds, update)
+    except PolicyError as error:
+        deliver_mistakes(error, format_.value)
+        raise
+    deliver(outcome.report, format_.value, files)
+    raise typer.Exit(_exit(outcome.report.verdict))
+
+
+def _answer(
+    path: Path,
+    names: tuple[str, ...],
+    old: str | None,
+    new: str | None,
+    allow_bounds: bool,
+    update: bool,
+) -> "Outcome":
+    from memfit.estimators.gate.evaluate import run_between, run_gate, run_update, select
+    from memfit.estimators.gate.policy import read_policy
+
+    policy = read_policy(path)
+    chosen = select(policy, names)
+    if old is not None and new is not None:
+        if update:
+            raise InputError("--update is for the policy's own models; leave OLD and NEW away")
+        return run_between(chosen, old, new, allow_bounds=allow_bounds)
+    lock = _lock(path)
+    if not update:
+        return run_gate(chosen, lock, allow_bounds=allow_bounds)
+    outcome = run_update(chosen, allow_bounds=allow_bounds)
+    _write_lock(path, outcome, lock, policy)
+    return outcome
+
+
+def _lock(policy: Path) -> "Lock | None":
+    from memfit.estimators.gate.baseline import NAME, read_lock
+
+    path = policy.with_name(NAME)
+    return read_lock(path) if path.is_symlink() or path.exists() else None
+
+
+def _write_lock(path: Path, outcome: "Outcome", kept: "Lock | None", policy: "Policy") -> None:
+    from memfit.cli.render.output import write_whole
+    from memfit.estimators.gate.baseline import NAME, to_text
+    from memfit.estimators.gate.evaluate import updated
+
+    lock = updated(outcome, kept, policy)
+    write_whole(path.with_name(NAME), to_text(lock))
+    print(f"memfit: wrote {path.with_name(NAME)}", file=sys.stderr)
+
+
+def _exit(status: "Status") -> Exit:
+    return {
+        "passed": Exit.YES,
+        "broken": Exit.NO,
+        "invalid": Exit.INPUT,
+        "undecided": Exit.UNSUPPORTED,
+        "unreachable": Exit.UNREACHABLE,
+    }[status]
+
+
+@gate.command()
+def init(
+    model: Annotated[str, typer.Argument(help="The model of the first target.")],
+    device: Annotated[
+        list[str], typer.Option(help="A machine that must run it; can be given again.")
+    ],
+) -> None:
+    """Write memfit.yaml, a first policy with comments, in the working directory."""
+    from memfit.cli.render.output import write_whole
+    from memfit.estimators.gate.first import first_policy
+    from memfit.estimators.gate.shelf import Shelf
+    from memfit.estimators.machine.devices import find_device
+
+    if POLICY.is_symlink() or POLICY.exists():
+        raise InputError(f"{POLICY} is there already; edit it, or move it away first")
+    devices = tuple(find_device(name) for name in device)
+    write_whole(POLICY, first_policy(Shelf(Path()), model, devices))
+    next_step = "next: memfit gate --update, then commit both files"
+    print(f"memfit: wrote {POLICY}; {next_step}", file=sys.stderr)

@@ -1,0 +1,158 @@
+"""A gate's report in words, the same for every format that people read."""
+
+from memfit.estimators.gate.diff import Change
+from memfit.estimators.gate.mending import Mend
+from memfit.estimators.gate.report import Report, Status, TargetReport
+from memfit.estimators.gate.verdict import Check
+from memfit.estimators.units import format_bytes
+
+_LIMITS = {
+    "peak": "peak",
+    "load_peak": "load peak",
+    "wired_limit": "wired limit",
+    "context": "context",
+    "expert_capacity": "expert capacity",
+    "basis": "basis of the weights",
+    "growth.weights": "growth of the weights",
+    "growth.kv_per_token": "growth of KV per token",
+    "growth.peak": "growth of the peak",
+}
+_FIGURES = {
+    "weights_bytes": "weights",
+    "kv_bytes_per_token": "KV per token",
+    "state_bytes": "recurrent state",
+    "workspace_bytes": "workspace",
+    "peak_bytes": "peak",
+    "context_tokens": "longest context",
+    "expert_capacity": "expert capacity",
+}
+_STATUSES: dict[Status, str] = {
+    "passed": "passed",
+    "broken": "limit broken",
+    "invalid": "invalid input",
+    "undecided": "not decided",
+    "unreachable": "not reachable",
+}
+
+
+def headline(report: Report) -> str:
+    """The verdict in one sentence, with how many targets it is about."""
+    total = len(report.targets)
+    targets = "1 target" if total == 1 else f"{total} targets"
+    if report.verdict == "passed":
+        return f"Gate passed: {targets}"
+    counts = [
+        f"{count} {_STATUSES[status]}"
+        for status in _STATUSES
+        if (count := sum(target.status == status for target in report.targets))
+    ]
+    return f"Gate not passed: {', '.join(counts)} of {targets}"
+
+
+def status(target: TargetReport) -> str:
+    """The status of a target."""
+    return _STATUSES[target.status]
+
+
+def subject(target: TargetReport) -> str:
+    """What was asked of which model on which machine."""
+    text = (
+        f"{target.model} on {target.device}, working set {format_bytes(target.working_set_bytes)}"
+    )
+    if target.baseline_model and target.baseline_model != target.model:
+        text += f"; baseline {target.baseline_model}"
+    return text
+
+
+def footer(report: Report) -> str:
+    """Which versions the figures are of."""
+    text = f"memfit {report.memfit_version}, policy {report.policy}"
+    if report.baseline_version not in (None, report.memfit_version):
+        text += f"; the baseline was written by memfit {report.baseline_version}"
+    return text
+
+
+def limit_name(check: Check) -> str:
+    """The limit, as people call it."""
+    return _LIMITS[check.limit]
+
+
+def figure_name(change: Change) -> str:
+    """The figure, as people call it."""
+    return _FIGURES[change.figure]
+
+
+def figure(check: Check) -> str:
+    """The figure of a check with its unit."""
+    if check.figure is None:
+        return "none fits" if check.unit == "tokens" else "no experts"
+    return _amount(check.figure, check.unit)
+
+
+def allowed(check: Check) -> str:
+    """What the limit allows: the amount, and how the policy writes it."""
+    share = f" ({check.written} of {check.whole})" if "%" in check.written else ""
+    if check.limit.startswith("growth.") and not share:
+        share = f" (+{check.written})"
+    return f"{check.sense} {_amount(check.allowed, check.unit)}{share}"
+
+
+def broken(check: Check) -> str:
+    """A broken limit in one line: its numbers, and by how much it is missed."""
+    text = f"{limit_name(check)}: {figure(check)}, allowed {allowed(check)}"
+    if check.missed_by is not None:
+        word = "too much" if check.sense == "at most" else "too few"
+        text += f", {_amount(check.missed_by, check.unit)} {word}"
+    return text
+
+
+def mending(check: Check) -> str:
+    """What would make a broken limit pass, in one line."""
+    if check.limit == "basis":
+        return "give a checkpoint whose shard headers can be read"
+    if check.limit == "expert_capacity" and check.figure is None:
+        return "the model has no routed experts, or a bound only: remove the limit"
+    if not check.mends:
+        return "no shorter context, KV bits, prefill step or quantisation alone makes it pass"
+    return "passes with " + ", or ".join(_mend(mend) for mend in check.mends)
+
+
+def amounts(change: Change) -> tuple[str, str, str]:
+    """A changed figure: before, now, and the difference with its percent."""
+    unit = "bytes" if "bytes" in change.figure else "tokens"
+    if change.figure == "expert_capacity":
+        unit = "experts"
+    before = "-" if change.before is None else _amount(change.before, unit)
+    now = "-" if change.now is None else _amount(change.now, unit)
+    return before, now, _difference(change, unit)
+
+
+def _difference(change: Change, unit: str) -> str:
+    if change.by is None or change.before is None:
+        return "-" if change.before == change.now else "changed"
+    if not change.by:
+        return "same"
+    sign = "+" if change.by > 0 else "-"
+    share = f", {sign}{_percent(abs(change.by), change.before)}" if change.before else ""
+    return f"{sign}{_amount(abs(change.by), unit)}{share}"
+
+
+def _percent(part: int, whole: int) -> str:
+    # In tenths, rounded up: a difference is never made to look smaller.
+    tenths = -(-1000 * part // whole)
+    return f"{tenths // 10}.{tenths % 10} %"
+
+
+def _mend(mend: Mend) -> str:
+    return {
+        "context": f"prompts of at most {mend.value} tokens",
+        "kv_bits": f"kv_bits {mend.value} from the first token on",
+        "prefill_step": f"prefill_step {mend.value}",
+        "quantize": f"weights of {mend.value} bits",
+    }[mend.setting]
+
+
+def _amount(value: int | str, unit: str) -> str:
+    if isinstance(value, str):
+        return value
+    return format_bytes(value) if unit == "bytes" else f"{value} {unit}"

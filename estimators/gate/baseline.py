@@ -1,0 +1,192 @@
+"""The baseline: figures of each target, kept in memfit.lock.json beside the policy.
+
+The bytes are stable: names sorted, no dates, so that a diff of the file is a change of figures.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from memfit.estimators.checkpoint.files import read_whole, shown
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.strict_json import parse_object
+from memfit.estimators.errors import InputError
+from memfit.estimators.gate.figures import Figures
+from memfit.estimators.gate.policy import Target
+from memfit.estimators.version import __version__
+
+NAME = "memfit.lock.json"
+VERSION = 1
+SCHEMA = f"memfit.lock/{VERSION}"
+MAX_LOCK_BYTES = 16_000_000
+MAX_LOCK_VALUES = 1_000_000
+_BASES = ("exact", "traced", "derived", "measured", "bound")
+_OPTIONAL = ("context_tokens", "expert_capacity", "experts")
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Which checkpoint the figures are of: its revision and digests of its config and headers."""
+
+    revision: str | None
+    config_sha256: str
+    headers_sha256: Mapping[str, str]  # by file name
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One target as it was: ``asked`` is the question but for the model, ``figures`` the answer."""
+
+    model: str
+    quantize: int | None
+    model_type: str
+    asked: Mapping[str, Any]
+    checkpoint: Fingerprint
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """The entries by target, and the memfit that computed them."""
+
+    memfit_version: str
+    targets: Mapping[str, Entry]
+
+
+def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
+    """Return the fingerprint of a checkpoint; spacing and order of its config do not matter."""
+    text = json.dumps(checkpoint.config, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return Fingerprint(checkpoint.revision, digest, dict(checkpoint.header_sha256))
+
+
+def asked(target: Target) -> dict[str, Any]:
+    """Return what a target asks, its model aside: figures of other questions do not compare."""
+    return {
+        "device": target.device.name,
+        "runtime": target.runtime.name,
+        "workload": asdict(target.workload),
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield in words how a question differs from the one of the baseline."""
+    for key in ("device", "runtime"):
+        if before[key] != now[key]:
+            yield f"{key} {before[key]}, now {now[key]}"
+    for key, value in now["workload"].items():
+        if before["workload"].get(key) != value:
+            yield f"{key} {before['workload'].get(key)}, now {value}"
+
+
+def replaced(before: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
+    """Return what differs of two checkpoints that go by one name."""
+    parts = []
+    if before.revision != now.revision:
+        parts.append(f"revision {before.revision}, now {now.revision}")
+    if before.config_sha256 != now.config_sha256:
+        parts.append("config.json")
+    old, new = before.headers_sha256, now.headers_sha256
+    changed = [name for name in new if name in old and old[name] != new[name]]
+    parts += [f"the header of {name}" for name in changed[:3]]
+    if len(changed) > 3:
+        parts.append(f"{len(changed) - 3} more headers")
+    if old.keys() != new.keys():
+        parts.append(f"the set of shards ({len(old)}, now {len(new)})")
+    return tuple(parts)
+
+
+def to_text(lock: Lock) -> str:
+    """Return the lock as the text of its file."""
+    data = {"schema": SCHEMA, **asdict(lock)}
+    return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def read_lock(path: Path) -> Lock:
+    """Return the lock of a file.
+
+    Raises:
+        CheckpointError: when the file is missing or unreadable.
+        InputError: when it is damaged, or written by a newer memfit.
+    """
+    data = parse_object(
+        read_whole(path, limit=MAX_LOCK_BYTES),
+        path,
+        what="the baseline",
+        error=InputError,
+        max_values=MAX_LOCK_VALUES,
+    )
+    _refuse_newer(data, path)
+    try:
+        entries = {name: _entry(value) for name, value in data["targets"].items()}
+        return Lock(data["memfit_version"], entries)
+    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+        raise InputError(
+            f"{shown(path)}: the baseline is damaged ({shown(fault)}); restore it from version"
+            " control, or delete it and run memfit gate --update"
+        ) from None
+
+
+def _refuse_newer(data: Mapping[str, Any], path: Path) -> None:
+    schema = re.fullmatch(r"memfit\.lock/([0-9]{1,6})", str(data.get("schema")))
+    if not schema or int(schema[1]) < 1:
+        raise InputError(f"{shown(path)}: schema: expected {SCHEMA}; is it a baseline?")
+    version = str(data.get("memfit_version"))
+    if int(schema[1]) > VERSION or _numbers(version) > _numbers(__version__):
+        raise InputError(
+            f"{shown(path)}: written by a newer memfit ({shown(version)}, {schema[0]}); this is"
+            f" {__version__} with {SCHEMA}: update memfit"
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    release = re.match(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}", version)
+    return tuple(map(int, release[0].split("."))) if release else ()
+
+
+def _entry(value: Any) -> Entry:
+    model, model_type = _text(value["model"]), _text(value["model_type"])
+    question = value["asked"]
+    _text(question["device"]), _text(question["runtime"])
+    if not isinstance(question["workload"], dict):
+        raise TypeError("asked.workload is no object")
+    print_ = value["checkpoint"]
+    revision = None if print_["revision"] is None else _text(print_["revision"])
+    headers = {name: _text(digest) for name, digest in print_["headers_sha256"].items()}
+    return Entry(
+        model=model,
+        quantize=_optional(value["quantize"], "quantize"),
+        model_type=model_type,
+        asked=question,
+        checkpoint=Fingerprint(revision, _text(print_["config_sha256"]), headers),
+        figures=_figures(value["figures"]),
+    )
+
+
+def _figures(value: Any) -> Figures:
+    names = {field.name for field in fields(Figures)}
+    if set(value) != names:
+        raise ValueError(f"figures: {', '.join(sorted(names ^ set(value)))}")
+    for name in names - {"basis"}:
+        figure = _optional(value[name], name)
+        if figure is None and name not in _OPTIONAL:
+            raise TypeError(f"{name} is null")
+    if value["basis"] not in _BASES:
+        raise ValueError("basis is none of the known")
+    return Figures(**value)
+
+
+def _optional(value: Any, name: str) -> int | None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise TypeError(f"{name} is no count")
+    return value if value is None else int(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{shown(repr(value)[:40])} is no text")
+    return value

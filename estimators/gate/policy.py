@@ -1,0 +1,278 @@
+"""The policy of a gate: named targets, each a model, a machine, a workload and its limits.
+
+docs/gate.md lists every key; tests/gate/test_docs.py holds it against the tables here.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.checkpoint.files import read_whole, shown
+from memfit.estimators.checkpoint.strict_yaml import parse_placed
+from memfit.estimators.errors import InputError
+from memfit.estimators.gate.allowance import Allowance, parse_allowance, parse_experts
+from memfit.estimators.gate.section import Reading, Section
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
+from memfit.estimators.machine.runtime import Runtime, get_runtime
+from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
+from memfit.estimators.units import MAX_COUNT, parse_count, parse_size
+from memfit.estimators.workload import MAX_TOKENS, Workload
+
+SCHEMA = "memfit.policy/1"
+MAX_POLICY_BYTES = 1_000_000
+RUNTIME = "mlx-lm"
+
+KEYS = ("schema", "targets")
+MACHINE_KEYS = ("device", "memory", "working_set")
+TARGET_KEYS = ("model", "quantize", *MACHINE_KEYS, "os_regime", "runtime", "workload", "limits")
+COUNT_KEYS = (
+    "prompt_tokens",
+    "max_tokens",
+    "batch",
+    "prefill_step",
+    "kv_bits",
+    "kv_group_size",
+    "quantized_kv_start",
+    "max_kv_size",
+)
+WORKLOAD_KEYS = ("context", *COUNT_KEYS)
+GROWTH_KEYS = ("weights", "kv_per_token", "peak")
+_NAME = re.compile(r"[\w.+-]{1,80}", re.ASCII)
+
+RequiredBasis = Literal["exact", "derived", "bound"]
+BASES: tuple[RequiredBasis, ...] = ("exact", "derived", "bound")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit of a target; ``name`` is its key, such as ``peak`` or ``growth.peak``.
+
+    Shares of ``peak``, ``load_peak`` and ``wired_limit`` are of the working set, of
+    ``expert_capacity`` of the experts a layer has, of ``growth`` of the baseline's figure.
+    """
+
+    name: str
+    line: int
+    amount: Allowance
+
+
+@dataclass(frozen=True, slots=True)
+class BasisLimit:
+    """The weakest basis the weights may have; ``bound`` accepts an upper bound."""
+
+    least: RequiredBasis
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One thing the gate decides about: a model on a machine at a workload, and its limits."""
+
+    name: str
+    line: int
+    model: str | None
+    quantize: int | None
+    device: Device
+    runtime: Runtime
+    workload: Workload
+    limits: tuple[Limit, ...]
+    basis: BasisLimit | None = None
+
+    @property
+    def needs_baseline(self) -> bool:
+        """Whether a limit is on growth."""
+        return any(limit.name.startswith("growth.") for limit in self.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The targets of one file, in its order."""
+
+    path: Path
+    targets: tuple[Target, ...]
+
+
+def read_policy(path: Path) -> Policy:
+    """Return the policy of a file.
+
+    Raises:
+        CheckpointError: when the file is missing or unreadable.
+        ConfigError: when it is not YAML.
+        PolicyError: with every mistake there is in it.
+    """
+    reading = Reading(path, parse_placed(read_whole(path, limit=MAX_POLICY_BYTES), path))
+    top = reading.top(KEYS)
+    if top.values.get("schema") != SCHEMA:
+        top.blame(f"expected {SCHEMA}", "schema" if "schema" in top else None)
+    targets = top.section("targets", None)
+    if not targets.values:
+        targets.blame("name at least one target: a gate that checks nothing does not pass")
+    found = [_target(targets.section(name, TARGET_KEYS), name) for name in targets.values]
+    reading.finish()
+    return Policy(path, tuple(target for target in found if target is not None))
+
+
+def _target(section: Section, name: str) -> Target | None:
+    if not _NAME.fullmatch(name):
+        section.blame("a target's name is made of letters, digits, and . _ + -, at most 80")
+    runtime = section.take("runtime", _runtime) or get_runtime(RUNTIME)
+    device = _device(section)
+    workload = _workload(section, runtime)
+    limits, basis = _limits(section, device)
+    model = section.take("model", _text)
+    quantize = section.take("quantize", _bits)
+    if device is None or workload is None:
+        return None
+    return Target(
+        name=name,
+        line=section.line(),
+        model=model,
+        quantize=quantize,
+        device=device,
+        runtime=runtime,
+        workload=workload,
+        limits=limits,
+        basis=basis,
+    )
+
+
+def _device(section: Section) -> Device | None:
+    regime = section.take("os_regime", _regime) or DEFAULT_REGIME
+    given = [key for key in MACHINE_KEYS if key in section]
+    if len(given) != 1:
+        section.blame(f"give one of {', '.join(MACHINE_KEYS)}", given[1] if given else None)
+        return None
+    makers = {
+        "device": lambda value: find_device(_text(value), os_regime=regime),
+        "memory": lambda value: memory_device(_size(value), os_regime=regime),
+        "working_set": lambda value: working_set_device(_size(value)),
+    }
+    return section.take(given[0], makers[given[0]])
+
+
+def _workload(target: Section, runtime: Runtime) -> Workload | None:
+    section = target.section("workload", WORKLOAD_KEYS)
+    given = [key for key in ("context", "prompt_tokens") if key in section]
+    if len(given) != 1:
+        section.blame("give either context or prompt_tokens", given[1] if given else None)
+        return None
+    if "context" in section and "max_tokens" in section:
+        section.blame("context stands alone; use prompt_tokens with max_tokens", "max_tokens")
+    settings = {
+        "prefill_step": runtime.prefill_step,
+        "kv_group_size": runtime.kv_group_size,
+        "quantized_kv_start": runtime.quantized_kv_start,
+    }
+    known = len(section.reading.mistakes)
+    for key in WORKLOAD_KEYS:
+        name = "prompt_tokens" if key == "context" else key
+        if (value := section.take(key, partial(_setting, name))) is not None:
+            settings[name] = value
+    if len(section.reading.mistakes) > known:
+        return None
+    try:
+        return Workload(**settings)
+    except InputError as error:
+        section.blame(str(error))
+        return None
+
+
+def _setting(name: str, value: Any) -> int:
+    """One number of a workload, checked by itself so that a mistake has its own line."""
+    count = _count(value)
+    if name == "prompt_tokens":
+        Workload(prompt_tokens=count, prefill_step=MAX_TOKENS)
+    else:
+        Workload(prompt_tokens=1, **{name: count})
+    return count
+
+
+def _limits(target: Section, device: Device | None) -> tuple[tuple[Limit, ...], BasisLimit | None]:
+    section = target.section("limits", LIMIT_KEYS)
+    growth = section.section("growth", GROWTH_KEYS)
+    if not any(key in section for key in LIMIT_KEYS if key != "growth") and not growth.values:
+        section.blame("name at least one limit: a target that checks nothing does not pass")
+    if device and device.backend != "metal" and "wired_limit" in section:
+        section.blame(f"{device.name} has no wired limit; it is a setting of Macs", "wired_limit")
+    found = [_limit(section, key, key) for key in AMOUNTS if key in section]
+    found += [_limit(growth, key, f"growth.{key}") for key in GROWTH_KEYS if key in growth]
+    basis = section.take("basis", _basis)
+    return (
+        tuple(limit for limit in found if limit),
+        BasisLimit(basis, section.line("basis")) if basis else None,
+    )
+
+
+def _limit(section: Section, key: str, name: str) -> Limit | None:
+    amount = section.take(key, AMOUNTS.get(name, parse_allowance))
+    return Limit(name, section.line(key), amount) if amount else None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise InputError(f"expected a text, got {_shown(value)}")
+    return value
+
+
+def _size(value: Any) -> int:
+    if not isinstance(value, str):
+        raise InputError(f"expected a size such as 24GB, got {_shown(value)}")
+    return parse_size(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, str):
+        return parse_count(value)
+    if type(value) is not int:
+        raise InputError(f"expected a count such as 4096 or 4k, got {_shown(value)}")
+    return value
+
+
+def _context(value: Any) -> Allowance:
+    count = _count(value)
+    if not 0 < count <= MAX_COUNT:
+        raise InputError(f"{_shown(count)}: must be from 1 to {MAX_COUNT} tokens")
+    return Allowance(str(value), count)
+
+
+def _bits(value: Any) -> int:
+    if type(value) is not int:
+        raise InputError(f"expected bits such as 4, got {_shown(value)}")
+    return Quantization(value, 64).bits
+
+
+def _regime(value: Any) -> OsRegime:
+    known = {regime.value: regime for regime in OsRegime}
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"expected {' or '.join(known)}, got {_shown(value)}")
+    return known[value]
+
+
+def _runtime(value: Any) -> Runtime:
+    return get_runtime(_text(value))
+
+
+def _basis(value: Any) -> RequiredBasis:
+    for basis in BASES:
+        if value == basis:
+            return basis
+    raise InputError(f"expected {', '.join(BASES)}, got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    return shown(repr(value)[:60])
+
+
+AMOUNTS: dict[str, Callable[[Any], Allowance]] = {
+    "peak": parse_allowance,
+    "load_peak": parse_allowance,
+    "wired_limit": parse_allowance,
+    "context": _context,
+    "expert_capacity": parse_experts,
+}
+LIMIT_KEYS = (*AMOUNTS, "basis", "growth")
