@@ -1,0 +1,132 @@
+"""What MLX exports of a call, as arrays and nodes with numbers for names."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.trace.nodes import Argument, Array, Node, Role
+from memfit.estimators.trace.standins import kernel_name
+
+MAX_NODES = 2_000_000
+
+
+class Leaf(NamedTuple):
+    """An array the call is given: its place says where to put what stands for it."""
+
+    array: Any
+    role: Role
+    name: str
+    put: Callable[[Any], None]
+
+
+class Recorded(NamedTuple):
+    """One exported call; ``outputs`` are positions, one for each array the function returned."""
+
+    arrays: tuple[Array, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+
+
+def record_call(function: Callable[[], list[Any]], leaves: Sequence[Leaf]) -> Recorded:
+    """Return the graph of ``function``, called with placeholders put in place of all leaves.
+
+    Raises:
+        UnsupportedError: when the graph has more than ``MAX_NODES`` nodes.
+    """
+    import mlx.core as mx
+
+    recorder = _Recorder(leaves)
+
+    def call(*placeholders: Any) -> list[Any]:
+        for leaf, placeholder in zip(leaves, placeholders, strict=True):
+            leaf.put(placeholder)
+        return function()
+
+    try:
+        mx.export_function(recorder.take, call, *[leaf.array for leaf in leaves])
+    finally:
+        for leaf in leaves:
+            leaf.put(leaf.array)
+    return recorder.finish()
+
+
+class _Recorder:
+    """Takes MLX's messages: inputs, outputs, constants, then every primitive."""
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        self._leaves = leaves
+        self._positions: dict[str, int] = {}
+        self._arrays: list[Array] = []
+        self._nodes: list[Node] = []
+        self._outputs: list[Any] = []
+
+    def take(self, message: dict[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "primitive":
+            self._take_node(message)
+        elif kind == "inputs":
+            for leaf, (key, shape, dtype) in zip(self._leaves, message["inputs"], strict=True):
+                self._add(key, Array(tuple(shape), _name(dtype), leaf.role, leaf.name))
+        elif kind == "outputs":
+            self._outputs = message["outputs"]
+        elif kind == "constants":
+            for key, array in message["constants"]:
+                self._add(key, Array(tuple(array.shape), _name(array.dtype), "constant"))
+
+    def finish(self) -> Recorded:
+        outputs = tuple(self._position(output) for output in self._outputs)
+        return Recorded(tuple(self._arrays), tuple(self._nodes), outputs)
+
+    def _take_node(self, message: dict[str, Any]) -> None:
+        if len(self._nodes) == MAX_NODES:
+            raise UnsupportedError(
+                f"the graph of one call has more than {MAX_NODES} operations; lower the prefill"
+                " step, or use --method formula"
+            )
+        name, arguments = message["name"], message["arguments"]
+        if name == "CustomKernel":
+            name, arguments = kernel_name(arguments[0]), []
+        inputs = tuple(map(self._position, message["inputs"]))
+        outputs = tuple(map(self._position, message["outputs"]))
+        values = tuple(value for argument in arguments for value in _plain(argument))
+        self._nodes.append(Node(name, inputs, outputs, values))
+
+    def _position(self, described: tuple[str, Any, Any]) -> int:
+        key, shape, dtype = described
+        known = self._positions.get(key)
+        return self._add(key, Array(tuple(shape), _name(dtype))) if known is None else known
+
+    def _add(self, key: str, array: Array) -> int:
+        position = self._positions[key] = len(self._arrays)
+        self._arrays.append(array)
+        return position
+
+
+def _plain(argument: Any) -> tuple[Argument, ...]:
+    if isinstance(argument, (bool, int, float, str)):
+        return (argument,)
+    if isinstance(argument, (list, tuple)):
+        return (tuple(argument),) if all(type(a) is int for a in argument) else (str(argument),)
+    return () if argument is None else (str(argument).removeprefix("mlx.core."),)
+
+
+_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+}
+
+
+def _name(dtype: Any) -> str:
+    return _NAMES[str(dtype).removeprefix("mlx.core.")]

@@ -1,0 +1,226 @@
+"""Fused operations as one node each, on a build of MLX that has no kernels of the target.
+
+MLX records a custom Metal kernel without Metal while it exports a function, so that a kernel
+without a body can stand for any fused operation. What the operations cast and broadcast before
+their kernels follows mlx/fast.cpp; when attention is fused follows machine/kernels.py.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.estimators.machine.device import Backend
+from memfit.estimators.machine.kernels import is_fused
+from memfit.estimators.trace.libraries import changed
+
+# Names of nodes that are no operation: the borders of what mx.compile was given.
+_NAME_ENDS = "__end"
+_RECORDING: ContextVar[bool] = ContextVar("recording", default=False)
+COMPILE_BEGINS, COMPILE_ENDS = "memfit_compile_begins", "memfit_compile_ends"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Whose graph is recorded; ``mlx_version`` chooses the rules of fused attention."""
+
+    backend: Backend = "metal"
+    nax: bool = False
+    compute_capability: int | None = None
+    mlx_version: tuple[int, ...] = (0, 32, 2)
+
+
+def library_changes(target: Target) -> dict[str, Any]:
+    """Return what to change in mlx.core while classes are imported and built for ``target``."""
+    import mlx.core as mx
+
+    made: dict[str, Any] = {"compile": _compile}
+    if target.backend != "cpu":
+        metal = target.backend == "metal"
+        made |= {"default_device": lambda: mx.gpu, "metal.is_available": lambda: metal}
+    return made
+
+
+def _recording_changes(target: Target) -> dict[str, Any]:
+    """Return what to change in mlx.core, besides, while a call is recorded for ``target``."""
+    import mlx.core as mx
+
+    made = {"contiguous": _contiguous, "zeros": _filled(0), "ones": _filled(1)}
+    if target.backend == "cpu":
+        return made
+    return made | {
+        "fast.rms_norm": _rms_norm(mx.fast.rms_norm),
+        "fast.layer_norm": _layer_norm(mx.fast.layer_norm),
+        "fast.rope": _rope(mx.fast.rope),
+        "fast.scaled_dot_product_attention": _attention(
+            mx.fast.scaled_dot_product_attention, target
+        ),
+    }
+
+
+@contextmanager
+def recorded(target: Target) -> Iterator[None]:
+    """Build the graph of ``target`` inside the block, which runs while MLX exports."""
+    token = _RECORDING.set(True)
+    try:
+        with changed(_recording_changes(target)):
+            yield
+    finally:
+        _RECORDING.reset(token)
+
+
+def one_node(name: str, inputs: Sequence[Any], like: Sequence[Any]) -> list[Any]:
+    """Return arrays shaped ``like`` others, as the outputs of one node ``name``."""
+    import mlx.core as mx
+
+    kernel = mx.fast.metal_kernel(
+        name=f"{name}{_NAME_ENDS}",
+        input_names=[f"i{n}" for n in range(len(inputs))],
+        output_names=[f"o{n}" for n in range(len(like))],
+        source="",
+    )
+    outputs: list[Any] = kernel(
+        inputs=list(inputs),
+        output_shapes=[array.shape for array in like],
+        output_dtypes=[array.dtype for array in like],
+        grid=(1, 1, 1),
+        threadgroup=(1, 1, 1),
+    )
+    return outputs
+
+
+def kernel_name(exported: str) -> str:
+    """Return the name a kernel was given, from the one MLX makes of it and its types.
+
+    >>> kernel_name("custom_kernel_RMSNorm__end_bfloat16_t_bfloat16_t")
+    'RMSNorm'
+    """
+    return exported.removeprefix("custom_kernel_").split(_NAME_ENDS)[0]
+
+
+def _contiguous(x: Any, allow_col_major: bool = False, **_: Any) -> Any:
+    # MLX cannot export its own Contiguous.
+    return one_node("Contiguous", [x], [x])[0]
+
+
+def _filled(value: int) -> Callable[..., Any]:
+    """Return a mx.zeros or mx.ones whose results MLX does not merge into one when it exports.
+
+    It merges equal operations on equal scalars: every layer's empty cache would become one node.
+    """
+
+    def filled(shape: Any, dtype: Any = None, **stream: Any) -> Any:
+        import mlx.core as mx
+
+        return mx.full(shape, mx.array([value], dtype or mx.float32), **stream)
+
+    return filled
+
+
+def _rms_norm(original: Callable[..., Any]) -> Callable[..., Any]:
+    def rms_norm(x: Any, weight: Any, eps: float, **stream: Any) -> Any:
+        out = original(x, weight, eps, **stream)
+        given = [x] if weight is None else [x, weight]
+        return one_node("RMSNorm", [array.astype(out.dtype) for array in given], [out])[0]
+
+    return rms_norm
+
+
+def _layer_norm(original: Callable[..., Any]) -> Callable[..., Any]:
+    def layer_norm(x: Any, weight: Any, bias: Any, eps: float, **stream: Any) -> Any:
+        out = original(x, weight, bias, eps, **stream)
+        given = [array for array in (x, weight, bias) if array is not None]
+        return one_node("LayerNorm", [array.astype(out.dtype) for array in given], [out])[0]
+
+    return layer_norm
+
+
+def _rope(original: Callable[..., Any]) -> Callable[..., Any]:
+    def rope(x: Any, dims: int, **settings: Any) -> Any:
+        import mlx.core as mx
+
+        out = original(x, dims, **settings)
+        offset = settings["offset"]
+        given = [x, offset if isinstance(offset, mx.array) else mx.array(offset)]
+        if settings.get("freqs") is not None:
+            given.append(settings["freqs"])
+        return one_node("RoPE", given, [out])[0]
+
+    return rope
+
+
+def _attention(original: Callable[..., Any], target: Target) -> Callable[..., Any]:
+    def scaled_dot_product_attention(
+        q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None, **rest: Any
+    ) -> Any:
+        out = original(q, k, v, scale=scale, mask=mask, sinks=sinks, **rest)
+        array_mask = mask is not None and not isinstance(mask, str)
+        fused = is_fused(
+            backend=target.backend,
+            mlx_version=target.mlx_version,
+            nax=target.nax,
+            query_tokens=q.shape[2],
+            key_tokens=k.shape[2],
+            key_dim=q.shape[3],
+            value_dim=v.shape[3],
+            heads=q.shape[1],
+            kv_heads=k.shape[1],
+            causal=isinstance(mask, str) and mask == "causal",
+            array_mask=array_mask,
+            kv_quantised=False,
+            compute_capability=target.compute_capability,
+        )
+        if not fused:
+            return out
+        given = [array.astype(out.dtype) for array in (q, k, v)]
+        if array_mask:
+            given.append(_broadcast_mask(mask, q, k, out.dtype))
+        if sinks is not None:
+            given.append(sinks.astype(out.dtype))
+        return one_node("ScaledDotProductAttention", given, [out])[0]
+
+    return scaled_dot_product_attention
+
+
+def _broadcast_mask(mask: Any, q: Any, k: Any, dtype: Any) -> Any:
+    import mlx.core as mx
+
+    mask = mask if mask.dtype == mx.bool_ else mask.astype(dtype)
+    return mx.broadcast_to(mask, (*q.shape[:3], k.shape[2]))
+
+
+def _compile(fun: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:
+    """Stand for mx.compile: the function leaves its borders in the graph of a recorded call."""
+    if fun is None:
+        return _compile
+
+    def marked(*given: Any, **named: Any) -> Any:
+        if not _RECORDING.get():
+            return fun(*given, **named)
+        inside = _bordered(COMPILE_BEGINS, (given, named))
+        return _bordered(COMPILE_ENDS, fun(*inside[0], **inside[1]))
+
+    return marked
+
+
+def _bordered(name: str, tree: Any) -> Any:
+    """Return the tree with its arrays passed through one node ``name``."""
+    import mlx.core as mx
+
+    arrays: list[Any] = []
+    _each(tree, arrays.append, mx.array)
+    if not arrays:
+        return tree
+    passed = iter(one_node(name, arrays, arrays))
+    return _each(tree, lambda _: next(passed), mx.array)
+
+
+def _each(tree: Any, change: Callable[[Any], Any], kind: type) -> Any:
+    if isinstance(tree, kind):
+        return change(tree)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_each(value, change, kind) for value in tree)
+    if isinstance(tree, dict):
+        return {key: _each(value, change, kind) for key, value in tree.items()}
+    return tree
