@@ -1,13 +1,15 @@
 """A model's config.json, and what stands beside it."""
 
-import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from memfit.estimators.checkpoint.files import read_whole, shown
+from memfit.estimators.checkpoint.folder import Directory, Folder
 from memfit.estimators.checkpoint.strict_json import parse_object, plain
 from memfit.estimators.errors import ConfigError
 
+CONFIG = "config.json"
+MODELOPT = "hf_quant_config.json"
 MAX_CONFIG_BYTES = 32_000_000  # quantisation layer by layer makes configs of some megabytes
 MAX_CONFIG_VALUES = 2_000_000
 
@@ -19,18 +21,20 @@ def read_config(path: Path) -> dict[str, Any]:
         CheckpointError: when the file is missing, unreadable or above ``MAX_CONFIG_BYTES``.
         ConfigError: when it is not a JSON object, or holds what no config can.
     """
-    value = parse_object(
-        read_whole(path, limit=MAX_CONFIG_BYTES),
-        path,
-        what="the file",
-        error=ConfigError,
-        max_values=MAX_CONFIG_VALUES,
-    )
-    config: dict[str, Any] = plain(value, shown(path), error=ConfigError)
-    return config
+    return _parse(read_whole(path, limit=MAX_CONFIG_BYTES), path)
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
+    """Return a model's config, as `model_config` does, from its path.
+
+    Raises:
+        CheckpointError: as `read_config`, for either file.
+        ConfigError: as `read_config`, for either file.
+    """
+    return model_config(Directory(path.parent), path.name)
+
+
+def model_config(folder: Folder, name: str = CONFIG) -> dict[str, Any]:
     """Return a model's config, with the quantisation that NVIDIA ModelOpt writes beside it.
 
     As in mlx-lm, hf_quant_config.json counts only where neither the config nor its text_config
@@ -40,10 +44,18 @@ def read_model_config(path: Path) -> dict[str, Any]:
         CheckpointError: as `read_config`, for either file.
         ConfigError: as `read_config`, for either file.
     """
-    config = read_config(path)
+    config = _parse(folder.read(name, limit=MAX_CONFIG_BYTES), folder.place / name)
     text_config = config.get("text_config")
     holders = [config, text_config] if isinstance(text_config, dict) else [config]
-    beside = path.with_name("hf_quant_config.json")
-    if any("quantization_config" in holder for holder in holders) or not os.path.lexists(beside):
+    if any("quantization_config" in holder for holder in holders) or not folder.holds(MODELOPT):
         return config
-    return {**config, "quantization_config": read_config(beside)}
+    beside = _parse(folder.read(MODELOPT, limit=MAX_CONFIG_BYTES), folder.place / MODELOPT)
+    return {**config, "quantization_config": beside}
+
+
+def _parse(text: bytes, path: PurePath) -> dict[str, Any]:
+    value = parse_object(
+        text, path, what="the file", error=ConfigError, max_values=MAX_CONFIG_VALUES
+    )
+    config: dict[str, Any] = plain(value, shown(path), error=ConfigError)
+    return config

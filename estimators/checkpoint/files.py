@@ -4,7 +4,7 @@ import errno
 import io
 import os
 import stat
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from memfit.estimators.errors import CheckpointError
 
@@ -25,7 +25,7 @@ def shown(text: object) -> str:
         line = line.encode("unicode_escape").decode("ascii")
     return (
         line
-        if isinstance(text, Path) or len(line) <= _SHOWN_CHARACTERS
+        if isinstance(text, PurePath) or len(line) <= _SHOWN_CHARACTERS
         else line[:_SHOWN_CHARACTERS] + "..."
     )
 
@@ -105,7 +105,7 @@ def names_in(directory: Path) -> list[str]:
         raise CheckpointError(f"{shown(directory)}: {_reason(error, directory)}") from None
 
 
-def refuse_lfs_pointer(first_bytes: bytes, path: Path) -> None:
+def refuse_lfs_pointer(first_bytes: bytes, path: PurePath) -> None:
     """Raise CheckpointError when a file begins as the pointer that Git LFS leaves for it."""
     if first_bytes.startswith(_LFS_POINTER):
         raise CheckpointError(

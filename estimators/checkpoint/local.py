@@ -4,9 +4,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from memfit.estimators.checkpoint.config import read_model_config
-from memfit.estimators.checkpoint.files import names_in, shown
-from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.config import CONFIG, model_config, read_model_config
+from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.checkpoint.folder import Directory, Folder
+from memfit.estimators.checkpoint.manifest import Checkpoint, Source
 from memfit.estimators.checkpoint.safetensors import read_header
 from memfit.estimators.checkpoint.shards import listed, shard_total
 from memfit.estimators.checkpoint.weights import is_weight_file, read_weights
@@ -21,17 +22,27 @@ def read_directory(directory: Path) -> Checkpoint:
             missing, unreadable or inconsistent.
         ConfigError: when config.json is not one.
     """
-    names = names_in(directory)
-    if "config.json" not in names:
-        raise CheckpointError(f"{shown(directory)}: {_what_is_missing(names)}")
-    config_path = directory / "config.json"
-    config = read_model_config(config_path)
-    weights = read_weights(directory, names)
+    return read_folder(Directory(directory), "local")
+
+
+def read_folder(folder: Folder, source: Source) -> Checkpoint:
+    """Return the checkpoint of a folder, wherever it lies; its id is the folder's place.
+
+    Raises:
+        CheckpointError: as `read_directory`.
+        ConfigError: as `read_directory`.
+        UnreachableError: when the folder lies elsewhere and cannot be reached.
+    """
+    names = folder.names()
+    if CONFIG not in names:
+        raise CheckpointError(f"{shown(folder.place)}: {_what_is_missing(names)}")
+    config = model_config(folder)
+    weights = read_weights(folder, names)
     return Checkpoint(
-        id=shown(directory),
-        source="local",
+        id=shown(folder.place),
+        source=source,
         config=config,
-        config_name=shown(config_path),
+        config_name=shown(folder.place / CONFIG),
         tensors=weights.tensors,
         weight_bytes_bound=weights.bound,
         file_bytes=weights.file_bytes,
@@ -80,7 +91,7 @@ def _file_warnings(path: Path, has_config: bool) -> tuple[str, ...]:
 
 def _what_is_missing(names: Sequence[str]) -> str:
     if not names:
-        return "the directory is empty; give one with config.json and model*.safetensors"
+        return "it is empty; give a directory with config.json and model*.safetensors"
     if "adapter_config.json" in names:
         return "no config.json; it holds an adapter, give the model that it was trained on"
     if weight_files := [name for name in names if is_weight_file(name)]:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from memfit.estimators.checkpoint.files import (
@@ -63,19 +63,36 @@ def read_header(path: Path) -> Header:
         if file_bytes < LENGTH_BYTES:
             raise CheckpointError(f"{shown(path)}: {file_bytes} bytes is no safetensors file")
         first_bytes = read_exactly(file, LENGTH_BYTES, path)
-        length = _checked_length(first_bytes, file_bytes, path)
-        text = read_exactly(file, length, path)
+        header_bytes = checked_header_bytes(first_bytes, file_bytes, path)
+        text = read_exactly(file, header_bytes - LENGTH_BYTES, path)
+    return parse_header(first_bytes + text, file_bytes, path)
+
+
+def parse_header(content: bytes, file_bytes: int, path: PurePath) -> Header:
+    """Return the header that ``content`` is, with the eight bytes of its length.
+
+    Raises:
+        CheckpointError: as `read_header`, naming ``path``.
+    """
     entries = parse_object(
-        text, path, what="the header", error=CheckpointError, max_values=MAX_VALUES
+        content[LENGTH_BYTES:],
+        path,
+        what="the header",
+        error=CheckpointError,
+        max_values=MAX_VALUES,
     )
     metadata = _metadata(entries.pop("__metadata__", None), path)
-    header_bytes = LENGTH_BYTES + length
-    tensors = _tensors(entries, file_bytes - header_bytes, path)
-    digest = hashlib.sha256(first_bytes + text).hexdigest()
-    return Header(tensors, header_bytes, file_bytes, metadata, digest)
+    tensors = _tensors(entries, file_bytes - len(content), path)
+    digest = hashlib.sha256(content).hexdigest()
+    return Header(tensors, len(content), file_bytes, metadata, digest)
 
 
-def _checked_length(first_bytes: bytes, file_bytes: int, path: Path) -> int:
+def checked_header_bytes(first_bytes: bytes, file_bytes: int, path: PurePath) -> int:
+    """Return how many bytes the header takes, with the eight of its length.
+
+    Raises:
+        CheckpointError: when the length is 0, beyond the file or above ``MAX_HEADER_BYTES``.
+    """
     refuse_lfs_pointer(first_bytes, path)
     length = int.from_bytes(first_bytes, "little")
     if length == 0:
@@ -90,10 +107,10 @@ def _checked_length(first_bytes: bytes, file_bytes: int, path: Path) -> int:
             f"{shown(path)}: the header should be {length} bytes, but the file has only "
             f"{file_bytes}; fetch it again"
         )
-    return length
+    return LENGTH_BYTES + length
 
 
-def _metadata(value: Any, path: Path) -> Mapping[str, str]:
+def _metadata(value: Any, path: PurePath) -> Mapping[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(type(item) is str for item in value.values()):
@@ -101,7 +118,7 @@ def _metadata(value: Any, path: Path) -> Mapping[str, str]:
     return value
 
 
-def _tensors(entries: Mapping[str, Any], data_bytes: int, path: Path) -> tuple[Tensor, ...]:
+def _tensors(entries: Mapping[str, Any], data_bytes: int, path: PurePath) -> tuple[Tensor, ...]:
     tensors = []
     spans = []
     for name, entry in entries.items():
@@ -122,7 +139,7 @@ def _tensors(entries: Mapping[str, Any], data_bytes: int, path: Path) -> tuple[T
     return tuple(tensors)
 
 
-def _offsets(entry: Any, name: str, path: Path) -> tuple[int, int]:
+def _offsets(entry: Any, name: str, path: PurePath) -> tuple[int, int]:
     offsets = entry.get("data_offsets") if type(entry) is dict else None
     if type(offsets) is list and len(offsets) == 2:
         begin, end = offsets
@@ -133,14 +150,14 @@ def _offsets(entry: Any, name: str, path: Path) -> tuple[int, int]:
     raise CheckpointError(f"{_place(path, name)}: data_offsets are not two ascending offsets")
 
 
-def _dtype(entry: Mapping[str, Any], name: str, path: Path) -> str:
+def _dtype(entry: Mapping[str, Any], name: str, path: PurePath) -> str:
     dtype = entry.get("dtype")
     if type(dtype) is not str or dtype not in BITS:
         raise CheckpointError(f"{_place(path, name)}: unknown dtype {_scalar(dtype)}")
     return sys.intern(dtype)
 
 
-def _shape(entry: Mapping[str, Any], name: str, path: Path) -> tuple[int, ...]:
+def _shape(entry: Mapping[str, Any], name: str, path: PurePath) -> tuple[int, ...]:
     shape = entry.get("shape")
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS:
         raise CheckpointError(f"{_place(path, name)}: shape is not a list of dimensions")
@@ -152,14 +169,14 @@ def _shape(entry: Mapping[str, Any], name: str, path: Path) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _check_names(names: Mapping[str, Any], path: Path) -> None:
+def _check_names(names: Mapping[str, Any], path: PurePath) -> None:
     try:
         "".join(names).encode("utf-8")
     except UnicodeEncodeError:
         raise CheckpointError(f"{shown(path)}: a tensor's name is not valid Unicode") from None
 
 
-def _check_cover(spans: list[_Span], data_bytes: int, path: Path) -> None:
+def _check_cover(spans: list[_Span], data_bytes: int, path: PurePath) -> None:
     spans.sort()
     covered = 0
     for begin, end, name in spans:
@@ -180,7 +197,7 @@ def _check_cover(spans: list[_Span], data_bytes: int, path: Path) -> None:
         )
 
 
-def _place(path: Path, name: str) -> str:
+def _place(path: PurePath, name: str) -> str:
     return f"{shown(path)}: tensor '{shown(name)}'"
 
 

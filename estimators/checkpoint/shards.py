@@ -1,12 +1,12 @@
 """Which of a directory's files belong together: the index, and series of numbered shards."""
 
-import os
 import re
-from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
-from memfit.estimators.checkpoint.files import read_whole, shown
+from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.checkpoint.folder import Folder
 from memfit.estimators.checkpoint.strict_json import parse_object
 from memfit.estimators.errors import CheckpointError
 
@@ -18,23 +18,24 @@ _SHARD = re.compile(r"(?P<stem>.*?)(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6
 
 
 class Index(NamedTuple):
-    """What an index file says: the tensors there are, and the files they lie in."""
+    """What an index file says: the file of each tensor, and which files that makes."""
 
-    tensors: frozenset[str]
+    weight_map: Mapping[str, str]
     files: frozenset[str]
 
 
-def read_index(path: Path) -> Index | None:
-    """Return the index at ``path``, None where there is none; every file it names is there.
+def read_index(folder: Folder, name: str) -> Index | None:
+    """Return the index of a name, None where there is none; every file it names is there.
 
     Raises:
         CheckpointError: when it is not JSON, has no weight_map of names, names files that are
             missing, or leads out of its directory.
     """
-    if not os.path.lexists(path):
+    if not folder.holds(name):
         return None
+    path = folder.place / name
     index = parse_object(
-        read_whole(path, limit=MAX_INDEX_BYTES),
+        folder.read(name, limit=MAX_INDEX_BYTES),
         path,
         what="the index",
         error=CheckpointError,
@@ -44,14 +45,14 @@ def read_index(path: Path) -> Index | None:
     if not isinstance(weight_map, dict) or not all(type(v) is str for v in weight_map.values()):
         raise CheckpointError(f"{shown(path)}: weight_map is not an object of file names")
     files = frozenset(weight_map.values())
-    for name in files:
-        _refuse_leaving(name, path)
-    missing = [name for name in sorted(files) if not os.path.exists(path.parent / name)]
+    for file in files:
+        _refuse_leaving(file, path)
+    missing = [file for file in sorted(files) if not folder.holds(file)]
     _refuse_missing(missing, len(files), f"{shown(path)}: of the files it names")
-    return Index(frozenset(weight_map), files)
+    return Index(weight_map, files)
 
 
-def check_series(directory: Path, names: Iterable[str]) -> None:
+def check_series(place: PurePath, names: Iterable[str]) -> None:
     """Check that of every series ``-00001-of-0000N`` among ``names`` no shard is missing.
 
     Raises:
@@ -70,7 +71,7 @@ def check_series(directory: Path, names: Iterable[str]) -> None:
             for number in range(first, first + int(total))
             if number not in numbers
         ]
-        _refuse_missing(missing, int(total), f"{shown(directory)}: of {int(total)} shards")
+        _refuse_missing(missing, int(total), f"{shown(place)}: of {int(total)} shards")
 
 
 def shard_total(name: str) -> int:
@@ -97,7 +98,7 @@ def _refuse_missing(missing: list[str], total: int, place: str) -> None:
         )
 
 
-def _refuse_leaving(name: str, path: Path) -> None:
+def _refuse_leaving(name: str, path: PurePath) -> None:
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if not parts or ".." in parts or parts[0].startswith("/") or ":" in name or "\0" in name:
         raise CheckpointError(

@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from memfit.estimators.checkpoint.files import shown
@@ -21,7 +21,7 @@ class _RepeatedNameError(Exception):
 
 
 def parse_object(
-    text: bytes, path: Path, *, what: str, error: type[InputError], max_values: int
+    text: bytes, path: PurePath, *, what: str, error: type[InputError], max_values: int
 ) -> dict[str, Any]:
     """Return the JSON object that ``text`` holds; ``what`` names it in messages.
 

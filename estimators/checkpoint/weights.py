@@ -9,15 +9,9 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from memfit.estimators.checkpoint.files import (
-    open_regular,
-    read_exactly,
-    refuse_lfs_pointer,
-    regular_file_bytes,
-    shown,
-)
+from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.checkpoint.folder import Folder
 from memfit.estimators.checkpoint.manifest import LeftOut, Tensor
-from memfit.estimators.checkpoint.safetensors import LENGTH_BYTES, read_header
 from memfit.estimators.checkpoint.shards import Index, check_series, listed, read_index
 from memfit.estimators.errors import CheckpointError
 
@@ -47,7 +41,7 @@ class _Role(Enum):
 
 
 class Weights(NamedTuple):
-    """The counted files of a directory; ``tensors`` and ``bound`` as in `Checkpoint`."""
+    """The counted files of a folder; ``tensors`` and ``bound`` as in `Checkpoint`."""
 
     tensors: tuple[Tensor, ...] | None = None
     bound: int | None = None
@@ -64,8 +58,8 @@ def is_weight_file(name: str) -> bool:
     return _role(name) is not None
 
 
-def read_weights(directory: Path, names: Sequence[str]) -> Weights:
-    """Return the weights among a directory's files, and which of these do not count.
+def read_weights(folder: Folder, names: Sequence[str]) -> Weights:
+    """Return the weights among a folder's files, and which of these do not count.
 
     Where the only weights are PyTorch's, ``bound`` is the sum of the file sizes.
 
@@ -73,29 +67,31 @@ def read_weights(directory: Path, names: Sequence[str]) -> Weights:
         CheckpointError: when a file that counts is missing, unreadable or inconsistent.
     """
     roles = {name: role for name in names if (role := _role(name)) is not None}
-    counted, weights = _counted(directory, roles)
+    counted, weights = _counted(folder, roles)
     others = [name for name in roles if name not in set(counted)]
-    left_out = [_left_out(directory, name, roles[name].value) for name in others]
+    left_out = [_left_out(folder, name, roles[name].value) for name in others]
     return weights._replace(left_out=weights.left_out + tuple(filter(None, left_out)))
 
 
-def _counted(directory: Path, roles: dict[str, _Role]) -> tuple[list[str], Weights]:
-    index = read_index(directory / SAFETENSORS_INDEX)
+def _counted(folder: Folder, roles: dict[str, _Role]) -> tuple[list[str], Weights]:
+    index = read_index(folder, SAFETENSORS_INDEX)
     if loaded := _of(roles, _Role.LOADED):
-        weights = _merged(directory, loaded, index)
+        weights = _merged(folder, loaded, index)
         return loaded, weights._replace(
-            warnings=weights.warnings + _index_warnings(directory, loaded, weights, index)
+            warnings=weights.warnings + _index_warnings(folder, loaded, weights, index)
         )
     if others := _of(roles, _Role.OTHER):
         others = sorted(index.files) if index else others
-        weights = _merged(directory, others, index)
+        weights = _merged(folder, others, index)
         text = f"mlx-lm loads only model*.safetensors; counted {listed(others)} in their place"
-        return others, weights._replace(warnings=(f"{shown(directory)}: {text}", *weights.warnings))
+        return others, weights._replace(
+            warnings=(f"{shown(folder.place)}: {text}", *weights.warnings)
+        )
     if torch := _of(roles, _Role.TORCH):
-        torch = _torch_set(directory, torch)
-        return torch, _bounded(directory, torch)
+        torch = _torch_set(folder, torch)
+        return torch, _bounded(folder, torch)
     text = "no weight files; the weights are derived from config.json"
-    return [], Weights(warnings=(f"{shown(directory)}: {text}",))
+    return [], Weights(warnings=(f"{shown(folder.place)}: {text}",))
 
 
 def _role(name: str) -> _Role | None:
@@ -117,14 +113,14 @@ def _of(roles: dict[str, _Role], wanted: _Role) -> list[str]:
     return [name for name, role in roles.items() if role is wanted]
 
 
-def _merged(directory: Path, names: list[str], index: Index | None) -> Weights:
-    check_series(directory, names)
+def _merged(folder: Folder, names: list[str], index: Index | None) -> Weights:
+    check_series(folder.place, names)
     merged: dict[str, Tensor] = {}
     left_out, repeating = [], []
     digests = []
     file_bytes = header_bytes = larger_bytes = 0
-    for name in _in_order(names, index):
-        header = read_header(directory / name)
+    names = _in_order(names, index)
+    for name, header in zip(names, folder.headers(names, index), strict=True):
         repeated = [tensor for tensor in header.tensors if tensor.name in merged]
         larger_bytes += sum(max(0, new.nbytes - merged[new.name].nbytes) for new in repeated)
         if repeated:
@@ -143,7 +139,7 @@ def _merged(directory: Path, names: list[str], index: Index | None) -> Weights:
         header_bytes=header_bytes,
         shards=len(names) - len(left_out),
         left_out=tuple(left_out),
-        warnings=_repeat_warnings(directory, repeating, larger_bytes),
+        warnings=_repeat_warnings(folder, repeating, larger_bytes),
         header_sha256=tuple(sorted(digests)),
     )
 
@@ -154,24 +150,24 @@ def _in_order(names: list[str], index: Index | None) -> list[str]:
     return sorted(names, key=lambda name: (name not in indexed, name != "model.safetensors", name))
 
 
-def _repeat_warnings(directory: Path, repeating: list[str], larger_bytes: int) -> tuple[str, ...]:
+def _repeat_warnings(folder: Folder, repeating: list[str], larger_bytes: int) -> tuple[str, ...]:
     if not repeating:
         return ()
     text = (
-        f"{shown(directory)}: {listed(repeating)} hold tensors that other files hold too; mlx-lm "
+        f"{shown(folder.place)}: {listed(repeating)} hold tensors that other files hold too; mlx-lm "
         "merges them in the order the file system lists them; one copy is counted"
     )
     return (f"{text}, the other may take {larger_bytes} bytes more" if larger_bytes else text,)
 
 
 def _index_warnings(
-    directory: Path, loaded: list[str], weights: Weights, index: Index | None
+    folder: Folder, loaded: list[str], weights: Weights, index: Index | None
 ) -> tuple[str, ...]:
     if index is None:
         return ()
-    place = f"{shown(directory)}: {SAFETENSORS_INDEX} names"
+    place = f"{shown(folder.place)}: {SAFETENSORS_INDEX} names"
     held = {tensor.name for tensor in weights.tensors or ()}
-    files, tensors = sorted(index.files - set(loaded)), sorted(index.tensors - held)
+    files, tensors = sorted(index.files - set(loaded)), sorted(index.weight_map.keys() - held)
     warnings = []
     if files:
         warnings.append(f"{place} {listed(files)}, but mlx-lm loads only model*.safetensors")
@@ -180,35 +176,26 @@ def _index_warnings(
     return tuple(warnings)
 
 
-def _torch_set(directory: Path, names: list[str]) -> list[str]:
-    if index := read_index(directory / TORCH_INDEX):
+def _torch_set(folder: Folder, names: list[str]) -> list[str]:
+    if index := read_index(folder, TORCH_INDEX):
         return sorted(index.files)
     return [name for name in names if name.startswith("pytorch_model")] or names
 
 
-def _bounded(directory: Path, names: list[str]) -> Weights:
-    check_series(directory, names)
-    bound = sum(_torch_bytes(directory / name) for name in names)
+def _bounded(folder: Folder, names: list[str]) -> Weights:
+    check_series(folder.place, names)
+    bound = sum(folder.pickled_bytes(name) for name in names)
     text = "only PyTorch files; their size is an upper bound, and mlx-lm cannot load them"
     return Weights(
         bound=bound,
         file_bytes=bound,
         shards=len(names),
-        warnings=(f"{shown(directory)}: {text}",),
+        warnings=(f"{shown(folder.place)}: {text}",),
     )
 
 
-def _torch_bytes(path: Path) -> int:
-    nbytes = regular_file_bytes(path)
-    if nbytes < LENGTH_BYTES:
-        raise CheckpointError(f"{shown(path)}: {nbytes} bytes is no PyTorch file; fetch it again")
-    with open_regular(path) as file:
-        refuse_lfs_pointer(read_exactly(file, LENGTH_BYTES, path), path)
-    return nbytes
-
-
-def _left_out(directory: Path, name: str, reason: str) -> LeftOut | None:
+def _left_out(folder: Folder, name: str, reason: str) -> LeftOut | None:
     try:
-        return LeftOut(shown(name), regular_file_bytes(directory / name), reason)
+        return LeftOut(shown(name), folder.size(name), reason)
     except CheckpointError:
         return None  # a directory or a dead link by that name holds nothing to leave out
