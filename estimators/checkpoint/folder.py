@@ -35,7 +35,10 @@ class Folder(Protocol):
         """Return the names at its top level, sorted."""
 
     def holds(self, name: str) -> bool:
-        """Tell whether there is such a file, at the top level or below."""
+        """Tell whether there is such a name, at the top level or below."""
+
+    def lacks(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that lead to no file."""
 
     def read(self, name: str, *, limit: int) -> bytes:
         """Return a small file whole; above ``limit`` bytes it is refused."""
@@ -64,6 +67,10 @@ class Directory:
     def holds(self, name: str) -> bool:
         """Tell whether the name is taken, be it by a broken link."""
         return os.path.lexists(self.place / name)
+
+    def lacks(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that lead to no file: a broken link does not."""
+        return [name for name in names if not os.path.exists(self.place / name)]
 
     def read(self, name: str, *, limit: int) -> bytes:
         """Return a small file whole."""

@@ -65,26 +65,24 @@ def read_header(path: Path) -> Header:
         first_bytes = read_exactly(file, LENGTH_BYTES, path)
         header_bytes = checked_header_bytes(first_bytes, file_bytes, path)
         text = read_exactly(file, header_bytes - LENGTH_BYTES, path)
-    return parse_header(first_bytes + text, file_bytes, path)
+    return parse_header(first_bytes, text, file_bytes, path)
 
 
-def parse_header(content: bytes, file_bytes: int, path: PurePath) -> Header:
-    """Return the header that ``content`` is, with the eight bytes of its length.
+def parse_header(first_bytes: bytes, text: bytes, file_bytes: int, path: PurePath) -> Header:
+    """Return the header whose length is ``first_bytes`` and whose JSON is ``text``.
 
     Raises:
         CheckpointError: as `read_header`, naming ``path``.
     """
     entries = parse_object(
-        content[LENGTH_BYTES:],
-        path,
-        what="the header",
-        error=CheckpointError,
-        max_values=MAX_VALUES,
+        text, path, what="the header", error=CheckpointError, max_values=MAX_VALUES
     )
     metadata = _metadata(entries.pop("__metadata__", None), path)
-    tensors = _tensors(entries, file_bytes - len(content), path)
-    digest = hashlib.sha256(content).hexdigest()
-    return Header(tensors, len(content), file_bytes, metadata, digest)
+    header_bytes = len(first_bytes) + len(text)
+    tensors = _tensors(entries, file_bytes - header_bytes, path)
+    digest = hashlib.sha256(first_bytes)
+    digest.update(text)
+    return Header(tensors, header_bytes, file_bytes, metadata, digest.hexdigest())
 
 
 def checked_header_bytes(first_bytes: bytes, file_bytes: int, path: PurePath) -> int:

@@ -47,8 +47,9 @@ def read_index(folder: Folder, name: str) -> Index | None:
     files = frozenset(weight_map.values())
     for file in files:
         _refuse_leaving(file, path)
-    missing = [file for file in sorted(files) if not folder.holds(file)]
-    _refuse_missing(missing, len(files), f"{shown(path)}: of the files it names")
+    _refuse_missing(
+        folder.lacks(sorted(files)), len(files), f"{shown(path)}: of the files it names"
+    )
     return Index(weight_map, files)
 
 

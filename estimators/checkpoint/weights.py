@@ -154,8 +154,8 @@ def _repeat_warnings(folder: Folder, repeating: list[str], larger_bytes: int) ->
     if not repeating:
         return ()
     text = (
-        f"{shown(folder.place)}: {listed(repeating)} hold tensors that other files hold too; mlx-lm "
-        "merges them in the order the file system lists them; one copy is counted"
+        f"{shown(folder.place)}: {listed(repeating)} hold tensors that other files hold too; "
+        "mlx-lm merges them in the order the file system lists them; one copy is counted"
     )
     return (f"{text}, the other may take {larger_bytes} bytes more" if larger_bytes else text,)
 

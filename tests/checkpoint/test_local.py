@@ -287,7 +287,7 @@ def test_directory_with_a_config_alone_has_no_tensors_and_says_so(model: Path) -
 @pytest.mark.parametrize(
     ("names", "fault"),
     [
-        ([], "the directory is empty; give one with config.json"),
+        ([], "it is empty; give a directory with config.json"),
         (["model.safetensors"], "no config.json beside model.safetensors; copy the model's own"),
         (["adapters.safetensors", "adapter_config.json"], "no config.json; it holds an adapter"),
         (["README.md"], "no config.json; give a model's directory, or its config.json"),
