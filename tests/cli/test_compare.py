@@ -1,0 +1,346 @@
+"""`memfit compare`: it says of each model what `memfit estimate` says, and what differs."""
+
+import csv
+import io
+import itertools
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import Memfit, Run
+from tests.cli.test_bad_input import assert_one_line
+from tests.models import QWEN3_4B, QWEN3_4B_4BIT, QWEN3_NEXT_80B, write_checkpoint, write_config
+from tests.sparse import Shapes
+
+QWEN3_4B_8BIT = {**QWEN3_4B, "quantization": {"group_size": 64, "bits": 8}}
+QWEN3_NEXT_4BIT = {**QWEN3_NEXT_80B, "quantization": {"group_size": 64, "bits": 4}}
+DEVICE = ("--device", "m4-pro-24")
+
+
+@pytest.fixture
+def four_bit(tmp_path: Path) -> Path:
+    return write_config(tmp_path / "qwen3-4b-4bit", QWEN3_4B_4BIT)
+
+
+@pytest.fixture
+def eight_bit(tmp_path: Path) -> Path:
+    return write_config(tmp_path / "qwen3-4b-8bit", QWEN3_4B_8BIT)
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path) -> Path:
+    return write_config(tmp_path / "qwen3-next-4bit", QWEN3_NEXT_4BIT)
+
+
+@pytest.fixture
+def unknown(tmp_path: Path) -> Path:
+    return write_config(tmp_path / "unknown", {**QWEN3_4B, "model_type": "qwen3x"})
+
+
+def figures_of(run: Run) -> dict[str, list[Any]]:
+    return {figure["name"]: figure["values"] for figure in run.json["figures"]}
+
+
+def test_every_figure_is_the_one_estimate_gives(
+    memfit: Memfit, four_bit: Path, hybrid: Path
+) -> None:
+    figures = figures_of(memfit("compare", four_bit, hybrid, *DEVICE, "--json"))
+    for index, model in enumerate((four_bit, hybrid)):
+        alone = memfit("estimate", model, *DEVICE, "--json").json
+        parts = alone["components"]
+        expected = {
+            "weights": parts["weights"]["bytes"],
+            "resident_weights": parts["weights"]["resident_bytes"],
+            "kv_per_token": parts["kv"]["bytes_per_token"],
+            "kv": parts["kv"]["bytes"],
+            "state": parts["ssm"]["bytes"],
+            "workspace": parts["workspace"]["bytes"],
+            "peak": alone["peak_bytes"],
+            "recommended_context": alone["recommendation"]["context_tokens"],
+        }
+        for name, nbytes in parts["weights"]["by_part"].items():
+            if f"weights.{name}" in figures:
+                expected[f"weights.{name}"] = nbytes
+            else:
+                assert nbytes == 0
+        shown = {n: values[index] and values[index]["value"] for n, values in figures.items()}
+        assert shown == expected
+
+
+def test_differences_are_against_the_first_model(
+    memfit: Memfit, four_bit: Path, eight_bit: Path
+) -> None:
+    figures = figures_of(memfit("compare", four_bit, eight_bit, four_bit, "--json"))
+    # 4,021,784,576 parameters of which norms stay: 36 x (2 x 2560 + 2 x 128) + 2560 elements.
+    packed = 4_021_784_576 - (36 * (2 * 2560 + 2 * 128) + 2560)
+    weights = figures["weights"]
+    assert weights[0] == {"value": 2_262_535_712, "basis": "derived", "difference": None}
+    # Eight bits for four: half a byte more for each packed element, the scales stay.
+    assert weights[1]["difference"]["amount"] == packed // 2
+    assert weights[1]["difference"]["percent"] == 88.87
+    assert weights[2]["difference"] == {"amount": 0, "percent": 0.0}
+    assert figures["kv_per_token"][1]["difference"] == {"amount": 0, "percent": 0.0}
+
+
+def test_a_figure_the_first_model_lacks_has_no_percent(
+    memfit: Memfit, four_bit: Path, hybrid: Path
+) -> None:
+    states = figures_of(memfit("compare", four_bit, hybrid, "--json"))["state"]
+    assert states[1]["difference"] == {"amount": 77_266_944, "percent": None}
+    back = figures_of(memfit("compare", hybrid, four_bit, "--json"))["state"]
+    assert back[1]["difference"] == {"amount": -77_266_944, "percent": -100.0}
+
+
+def test_every_cell_is_the_verdict_estimate_gives(
+    memfit: Memfit, four_bit: Path, hybrid: Path
+) -> None:
+    axes = {
+        "context": ["4k", "32k"],
+        "device": ["m4-pro-24", "m4-max-64"],
+        "kv-bits": ["none", "8"],
+        "batch": ["1", "4"],
+    }
+    options = [f"--matrix={name}={','.join(values)}" for name, values in axes.items()]
+    run = memfit("compare", four_bit, hybrid, *options, "--json")
+    cells = iter(run.json["matrix"]["cells"])
+    assert run.json["matrix"]["axes"]["kv-bits"] == [None, 8]
+    for combination in itertools.product(*axes.values()):
+        for model in (four_bit, hybrid):
+            cell = next(cells)
+            given = dict(zip(axes, combination, strict=True))
+            arguments = [f"--{name}={value}" for name, value in given.items() if value != "none"]
+            alone = memfit("estimate", model, *arguments, "--json").json
+            assert cell["model"] == str(model)
+            assert cell["settings"]["device"] == given["device"]
+            assert cell["peak_bytes"] == alone["peak_bytes"]
+            assert cell["needed_bytes"] == alone["peak_bytes"] + 64_000_000
+            assert (cell["verdict"], cell["exceeded"]) == (alone["verdict"], alone["exceeded"])
+            assert cell["working_set_bytes"] == alone["device"]["working_set_bytes"]
+    assert next(cells, None) is None
+
+
+def test_the_figures_are_those_of_the_first_combination(memfit: Memfit, four_bit: Path) -> None:
+    run = memfit(
+        "compare", four_bit, "--matrix=memory=16GB,8GB", "--matrix=prefill-step=512,2k", "--json"
+    )
+    first = run.json["matrix"]["cells"][0]
+    assert first["settings"] == {"memory": "16GB", "prefill-step": 512}
+    assert run.json["workload"]["prefill_step"] == 512
+    assert run.json["device"]["memory_bytes"] == 16 * 2**30
+    assert figures_of(run)["peak"][0]["value"] == first["peak_bytes"]
+    assert run.json["models"][0]["verdict"] == first["verdict"]
+
+
+def test_quantize_and_max_tokens_are_axes_too(memfit: Memfit, tmp_path: Path) -> None:
+    model = write_config(tmp_path / "plain", QWEN3_4B)
+    run = memfit(
+        "compare", model, "--matrix=quantize=none,8,4,mxfp4", "--matrix=max-tokens=0,256", "--json"
+    )
+    peaks = {
+        (cell["settings"]["quantize"], cell["settings"]["max-tokens"]): cell["peak_bytes"]
+        for cell in run.json["matrix"]["cells"]
+    }
+    assert list(peaks) == list(itertools.product([None, 8, 4, "mxfp4"], [0, 256]))
+    four = memfit("estimate", model, "--quantize", "4", "--json").json["peak_bytes"]
+    assert peaks[4, 0] == four < peaks[8, 0] < peaks[None, 0]
+    assert peaks["mxfp4", 0] < four
+
+
+def test_nothing_is_a_verdict_of_the_whole(memfit: Memfit, hybrid: Path, four_bit: Path) -> None:
+    run = memfit("compare", hybrid, four_bit, "--memory", "8GB", "--json")
+    assert [model["verdict"] for model in run.json["models"]] == ["exceeds", "fits"]
+    assert run.code == 0
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_model_that_is_not_described_leaves_the_others(
+    memfit: Memfit, four_bit: Path, eight_bit: Path, unknown: Path, place: int
+) -> None:
+    models = [four_bit, eight_bit]
+    models.insert(place, unknown)
+    run = memfit("compare", *models, "--json")
+    assert run.code == 3
+    assert run.err == ""
+    compared = run.json["models"]
+    assert compared[place]["undecided"]["slug"] == "unsupported"
+    assert "qwen3x" in compared[place]["undecided"]["reason"]
+    weights = figures_of(run)["weights"]
+    assert weights.pop(place) is None
+    assert [value["value"] for value in weights] == [2_262_535_712, 4_273_329_952]
+    # Against a first model without figures there is no difference.
+    assert (weights[1]["difference"] is None) == (place == 0)
+    table = memfit("compare", *models).out
+    assert "undecided" in table
+    assert "qwen3x" in table
+    assert "2.263 GB" in table
+
+
+def test_a_hub_name_is_undecided_until_it_can_be_read(memfit: Memfit, four_bit: Path) -> None:
+    run = memfit("compare", four_bit, "org/name", "--json")
+    assert run.code == 3
+    assert "org/name" in run.json["models"][1]["undecided"]["reason"]
+
+
+def test_a_cell_that_cannot_be_decided_says_why(memfit: Memfit, tmp_path: Path) -> None:
+    model = write_config(tmp_path / "gemma", {**QWEN3_4B, "model_type": "gemma2"})
+    arguments = ("compare", model, *DEVICE, "--context=8k", "--matrix=kv-bits=none,8")
+    run = memfit(*arguments, "--json")
+    plain, quantised = run.json["matrix"]["cells"]
+    assert run.code == 3
+    assert plain["verdict"] == "fits"
+    assert quantised["verdict"] is quantised["peak_bytes"] is None
+    assert "gemma2" in quantised["undecided"]["reason"]
+    table = memfit(*arguments).out
+    assert f"(1) {quantised['undecided']['reason']}" in table
+    assert "2 cells: 1 fit, 1 undecided" in table
+
+
+def test_a_cell_says_what_its_verdict_leaves_out(memfit: Memfit, four_bit: Path) -> None:
+    axes = ("--matrix=context=4k,64k", "--matrix=kv-bits=none,8")
+    run = memfit("compare", four_bit, *DEVICE, *axes, "--json")
+    codes = [[note["code"] for note in cell["notes"]] for cell in run.json["matrix"]["cells"]]
+    assert codes == [[], ["kv-start"], ["beyond-context"], ["beyond-context"]]
+    table = memfit("compare", four_bit, *DEVICE, *axes).out
+    assert "(2) 65536 tokens exceed the model's own limit 40960" in table
+
+
+def test_a_damaged_checkpoint_ends_it(memfit: Memfit, four_bit: Path, tmp_path: Path) -> None:
+    broken = write_config(tmp_path / "broken", {**QWEN3_4B, "hidden_size": "wide"})
+    output = tmp_path / "out.json"
+    run = memfit("compare", four_bit, broken, "-o", output)
+    assert_one_line(run, 2, "broken", "hidden_size")
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ((), "two or more"),
+        (("--matrix", "context"), "context"),
+        (("--matrix", "colour=red"), "colour"),
+        (("--matrix", "context="), "--matrix"),
+        (("--matrix", "context=4k,,8k"), "--matrix"),
+        (("--matrix", "context=many"), "many"),
+        (("--matrix", "context=4k,4096"), "twice"),
+        (("--matrix", "context=4k", "--matrix", "context=8k"), "twice"),
+        (("--matrix", "context=0"), "prompt tokens"),
+        (("--matrix", "context=4k", "--context", "8k"), "context"),
+        (("--matrix", "context=4k", "--prompt-tokens", "8k"), "context"),
+        (("--matrix", "batch=1,2", "--batch", "3"), "batch"),
+        (("--matrix", "device=m4-max-64", "--memory", "8GB"), "device"),
+        (("--matrix", "device=m4-max-64", "--matrix", "memory=8GB"), "machine"),
+        (("--matrix", "device=m9-max-64"), "m9-max-64"),
+        (("--matrix", "memory=64G"), "64G"),
+        (("--matrix", "kv-bits=7"), "KV bits"),
+        (("--matrix", "quantize=9"), "9 bits"),
+        (("--matrix", "quantize=int4"), "int4"),
+        (("--matrix", f"context={','.join(map(str, range(1, 10_002)))}"), "10001"),
+        (("./nowhere",), "./nowhere"),
+        (("--matrix", "batch=1", "-o", "/nonexistent/file"), "/nonexistent/file"),
+    ],
+)
+def test_bad_options_are_named(
+    memfit: Memfit, four_bit: Path, arguments: tuple[str, ...], word: str
+) -> None:
+    assert_one_line(memfit("compare", four_bit, *arguments), 2, word)
+
+
+def test_a_combination_is_judged_whole(memfit: Memfit, four_bit: Path) -> None:
+    # 300m tokens in chunks of 2048 are too many, in chunks of 8192 they are not.
+    axes = ("--matrix=context=300m", "--matrix=prefill-step=8k")
+    assert memfit("compare", four_bit, *axes, "--json").code == 0
+    assert_one_line(memfit("compare", four_bit, axes[0]), 2, "prefill step")
+
+
+def test_numbers_are_never_cut_however_narrow_the_terminal(
+    memfit: Memfit, four_bit: Path, eight_bit: Path, hybrid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("compare", four_bit, eight_bit, hybrid, *DEVICE, "--matrix=context=4k,32k")
+    monkeypatch.setenv("COLUMNS", "400")
+    numbers = re.findall(r"[+−]?[0-9.]+ (?:[kMG]?B|%|tokens)(?!\S)", memfit(*arguments).out)
+    assert len(numbers) > 80
+    for columns in ("100", "72", "20"):
+        monkeypatch.setenv("COLUMNS", columns)
+        out = memfit(*arguments).out
+        assert "\x1b" not in out
+        for number in numbers:
+            assert number in out
+
+
+def test_signs_stand_before_amount_and_percent(
+    memfit: Memfit, four_bit: Path, eight_bit: Path
+) -> None:
+    more = memfit("compare", four_bit, eight_bit).out
+    assert re.search(r"Weights on disk +2\.263 GB +4\.273 GB +\+2\.011 GB +\+88\.87 %", more)
+    less = memfit("compare", eight_bit, four_bit).out
+    assert re.search(r"Weights on disk +4\.273 GB +2\.263 GB +−2\.011 GB +−47\.05 %", less)
+    assert re.search(r"KV cache .* same", less)
+
+
+def test_csv_has_a_line_for_each_model_and_figure(
+    memfit: Memfit, four_bit: Path, eight_bit: Path, unknown: Path
+) -> None:
+    arguments = ("compare", four_bit, eight_bit, unknown, *DEVICE)
+    rows = list(csv.DictReader(io.StringIO(memfit(*arguments, "--format", "csv").out)))
+    by_place = {(row["model"], row["figure"]): row for row in rows}
+    for figure in memfit(*arguments, "--json").json["figures"]:
+        for model, value in zip((four_bit, eight_bit), figure["values"], strict=False):
+            row = by_place[str(model), figure["name"]]
+            assert row["value"] == str(value["value"])
+            change = value["difference"]
+            assert row["difference"] == (str(change["amount"]) if change else "")
+    assert by_place[str(four_bit), "verdict"]["value"] == "fits"
+    assert "qwen3x" in by_place[str(unknown), ""]["reason"]
+
+
+def test_csv_of_a_matrix_has_a_line_for_each_cell(memfit: Memfit, four_bit: Path) -> None:
+    arguments = ("compare", four_bit, "--matrix=memory=8GB,16GB", "--matrix=kv-bits=none,8")
+    rows = list(csv.DictReader(io.StringIO(memfit(*arguments, "--format", "csv").out)))
+    cells = memfit(*arguments, "--json").json["matrix"]["cells"]
+    assert [row["kv-bits"] for row in rows] == ["none", "8", "none", "8"]
+    assert [row["peak_bytes"] for row in rows] == [str(cell["peak_bytes"]) for cell in cells]
+    assert [row["verdict"] for row in rows] == [cell["verdict"] for cell in cells]
+
+
+def test_markdown_tables_have_as_many_cells_in_every_row(
+    memfit: Memfit, four_bit: Path, eight_bit: Path, unknown: Path
+) -> None:
+    out = memfit(
+        "compare", four_bit, eight_bit, unknown, "--matrix=context=4k,8k", "--format=markdown"
+    ).out
+    tables = re.findall(r"(?:^\|.*\n)+", out, re.MULTILINE)
+    assert len(tables) == 2
+    for table in tables:
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(widths) == 1
+    assert "+88.87 %" in out
+
+
+def test_the_answer_goes_to_a_file(memfit: Memfit, four_bit: Path, tmp_path: Path) -> None:
+    output = tmp_path / "answer.json"
+    run = memfit("compare", four_bit, four_bit, "--json", "-o", output)
+    assert run.out == ""
+    assert json.loads(output.read_text())["schema"] == "memfit.compare/1"
+
+
+def test_each_checkpoint_is_read_once(memfit: Memfit, tmp_path: Path) -> None:
+    shapes: Shapes = {"model.embed_tokens.weight": ("BF16", (151669, 2560))}
+    model = write_checkpoint(tmp_path / "model", QWEN3_4B, shapes)
+    opened: list[str] = []
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and str(arguments[0]).startswith(str(model)):
+            opened.append(str(arguments[0]))
+
+    sys.addaudithook(watch)
+    memfit("estimate", model)
+    once = sorted(opened)
+    opened.clear()
+    axes = ("--matrix=memory=8GB,16GB", "--matrix=context=1k,2k", "--matrix=quantize=none,4")
+    memfit("compare", model, model, *axes)
+    assert str(model / "model.safetensors") in once
+    assert sorted(opened) == once
