@@ -30,9 +30,8 @@ def output_of(command: str) -> str:
     """Return what a command prints, run from the project's root at a fixed width."""
     from memfit.cli.app import main
 
-    out = io.StringIO()
     # The console asks its file for the encoding; a StringIO has none.
-    out.encoding = "utf-8"  # type: ignore[misc]
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     environment = {"COLUMNS": "100"}
     here = Path.cwd()
     os.chdir(ROOT)
@@ -47,7 +46,8 @@ def output_of(command: str) -> str:
             main()
     finally:
         os.chdir(here)
-    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+    out.seek(0)
+    return "".join(f"{line.rstrip()}\n" for line in out)
 
 
 @pytest.mark.parametrize(
