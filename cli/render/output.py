@@ -68,9 +68,19 @@ def write_whole(path: Path, text: str) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
+            os.chmod(temporary, _mode(path))
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
             raise
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _mode(path: Path) -> int:
+    """The permissions a plain write would leave: those of the file there is, else the umask's."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask
