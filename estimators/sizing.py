@@ -106,10 +106,10 @@ def size(
         UnsupportedError: when the architecture or the weights' format is not described.
     """
     model = _model_of(checkpoint)
+    block = declared(checkpoint.config, model, checkpoint.config_name)
     if quantize:
-        weighed = convert(model, Plan(quantize, converting=True))
+        weighed = convert(model, Plan(quantize, converting=True), block)
     else:
-        block = declared(checkpoint.config, model, checkpoint.config_name)
         weighed = weigh(checkpoint, model, block)
     if adapter:
         weighed = add_adapter(weighed, adapter.tensors)

@@ -1,6 +1,7 @@
 """Which part of a model a tensor belongs to, by its name in MLX's or the Hub's layout."""
 
 import re
+from functools import lru_cache
 
 from memfit.estimators.arch.modules import Part
 
@@ -10,14 +11,23 @@ _RULES: tuple[tuple[Part, re.Pattern[str]], ...] = tuple(
     for part, pattern in (
         (
             Part.VISION,
-            r"(^|\.)(vision|visual|vit|audio|image|img|multi_modal|multimodal|mm_)[a-z_]*\.?"
-            r"|embed_(vision|audio)|patch_merger|image_newline",
+            r"(^|\.)(vision|visual|vit|vqmodel|audio|image|img|speech|sound|multi_modal|multimodal"
+            r"|mm_|aligner|patch_merger|perceiver|resampler|conformer)|embed_(vision|audio)"
+            r"|^encoder\.(conv|layers|embed)",
         ),
-        (Part.NORM, r"(^|[._])(norm\d?|layernorm|ln_f|ln_\d|ln)(\.|$)|(layer_?norm|_norm)(\.|$)"),
-        (Part.SHARED_EXPERTS, r"shared_(experts?|mlp)"),
-        (Part.ROUTER, r"router|(^|\.)gate\.(weight|scales|biases|bias|wg|gate_proj)|\.gate\.e_sco"
-         r"|expert_bias|e_score_correction_bias"),
-        (Part.EXPERTS, r"experts?\.|experts?_|switch_(mlp|glu)|input_linear|output_linear"),
+        (
+            Part.NORM,
+            r"norm\d?(\.(weight|bias|scale|\d+\.weight|\d+\.bias))?$"
+            r"|(^|\.)(norm|ln|ln_f|ln_\w{1,4}|final_ln|layernorm\w*)\.(weight|bias)$"
+            r"|norm\w*\.(weight|bias)$",
+        ),
+        (Part.SHARED_EXPERTS, r"shared?_(experts?|mlp)"),
+        (
+            Part.ROUTER,
+            r"router|\.gate\.(weight|scales|biases|bias|wg|gate|gate_proj|qweight|qzeros|e_score\w*"
+            r"|expert_bias|router_bias)|expert_bias|e_score_correction_bias|gate\.wg|\.moe\.gate\.",
+        ),
+        (Part.EXPERTS, r"experts?[._]|switch_(mlp|glu)|input_linear|output_linear|\.moe\."),
         (Part.HEAD, r"(^|\.)(lm_head|embed_out|output|head)\.[a-z_]+$"),
         (
             Part.EMBEDDING,
@@ -26,11 +36,16 @@ _RULES: tuple[tuple[Part, re.Pattern[str]], ...] = tuple(
         ),
         (
             Part.ATTENTION,
-            r"attn|attention|mixer|mamba|ssm|conv|temporal_block|time_mix|[._][qkvo]_proj|recurrent",
+            r"attn|attention|mixer|mamba|ssm|conv|temporal_block|time_mix|recurrent|rotary"
+            r"|[._](qkvo|qkv|[qkvo])_proj|\.(A_log|D|dt_bias)$",
         ),
-        (Part.MLP, r"mlp|feed_forward|ffn|channel_mix|feedforward|(gate|up|down)_proj|\.fc\d?\."),
+        (
+            Part.MLP,
+            r"mlp|feed_forward|ffn|channel_mix|feedforward|(gate|up|down)_proj|\.(fc|w)\d?\.",
+        ),
     )
 )
+_NUMBER = re.compile(r"\d+")
 
 
 def part_of(name: str) -> Part:
@@ -39,6 +54,12 @@ def part_of(name: str) -> Part:
     >>> part_of("model.layers.0.mlp.switch_mlp.up_proj.scales").value
     'experts'
     """
+    # Layers and experts have the same names but for their numbers: each is looked at once.
+    return _part_of_shape(_NUMBER.sub("0", name))
+
+
+@lru_cache(maxsize=4096)
+def _part_of_shape(name: str) -> Part:
     for part, pattern in _RULES:
         if pattern.search(name):
             return part
