@@ -123,7 +123,7 @@ def read_lock(path: Path) -> Lock:
     _refuse_newer(data, path)
     try:
         entries = {name: _entry(value) for name, value in data["targets"].items()}
-        return Lock(data["memfit_version"], entries)
+        return Lock(_text(data["memfit_version"]), entries)
     except (AttributeError, KeyError, TypeError, ValueError) as fault:
         raise InputError(
             f"{shown(path)}: the baseline is damaged ({shown(fault)}); restore it from version"

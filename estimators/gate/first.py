@@ -3,6 +3,7 @@
 import json
 import re
 from importlib import resources
+from pathlib import Path
 from string import Template
 
 from memfit.estimators.errors import UnsupportedError
@@ -52,7 +53,9 @@ def _context_line(tokens: int | None) -> str:
 
 def _name(model: str, device: Device) -> str:
     """A target's name, from the last part of the model's."""
-    last = model.rstrip("/").rpartition("/")[2]
+    path = Path(model)
+    last = path.stem if path.suffix in (".yaml", ".yml", ".safetensors") else path.name
+    last = path.parent.name if last == "config.json" else last
     plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", last).strip("-.")[:50]
     return f"{plain or 'model'}-on-{device.name}"
 

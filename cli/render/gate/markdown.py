@@ -49,9 +49,14 @@ def _changes(target: TargetReport) -> Iterator[str]:
     if not target.changes:
         return
     yield ""
+    if all(change.before == change.now for change in target.changes):
+        yield "No figure differs from the baseline."
+        return
     yield "| | Baseline | Now | Change |"
     yield "|---|---:|---:|---:|"
     for change in target.changes:
+        if not change.before and not change.now:
+            continue
         before, now, by = words.amounts(change)
         yield f"| {words.figure_name(change)} | {before} | {now} | {by} |"
 

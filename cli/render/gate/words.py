@@ -1,7 +1,7 @@
 """A gate's report in words, the same for every format that people read."""
 
 from memfit.estimators.gate.diff import Change
-from memfit.estimators.gate.mending import Mend
+from memfit.estimators.gate.mending import SETTINGS, Mend, Setting
 from memfit.estimators.gate.report import Report, Status, TargetReport
 from memfit.estimators.gate.verdict import Check
 from memfit.estimators.units import format_bytes
@@ -25,6 +25,12 @@ _FIGURES = {
     "peak_bytes": "peak",
     "context_tokens": "longest context",
     "expert_capacity": "expert capacity",
+}
+_SETTINGS: dict[Setting, str] = {
+    "context": "shorter prompts",
+    "kv_bits": "KV bits",
+    "prefill_step": "a smaller prefill step",
+    "quantize": "fewer bits of the weights",
 }
 _STATUSES: dict[Status, str] = {
     "passed": "passed",
@@ -112,9 +118,13 @@ def mending(check: Check) -> str:
         return "give a checkpoint whose shard headers can be read"
     if check.limit == "expert_capacity" and check.figure is None:
         return "the model has no routed experts, or a bound only: remove the limit"
+    text = "passes with " + ", or ".join(_mend(mend) for mend in check.mends)
     if not check.mends:
-        return "no shorter context, KV bits, prefill step or quantisation alone makes it pass"
-    return "passes with " + ", or ".join(_mend(mend) for mend in check.mends)
+        tried = ", ".join(_SETTINGS[setting] for setting in SETTINGS[check.limit])
+        text = f"nothing tried alone makes it pass ({tried})"
+    if check.limit.startswith("growth."):
+        text += "; if the growth is meant, raise the limit or make it the baseline"
+    return text
 
 
 def amounts(change: Change) -> tuple[str, str, str]:

@@ -1,0 +1,190 @@
+"""The baseline: stable bytes, refused when damaged or newer, and never a silent pass."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from memfit.estimators.version import __version__
+from tests.cli.gating import target, write_policy
+from tests.cli.running import SCHEMAS, Memfit
+from tests.cli.test_bad_input import assert_one_line
+from tests.models import QWEN3_4B, write_config
+from tests.sparse import write_safetensors
+
+GROWTH = {"peak": "90%", "growth": {"peak": "0%"}}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a config and a policy of two targets."""
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path / "model", QWEN3_4B)
+    write_policy(tmp_path, chat=target(GROWTH), code=target(GROWTH, device="m4-max-64"))
+    return tmp_path
+
+
+@pytest.fixture
+def locked(place: Path, memfit: Memfit) -> Path:
+    """The same with its baseline."""
+    run = memfit("gate", "--update")
+    assert (run.code, run.err) == (0, "memfit: wrote memfit.lock.json\n")
+    return place
+
+
+def lock(place: Path) -> Any:
+    return json.loads((place / "memfit.lock.json").read_text())
+
+
+def test_a_baseline_has_stable_bytes_and_its_schema(memfit: Memfit, locked: Path) -> None:
+    before = (locked / "memfit.lock.json").read_bytes()
+    schema = json.loads((SCHEMAS / "lock.schema.json").read_text())
+    jsonschema.validate(json.loads(before), schema)
+    assert memfit("gate", "--update").code == 0
+    assert (locked / "memfit.lock.json").read_bytes() == before
+    write_policy(locked, code=target(GROWTH, device="m4-max-64"), chat=target(GROWTH))
+    assert memfit("gate", "--update").code == 0
+    assert (locked / "memfit.lock.json").read_bytes() == before
+
+
+def test_spacing_of_a_config_is_not_another_checkpoint(memfit: Memfit, locked: Path) -> None:
+    (locked / "model" / "config.json").write_text(json.dumps(QWEN3_4B, indent=4, sort_keys=True))
+    before = lock(locked)
+    assert memfit("gate", "--update").code == 0
+    assert lock(locked) == before
+
+
+def test_a_renamed_tensor_is_a_replaced_checkpoint(memfit: Memfit, place: Path) -> None:
+    write_policy(place, it=target({"peak": "90%", "growth": {"kv_per_token": 0}}))
+    file = place / "model" / "model.safetensors"
+    write_safetensors(file, {"model.norm.weight": ("BF16", (2560,))})
+    assert memfit("gate", "--update", "--allow-bounds").code == 0
+    write_safetensors(file, {"model.norm.other": ("BF16", (2560,))})
+    (report,) = memfit("gate", "--allow-bounds", "--format", "json").json["targets"]
+    assert report["notes"][0]["code"] == "checkpoint-changed"
+    assert "the header of model.safetensors" in report["notes"][0]["message"]
+
+
+def test_without_a_baseline_growth_is_no_pass(memfit: Memfit, place: Path) -> None:
+    run = memfit("gate", "--format", "json")
+    assert (run.code, run.json["verdict"]) == (2, "invalid")
+    assert "memfit gate --update" in run.json["targets"][0]["message"]
+
+
+def test_a_target_that_the_baseline_lacks_is_no_pass(memfit: Memfit, locked: Path) -> None:
+    new = target(GROWTH, device="m3-ultra-512")
+    write_policy(locked, chat=target(GROWTH), new=new)
+    run = memfit("gate", "--format", "json")
+    assert run.code == 2
+    assert [report["status"] for report in run.json["targets"]] == ["passed", "invalid"]
+
+
+def test_a_changed_workload_is_not_compared_with_the_old_one(memfit: Memfit, locked: Path) -> None:
+    write_policy(locked, chat=target(GROWTH, workload={"prompt_tokens": 1024}))
+    run = memfit("gate", "--format", "json")
+    assert run.code == 2
+    assert "prompt_tokens 4096, now 1024" in run.json["targets"][0]["message"]
+
+
+def test_an_update_of_one_target_leaves_the_others(memfit: Memfit, locked: Path) -> None:
+    before = lock(locked)["targets"]
+    write_config(locked / "model", {**QWEN3_4B, "num_hidden_layers": 35})
+    assert memfit("gate").code == 0
+    assert memfit("gate", "--update", "--target", "chat").code == 0
+    after = lock(locked)["targets"]
+    assert after["code"] == before["code"]
+    assert after["chat"]["figures"]["peak_bytes"] < before["chat"]["figures"]["peak_bytes"]
+
+
+def test_an_update_drops_targets_that_are_gone(memfit: Memfit, locked: Path) -> None:
+    write_policy(locked, chat=target(GROWTH))
+    assert memfit("gate", "--update").code == 0
+    assert list(lock(locked)["targets"]) == ["chat"]
+
+
+def test_an_update_still_breaks_on_other_limits(memfit: Memfit, place: Path) -> None:
+    write_policy(place, it=target({"peak": "1GB", "growth": {"peak": 0}}))
+    assert memfit("gate", "--update").code == 1
+    assert (place / "memfit.lock.json").exists()
+
+
+def test_an_update_writes_nothing_when_a_model_is_missing(memfit: Memfit, locked: Path) -> None:
+    before = (locked / "memfit.lock.json").read_bytes()
+    write_policy(locked, chat=target(GROWTH), gone=target(GROWTH, model="./gone"))
+    assert_one_line(memfit("gate", "--update"), 2, "gone")
+    assert (locked / "memfit.lock.json").read_bytes() == before
+
+
+def damage(data: Any, path: tuple[str, ...], value: Any) -> Any:
+    at = data
+    for key in path[:-1]:
+        at = at[key]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("targets",), ...),
+        (("targets",), []),
+        (("targets", "chat"), 3),
+        (("targets", "chat", "figures"), {}),
+        (("targets", "chat", "figures", "peak_bytes"), "4GB"),
+        (("targets", "chat", "figures", "peak_bytes"), -1),
+        (("targets", "chat", "figures", "peak_bytes"), None),
+        (("targets", "chat", "figures", "basis"), "sure"),
+        (("targets", "chat", "figures", "extra"), 1),
+        (("targets", "chat", "asked"), ...),
+        (("targets", "chat", "asked", "workload"), 7),
+        (("targets", "chat", "checkpoint", "headers_sha256"), []),
+        (("targets", "chat", "model"), 1),
+        (("memfit_version",), None),
+    ],
+)
+@pytest.mark.parametrize("option", [(), ("--update",)])
+def test_a_damaged_baseline_is_one_line(
+    memfit: Memfit, locked: Path, path: tuple[str, ...], value: Any, option: tuple[str, ...]
+) -> None:
+    text = json.dumps(damage(lock(locked), path, value))
+    (locked / "memfit.lock.json").write_text(text)
+    assert_one_line(memfit("gate", *option), 2, "memfit.lock.json", "damaged", "--update")
+    assert (locked / "memfit.lock.json").read_text() == text
+
+
+@pytest.mark.parametrize("text", ["", "<<<<<<< HEAD\n", "[]", '{"schema": "memfit.lock/1"'])
+def test_a_baseline_that_is_no_json_is_one_line(memfit: Memfit, locked: Path, text: str) -> None:
+    (locked / "memfit.lock.json").write_text(text)
+    assert_one_line(memfit("gate"), 2, "memfit.lock.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("schema", "memfit.lock/2"), ("memfit_version", "999.0.0")]
+)
+def test_a_baseline_of_a_newer_memfit_is_refused(
+    memfit: Memfit, locked: Path, key: str, value: str
+) -> None:
+    data = {**lock(locked), key: value}
+    (locked / "memfit.lock.json").write_text(json.dumps(data))
+    for option in ((), ("--update",)):
+        assert_one_line(memfit("gate", *option), 2, "newer memfit", __version__, "update memfit")
+    assert lock(locked) == data
+
+
+def test_an_older_memfit_is_named_where_it_wrote_the_baseline(memfit: Memfit, locked: Path) -> None:
+    data = {**lock(locked), "memfit_version": "0.0.1"}
+    (locked / "memfit.lock.json").write_text(json.dumps(data))
+    run = memfit("gate")
+    assert run.code == 0
+    assert "written by memfit 0.0.1" in run.out
+
+
+def test_a_baseline_that_is_a_broken_link_is_an_error(memfit: Memfit, locked: Path) -> None:
+    (locked / "memfit.lock.json").unlink()
+    (locked / "memfit.lock.json").symlink_to("nowhere")
+    assert_one_line(memfit("gate"), 2, "memfit.lock.json", "broken link")

@@ -1,0 +1,200 @@
+"""Each kind of limit: passing, failing, and exactly at its border, where it passes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.gating import (
+    sample_config,
+    target,
+    write_plain_config,
+    write_policy,
+    write_quantised,
+)
+from tests.cli.running import Memfit
+from tests.models import QWEN3_4B, QWEN3_NEXT_80B, write_config
+
+AT_MOST = {
+    "peak": "peak_bytes",
+    "load_peak": "load_peak_bytes",
+    "wired_limit": "wired_limit_bytes",
+}
+GROWN = {
+    "weights": "weights_bytes",
+    "kv_per_token": "kv_bytes_per_token",
+    "peak": "peak_bytes",
+}
+FOUR_BIT = {"group_size": 64, "bits": 4}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with Qwen3-4B in 4 bits, as a config."""
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path / "model", {**QWEN3_4B, "quantization": FOUR_BIT})
+    return tmp_path
+
+
+def ask(memfit: Memfit, place: Path, limits: Mapping[str, Any], **keys: Any) -> tuple[int, Any]:
+    """Return the exit code and the one target's report."""
+    write_policy(place, it=target(limits, **keys))
+    run = memfit("gate", "--format", "json")
+    (report,) = run.json["targets"]
+    return run.code, report
+
+
+def figures(memfit: Memfit, place: Path, **keys: Any) -> Any:
+    """Return the figures of a target."""
+    return ask(memfit, place, {"peak": "1000GB"}, **keys)[1]["figures"]
+
+
+@pytest.mark.parametrize("limit", AT_MOST)
+def test_a_size_passes_at_its_border_and_not_a_byte_below(
+    memfit: Memfit, place: Path, limit: str
+) -> None:
+    nbytes = figures(memfit, place)[AT_MOST[limit]]
+    assert ask(memfit, place, {limit: f"{nbytes + 1}B"})[0] == 0
+    assert ask(memfit, place, {limit: f"{nbytes}B"})[0] == 0
+    code, report = ask(memfit, place, {limit: f"{nbytes - 1}B"})
+    assert code == 1
+    (check,) = report["checks"]
+    assert (check["figure"], check["allowed"], check["missed_by"]) == (nbytes, nbytes - 1, 1)
+
+
+@pytest.mark.parametrize("limit", AT_MOST)
+def test_a_share_of_the_working_set_passes_at_its_border(
+    memfit: Memfit, place: Path, limit: str
+) -> None:
+    nbytes = figures(memfit, place, working_set="19GB")[AT_MOST[limit]]
+    # 12.5 % of 8 n bytes are exactly n; of one byte less they are less than n.
+    assert ask(memfit, place, {limit: "12.5%"}, working_set=f"{8 * nbytes}B")[0] == 0
+    assert ask(memfit, place, {limit: "12.5%"}, working_set=f"{8 * nbytes - 1}B")[0] == 1
+
+
+def test_a_context_passes_at_its_border_and_is_what_estimate_recommends(
+    memfit: Memfit, place: Path
+) -> None:
+    run = memfit("estimate", "model", "--device", "m1-8", "--prompt-tokens", "4096", "--json")
+    tokens = run.json["recommendation"]["context_tokens"]
+    assert 256 < tokens < 40960
+    assert ask(memfit, place, {"context": tokens}, device="m1-8")[0] == 0
+    assert ask(memfit, place, {"context": tokens - 1}, device="m1-8")[0] == 0
+    code, report = ask(memfit, place, {"context": tokens + 1}, device="m1-8")
+    assert (code, report["checks"][0]["figure"]) == (1, tokens)
+
+
+def test_a_context_is_broken_where_nothing_fits(memfit: Memfit, place: Path) -> None:
+    code, report = ask(memfit, place, {"context": 1}, working_set="1GB")
+    assert (code, report["checks"][0]["figure"]) == (1, None)
+
+
+def test_expert_capacity_passes_at_its_border(memfit: Memfit, place: Path) -> None:
+    write_plain_config(place / "model", {**QWEN3_NEXT_80B, "quantization": FOUR_BIT})
+    # 208 of 512 experts, as tests/cli/test_estimate.py has it.
+    assert ask(memfit, place, {"expert_capacity": 207}, memory="32GB")[0] == 0
+    assert ask(memfit, place, {"expert_capacity": 208}, memory="32GB")[0] == 0
+    assert ask(memfit, place, {"expert_capacity": 209}, memory="32GB")[0] == 1
+    assert ask(memfit, place, {"expert_capacity": "40.625%"}, memory="32GB")[0] == 0
+    code, report = ask(memfit, place, {"expert_capacity": "40.626%"}, memory="32GB")
+    assert (code, report["checks"][0]["allowed"]) == (1, 209)
+
+
+def test_expert_capacity_of_a_dense_model_is_broken_not_passed(memfit: Memfit, place: Path) -> None:
+    code, report = ask(memfit, place, {"expert_capacity": 1})
+    assert (code, report["checks"][0]["figure"]) == (1, None)
+
+
+@pytest.mark.parametrize("limit", GROWN)
+def test_growth_passes_at_its_border_in_bytes_and_in_percent(
+    memfit: Memfit, place: Path, limit: str
+) -> None:
+    old = {**QWEN3_4B, "quantization": FOUR_BIT, "num_hidden_layers": 32}
+    write_plain_config(place / "old", old)
+    name = GROWN[limit]
+
+    def code(amount: str, new: str = "model") -> int:
+        write_policy(place, it=target({"growth": {limit: amount}}))
+        return memfit("gate", "old", new, "--policy", "memfit.yaml").code
+
+    now = figures(memfit, place)[name]
+    before = figures(memfit, place, model="old")[name]
+    assert now > before
+    assert code(f"{now - before}B") == 0
+    assert code(f"{now - before - 1}B") == 1
+    assert code("0%", new="old") == 0
+    assert code("0%") == 1
+    if limit == "kv_per_token":
+        assert (before * 8, now * 8) == (before * 8, before * 9)
+        assert (code("12.5%"), code("12.499%")) == (0, 1)
+
+
+def test_a_basis_is_held_against_the_one_the_weights_have(memfit: Memfit, place: Path) -> None:
+    assert ask(memfit, place, {"basis": "derived"})[0] == 0
+    code, report = ask(memfit, place, {"basis": "exact"})
+    assert (code, report["checks"][0]["figure"]) == (1, "derived")
+    pytest.importorskip("mlx_lm")
+    write_quantised(place / "headers", QWEN3_4B)
+    assert ask(memfit, place, {"basis": "exact"}, model="headers")[0] == 0
+
+
+@pytest.fixture
+def bounded(place: Path) -> Path:
+    """A checkpoint of PyTorch files, whose sizes only bound the weights."""
+    write_plain_config(place / "model", QWEN3_4B)
+    with (place / "model" / "pytorch_model.bin").open("wb") as file:
+        file.truncate(8_000_000_000)
+    return place
+
+
+def test_a_bound_decides_nothing_unless_it_is_accepted(memfit: Memfit, bounded: Path) -> None:
+    code, report = ask(memfit, bounded, {"peak": "15GB"})
+    assert (code, report["status"], report["figures"]["basis"]) == (3, "undecided", "bound")
+    assert "--allow-bounds" in report["message"]
+    assert memfit("gate", "--allow-bounds").code == 0
+    write_policy(bounded, it=target({"peak": "5GB"}))
+    assert memfit("gate").code == 3
+    assert memfit("gate", "--allow-bounds").code == 1
+    assert memfit("gate", "--update").code == 2
+    assert not (bounded / "memfit.lock.json").exists()
+
+
+def test_a_policy_can_accept_bounds_or_forbid_them(memfit: Memfit, bounded: Path) -> None:
+    assert ask(memfit, bounded, {"peak": "15GB", "basis": "bound"})[0] == 0
+    assert ask(memfit, bounded, {"peak": "15GB", "basis": "derived"})[0] == 1
+    assert memfit("gate", "--allow-bounds").code == 1
+
+
+@pytest.mark.parametrize("limits", [{"peak": "3.98GB"}, {"wired_limit": "50.5%"}])
+def test_every_mend_passes_and_the_next_value_does_not(
+    memfit: Memfit, place: Path, limits: dict[str, str]
+) -> None:
+    work = {"prompt_tokens": 8192, "prefill_step": 4096}
+    keys: dict[str, Any] = {"working_set": "8GB", "workload": work}
+    code, report = ask(memfit, place, limits, **keys)
+    assert code == 1
+    mends = {mend["setting"]: mend["value"] for mend in report["checks"][0]["mends"]}
+    assert mends.keys() == {"context", "prefill_step", "quantize"}
+    for setting, value in mends.items():
+        assert (setting, _with(memfit, place, limits, keys, setting, value)) == (setting, 0)
+    assert _with(memfit, place, limits, keys, "context", mends["context"] + 256) == 1
+    assert _with(memfit, place, limits, keys, "prefill_step", mends["prefill_step"] * 2) == 1
+
+
+def _with(
+    memfit: Memfit, place: Path, limits: dict[str, str], keys: Any, setting: str, value: int
+) -> int:
+    if setting == "quantize":
+        return ask(memfit, place, limits, quantize=value, **keys)[0]
+    name = "prompt_tokens" if setting == "context" else setting
+    start = {"quantized_kv_start": 0} if setting == "kv_bits" else {}
+    work = {**keys["workload"], name: value, **start}
+    return ask(memfit, place, limits, **{**keys, "workload": work})[0]
+
+
+def test_fewer_bits_are_offered_to_weights_that_have_more(memfit: Memfit, place: Path) -> None:
+    write_plain_config(place / "model", sample_config("qwen3-8b-4bit"))
+    code, report = ask(memfit, place, {"load_peak": "9GB"})
+    assert (code, report["checks"][0]["mends"]) == (1, [{"setting": "quantize", "value": 8}])
+    assert ask(memfit, place, {"load_peak": "9GB"}, quantize=8)[0] == 0

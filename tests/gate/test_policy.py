@@ -1,0 +1,228 @@
+"""Policies: every mistake is named at once, with its path and line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.errors import InputError, PolicyError
+from memfit.estimators.gate import policy as keys
+from memfit.estimators.gate.policy import Policy, read_policy
+from memfit.estimators.gate.verdict import RULES
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "policy.schema.json"
+HEAD = "schema: memfit.policy/1\ntargets:\n"
+TARGET = """\
+  chat:
+    model: models/chat
+    device: m4-pro-24
+    workload: {context: 4k}
+    limits:
+      peak: 90%
+"""
+
+
+def read(directory: Path, text: str) -> Policy:
+    path = directory / "memfit.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_policy(path)
+
+
+def mistakes(directory: Path, text: str) -> list[tuple[int, str, str]]:
+    with pytest.raises(PolicyError) as caught:
+        read(directory, text)
+    found = caught.value.mistakes
+    assert {mistake.file for mistake in found} == {str(directory / "memfit.yaml")}
+    return [(mistake.line, mistake.key, mistake.text) for mistake in found]
+
+
+def test_a_target_has_what_is_written_and_the_defaults_of_its_runtime(tmp_path: Path) -> None:
+    target = read(tmp_path, HEAD + TARGET).targets[0]
+    assert (target.name, target.line, target.model) == ("chat", 3, "models/chat")
+    assert target.device.name == "m4-pro-24"
+    assert target.workload.prompt_tokens == 4096
+    assert (target.workload.prefill_step, target.workload.quantized_kv_start) == (2048, 5000)
+    assert [(limit.name, limit.line) for limit in target.limits] == [("peak", 8)]
+    assert not target.needs_baseline
+
+
+def test_every_key_is_read(tmp_path: Path) -> None:
+    target = read(
+        tmp_path,
+        HEAD
+        + """\
+  all:
+    quantize: 4
+    memory: 32GB
+    os_regime: macos-15
+    runtime: mlx-lm
+    workload: {prompt_tokens: 1k, max_tokens: 64, batch: 2, prefill_step: 512, kv_bits: 8,
+               kv_group_size: 32, quantized_kv_start: 0, max_kv_size: 8k}
+    limits: {peak: 90%, load_peak: 16GB, wired_limit: 20GiB, context: 32k, expert_capacity: 50%,
+             basis: exact, growth: {weights: 12.5%, kv_per_token: 0, peak: 1GB}}
+""",
+    ).targets[0]
+    work = target.workload
+    assert (work.prompt_tokens, work.max_tokens, work.batch, work.prefill_step) == (
+        1024,
+        64,
+        2,
+        512,
+    )
+    assert (work.kv_bits, work.kv_group_size) == (8, 32)
+    assert (work.quantized_kv_start, work.max_kv_size) == (0, 8192)
+    assert target.device.working_set_bytes != 26_800_603_136  # macOS 26's
+    assert {limit.name for limit in target.limits} == set(RULES)
+    assert target.basis is not None
+    assert (target.basis.least, target.quantize, target.model) == ("exact", 4, None)
+    assert target.needs_baseline
+
+
+def test_eight_mistakes_are_named_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    found = mistakes(
+        tmp_path,
+        """\
+schema: memfit.policy/1
+targets:
+  chat:
+    model: 7
+    device: m9-max-64
+    workload:
+      context: 4k
+      batch: 0
+      kv_bits: 7
+    limits:
+      peak: 90
+      contekst: 4k
+  chat:
+    model: again
+  code:
+    device: m4-max-64
+    memory: 64GB
+    workload: {context: 4k}
+    limits: {}
+""",
+    )
+    assert [(line, key) for line, key, _ in found] == [
+        (4, "targets.chat.model"),
+        (5, "targets.chat.device"),
+        (8, "targets.chat.workload.batch"),
+        (9, "targets.chat.workload.kv_bits"),
+        (11, "targets.chat.limits.peak"),
+        (12, "targets.chat.limits.contekst"),
+        (13, "targets.chat"),
+        (17, "targets.code.memory"),
+        (19, "targets.code.limits"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("", (1, "", "expected a mapping")),
+        ("targets: {}\n", (1, "", "expected memfit.policy/1")),
+        (HEAD.replace("/1", "/2") + TARGET, (1, "schema", "expected memfit.policy/1")),
+        (HEAD, (2, "targets", "expected a mapping")),
+        ("schema: memfit.policy/1\ntargets: {}\n", (2, "targets", "name at least one target")),
+        (HEAD + "  a b: {}\n", (3, "targets.a b", "a target's name")),
+        (HEAD + "  chat: []\n", (3, "targets.chat", "expected a mapping")),
+        (HEAD + TARGET.replace("m4-pro-24", "m4-pro-25"), (5, "targets.chat.device", "was sold")),
+        (
+            HEAD + TARGET.replace("device: m4-pro-24", "memory: 64"),
+            (5, "targets.chat.memory", "64"),
+        ),
+        (HEAD + TARGET.replace("{context: 4k}", "{}"), (6, "targets.chat.workload", "give either")),
+        (
+            HEAD + TARGET.replace("{context: 4k}", "{context: 4k, max_tokens: 4}"),
+            (6, "targets.chat.workload.max_tokens", "stands alone"),
+        ),
+        (
+            HEAD + TARGET.replace("{context: 4k}", "{context: 1m, prefill_step: 1}"),
+            (6, "targets.chat.workload", "prefill step"),
+        ),
+        (HEAD + TARGET.replace("90%", "-1%"), (8, "targets.chat.limits.peak", "90% or 16GB")),
+        (HEAD + TARGET.replace("90%", "16G"), (8, "targets.chat.limits.peak", "16G")),
+        (HEAD + TARGET.replace("90%", "yes"), (8, "targets.chat.limits.peak", "not a size")),
+        (
+            HEAD + TARGET.replace("peak: 90%", "basis: sure"),
+            (8, "targets.chat.limits.basis", "sure"),
+        ),
+        (HEAD + TARGET.replace("peak: 90%", "context: 0"), (8, "targets.chat.limits.context", "0")),
+        (
+            HEAD + TARGET.replace("peak: 90%", "expert_capacity: 8GB"),
+            (8, "targets.chat.limits.expert_capacity", "64 or 50%"),
+        ),
+        (
+            HEAD + TARGET.replace("peak: 90%", "growth: {}"),
+            (7, "targets.chat.limits", "at least one limit"),
+        ),
+        (
+            HEAD + TARGET.replace("m4-pro-24", "rtx-4090").replace("peak:", "wired_limit:"),
+            (8, "targets.chat.limits.wired_limit", "setting of Macs"),
+        ),
+    ],
+)
+def test_a_mistake_has_its_line_and_key(
+    tmp_path: Path, text: str, mistake: tuple[int, str, str]
+) -> None:
+    line, key, word = mistake
+    found = mistakes(tmp_path, text)
+    assert any(
+        (line, key) == (found_line, found_key) and word in said
+        for found_line, found_key, said in found
+    ), found
+
+
+def test_a_device_nobody_knows_is_named_with_its_neighbours(tmp_path: Path) -> None:
+    ((line, key, text),) = mistakes(tmp_path, HEAD + TARGET.replace("m4-pro-24", "m4-pro-ultra"))
+    assert (line, key) == (5, "targets.chat.device")
+    assert "no machine is called 'm4-pro-ultra'" in text
+    assert "m4-pro-24" in text
+
+
+def test_the_schema_for_editors_has_the_same_keys() -> None:
+    schema = json.loads(SCHEMA.read_text())
+    target = schema["properties"]["targets"]["additionalProperties"]["properties"]
+    limits = target["limits"]["properties"]
+    assert tuple(schema["properties"]) == keys.KEYS
+    assert set(target) == set(keys.TARGET_KEYS)
+    assert set(target["workload"]["properties"]) == set(keys.WORKLOAD_KEYS)
+    assert set(limits) == set(keys.LIMIT_KEYS)
+    assert set(limits["growth"]["properties"]) == set(keys.GROWTH_KEYS)
+    jsonschema.validate(yaml.safe_load(HEAD + TARGET), schema)
+
+
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["m4-pro-24", "4k", "90%", "16GB", "exact"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from([*keys.TARGET_KEYS, *keys.WORKLOAD_KEYS, *keys.LIMIT_KEYS, "x"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUES, VALUES)
+def test_any_document_is_a_policy_or_a_list_of_mistakes(
+    tmp_path_factory: pytest.TempPathFactory, one: Any, other: Any
+) -> None:
+    document = {"schema": "memfit.policy/1", "targets": {"a": one, "b": other}}
+    text = yaml.safe_dump(document, allow_unicode=True)
+    lines: tuple[str, ...] = ()
+    try:
+        assert read(tmp_path_factory.getbasetemp(), text).targets
+    except InputError as error:
+        lines = error.lines
+    assert all(len(line.splitlines()) == 1 for line in lines)
