@@ -1,130 +1,143 @@
-"""A model of mlx-lm, built from its config and run without computing anything."""
+"""A model of mlx-lm under a workload: its bytes, and the graphs of its calls.
 
-from collections.abc import Callable, Iterator, Mapping
+Nothing is computed: the class is built from the config, and zero tokens are pushed through it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from memfit.estimators.trace.libraries import load_utils, mlx_lm_for, versions
-from memfit.estimators.trace.nodes import Call, Phase, Trace
-from memfit.estimators.trace.recording import Leaf, record_call
-from memfit.estimators.trace.standins import Target, library_changes, recorded
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.trace.building import build, class_errors, nothing_computed
+from memfit.estimators.trace.libraries import mlx_lm_for, versions
+from memfit.estimators.trace.nodes import Trace
+from memfit.estimators.trace.running import Running
+from memfit.estimators.trace.standins import Target, library_changes
+from memfit.estimators.trace.stepping import leaves, length_of
 from memfit.estimators.workload import Workload
 
 
-def record(config: Mapping[str, Any], workload: Workload, *, target: Target) -> Trace:
-    """Return the graphs of a workload's calls as ``target`` would build them."""
-    installed = versions()
-    with mlx_lm_for(target.backend, library_changes(target)):
-        utils = load_utils()
-        import mlx.core as mx
-        from mlx.utils import tree_flatten
+@dataclass(frozen=True, slots=True)
+class TracedShapes:
+    """What mlx-lm's class holds when a workload ends.
 
-        model_class, args_class = utils._get_classes(dict(config))
-        model = model_class(args_class.from_dict(dict(config)))
-        model.eval()
-        predicate = getattr(model, "cast_predicate", lambda _: True)
-        casted = [
-            (k, v.astype(mx.bfloat16))
-            for k, v in tree_flatten(model.parameters())
-            if mx.issubdtype(v.dtype, mx.floating) and predicate(k)
-        ]
-        model.load_weights(casted, strict=False)
-        weights = {k: v.nbytes for k, v in tree_flatten(model.parameters())}
-        calls = tuple(_calls(model, workload, target))
-    return Trace(str(config["model_type"]), target.backend, installed, weights, calls)
+    ``weights`` are the bytes of each parameter by path. ``kv_bytes`` are allocated,
+    ``kv_held_bytes`` of the tokens still needed; ``allocated_tokens`` and ``held_tokens`` are
+    those of the longest buffer.
+    """
 
+    weights: Mapping[str, int]
+    kv_bytes: int
+    kv_held_bytes: int
+    ssm_bytes: int
+    allocated_tokens: int
+    held_tokens: int
+    makes_own_cache: bool
+    versions: Mapping[str, str]
 
-def _calls(model: Any, workload: Workload, target: Target) -> Iterator[Call]:
-    from mlx_lm.models.cache import make_prompt_cache
-
-    caches = make_prompt_cache(model, workload.max_kv_size)
-    chunks = list(workload.prefill_chunks())
-    position = 0
-    for index, tokens in enumerate(chunks):
-        phase: Phase = "first_chunk" if index == 0 else "last_chunk"
-        yield _call(model, caches, workload, target, phase, tokens, position)
-        position += tokens
-    yield _call(model, caches, workload, target, "last_token", 1, position)
-    if workload.max_tokens:
-        yield _call(model, caches, workload, target, "decode", 1, position + 1)
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(self.weights.values())
 
 
-def _call(
-    model: Any,
-    caches: list[Any],
+def trace_shapes(
+    config: Mapping[str, Any],
     workload: Workload,
+    *,
+    name: str = "config.json",
+    dtype: str = "BF16",
+    tensors: Iterable[Tensor] | None = None,
+    quantize: Quantization | None = None,
+) -> TracedShapes:
+    """Return the bytes of weights, caches and states when the workload ends.
+
+    ``name`` is how messages name the config. With ``tensors`` the model is what mlx-lm would load
+    from them, else floating parameters take ``dtype``; ``quantize`` converts it then.
+
+    Raises:
+        MachineError: when MLX or mlx-lm is not installed.
+        UnsupportedError: when mlx-lm has no class for the config, or the class fails on it.
+    """
+    target = Target()
+    with _library(config, name, target) as installed:
+        model = build(config, name, dtype=dtype, tensors=tensors, quantize=quantize)
+        running = Running(model, workload, target)
+        running.finish()
+        return _shapes(model, running.caches, workload, installed)
+
+
+def record(
+    config: Mapping[str, Any],
+    workload: Workload,
+    *,
     target: Target,
-    phase: Phase,
-    tokens: int,
-    position: int,
-) -> Call:
-    import mlx.core as mx
+    name: str = "config.json",
+    dtype: str = "BF16",
+    tensors: Iterable[Tensor] | None = None,
+    quantize: Quantization | None = None,
+) -> Trace:
+    """Return the graphs of a workload's calls as ``target`` would build them.
 
-    leaves = [*_weights(model), *_cached(caches)]
-    given: dict[str, Any] = {}
-    shape = (workload.batch, tokens)
-    leaves.append(
-        Leaf(mx.zeros(shape, mx.int32), "tokens", "tokens", lambda v: given.update(tokens=v))
+    The other arguments and errors are those of `trace_shapes`.
+
+    Raises:
+        UnsupportedError: besides, when the graph of a call would be too large.
+    """
+    with _library(config, name, target) as installed:
+        model = build(config, name, dtype=dtype, tensors=tensors, quantize=quantize)
+        return Trace(
+            model_type=str(config["model_type"]),
+            backend=target.backend,
+            versions=installed,
+            weights=_weight_bytes(model),
+            calls=tuple(Running(model, workload, target).calls()),
+        )
+
+
+@contextmanager
+def _library(config: Mapping[str, Any], name: str, target: Target) -> Iterator[Mapping[str, str]]:
+    installed = versions()
+    with (
+        mlx_lm_for(target.backend, library_changes(target)),
+        class_errors(name, config),
+        nothing_computed(),
+    ):
+        yield installed
+
+
+def _weight_bytes(model: Any) -> dict[str, int]:
+    from mlx.utils import tree_flatten
+
+    flat: Any = tree_flatten(model.parameters())
+    return {path: array.nbytes for path, array in flat}
+
+
+def _shapes(
+    model: Any, caches: list[Any], workload: Workload, installed: Mapping[str, str]
+) -> TracedShapes:
+    total = workload.total_tokens
+    kv = held = states = longest = needed = 0
+    for cache in leaves(caches):
+        if type(cache).__name__ == "ArraysCache":
+            states += cache.nbytes
+            continue
+        if cache.empty():
+            continue
+        allocated = length_of(cache)
+        limit = getattr(cache, "max_size", getattr(cache, "chunk_size", total))
+        kv += cache.nbytes
+        held += cache.nbytes // allocated * min(total, limit)
+        longest, needed = max(longest, allocated), max(needed, min(total, limit))
+    return TracedShapes(
+        weights=_weight_bytes(model),
+        kv_bytes=kv,
+        kv_held_bytes=held,
+        ssm_bytes=states,
+        allocated_tokens=longest,
+        held_tokens=needed,
+        makes_own_cache=hasattr(model, "make_cache"),
+        versions=installed,
     )
-    sampling = phase not in ("first_chunk", "last_chunk")
-    left: list[Any] = []
-    counts: list[int] = []
-
-    def run() -> list[Any]:
-        with recorded(target):
-            logits = model(given["tokens"], cache=caches)
-            _quantize(caches, workload)
-            states = [leaf.array for leaf in _cached(caches)]
-            evaluated = _sampled(logits) if sampling else states
-        counts.append(len(evaluated))
-        left.extend(_cached(caches))
-        return [*evaluated, *(states if sampling else ())]
-
-    graph = record_call(run, leaves)
-    for leaf in left:  # the next call begins with the caches as this one left them
-        leaf.put(mx.zeros(leaf.array.shape, leaf.array.dtype))
-    evaluated = graph.outputs[: counts[0]]
-    return Call(phase, tokens, position, graph.arrays, graph.nodes, evaluated, graph.outputs)
-
-
-def _sampled(logits: Any) -> list[Any]:
-    import mlx.core as mx
-
-    logits = logits[:, -1, :]
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    return [mx.argmax(logprobs, axis=-1), logprobs.squeeze(0)]
-
-
-def _quantize(caches: list[Any], workload: Workload) -> None:
-    """Source: mlx-lm generate.py, maybe_quantize_kv_cache."""
-    if workload.kv_bits is None:
-        return
-    for index, cache in enumerate(caches):
-        if hasattr(cache, "to_quantized") and cache.offset >= workload.quantized_kv_start:
-            caches[index] = cache.to_quantized(
-                group_size=workload.kv_group_size, bits=workload.kv_bits
-            )
-
-
-def _weights(model: Any) -> Iterator[Leaf]:
-    for path, module in model.named_modules():
-        for key, value in module.items():
-            yield from _arrays_in(module, key, value, "weight", f"{path}.{key}" if path else key)
-
-
-def _cached(caches: list[Any]) -> Iterator[Leaf]:
-    for index, cache in enumerate(caches):
-        for key, value in vars(cache).items():
-            yield from _arrays_in(vars(cache), key, value, "cache", f"{index}.{key}")
-
-
-def _arrays_in(owner: Any, key: Any, value: Any, role: Any, name: str) -> Iterator[Leaf]:
-    import mlx.core as mx
-
-    if isinstance(value, mx.array):
-        yield Leaf(value, role, name, _setter(owner, key))
-    elif isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        pass
-
-
-def _setter(owner: Any, key: Any) -> Callable[[Any], None]:
-    return lambda value: owner.__setitem__(key, value)

@@ -1,22 +1,16 @@
 """What MLX exports of a call, as arrays and nodes with numbers for names."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from memfit.estimators.errors import UnsupportedError
-from memfit.estimators.trace.nodes import Argument, Array, Node, Role
+from memfit.estimators.trace.compiled import without_borders
+from memfit.estimators.trace.leaves import Leaf
+from memfit.estimators.trace.nodes import Argument, Array, Node
 from memfit.estimators.trace.standins import kernel_name
 
 MAX_NODES = 2_000_000
-
-
-class Leaf(NamedTuple):
-    """An array the call is given: its place says where to put what stands for it."""
-
-    array: Any
-    role: Role
-    name: str
-    put: Callable[[Any], None]
 
 
 class Recorded(NamedTuple):
@@ -50,6 +44,22 @@ def record_call(function: Callable[[], list[Any]], leaves: Sequence[Leaf]) -> Re
     return recorder.finish()
 
 
+class _EnoughError(Exception):
+    """Ends an export once the function has run."""
+
+
+def run_unrecorded(function: Callable[[], None]) -> None:
+    """Run ``function`` as `record_call` would, and keep no graph."""
+    import mlx.core as mx
+
+    def call() -> None:
+        function()
+        raise _EnoughError
+
+    with suppress(_EnoughError):
+        mx.export_function(lambda _: None, call)
+
+
 class _Recorder:
     """Takes MLX's messages: inputs, outputs, constants, then every primitive."""
 
@@ -75,7 +85,8 @@ class _Recorder:
 
     def finish(self) -> Recorded:
         outputs = tuple(self._position(output) for output in self._outputs)
-        return Recorded(tuple(self._arrays), tuple(self._nodes), outputs)
+        nodes, ends = without_borders(self._nodes, outputs, self._arrays)
+        return Recorded(tuple(self._arrays), tuple(nodes), tuple(ends))
 
     def _take_node(self, message: dict[str, Any]) -> None:
         if len(self._nodes) == MAX_NODES:

@@ -13,12 +13,31 @@ from typing import Any
 
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.machine.kernels import is_fused
+from memfit.estimators.trace.compiled import BEGINS, ENDS
 from memfit.estimators.trace.libraries import changed
 
 # Names of nodes that are no operation: the borders of what mx.compile was given.
 _NAME_ENDS = "__end"
-_RECORDING: ContextVar[bool] = ContextVar("recording", default=False)
-COMPILE_BEGINS, COMPILE_ENDS = "memfit_compile_begins", "memfit_compile_ends"
+
+
+class _CompiledCalls:
+    """Counts the calls of compiled functions in a recording."""
+
+    def __init__(self) -> None:
+        self.inside = False
+        self._count = 0
+
+    @contextmanager
+    def next(self) -> Iterator[int]:
+        self._count += 1
+        self.inside = True
+        try:
+            yield self._count
+        finally:
+            self.inside = False
+
+
+_CALLS: ContextVar[_CompiledCalls | None] = ContextVar("compiled calls", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +81,12 @@ def _recording_changes(target: Target) -> dict[str, Any]:
 @contextmanager
 def recorded(target: Target) -> Iterator[None]:
     """Build the graph of ``target`` inside the block, which runs while MLX exports."""
-    token = _RECORDING.set(True)
+    token = _CALLS.set(_CompiledCalls())
     try:
         with changed(_recording_changes(target)):
             yield
     finally:
-        _RECORDING.reset(token)
+        _CALLS.reset(token)
 
 
 def one_node(name: str, inputs: Sequence[Any], like: Sequence[Any]) -> list[Any]:
@@ -196,10 +215,12 @@ def _compile(fun: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:
         return _compile
 
     def marked(*given: Any, **named: Any) -> Any:
-        if not _RECORDING.get():
-            return fun(*given, **named)
-        inside = _bordered(COMPILE_BEGINS, (given, named))
-        return _bordered(COMPILE_ENDS, fun(*inside[0], **inside[1]))
+        calls = _CALLS.get()
+        if calls is None or calls.inside:
+            return fun(*given, **named)  # MLX too takes a compiled function inside another apart
+        with calls.next() as number:
+            taken = _bordered(f"{BEGINS}{number}", (given, named))
+            return _bordered(f"{ENDS}{number}", fun(*taken[0], **taken[1]))
 
     return marked
 

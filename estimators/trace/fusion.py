@@ -1,0 +1,140 @@
+"""What mx.compile makes of a function's operations: element-wise ones become one node.
+
+The rules are those of mlx/compile.cpp (0.32), compile_fuse: from every result back through
+element-wise operations, as long as nothing outside needs what lies between.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from memfit.estimators.trace.nodes import Array, Node
+
+MAX_DEPTH = 11
+MAX_ARRAYS = 24
+
+COMPILED = "Compiled"
+_BROADCAST = "Broadcast"
+_ELEMENTWISE = frozenset(
+    "Abs ArcCos ArcCosh ArcSin ArcSinh ArcTan ArcTanh AsType Ceil Cos Conjugate Cosh Remainder Erf"
+    " ErfInv Exp Floor Log Log1p LogicalNot Negative Round Sigmoid Sign Sin Sinh Square Sqrt Tan"
+    " Tanh Expm1 Real Imag BitwiseInvert Add Divide Equal Greater GreaterEqual Less LessEqual"
+    " LogicalAnd LogicalOr LogAddExp Maximum Minimum Multiply NotEqual Power Subtract"
+    " BitwiseBinary ArcTan2 Select".split()
+) | {_BROADCAST}
+
+
+def fuse(tape: Sequence[Node], outputs: Iterable[int], arrays: list[Array]) -> list[Node]:
+    """Return the nodes of a compiled function, ``tape`` in their order, after fusion.
+
+    ``outputs`` are what the function returns. A broadcast that fused operations share with others
+    is split: its copy is appended to ``arrays``.
+    """
+    fusion = _Fusion(tape, frozenset(outputs), arrays)
+    made: list[Node] = []
+    for node in reversed(tape):
+        result = node.outputs[0]
+        if result in fusion.fused:
+            continue
+        made.append(fusion.grow(node))
+    return made[::-1]
+
+
+@dataclass(slots=True)
+class _Fusion:
+    """The state over one tape; ``users`` are the results computed from an array."""
+
+    tape: Sequence[Node]
+    outputs: frozenset[int]
+    arrays: list[Array]
+    makers: dict[int, Node] = field(default_factory=dict)
+    users: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    fused: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for node in self.tape:
+            for output in node.outputs:
+                self.makers[output] = node
+                for array in node.inputs:
+                    self.users[array].append(output)
+
+    def grow(self, node: Node) -> Node:
+        """Return the node that stands for ``node`` and all that fuses with it."""
+        result = node.outputs[0]
+        inside: set[int] = set()
+        if node.name in _ELEMENTWISE - {_BROADCAST}:
+            self._collect(result, 0, inside, set())
+        return self._compiled(result, inside) if len(inside) > 1 else self.makers[result]
+
+    def _collect(self, array: int, depth: int, inside: set[int], inputs: set[int]) -> None:
+        if array in inside:
+            return
+        if depth >= MAX_DEPTH or not self._may_fuse(array, inside):
+            inputs.add(array)
+            return
+        if depth and any(user not in inside for user in self.users[array]):
+            if self.makers[array].name != _BROADCAST or len(inputs) >= MAX_ARRAYS:
+                inputs.add(array)
+                return
+            array = self._split(array, inside)
+        if array in self.outputs:
+            inputs.add(array)
+        else:
+            inputs.discard(array)
+        if len(inputs) >= MAX_ARRAYS:
+            return
+        inside.add(array)
+        for taken in self.makers[array].inputs:
+            self._collect(taken, depth + 1, inside, inputs)
+
+    def _may_fuse(self, array: int, inside: set[int]) -> bool:
+        maker = self.makers.get(array)
+        if maker is None or maker.name not in _ELEMENTWISE:
+            return False
+        if array not in self.outputs or not inside:
+            return True
+        return self.arrays[array].shape == self.arrays[next(iter(inside))].shape
+
+    def _split(self, array: int, inside: set[int]) -> int:
+        copy = len(self.arrays)
+        self.arrays.append(self.arrays[array])
+        maker = self.makers[array]
+        self.makers[copy] = Node(maker.name, maker.inputs, (copy,), maker.arguments)
+        for taken in maker.inputs:
+            self.users[taken].append(copy)
+        for user in {user for user in self.users[array] if user in inside}:
+            self.users[array] = [other for other in self.users[array] if other != user]
+            self.users[copy].append(user)
+            node = self.makers[user]
+            inputs = tuple(copy if taken == array else taken for taken in node.inputs)
+            self.makers[user] = Node(node.name, inputs, node.outputs, node.arguments)
+        return copy
+
+    def _compiled(self, result: int, inside: set[int]) -> Node:
+        order: list[int] = []
+        inputs: list[int] = []
+        self._order(result, inside, order, inputs)
+        outputs = [array for array in order[:-1] if array in self.outputs] + [result]
+        names = "".join(self.makers[array].name for array in order)
+        for array in order[:-1]:
+            self.fused.add(array)
+        for taken in inputs:
+            left = [user for user in self.users[taken] if user not in inside]
+            self.users[taken] = left + outputs
+        for array in outputs[:-1]:
+            self.users[array] = [user for user in self.users[array] if user not in inside]
+        node = Node(COMPILED, tuple(inputs), tuple(outputs), (names,))
+        for output in outputs:
+            self.makers[output] = node
+        return node
+
+    def _order(self, array: int, inside: set[int], order: list[int], inputs: list[int]) -> None:
+        if array not in inside:
+            if array not in inputs:
+                inputs.append(array)
+            return
+        if array in order:
+            return
+        for taken in self.makers[array].inputs:
+            self._order(taken, inside, order, inputs)
+        order.append(array)

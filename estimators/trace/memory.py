@@ -1,0 +1,60 @@
+"""The allocator during a run: what is in use, and the freed buffers kept for the next request.
+
+Sources: mlx/backend/common/buffer_cache.h (reuse), backend/{no_gpu,metal,cuda}/allocator.cpp.
+"""
+
+from bisect import bisect_left, insort
+
+from memfit.estimators.machine.allocator import allocated
+from memfit.estimators.machine.device import Backend
+from memfit.estimators.trace.layouts import Buffer
+
+# The page a buffer cache allows two of as waste, and the most it keeps (None: as good as all).
+_PAGE = {"cpu": 4096, "metal": 16384, "cuda": 16384}
+_KEPT: dict[str, int | None] = {"cpu": 32 << 20, "metal": None, "cuda": None}
+
+
+class Memory:
+    """Bytes in use; ``clock`` is the index of the operation being run."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend: Backend = backend
+        self.active = self.peak = self.clock = self.peak_clock = 0
+        self.operation = ""
+        self.buffers: list[Buffer] = []
+        self._page = _PAGE[backend]
+        self._limit = _KEPT[backend]
+        self._free: list[int] = []
+        self._free_bytes = 0
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """Return a buffer of at least so many bytes, from the freed ones if one is near in size."""
+        size = allocated(nbytes, self.backend)
+        free = self._free
+        found = bisect_left(free, size)
+        if found < len(free) and free[found] < min(2 * size, size + 2 * self._page):
+            size = free.pop(found)
+            self._free_bytes -= size
+        buffer = Buffer(size, self.operation, self.clock)
+        self.buffers.append(buffer)
+        self.active += size
+        if self.active > self.peak:
+            self.peak, self.peak_clock = self.active, self.clock
+        return buffer
+
+    def release(self, buffer: Buffer) -> None:
+        """Drop one reference; the last one frees the buffer."""
+        buffer.references -= 1
+        if buffer.references:
+            return
+        size = buffer.nbytes
+        buffer.died = self.clock
+        self.active -= size
+        if size and (self._limit is None or self._free_bytes + size <= self._limit):
+            insort(self._free, size)
+            self._free_bytes += size
+
+    def clear_cache(self) -> None:
+        """Give the freed buffers back, as mlx-lm does after each chunk of the prompt."""
+        self._free.clear()
+        self._free_bytes = 0
