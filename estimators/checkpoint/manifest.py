@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-Source = Literal["local", "config", "sample"]
+Source = Literal["local", "hub", "config", "sample"]
 
 
 class Tensor(NamedTuple):

@@ -9,28 +9,32 @@ from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.checkpoint.local import read_directory, read_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.errors import CheckpointError, UnsupportedError
+from memfit.estimators.sink import SILENT, Sink
 
 _SUFFIXES = (".safetensors", ".gguf", ".json", ".yaml", ".yml", ".bin", ".pt", ".pth")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?", re.ASCII)
-_WANTED = "give a model's directory, a .safetensors file, a config.json or a sample .yaml"
+_WANTED = "give a model's directory, a .safetensors file, a config.json, a sample .yaml or org/name"
 
 
-def open_checkpoint(reference: str) -> Checkpoint:
+def open_checkpoint(reference: str, *, sink: Sink = SILENT) -> Checkpoint:
     """Return the checkpoint that ``reference`` stands for: an existing path first of all.
 
     Raises:
-        CheckpointError: when there is no such path, or its files are missing or inconsistent.
+        CheckpointError: when there is no such path or repository, or its files are missing or
+            inconsistent.
         ConfigError: when its config is not one.
-        UnsupportedError: for GGUF files and names on the Hub, which are not read yet.
+        UnsupportedError: for GGUF files, which are not read yet.
+        UnreachableError: when the Hub cannot be reached, or refuses.
     """
     path = Path(os.path.expanduser(reference))
     if reference and _is_there(path):
         return _open_path(path)
     if _looks_like_path(reference) or not _HUB_NAME.fullmatch(reference):
         raise CheckpointError(f"{shown(reference)!r}: no such path; {_WANTED}")
-    raise UnsupportedError(
-        f"Hub references are not supported yet: {reference}; fetch the model and give its directory"
-    )
+    # Asked for by name only: the modules that talk HTTP take longer to import than a file to read.
+    from memfit.estimators.checkpoint.hub import open_hub
+
+    return open_hub(reference, sink=sink)
 
 
 def _open_path(path: Path) -> Checkpoint:

@@ -1,0 +1,99 @@
+"""Headers and small files that were fetched before, on this machine, within a bound of bytes.
+
+An entry is named by the digest of its key and starts with the digest of its content, so that a
+damaged one is no entry. It is written beside and moved into place: two processes may share the
+directory, and what both write is the same.
+"""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+MAX_CACHE_BYTES = 256_000_000  # headers of a hundred of the largest models
+_DIGEST_BYTES = 32
+
+
+class Usage(NamedTuple):
+    """How much a cache holds."""
+
+    entries: int
+    nbytes: int
+
+
+class HeaderCache:
+    """A directory of entries; one that cannot be read or written is an empty cache."""
+
+    def __init__(self, directory: Path, max_bytes: int = MAX_CACHE_BYTES) -> None:
+        """Take a directory; it is made with the first entry."""
+        self.directory, self.max_bytes = directory, max_bytes
+
+    def get(self, *key: str) -> bytes | None:
+        """Return the content kept under a key, None where there is none or it is damaged."""
+        path = self._path(key)
+        try:
+            entry = path.read_bytes()
+            os.utime(path)  # used last: kept longest
+        except OSError:
+            return None
+        content = entry[_DIGEST_BYTES:]
+        return content if hashlib.sha256(content).digest() == entry[:_DIGEST_BYTES] else None
+
+    def put(self, content: bytes, *key: str) -> None:
+        """Keep a content under a key, if the directory can be written."""
+        with contextlib.suppress(OSError):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.directory)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(hashlib.sha256(content).digest() + content)
+                os.replace(temporary, self._path(key))
+            except BaseException:
+                os.unlink(temporary)
+                raise
+
+    def trim(self) -> None:
+        """Remove the entries unused for longest until the rest is within the bound."""
+        files = sorted(self._files(), key=lambda file: file[1].st_mtime_ns)
+        excess = sum(status.st_size for _, status in files) - self.max_bytes
+        for path, status in files:
+            if excess <= 0:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+            excess -= status.st_size
+
+    def usage(self) -> Usage:
+        """Return how many entries there are and the bytes they take."""
+        sizes = [status.st_size for _, status in self._files()]
+        return Usage(len(sizes), sum(sizes))
+
+    def clear(self) -> Usage:
+        """Remove every entry; return what was there."""
+        usage = self.usage()
+        for path, _ in list(self._files()):
+            path.unlink(missing_ok=True)
+        return usage
+
+    def _path(self, key: tuple[str, ...]) -> Path:
+        return self.directory / hashlib.sha256("\0".join(key).encode()).hexdigest()
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        try:
+            paths = list(self.directory.iterdir())
+        except OSError:
+            return
+        for path in paths:
+            # Another process may be trimming too.
+            with contextlib.suppress(OSError):
+                yield path, path.stat()
+
+
+def user_cache() -> HeaderCache:
+    """Return the user's own cache, where the platform keeps such things (XDG_CACHE_HOME)."""
+    from platformdirs import user_cache_dir
+
+    return HeaderCache(Path(user_cache_dir("memfit", appauthor=False)) / "headers")

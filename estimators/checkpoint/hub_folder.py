@@ -1,0 +1,264 @@
+"""A repository on the Hub as a folder: what is asked of it is fetched, and of weights the header.
+
+The first round asks at once for the listing, the config and the index; the second for every
+header. With an index each header's length is known closely enough for one request to bring it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import PurePath
+from urllib.parse import quote
+
+from memfit.estimators.checkpoint.config import CONFIG, MAX_CONFIG_BYTES
+from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.checkpoint.header_cache import HeaderCache
+from memfit.estimators.checkpoint.hub_listing import (
+    MAX_LISTING_BYTES,
+    Listing,
+    RemoteFile,
+    parse_listing,
+)
+from memfit.estimators.checkpoint.hub_refusals import MissingFileError
+from memfit.estimators.checkpoint.hub_requests import ATTEMPTS, Client, Hub, NoAnswerError
+from memfit.estimators.checkpoint.safetensors import (
+    LENGTH_BYTES,
+    Header,
+    checked_header_bytes,
+    parse_header,
+)
+from memfit.estimators.checkpoint.shards import MAX_INDEX_BYTES, Index
+from memfit.estimators.checkpoint.weights import SAFETENSORS_INDEX
+from memfit.estimators.errors import CheckpointError, MemfitError, UnreachableError
+from memfit.estimators.sink import Sink
+
+MOST_THREADS = 32
+# A header that no index describes: 97% of the Hub's are below 100 kB (huggingface_hub/hf_api.py).
+USUAL_HEADER_BYTES = 128_000
+# What a tensor's entry takes beside its name: the longest dtype, three dimensions of five digits
+# and offsets of eleven; and the metadata of a file.
+ENTRY_BYTES = 96
+METADATA_BYTES = 4096
+
+
+class Repository:
+    """A repository at a revision; ``stale`` says why the Hub's own word is not the latest."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        name: str,
+        revision: str,
+        *,
+        place: PurePath,
+        cache: HeaderCache,
+        sink: Sink,
+    ) -> None:
+        """Fetch the listing, and with it what a first reading needs.
+
+        Raises:
+            CheckpointError: when there is no such repository or revision.
+            UnreachableError: when the Hub cannot be reached, and nothing is kept of it.
+        """
+        self.place = place
+        self.stale = ""
+        self._hub, self._name, self._cache, self._sink = hub, name, cache, sink
+        self._client: Client | None = None
+        self._begun: dict[str, bytes | MemfitError] = {}
+        self.listing = self._listing(revision)
+
+    def names(self) -> Sequence[str]:
+        """Return the names at the repository's top level, sorted."""
+        return sorted(name for name in self.listing.files if "/" not in name)
+
+    def holds(self, name: str) -> bool:
+        """Tell whether the repository has such a file."""
+        return name in self.listing.files
+
+    def lacks(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that the repository does not have."""
+        return [name for name in names if name not in self.listing.files]
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """Return a small file whole, as it is at the listed commit."""
+        file = self._file(name)
+        if file.size is not None and file.size > limit:
+            raise CheckpointError(
+                f"{shown(self.place / name)}: {file.size} bytes, but at most {limit} of such a file"
+                " are read"
+            )
+        if (kept := self._kept(name)) is not None and file.is_content(kept):
+            return kept
+        content = self._begun.pop(name, None)
+        if isinstance(content, UnreachableError):
+            raise content
+        if not isinstance(content, bytes) or not file.is_content(content):
+            # Asked by the revision's name, it may have been of the commit before.
+            content = self._whole(self._url(self.listing.commit, name), limit)
+        if not file.is_content(content):
+            raise UnreachableError(
+                f"{shown(self.place / name)}: what came is not the file that the Hub lists"
+            )
+        self._cache.put(content, *self._key(name))
+        return content
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file."""
+        size = self._file(name).size
+        if size is None:
+            raise CheckpointError(f"{shown(self.place / name)}: the Hub does not tell its size")
+        return size
+
+    def pickled_bytes(self, name: str) -> int:
+        """Return the bytes of a PyTorch file; the Hub lists no stand-ins."""
+        return self.size(name)
+
+    def headers(self, names: Sequence[str], index: Index | None) -> Iterable[Header]:
+        """Return the headers, in parallel where they have to be fetched."""
+        found = {name: self._kept(name) for name in names}
+        missing = [name for name, content in found.items() if content is None]
+        expected = _expected_bytes(index)
+        jobs = [
+            partial(self._header, name, expected.get(name, USUAL_HEADER_BYTES)) for name in missing
+        ]
+        found.update(zip(missing, self._parallel(jobs), strict=True))
+        return [self._parsed(name, found[name] or b"") for name in names]
+
+    def _parsed(self, name: str, content: bytes) -> Header:
+        first_bytes, text = content[:LENGTH_BYTES], content[LENGTH_BYTES:]
+        return parse_header(first_bytes, text, self.size(name), self.place / name)
+
+    def _header(self, name: str, expected: int) -> bytes:
+        path, size = self.place / name, self.size(name)
+        if size < LENGTH_BYTES:
+            raise CheckpointError(f"{shown(path)}: {size} bytes is no safetensors file")
+
+        def wanted(body: bytearray) -> int:
+            if len(body) < LENGTH_BYTES:
+                return LENGTH_BYTES
+            return checked_header_bytes(bytes(body[:LENGTH_BYTES]), size, path)
+
+        content = self._range(name, wanted, 0, min(expected, size))
+        header_bytes = wanted(bytearray(content[:LENGTH_BYTES]))
+        if len(content) < header_bytes:
+            rest = header_bytes - len(content)
+            content += self._range(name, lambda _: rest, len(content), header_bytes)
+        if len(content) < header_bytes:
+            raise UnreachableError(f"{shown(path)}: the Hub sent only a part of the header")
+        content = content[:header_bytes]
+        self._cache.put(content, *self._key(name))
+        return content
+
+    def _range(self, name: str, wanted: Callable[[bytearray], int], start: int, end: int) -> bytes:
+        answer = self._connected().get(
+            self._url(self.listing.commit, name), wanted, span=(start, end)
+        )
+        if answer.total not in (None, self.size(name)):
+            raise UnreachableError(
+                f"{shown(self.place / name)}: its length is {answer.total} bytes as sent and"
+                f" {self.size(name)} as listed"
+            )
+        return answer.content
+
+    def _listing(self, revision: str) -> Listing:
+        key = (self._hub.endpoint, self._name, "revision", revision)
+        kept = self._cache.get(*key)
+        if self._hub.offline:
+            if kept is None:
+                raise UnreachableError(
+                    f"{shown(self.place)}: HF_HUB_OFFLINE is set, and neither Hugging Face's cache"
+                    " nor memfit's has it; unset it once"
+                )
+            return self._as_kept(kept, f"{shown(self.place)}: HF_HUB_OFFLINE is set")
+        try:
+            content = self._first_round(revision, begin=kept is None)
+        except NoAnswerError as error:
+            if kept is None:
+                raise
+            return self._as_kept(kept, str(error))
+        listing = parse_listing(content, self.place)
+        self._cache.put(content, *key)
+        return listing
+
+    def _as_kept(self, content: bytes, why: str) -> Listing:
+        listing = parse_listing(content, self.place)
+        self.stale = f"{why}; this is commit {listing.commit[:12]}, as it was last read"
+        return listing
+
+    def _first_round(self, revision: str, *, begin: bool) -> bytes:
+        """The listing; on a first call the files that every model has come along with it."""
+        url = f"{self._hub.endpoint}/api/models/{self._name}/revision/{quote(revision, safe='')}"
+        attempts = ATTEMPTS if begin else 1
+        limits = {CONFIG: MAX_CONFIG_BYTES, SAFETENSORS_INDEX: MAX_INDEX_BYTES} if begin else {}
+        jobs = [
+            partial(self._whole, f"{url}?blobs=true", MAX_LISTING_BYTES, attempts=attempts),
+            *(
+                partial(self._begin, name, self._url(revision, name), limit)
+                for name, limit in limits.items()
+            ),
+        ]
+        return self._parallel(jobs)[0]
+
+    def _begin(self, name: str, url: str, limit: int) -> bytes:
+        """Fetch a file before it is known whether there is one."""
+        try:
+            self._begun[name] = self._whole(url, limit)
+        except MissingFileError:
+            pass
+        except MemfitError as error:
+            self._begun[name] = error
+        return b""
+
+    def _whole(self, url: str, limit: int, attempts: int = ATTEMPTS) -> bytes:
+        content = self._connected().get(url, lambda _: limit + 1, attempts=attempts).content
+        if len(content) > limit:
+            raise UnreachableError(f"{shown(self.place)}: the Hub sent more than {limit} bytes")
+        return content
+
+    def _parallel(self, jobs: Sequence[Callable[[], bytes]]) -> list[bytes]:
+        """The results of jobs in their order; the first that fails ends the others."""
+        if not jobs:
+            return []
+        client = self._connected()
+        pool = ThreadPoolExecutor(min(MOST_THREADS, len(jobs)))
+        self._sink.begin(f"Reading {shown(self.place)}", len(jobs))
+        try:
+            futures: list[Future[bytes]] = [pool.submit(job) for job in jobs]
+            for future in futures:
+                future.add_done_callback(lambda _: self._sink.advance())
+            return [future.result() for future in futures]
+        except BaseException:
+            client.stop()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            self._sink.end()
+
+    def _connected(self) -> Client:
+        if self.stale:
+            raise UnreachableError(f"{self.stale}, and a part of it is not kept")
+        if self._client is None:
+            self._client = Client(self._hub, self._name, self._sink)
+        return self._client
+
+    def _kept(self, name: str) -> bytes | None:
+        return self._cache.get(*self._key(name))
+
+    def _key(self, name: str) -> tuple[str, ...]:
+        digest = self.listing.files[name].digest
+        return self._hub.endpoint, self._name, digest or f"{self.listing.commit}/{name}"
+
+    def _file(self, name: str) -> RemoteFile:
+        return self.listing.files[name]
+
+    def _url(self, revision: str, name: str) -> str:
+        return f"{self._hub.endpoint}/{self._name}/resolve/{quote(revision, safe='')}/{quote(name)}"
+
+
+def _expected_bytes(index: Index | None) -> dict[str, int]:
+    """How long the header of each file may be, by the names of the tensors in it."""
+    expected: dict[str, int] = {}
+    for tensor, file in (index.weight_map if index else {}).items():
+        known = expected.setdefault(file, LENGTH_BYTES + METADATA_BYTES)
+        expected[file] = known + len(tensor) + ENTRY_BYTES
+    return expected
