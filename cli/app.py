@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from memfit.cli.commands.cache import cache
 from memfit.cli.commands.compare import compare
 from memfit.cli.commands.devices import devices
 from memfit.cli.commands.estimate import estimate
@@ -25,6 +26,7 @@ app.command()(estimate)
 app.command()(compare)
 app.add_typer(gate, name="gate")
 app.command()(devices)
+app.add_typer(cache, name="cache")
 
 
 def _show_version(wanted: bool) -> None:

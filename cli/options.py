@@ -55,6 +55,9 @@ def parsed(option: str, parse: Callable[[str], Value], text: str | None) -> Valu
 
 Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer to a file.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say which requests are made, and their bytes.")
+]
 ShownUnits = Annotated[Units, typer.Option(help="Decimal or binary sizes.")]
 
 Context = Annotated[str | None, typer.Option(help="Prompt tokens with no generation, such as 32k.")]

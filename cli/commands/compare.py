@@ -29,9 +29,11 @@ from memfit.cli.options import (
     Regime,
     RuntimeName,
     ShownUnits,
+    Verbose,
     WorkingSet,
     parsed,
 )
+from memfit.cli.progress import reporting
 from memfit.cli.render.output import emit
 from memfit.cli.requests import (
     named_device,
@@ -41,6 +43,7 @@ from memfit.cli.requests import (
 )
 from memfit.estimators.errors import InputError, UnreachableError
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
+from memfit.estimators.sink import Sink
 from memfit.estimators.units import Units, parse_size
 
 if TYPE_CHECKING:
@@ -86,6 +89,7 @@ def compare(
     json_: Json = False,
     output: Output = None,
     units: ShownUnits = Units.GB,
+    verbose: Verbose = False,
 ) -> None:
     """Show models side by side, each against the first, and what fits where."""
     # The library is imported when it is needed: --help stays quick.
@@ -127,7 +131,9 @@ def compare(
         requested_quantization(quantize, group_size, quant_mode),
         parsed("--margin", parse_size, margin) or 0,
     )
-    result = answer(_candidates(models), base, axes, runtime=rules, units=units)
+    with reporting(verbose=verbose) as sink:
+        candidates = _candidates(models, sink)
+    result = answer(candidates, base, axes, runtime=rules, units=units)
     form = CompareFormat.JSON if json_ else format_
     emit(_rendered(result, form, units, to_file=output is not None), output)
     raise typer.Exit(_code(result))
@@ -151,7 +157,7 @@ def _refuse_twice(axes: set[str], options: dict[str, bool]) -> None:
             raise InputError(f"--matrix {name} and an option both set it: give one of them")
 
 
-def _candidates(references: Sequence[str]) -> "list[Candidate]":
+def _candidates(references: Sequence[str], sink: Sink) -> "list[Candidate]":
     from memfit.estimators.checkpoint.files import shown
     from memfit.estimators.checkpoint.opening import open_checkpoint
     from memfit.estimators.compare import Candidate, attempt
@@ -159,7 +165,7 @@ def _candidates(references: Sequence[str]) -> "list[Candidate]":
     known: dict[str, Candidate] = {}
     for reference in references:
         if reference not in known:
-            checkpoint = attempt(partial(open_checkpoint, reference))
+            checkpoint = attempt(partial(open_checkpoint, reference, sink=sink))
             known[reference] = Candidate(shown(reference), checkpoint)
     return [known[reference] for reference in references]
 

@@ -29,9 +29,11 @@ from memfit.cli.options import (
     Regime,
     RuntimeName,
     ShownUnits,
+    Verbose,
     WorkingSet,
     parsed,
 )
+from memfit.cli.progress import reporting
 from memfit.cli.render.output import deliver
 from memfit.cli.requests import requested_device, requested_quantization, requested_workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -46,8 +48,8 @@ def estimate(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="A directory, a .safetensors file, a config.json or a sample .yaml;"
-            " without it, an embedded sample.",
+            help="A directory, a .safetensors file, a config.json, a sample .yaml or org/name"
+            " on the Hub; without it, an embedded sample.",
             show_default=False,
         ),
     ] = None,
@@ -84,6 +86,7 @@ def estimate(
     json_: Json = False,
     output: Output = None,
     units: ShownUnits = Units.GB,
+    verbose: Verbose = False,
 ) -> None:
     """Say how much memory a model takes, whether it fits, and what to set."""
     # The library is imported when it is needed: --help stays quick.
@@ -108,13 +111,17 @@ def estimate(
         quantized_kv_start=quantized_kv_start,
         max_kv_size=max_kv_size,
     )
+    machine = requested_device(device, memory, working_set, os_regime)
+    with reporting(verbose=verbose) as sink:
+        checkpoint = _sample() if model is None else open_checkpoint(model, sink=sink)
+        draft_checkpoint = None if draft is None else open_checkpoint(draft, sink=sink)
     sizing = size(
-        open_checkpoint(model) if model is not None else _sample(),
-        device=requested_device(device, memory, working_set, os_regime),
+        checkpoint,
+        device=machine,
         margin_bytes=parsed("--margin", parse_size, margin) or 0,
         quantize=requested_quantization(quantize, group_size, quant_mode),
         adapter=read_adapter(adapter) if adapter else None,
-        draft=open_checkpoint(draft) if draft is not None else None,
+        draft=draft_checkpoint,
     )
     result = answer(sizing, workload, runtime=rules, units=units)
     deliver(

@@ -9,7 +9,10 @@ import typer
 from typer.core import TyperGroup
 
 from memfit.cli.exits import Exit
+from memfit.cli.options import Verbose
+from memfit.cli.progress import reporting
 from memfit.estimators.errors import InputError, PolicyError
+from memfit.estimators.sink import Sink
 
 if TYPE_CHECKING:
     from memfit.estimators.gate.baseline import Lock
@@ -65,6 +68,7 @@ def check(
         list[str] | None,
         typer.Option(metavar="FORMAT=FILE", help="Write it to a file as well; can be given again."),
     ] = None,
+    verbose: Verbose = False,
 ) -> None:
     """Hold every target of memfit.yaml against its limits and the baseline beside it.
 
@@ -78,7 +82,8 @@ def check(
         raise InputError("give both OLD and NEW, or neither")
     files = parse_outputs(output or [], [form.value for form in GateFormat])
     try:
-        outcome = _answer(policy, tuple(target or ()), old, new, allow_bounds, update)
+        with reporting(verbose=verbose) as sink:
+            outcome = _answer(policy, tuple(target or ()), old, new, allow_bounds, update, sink)
     except PolicyError as error:
         deliver_mistakes(error, format_.value)
         raise
@@ -93,6 +98,7 @@ def _answer(
     new: str | None,
     allow_bounds: bool,
     update: bool,
+    sink: Sink,
 ) -> "Outcome":
     from memfit.estimators.gate.evaluate import run_between, run_gate, run_update, select
     from memfit.estimators.gate.policy import read_policy
@@ -102,11 +108,11 @@ def _answer(
     if old is not None and new is not None:
         if update:
             raise InputError("--update is for the policy's own models; leave OLD and NEW away")
-        return run_between(chosen, old, new, allow_bounds=allow_bounds)
+        return run_between(chosen, old, new, allow_bounds=allow_bounds, sink=sink)
     lock = _lock(path)
     if not update:
-        return run_gate(chosen, lock, allow_bounds=allow_bounds)
-    outcome = run_update(chosen, allow_bounds=allow_bounds)
+        return run_gate(chosen, lock, allow_bounds=allow_bounds, sink=sink)
+    outcome = run_update(chosen, allow_bounds=allow_bounds, sink=sink)
     _write_lock(path, outcome, lock, policy)
     return outcome
 

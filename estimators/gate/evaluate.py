@@ -16,13 +16,14 @@ from memfit.estimators.errors import (
 from memfit.estimators.gate import baseline
 from memfit.estimators.gate.baseline import Entry, Lock
 from memfit.estimators.gate.diff import changes
-from memfit.estimators.gate.figures import figures_of
+from memfit.estimators.gate.figures import figures_of, fits
 from memfit.estimators.gate.mending import Question, mends
 from memfit.estimators.gate.policy import Limit, Policy, Target
 from memfit.estimators.gate.report import Report, Status, TargetReport, overall
 from memfit.estimators.gate.shelf import Shelf
 from memfit.estimators.gate.verdict import Check, Reference, judge_limit, judge_limits
 from memfit.estimators.result import Note
+from memfit.estimators.sink import SILENT, Sink
 from memfit.estimators.sizing import Sizing
 from memfit.estimators.units import ceil_div
 from memfit.estimators.version import __version__
@@ -56,33 +57,38 @@ def select(policy: Policy, names: tuple[str, ...]) -> Policy:
     return replace(policy, targets=chosen)
 
 
-def run_gate(policy: Policy, lock: Lock | None, *, allow_bounds: bool) -> Outcome:
+def run_gate(
+    policy: Policy, lock: Lock | None, *, allow_bounds: bool, sink: Sink = SILENT
+) -> Outcome:
     """Return the outcome of a policy against its baseline, None when there is no file of it.
 
     Raises:
         PolicyError: when a target has no model.
     """
     _require_models(policy)
-    shelf = Shelf(policy.path.parent)
+    shelf = Shelf(policy.path.parent, sink)
     kept = lock.targets if lock else {}
     outcome = _run(policy, shelf, None, lambda target, _: kept.get(target.name), allow_bounds)
     version = lock.memfit_version if lock else None
     return replace(outcome, report=replace(outcome.report, baseline_version=version))
 
 
-def run_update(policy: Policy, *, allow_bounds: bool) -> Outcome:
+def run_update(policy: Policy, *, allow_bounds: bool, sink: Sink = SILENT) -> Outcome:
     """Return the outcome of a policy whose baseline are the figures of now.
 
     Raises:
         PolicyError: when a target has no model.
     """
     _require_models(policy)
-    return _run(policy, Shelf(policy.path.parent), None, lambda _, now: now, allow_bounds)
+    shelf = Shelf(policy.path.parent, sink)
+    return _run(policy, shelf, None, lambda _, now: now, allow_bounds)
 
 
-def run_between(policy: Policy, old: str, new: str, *, allow_bounds: bool) -> Outcome:
+def run_between(
+    policy: Policy, old: str, new: str, *, allow_bounds: bool, sink: Sink = SILENT
+) -> Outcome:
     """Return the outcome for the model ``new`` in every target; the baseline is ``old`` in it."""
-    shelf = Shelf(Path())
+    shelf = Shelf(Path(), sink)
     return _run(policy, shelf, new, lambda target, _: _entry(shelf, target, old), allow_bounds)
 
 
@@ -266,5 +272,8 @@ class _Answer:
 
     def _passes(self, limit: Limit, question: Question) -> bool:
         sizing = self.shelf.sizing(self.now.model, question.quantize, self.target.device)
-        figures = figures_of(sizing, question.workload, with_context=limit.name == "context")
+        is_context = limit.name == "context"
+        if is_context and not fits(sizing, question.workload, limit.amount.numerator):
+            return False  # one look in place of a search
+        figures = figures_of(sizing, question.workload, with_context=is_context)
         return judge_limit(limit, figures, self._reference).passed

@@ -62,14 +62,14 @@ def figures_of(sizing: Sizing, workload: Workload, *, with_context: bool = True)
     )
 
 
+def fits(sizing: Sizing, workload: Workload, tokens: int) -> bool:
+    """Whether a prompt of so many tokens fits nine tenths of the working set."""
+    prompt = replace(workload, prompt_tokens=tokens, max_tokens=0)
+    return judge(sizing.need(prompt), sizing.device)[0] == "fits"
+
+
 def _context(sizing: Sizing, workload: Workload) -> int | None:
     """The context memfit estimate recommends."""
     return longest_context(
-        lambda tokens: (
-            judge(
-                sizing.need(replace(workload, prompt_tokens=tokens, max_tokens=0)), sizing.device
-            )[0]
-            == "fits"
-        ),
-        sizing.model.max_context or UNBOUNDED_CONTEXT,
+        lambda tokens: fits(sizing, workload, tokens), sizing.model.max_context or UNBOUNDED_CONTEXT
     )

@@ -10,6 +10,7 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.errors import MemfitError
 from memfit.estimators.gate.figures import MARGIN_BYTES
 from memfit.estimators.machine.device import Device
+from memfit.estimators.sink import SILENT, Sink
 from memfit.estimators.sizing import Sizing, size
 
 Found = TypeVar("Found", Checkpoint, Sizing)
@@ -20,9 +21,10 @@ GROUP_SIZE = 64  # of --quantize BITS: mlx-lm utils.py, defaults_for_mode
 class Shelf:
     """Sizings by model, bits and device; a relative model is first looked for in ``directory``."""
 
-    def __init__(self, directory: Path) -> None:
-        """Start empty."""
+    def __init__(self, directory: Path, sink: Sink = SILENT) -> None:
+        """Start empty; ``sink`` hears of models that are fetched."""
         self._directory = directory
+        self._sink = sink
         self._checkpoints: dict[str, Checkpoint | MemfitError] = {}
         self._weighed: dict[tuple[str, int | None], Sizing | MemfitError] = {}
         self._sizings: dict[tuple[str, int | None, Device], Sizing] = {}
@@ -36,7 +38,8 @@ class Shelf:
         if model not in self._checkpoints:
             beside = os.path.join(self._directory, model)
             try:
-                found = open_checkpoint(beside if os.path.lexists(beside) else model)
+                reference = beside if os.path.lexists(beside) else model
+                found = open_checkpoint(reference, sink=self._sink)
                 self._checkpoints[model] = found
             except MemfitError as error:
                 self._checkpoints[model] = error
