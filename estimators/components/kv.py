@@ -1,5 +1,6 @@
 """Bytes of the key-value cache, by mlx-lm's allocation rules."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from memfit.estimators import dtypes
@@ -45,10 +46,11 @@ def kv_cache(model: Model, workload: Workload) -> KVCache:
     Raises:
         UnsupportedError: when mlx-lm cannot quantise this model's cache as asked.
     """
-    buffers = kv_buffers(model, workload.max_kv_size)
+    # Layers are alike: each kind is computed once.
+    buffers = Counter(kv_buffers(model, workload.max_kv_size))
     total = held = per_token = allocated_tokens = held_tokens = 0
-    for buffer in buffers:
-        token_bytes = buffer_token_bytes(model, buffer, workload, workload.total_tokens)
+    for buffer, layers in buffers.items():
+        token_bytes = layers * buffer_token_bytes(model, buffer, workload, workload.total_tokens)
         allocated = buffer.allocated_tokens(workload)
         needed = buffer.held_tokens(workload.total_tokens)
         total += token_bytes * allocated * workload.batch

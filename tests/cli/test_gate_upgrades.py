@@ -50,7 +50,9 @@ def test_a_larger_dense_model_breaks_growth_and_names_what_mends_it(
         "growth.peak",
     ]
     (mend,) = checks["growth.weights"]["mends"]
-    assert between(memfit, place, limits, quantize=mend["value"])[1]["growth.weights"]["passed"]
+    assert mend["setting"] == "quantize"
+    write_quantised(place / "new", sample_config("qwen3-8b-4bit"), bits=mend["value"])
+    assert between(memfit, place, limits)[1]["growth.weights"]["passed"]
 
 
 def test_eight_to_four_bits_passes_without_any_growth(memfit: Memfit, place: Path) -> None:

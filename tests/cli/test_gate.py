@@ -1,0 +1,212 @@
+"""`memfit gate` as a whole: exit codes, targets, bad input, the first policy, and its speed."""
+
+import json
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from memfit.estimators.checkpoint import opening
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from tests.cli.gating import sample_config, target, write_policy, write_quantised
+from tests.cli.running import SCHEMAS, Memfit
+from tests.cli.test_bad_input import assert_one_line
+from tests.models import QWEN3_4B, QWEN3_NEXT_80B, write_config
+
+PEAK = {"peak": "90%"}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a config."""
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path / "model", QWEN3_4B)
+    write_config(tmp_path / "unknown", {**QWEN3_4B, "model_type": "qwen99"})
+    return tmp_path
+
+
+def test_all_targets_are_looked_at_whatever_one_says(memfit: Memfit, place: Path) -> None:
+    write_policy(
+        place,
+        good=target(PEAK),
+        broken=target({"peak": "1GB"}),
+        gone=target(PEAK, model="./gone"),
+        unknown=target(PEAK, model="unknown"),
+    )
+    run = memfit("gate", "--format", "json")
+    assert [report["status"] for report in run.json["targets"]] == [
+        "passed",
+        "broken",
+        "invalid",
+        "undecided",
+    ]
+    assert (run.code, run.json["verdict"]) == (1, "broken")
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [
+        (("good",), 0),
+        (("broken", "gone", "unknown"), 1),
+        (("gone", "unknown", "good"), 2),
+        (("unknown", "good"), 3),
+    ],
+)
+def test_the_exit_code_is_of_the_gravest_target(
+    memfit: Memfit, place: Path, names: tuple[str, ...], code: int
+) -> None:
+    write_policy(
+        place,
+        good=target(PEAK),
+        broken=target({"peak": "1GB"}),
+        gone=target(PEAK, model="./gone"),
+        unknown=target(PEAK, model="unknown"),
+    )
+    options = [word for name in names for word in ("--target", name)]
+    run = memfit("gate", "--format", "json", *options)
+    assert run.code == code
+    assert {report["name"] for report in run.json["targets"]} == set(names)
+
+
+def test_an_unknown_structure_is_not_decided_even_by_bounds(memfit: Memfit, place: Path) -> None:
+    write_policy(place, it=target(PEAK, model="unknown"))
+    for option in ((), ("--allow-bounds",)):
+        run = memfit("gate", "--format", "json", *option)
+        assert run.code == 3
+        assert "qwen99" in run.json["targets"][0]["message"]
+
+
+def test_a_runtime_that_cannot_run_the_workload_is_not_decided(memfit: Memfit, place: Path) -> None:
+    write_config(place / "model", {**QWEN3_4B, "model_type": "gemma2"})
+    work = {"context": "8k", "kv_bits": 8}
+    write_policy(place, it=target(PEAK, workload=work))
+    assert memfit("gate").code == 3
+
+
+def test_without_a_policy_there_is_nothing_to_pass(memfit: Memfit, place: Path) -> None:
+    assert_one_line(memfit("gate"), 2, "memfit.yaml", "no such file")
+
+
+def test_a_target_nobody_named_is_an_error(memfit: Memfit, place: Path) -> None:
+    write_policy(place, chat=target(PEAK), code=target(PEAK))
+    assert_one_line(memfit("gate", "--target", "chta"), 2, "chta", "chat, code")
+
+
+def test_every_mistake_of_a_policy_is_a_line_with_its_place(memfit: Memfit, place: Path) -> None:
+    (place / "memfit.yaml").write_text("schema: memfit.policy/1\ntargets:\n  a: {}\n  b: 3\n")
+    run = memfit("gate")
+    assert (run.code, run.out) == (2, "")
+    lines = run.err.splitlines()
+    assert len(lines) >= 6
+    assert all(line.startswith("memfit: memfit.yaml:") for line in lines)
+    assert any(line.startswith("memfit: memfit.yaml:4: targets.b: ") for line in lines)
+
+
+def test_a_target_without_a_model_needs_old_and_new(memfit: Memfit, place: Path) -> None:
+    keys = {key: value for key, value in target(PEAK).items() if key != "model"}
+    write_policy(place, chat=keys)
+    assert_one_line(memfit("gate"), 2, "memfit.yaml:4: targets.chat: name a model")
+    assert memfit("gate", "model", "model").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("old",), "OLD and NEW"),
+        (("old", "new", "--update"), "--update"),
+        (("--output", "junit"), "FORMAT=FILE"),
+        (("--output", "html=x"), "junit"),
+        (("--output", "json=x", "--output", "junit=x"), "twice"),
+        (("--output", "json=nowhere/x"), "nowhere/x"),
+        (("--policy", "nowhere.yaml"), "nowhere.yaml"),
+    ],
+)
+def test_bad_options_are_named(
+    memfit: Memfit, place: Path, arguments: tuple[str, ...], word: str
+) -> None:
+    write_policy(place, chat=target(PEAK))
+    assert_one_line(memfit("gate", *arguments), 2, word)
+
+
+def test_models_are_found_beside_the_policy(
+    memfit: Memfit, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = write_policy(place, chat=target(PEAK))
+    elsewhere = place / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert memfit("gate", "--policy", policy).code == 0
+    assert memfit("gate", "--policy", policy, "--update").code == 0
+    assert (place / "memfit.lock.json").exists()
+
+
+def test_init_writes_a_policy_that_passes_once_it_has_a_baseline(
+    memfit: Memfit, place: Path
+) -> None:
+    run = memfit("gate", "init", "model", "--device", "m4-pro-24", "--device", "m4-max-64")
+    assert (run.code, run.out) == (0, "")
+    text = (place / "memfit.yaml").read_text()
+    schema = json.loads((SCHEMAS / "policy.schema.json").read_text())
+    jsonschema.validate(yaml.safe_load(text), schema)
+    assert text.count("#") > 10
+    assert memfit("gate").code == 2
+    assert memfit("gate", "--update").code == 0
+    assert memfit("gate").code == 0
+
+
+def test_init_never_writes_over_a_policy(memfit: Memfit, place: Path) -> None:
+    (place / "memfit.yaml").write_text("mine")
+    assert_one_line(memfit("gate", "init", "model", "--device", "m1-8"), 2, "memfit.yaml")
+    assert (place / "memfit.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(("./gone", "--device", "m1-8"), "gone"), (("model", "--device", "m0-8"), "m0-8")],
+)
+def test_init_writes_nothing_after_a_mistake(
+    memfit: Memfit, place: Path, arguments: tuple[str, ...], word: str
+) -> None:
+    assert_one_line(memfit("gate", "init", *arguments), 2, word)
+    assert not (place / "memfit.yaml").exists()
+
+
+def test_a_model_called_as_yaml_would_not_have_it_is_quoted(memfit: Memfit, place: Path) -> None:
+    name = 'a: "#x'
+    write_config(place / name, QWEN3_4B)
+    assert memfit("gate", "init", f"./{name}", "--device", "m4-max-64").code == 0
+    assert memfit("gate", "--update").code == 0
+
+
+def test_twenty_targets_on_five_models_take_at_most_three_seconds(
+    memfit: Memfit, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlx_lm")
+    models = {
+        "a": QWEN3_4B,
+        "b": sample_config("qwen3-8b-4bit"),
+        "c": sample_config("qwen3-30b-a3b-4bit"),
+        "d": QWEN3_NEXT_80B,
+        "e": sample_config("llama-3.1-8b"),
+    }
+    for name, config in models.items():
+        write_quantised(place / name, config)
+    devices = ("m4-pro-24", "m4-max-64", "m1-8", "m3-ultra-512")
+    limits = {"peak": "90%", "context": "8k"}
+    policy = {f"{m}_{d}": target(limits, model=m, device=d) for m in models for d in devices}
+    write_policy(place, **policy)
+    opened: list[str] = []
+    read = opening.read_directory
+
+    def noted(path: Path) -> Checkpoint:
+        opened.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(opening, "read_directory", noted)
+    started = time.monotonic()
+    run = memfit("gate", "--format", "json")
+    assert time.monotonic() - started <= 3
+    assert len(run.json["targets"]) == 20
+    assert sorted(opened) == sorted(models)
