@@ -1,5 +1,7 @@
 """The operations of attention over keys and values of heads (mlx-lm models/base.py and others)."""
 
+from dataclasses import replace
+
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.specs import Attention
 from memfit.estimators.components.workspace.blueprint import MixerPlan
@@ -8,6 +10,7 @@ from memfit.estimators.components.workspace.moment import Call, Occupancy
 from memfit.estimators.components.workspace.tape import Tape
 
 SCORES = "attention scores"
+_FLOAT32 = 4
 KV_BUFFER = "KV buffer"
 
 
@@ -72,10 +75,14 @@ def attend(
     array_mask: bool,
 ) -> int:
     """Record scaled_dot_product_attention up to its output with tokens before heads."""
-    queries, held_keys, held_values = arrays
     keys = occupancy.keys
     wide = call.rows * spec.heads * spec.value_dim
-    if call.fused(
+    if spec.float32 and call.width != _FLOAT32:
+        return _attend_in_float32(
+            tape, call, arrays, occupancy=occupancy, spec=spec, array_mask=array_mask
+        )
+    queries, held_keys, held_values = arrays
+    if spec.fused and call.fused(
         keys=keys,
         key_dim=spec.key_dim,
         value_dim=spec.value_dim,
@@ -84,10 +91,12 @@ def attend(
         array_mask=array_mask,
         quantised=occupancy.kv.bits is not None,
     ):
-        return tape.new((queries, held_keys, held_values), wide)
+        return tape.new((queries, held_keys, held_values), wide, nbytes=wide * call.width)
     tape.over(queries, views=3)
     count = call.rows * spec.heads * keys
-    scores = tape.new((queries, held_keys), count, views=2, name=SCORES)
+    scores = tape.new(
+        (queries, held_keys), count, nbytes=count * call.width, views=2, name=SCORES
+    )
     if call.tokens > 1:
         if array_mask:
             tape.over(scores, views=2)
@@ -102,10 +111,36 @@ def attend(
         )
         temporary = count * call.width if call.target.backend == "cpu" else 0
     tape.over(scores)
-    output = tape.new((scores, held_values), wide, views=1, temporary=temporary)
+    nbytes = wide * call.width
+    output = tape.new((scores, held_values), wide, nbytes=nbytes, views=1, temporary=temporary)
     if call.tokens == 1:
         return output
-    return tape.new((output,), wide, views=3)
+    return tape.new((output,), wide, nbytes=nbytes, views=3)
+
+
+def _attend_in_float32(
+    tape: Tape,
+    call: Call,
+    arrays: tuple[int, int, int],
+    *,
+    occupancy: Occupancy,
+    spec: Attention,
+    array_mask: bool,
+) -> int:
+    """Queries are cast, and keys and values follow by promotion (mlx-lm phi.py, stablelm.py)."""
+    cast = tuple(
+        tape.new((array,), tape.elements[array], nbytes=tape.elements[array] * _FLOAT32)
+        for array in arrays
+    )
+    output = attend(
+        tape,
+        replace(call, width=_FLOAT32),
+        (cast[0], cast[1], cast[2]),
+        occupancy=occupancy,
+        spec=spec,
+        array_mask=array_mask,
+    )
+    return tape.new((output,), tape.elements[output])
 
 
 def _fetch(
