@@ -41,7 +41,7 @@ _RULES: tuple[tuple[Part, re.Pattern[str]], ...] = tuple(
         ),
         (
             Part.MLP,
-            r"mlp|feed_forward|ffn|channel_mix|feedforward|(gate|up|down)_proj|\.(fc|w)\d?\.",
+            r"mlp|feed_forward|ffn|channel_mix|feedforward|[._](gate|up|down)_proj|\.(fc|w)\d?\.",
         ),
     )
 )
