@@ -10,6 +10,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.planning.budget import judge
 from memfit.estimators.planning.capacity import ExpertCapacity, expert_capacity
 from memfit.estimators.planning.context import (
+    CONTEXT_STEP,
     KV_BITS,
     PREFILL_STEPS,
     first_fitting,
@@ -63,15 +64,16 @@ class _Advice:
         )
         if context is None:
             self._say("context: not even 256 tokens fit in nine tenths of the working set")
-        elif most and context + 256 > most:
-            self._say(f"context: {context} tokens is the model's own limit, and it fits")
+        elif most and context + CONTEXT_STEP > most:
+            self._say(f"context: {context} tokens, the model's own limit, fit")
         else:
-            need = self.sizing.need(self._prompt(context + 256)).peak_bytes
+            longer = self._prompt(context + CONTEXT_STEP)
+            need = self._size(self.sizing.need(longer).peak_bytes)
             budget = self._size(self.device.working_set_bytes * 9 // 10)
+            remedy = "a quantised KV cache or a" if self._takes_kv_bits(longer) else "a"
             self._say(
-                f"context: {context + 256} tokens would need {self._size(need)}, above {budget},"
-                " nine tenths of the working set; a quantised KV cache or a larger working set"
-                " raises it"
+                f"context: {context} tokens; {longer.prompt_tokens} would need {need}, above"
+                f" {budget}, nine tenths of the working set; {remedy} larger working set raises it"
             )
         return context
 
@@ -80,14 +82,21 @@ class _Advice:
         if self.device.backend != "metal":
             return None
         workload = self._prompt(context) if context else self.workload
-        limit = wired_limit(self.sizing.need(workload).peak_bytes, self.device)
+        need = self.sizing.need(workload).peak_bytes
+        limit = wired_limit(need, self.device)
         tokens = workload.total_tokens
-        self._say(f"wired limit: {self._size(limit.nbytes)} keeps all of {tokens} tokens resident")
+        if limit.nbytes == need:
+            self._say(f"wired limit: {self._size(need)} keeps all of {tokens} tokens resident")
+        else:
+            self._say(
+                f"wired limit: {self._size(limit.nbytes)}, the working set, is the most MLX"
+                f" accepts; {tokens} tokens need {self._size(need)}"
+            )
         if limit.sysctl_mebibytes:
             self._say(
-                f"the working set is too small for it: sudo sysctl"
-                f" iogpu.wired_limit_mb={limit.sysctl_mebibytes} would make room and leave the"
-                f" system {self._size(limit.left_for_system_bytes)}; below 4 GB it may hang"
+                f"working set: sudo sysctl iogpu.wired_limit_mb={limit.sysctl_mebibytes} would make"
+                f" room and leave the system {self._size(limit.left_for_system_bytes)};"
+                " with too little left it slows down or hangs"
             )
         return limit.nbytes
 
@@ -115,6 +124,13 @@ class _Advice:
             self._say("KV bits: no quantisation of the cache makes this workload fit")
         return found
 
+    def _takes_kv_bits(self, workload: Workload) -> bool:
+        try:
+            self.sizing.at(replace(workload, kv_bits=8, quantized_kv_start=0))
+        except UnsupportedError:
+            return False
+        return bool(self.sizing.at(workload).kv.nbytes)
+
     def _fits_with_bits(self, bits: int | None) -> bool:
         start = self.workload.quantized_kv_start if bits is None else 0
         try:
@@ -128,9 +144,9 @@ class _Advice:
         if capacity is None:
             return None
         self._say(
-            f"expert capacity: {capacity.experts} of {capacity.of} experts a layer take"
-            f" {self._size(capacity.resident_bytes)} of 71 % of the working set and leave"
-            f" {self._size(capacity.left_bytes)} of it for the cache"
+            f"expert capacity, where experts are loaded on demand: {capacity.experts} of"
+            f" {capacity.of} a layer take {self._size(capacity.resident_bytes)} of 71 % of the"
+            f" working set and leave {self._size(capacity.left_bytes)} of it for the cache"
         )
         return capacity.experts
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -51,15 +52,16 @@ def _draw(console: Console, result: Estimate, units: Units, *, ascii_only: bool)
         console.print(line, style="dim")
     console.print(_component_table(result, units, console.width, ascii_only=ascii_only))
     console.print(Text(words.verdict(result, units), style=f"bold {_COLOURS[result.verdict]}"))
-    if result.recommendation.reasons:
-        console.print("\nRecommended")
-        for reason in result.recommendation.reasons:
-            console.print(f"  {reason}")
-    remarks = [*result.assumptions, *(note.message for note in result.notes)]
-    if remarks:
-        console.print("\nNotes")
-        for remark in remarks:
-            console.print(f"  {remark}")
+    remarks = (*result.assumptions, *(note.message for note in result.notes))
+    _section(console, "Recommended", result.recommendation.reasons)
+    _section(console, "Notes", remarks)
+
+
+def _section(console: Console, heading: str, lines: tuple[str, ...]) -> None:
+    if lines:
+        console.print(f"\n{heading}")
+    for line in lines:
+        console.print(Padding(line, (0, 0, 0, 2), expand=False))
 
 
 def _component_table(result: Estimate, units: Units, width: int, *, ascii_only: bool) -> Table:
