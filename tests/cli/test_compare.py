@@ -4,7 +4,9 @@ import csv
 import io
 import itertools
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -179,10 +181,23 @@ def test_a_model_that_is_not_described_leaves_the_others(
     assert "2.263 GB" in table
 
 
-def test_a_hub_name_is_undecided_until_it_can_be_read(memfit: Memfit, four_bit: Path) -> None:
-    run = memfit("compare", four_bit, "org/name", "--json")
-    assert run.code == 3
-    assert "org/name" in run.json["models"][1]["undecided"]["reason"]
+def test_a_source_that_cannot_be_reached_leaves_the_others(four_bit: Path, tmp_path: Path) -> None:
+    # A process of its own: huggingface_hub reads its settings once, when it is imported.
+    done = subprocess.run(
+        [sys.executable, "-c", "from memfit.cli.app import main; main()"]
+        + ["compare", str(four_bit), "org/name", "--json"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    run = Run(done.returncode, done.stdout, done.stderr)
+    assert run.code == 4, run.err
+    here, there = run.json["models"]
+    assert there["undecided"]["slug"] == "unreachable"
+    assert "org/name" in there["undecided"]["reason"]
+    assert here["model"]["parameters"] == 4_021_784_576
 
 
 def test_a_cell_that_cannot_be_decided_says_why(memfit: Memfit, tmp_path: Path) -> None:

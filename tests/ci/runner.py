@@ -1,0 +1,153 @@
+"""A runner of workflows as small as these need: steps in a shell, as GitHub and GitLab run them.
+
+Expressions are looked up, not evaluated: an expression the tests do not know is a KeyError.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_EXPRESSION = re.compile(r"\$\{\{ (.*?) \}\}")
+# https://docs.github.com/actions/reference/workflow-syntax-for-github-actions, "shell".
+_SHELLS = {
+    None: ("bash", "-e"),
+    "bash": ("bash", "--noprofile", "--norc", "-eo", "pipefail"),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job left behind: its code, both streams of its steps, and the job summary."""
+
+    code: int
+    output: str
+    summary: str
+
+
+@dataclass
+class Runner:
+    """Runs the steps of one job in ``workspace``; ``environment`` is the machine's own."""
+
+    workspace: Path
+    temporary: Path
+    environment: Mapping[str, str]
+    values: dict[str, str]
+    actions: Mapping[str, Path]  # by what `uses` names before the @
+    ran: list[str] = field(default_factory=list)
+    _output: str = ""
+
+    def run(self, steps: list[Any], variables: Mapping[str, str]) -> Job:
+        """Run the steps; after one that fails only those with always() run."""
+        self.temporary.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **self.environment,
+            **variables,
+            "RUNNER_TEMP": str(self.temporary),
+            "GITHUB_WORKSPACE": str(self.workspace),
+            "GITHUB_STEP_SUMMARY": str(self._file("summary")),
+        }
+        code = self._steps(steps, environment, "")
+        return Job(code, self._output, self._file("summary").read_text())
+
+    def _steps(self, steps: list[Any], environment: dict[str, str], prefix: str) -> int:
+        code = 0
+        for step in steps:
+            if not self._wanted(step.get("if", ""), failed=code != 0):
+                continue
+            code = max(code, self._step(step, environment, prefix))
+            self._extend_path(environment)
+        return code
+
+    def _wanted(self, condition: str, *, failed: bool) -> bool:
+        always, _, rest = condition.partition("always()")
+        assert always == ""
+        if failed and not condition:
+            return False
+        name = rest.removeprefix(" && ")
+        return not name or bool(self.values.get(name))
+
+    def _step(self, step: Any, environment: dict[str, str], prefix: str) -> int:
+        self.ran.append(step.get("name") or step["uses"])
+        given = {name: self._filled(str(value)) for name, value in step.get("with", {}).items()}
+        if "uses" in step:
+            return self._use(step, given, environment)
+        output = self._file("output")
+        output.write_text("")
+        done = subprocess.run(
+            [*_SHELLS[step.get("shell")], str(self._script(self._filled(step["run"])))],
+            cwd=self.workspace / self._filled(step.get("working-directory", ".")),
+            env={
+                **environment,
+                **{name: self._filled(value) for name, value in step.get("env", {}).items()},
+                "GITHUB_OUTPUT": str(output),
+                "GITHUB_PATH": str(self._file("path")),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        self._output += done.stdout
+        for line in output.read_text().splitlines():
+            name, _, value = line.partition("=")
+            self.values[f"steps.{prefix}{step['id']}.outputs.{name}"] = value
+        return done.returncode
+
+    def _use(self, step: Any, given: dict[str, str], environment: dict[str, str]) -> int:
+        import yaml
+
+        name = step["uses"].partition("@")[0]
+        if name not in self.actions:
+            return 0
+        action = yaml.safe_load((self.actions[name] / "action.yml").read_text())
+        inputs = {key: spec["default"] for key, spec in action["inputs"].items()} | given
+        assert inputs.keys() == action["inputs"].keys()
+        self.values.update({f"inputs.{key}": value for key, value in inputs.items()})
+        package = inputs["package"] or str(self.actions[name])
+        self.values["inputs.package || github.action_path"] = package
+        code = self._steps(action["runs"]["steps"], environment, "")
+        for output, spec in action["outputs"].items():
+            expression = _EXPRESSION.fullmatch(spec["value"])
+            assert expression
+            value = self.values.get(expression[1], "")
+            self.values[f"steps.{step.get('id', '')}.outputs.{output}"] = value
+        return code
+
+    def _filled(self, text: str) -> str:
+        return _EXPRESSION.sub(lambda match: self.values[match[1]], text)
+
+    def _script(self, text: str) -> Path:
+        path = self._file("script")
+        path.write_text(text)
+        return path
+
+    def _file(self, name: str) -> Path:
+        path = self.temporary / f"_{name}"
+        path.touch()
+        return path
+
+    def _extend_path(self, environment: dict[str, str]) -> None:
+        added = self._file("path").read_text().splitlines()
+        environment["PATH"] = os.pathsep.join((*reversed(added), self.environment["PATH"]))
+
+
+def run_gitlab(job: Any, workspace: Path, environment: Mapping[str, str]) -> Job:
+    """Run a GitLab job: before_script and script are one script of one shell."""
+    lines = ["set -eo pipefail", *job["before_script"], *job["script"]]
+    done = subprocess.run(
+        [shutil.which("bash") or "bash", "-c", "\n".join(lines)],
+        cwd=workspace,
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return Job(done.returncode, done.stdout, "")

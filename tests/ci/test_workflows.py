@@ -1,0 +1,202 @@
+"""What action.yml and docs/ci.md say a CI job does, run by a shell as the runner would."""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from tests.ci.conftest import ROOT, git
+from tests.ci.runner import Job, Runner, run_gitlab
+from tests.models import QWEN3_4B, write_config
+
+_BLOCK = re.compile(r"^```yaml\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = {
+    name: yaml.safe_load(text)
+    for name, text in _BLOCK.findall((ROOT / "docs" / "ci.md").read_text(encoding="utf-8"))
+}
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+# In place of gh, which would need a pull request: it notes what it is asked to do.
+_GH = """#!/bin/sh
+printf '%s\\n' "$@" >"$HOME/gh-arguments"
+cp "$5" "$HOME/gh-comment"
+"""
+
+
+@pytest.fixture
+def runner(repository: Path, source: Path, machine: dict[str, str], tmp_path: Path) -> Runner:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "gh").write_text(_GH)
+    (tools / "gh").chmod(0o755)
+    return Runner(
+        repository,
+        tmp_path / "runner",
+        {**machine, "HOME": str(tmp_path), "PATH": f"{tools}:{machine['PATH']}"},
+        {
+            "github.token": "token",
+            "github.event.pull_request.number": "7",
+            "github.event.pull_request.base.sha": git(repository, "rev-parse", "HEAD"),
+        },
+        {"OWNER/memfit": source},
+    )
+
+
+def upgrade(repository: Path) -> None:
+    """The same model without quantisation: more than 8 GB of memory have room for."""
+    write_config(repository / "models" / "chat", QWEN3_4B)
+
+
+def run_action(runner: Runner, inputs: Mapping[str, str]) -> Job:
+    step = {"id": "memfit", "uses": "OWNER/memfit@v0.1.0", "with": dict(inputs)}
+    return runner.run([step], {})
+
+
+def outputs(runner: Runner) -> dict[str, str]:
+    return {name: runner.values[f"steps.memfit.outputs.{name}"] for name in ACTION["outputs"]}
+
+
+def test_every_documented_file_is_run_here() -> None:
+    assert set(BLOCKS) == {
+        ".github/workflows/memory.yml",
+        ".github/workflows/upgrade.yml",
+        ".gitlab-ci.yml",
+        ".pre-commit-config.yaml",
+    }
+
+
+def test_a_model_that_fits_passes_and_is_reported(runner: Runner) -> None:
+    workflow = BLOCKS[".github/workflows/memory.yml"]
+    job = runner.run(workflow["jobs"]["gate"]["steps"], {})
+    assert job.code == 0, job.output
+    assert "Gate passed" in job.summary
+    assert "::error" not in job.output
+    assert (Path(runner.environment["HOME"]) / "gh-arguments").read_text().splitlines()[:3] == [
+        "pr",
+        "comment",
+        "7",
+    ]
+
+
+def test_an_upgrade_that_does_not_fit_fails_where_the_reviewer_looks(runner: Runner) -> None:
+    upgrade(runner.workspace)
+    workflow = BLOCKS[".github/workflows/memory.yml"]
+    job = runner.run(workflow["jobs"]["gate"]["steps"], {})
+    assert job.code == 1
+    annotated = re.findall(r"::error file=([^,]*),line=(\d+),", job.output)
+    policy = (runner.workspace / "memfit.yaml").read_text().splitlines()
+    assert any(policy[int(line) - 1].strip().startswith("peak:") for _, line in annotated)
+    assert {file for file, _ in annotated} == {"memfit.yaml"}
+    assert "Gate not passed" in job.summary
+    # The comment is posted although the gate failed, and is the report.
+    assert (Path(runner.environment["HOME"]) / "gh-comment").read_text() == job.summary
+
+
+def test_the_action_hands_its_reports_on(runner: Runner) -> None:
+    assert run_action(runner, {}).code == 0
+    found = outputs(runner)
+    assert found["exit-code"] == "0"
+    assert json.loads(Path(found["json"]).read_text())["schema"].startswith("memfit.gate/")
+    assert ElementTree.parse(found["junit"]).getroot().get("failures") == "0"
+    assert Path(found["markdown"]).read_text().startswith("## ")
+    # What ran is what was installed from the action's own checkout.
+    installed = list(runner.temporary.glob("memfit/lib/python*/site-packages/memfit/cli/app.py"))
+    assert len(installed) == 1
+
+
+def test_a_mistake_in_the_policy_is_in_the_summary(runner: Runner, wheel: Path) -> None:
+    policy = runner.workspace / "memfit.yaml"
+    policy.write_text(policy.read_text().replace("peak: 90%", "peak: most", 1))
+    job = run_action(runner, {"package": str(wheel)})
+    assert job.code == 2
+    assert "nothing was checked" in job.summary
+    assert "peak" in job.summary
+    assert outputs(runner) == {"exit-code": "2", "markdown": "", "json": "", "junit": ""}
+
+
+def test_inputs_are_text_and_never_script(runner: Runner, wheel: Path) -> None:
+    hostile = '$(touch "$RUNNER_TEMP/broken-out"); `touch "$RUNNER_TEMP/broken-out"` "'
+    names = ACTION["inputs"].keys() - {"package", "working-directory"}
+    inputs = dict.fromkeys(names, hostile)
+    (runner.workspace / "in $(touch x)").mkdir()
+    inputs |= {"package": str(wheel), "working-directory": "in $(touch x)"}
+    job = run_action(runner, inputs)
+    assert job.code == 2
+    assert "memfit: " in job.output
+    assert not (runner.temporary / "broken-out").exists()
+    for step in ACTION["runs"]["steps"]:
+        assert "${{" not in step["run"]
+
+
+def test_the_action_takes_targets_and_two_models(runner: Runner, wheel: Path) -> None:
+    def code(**inputs: str) -> int:
+        return run_action(runner, {"package": str(wheel), **inputs}).code
+
+    name = re.findall(r"^  (\S+):$", (runner.workspace / "memfit.yaml").read_text(), re.M)[0]
+    assert code(targets=f"{name}\n") == 0
+    assert code(targets="nobody") == 2
+    shutil.copytree(runner.workspace / "models" / "chat", runner.workspace / "models" / "old")
+    upgrade(runner.workspace)
+    assert code(old="models/old", new="models/old") == 0
+    assert code(old="models/old", new="models/chat") == 1
+    assert code(old="models/old") == 2
+
+
+@pytest.mark.parametrize("larger", [False, True])
+def test_an_upgrade_is_held_against_the_base_branch(
+    runner: Runner, wheel: Path, larger: bool
+) -> None:
+    if larger:
+        upgrade(runner.workspace)
+    workflow = BLOCKS[".github/workflows/upgrade.yml"]
+    assert "MEMFIT_PACKAGE" in workflow["env"]
+    steps = workflow["jobs"]["gate"]["steps"]
+    job = runner.run(steps, {**workflow["env"], "MEMFIT_PACKAGE": str(wheel)})
+    assert job.code == int(larger), job.output
+    kept = next(step["with"]["path"] for step in steps if step.get("name") == "Keep the report")
+    assert (runner.workspace / kept).exists()
+    assert "Keep the report" in runner.ran
+    assert ("Gate passed" in job.summary) is not larger
+
+
+@pytest.mark.parametrize("larger", [False, True])
+def test_gitlab_gets_its_reports(
+    repository: Path, wheel: Path, machine: dict[str, str], larger: bool
+) -> None:
+    if larger:
+        upgrade(repository)
+    job = BLOCKS[".gitlab-ci.yml"]["memory"]
+    variables = {**job["variables"], "MEMFIT_PACKAGE": str(wheel)}
+    done = run_gitlab(job, repository, {**machine, **variables})
+    assert done.code == int(larger), done.output
+    artifacts = job["artifacts"]
+    suites = ElementTree.parse(repository / artifacts["reports"]["junit"]).getroot()
+    assert (suites.get("failures") != "0") is larger
+    assert all((repository / path).is_file() for path in artifacts["paths"])
+
+
+def test_the_hook_that_is_documented_exists_and_runs(
+    repository: Path, source: Path, machine: dict[str, str]
+) -> None:
+    wanted = BLOCKS[".pre-commit-config.yaml"]["repos"][0]["hooks"]
+    hooks: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    (hook,) = hooks
+    assert [each["id"] for each in wanted] == [hook["id"]]
+    assert (hook["language"], hook["pass_filenames"]) == ("python", False)
+    for file in ("memfit.yaml", "memfit.lock.json", "models/chat/config.json", "a.safetensors"):
+        assert re.search(hook["files"], file)
+    assert not re.search(hook["files"], "README.md")
+    # As pre-commit does: the hook's repository into an environment, the entry in the root.
+    job = {
+        "before_script": ["python3 -m venv .hook", f".hook/bin/pip install -q '{source}'"],
+        "script": [f'PATH="$PWD/.hook/bin:$PATH" {hook["entry"]}'],
+    }
+    assert run_gitlab(job, repository, machine).code == 0
+    upgrade(repository)
+    job["before_script"] = []
+    assert run_gitlab(job, repository, machine).code == 1
