@@ -92,8 +92,8 @@ class Repository:
         content = self._begun.pop(name, None)
         if isinstance(content, UnreachableError):
             raise content
-        if not isinstance(content, bytes) or not file.is_content(content):
-            # Asked by the revision's name, it may have been of the commit before.
+        if not isinstance(content, bytes) or not file.digest or not file.is_content(content):
+            # Asked by the revision's name, it may be of the commit before.
             content = self._whole(self._url(self.listing.commit, name), limit)
         if not file.is_content(content):
             raise UnreachableError(

@@ -147,7 +147,7 @@ class Client:
                 return answer
             if _origin(answer) != _origin(url):
                 headers.pop("authorization", None)
-            if urlsplit(url).scheme == "https" and urlsplit(answer).scheme != "https":
+            if _origin(url)[0] == "https" and _origin(answer)[0] != "https":
                 raise UnreachableError(
                     f"{self._repository}: {_host(url)} redirects to {_host(answer)} without TLS"
                 )
@@ -276,7 +276,10 @@ def _length(response: "httpx2.Response") -> int | None:
 
 
 def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "", ""
     return parts.scheme, parts.netloc.rpartition("@")[2].lower()
 
 

@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -25,13 +25,14 @@ PIECE = 16_384
 _RESET = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-class Made(NamedTuple):
+@dataclass
+class Made:
     """A request as the server saw it."""
 
     host: str  # "hub" or "files"
     path: str
     headers: dict[str, str]
-    sent: int  # bytes of the body
+    sent: int = 0  # bytes of the body
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Repo:
     private: bool = False
     gated: bool = False
     digests: bool = True  # whether the listing tells sizes and digests
+    before: Path | None = None  # what is sent for the branch's name, as if a push came between
 
     def names(self) -> list[str]:
         """Return every file's path in the repository."""
@@ -158,7 +160,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer one request."""
-        self.sent = 0
+        seen = {name.lower(): value for name, value in self.headers.items()}
+        # Known before it is answered: a client may be done before the server is.
+        self.made = Made(self.host, self.path, seen)
+        self.hub.made.append(self.made)
         time.sleep(self.hub.latency_seconds)
         try:
             if not self._goes_wrong():
@@ -166,9 +171,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
         except OSError:
             self.close_connection = True
-        finally:
-            seen = {name.lower(): value for name, value in self.headers.items()}
-            self.hub.made.append(Made(self.host, self.path, seen, self.sent))
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path).strip("/")
@@ -183,6 +185,8 @@ class _Handler(BaseHTTPRequestHandler):
             owner, name, _, rest = path.split("/", 3)
             revision, _, file = rest.partition("/")
             if repo := self._repo(f"{owner}/{name}", revision, listing=False):
+                if repo.before and revision == repo.branch:
+                    repo = replace(repo, folder=repo.before)
                 self._resolve(repo, f"{owner}/{name}", file)
 
     def _repo(self, name: str, revision: str, *, listing: bool) -> Repo | None:
@@ -236,12 +240,12 @@ class _Handler(BaseHTTPRequestHandler):
             file.seek(start)
             while start < end:
                 piece = file.read(min(PIECE, end - start))
-                if self.sent and self._fault("reset"):
+                if self.made.sent and self._fault("reset"):
                     self.wfile.flush()
                     self.connection.setsockopt(*_RESET)
                     raise ConnectionResetError
+                self.made.sent += len(piece)
                 self.wfile.write(piece)
-                self.sent += len(piece)
                 start += len(piece)
 
     def _fault(self, kind: str) -> bool:
@@ -300,8 +304,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.made.sent += len(body)
         self.wfile.write(body)
-        self.sent += len(body)
 
 
 def _listing(repo: Repo) -> dict[str, Any]:

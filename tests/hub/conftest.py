@@ -1,0 +1,78 @@
+"""A Hub on this machine, with one model in three shards."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.checkpoint.header_cache import HeaderCache
+from memfit.estimators.checkpoint.hub import open_hub
+from memfit.estimators.checkpoint.hub_requests import Hub
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.sink import Request
+from tests.hub.server import FakeHub, Repo, serve
+from tests.models import QWEN3_4B, write_checkpoint
+from tests.sparse import Shapes
+
+NAME = "org/name"
+TENSORS: Shapes = {
+    f"model.layers.{layer}.mlp.{part}_proj.weight": ("BF16", (2560, 9728))
+    for layer in range(12)
+    for part in ("gate", "up", "down")
+}
+
+
+class Reports:
+    """A sink that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, int]] = []
+        self.requests: list[Request] = []
+        self.advanced = self.ended = 0
+
+    def begin(self, what: str, steps: int) -> None:
+        self.begun.append((what, steps))
+
+    def advance(self) -> None:
+        self.advanced += 1
+
+    def end(self) -> None:
+        self.ended += 1
+
+    def request(self, request: Request) -> None:
+        self.requests.append(request)
+
+
+class Reader:
+    """Opens names on the test's Hub, with directories of the test's own."""
+
+    def __init__(self, hub: FakeHub, home: Path) -> None:
+        self.hub, self.home = hub, home
+        self.cache = HeaderCache(home / "cache")
+        self.snapshots = home / "hf" / "hub"
+        self.reports = Reports()
+
+    def __call__(
+        self, name: str = NAME, *, offline: bool = False, timeout: float = 5.0
+    ) -> Checkpoint:
+        settings = Hub(self.hub.endpoint, self.snapshots, offline, timeout)
+        return open_hub(name, sink=self.reports, hub=settings, cache=self.cache)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A checkpoint of three shards with an index."""
+    return write_checkpoint(tmp_path / "model", QWEN3_4B, TENSORS, shards=3)
+
+
+@pytest.fixture
+def hub(model: Path) -> Iterator[FakeHub]:
+    """The Hub that has it as org/name."""
+    with serve(FakeHub({NAME: Repo(model)})) as served:
+        yield served
+
+
+@pytest.fixture
+def read(hub: FakeHub, tmp_path: Path) -> Reader:
+    """Opens names on that Hub."""
+    return Reader(hub, tmp_path)

@@ -1,0 +1,142 @@
+"""``memfit estimate org/name`` as a process, with the environment that huggingface-hub reads."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hub.conftest import NAME
+from tests.hub.server import TOKEN, FakeHub, Fault
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from memfit.cli.app import main; main()"]
+
+
+class Shell:
+    """Runs memfit with a Hub and directories of the test's own."""
+
+    def __init__(self, hub: FakeHub, home: Path) -> None:
+        self.environment = {
+            **os.environ,
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(home / "hf"),
+            "HF_HUB_DOWNLOAD_TIMEOUT": "2",
+            "XDG_CACHE_HOME": str(home / "cache"),
+        }
+
+    def __call__(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=ROOT,
+        )
+
+
+@pytest.fixture
+def shell(hub: FakeHub, tmp_path: Path) -> Shell:
+    return Shell(hub, tmp_path)
+
+
+def estimate(ran: "subprocess.CompletedProcess[str]") -> Any:
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_a_name_is_estimated_and_nothing_but_the_answer_is_said(
+    shell: Shell, hub: FakeHub, model: Path
+) -> None:
+    ran = shell("estimate", NAME, "--json")
+    assert ran.stderr == ""
+    data = estimate(ran)
+    assert (data["model"]["id"], data["model"]["source"]) == (NAME, "hub")
+    assert data["model"]["revision"] == hub.repos[NAME].commit
+    local = estimate(shell("estimate", str(model), "--json"))
+    assert data["components"] == local["components"]
+
+
+def test_the_token_and_the_home_are_those_of_hugging_face(
+    shell: Shell, hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.repos[NAME].private = True
+    refused = shell("estimate", NAME)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (4, "", 1)
+    assert estimate(shell("estimate", NAME, "--json", HF_TOKEN=TOKEN))
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "token").write_text(f"{TOKEN}\n")
+    assert estimate(shell("estimate", NAME, "--json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "code"),
+    [
+        ("org/gone", None, 4),
+        (f"{NAME}@v9", None, 2),
+        (NAME, Fault("/api/", "status", 403), 4),
+        (NAME, Fault("/api/", "status", 429, {"Retry-After": "600"}), 4),
+        (NAME, Fault("/resolve/", "status", 500, {"Retry-After": "0"}), 4),
+        (NAME, Fault("/api/", "garbage"), 4),
+        (NAME, Fault("signature", "garbage"), 2),
+        (NAME, Fault("signature", "drop"), 4),
+    ],
+)
+def test_a_fault_is_one_line_and_its_code(
+    shell: Shell, hub: FakeHub, name: str, fault: Fault | None, code: int
+) -> None:
+    hub.faults = [fault] if fault else []
+    ran = shell("estimate", name)
+    assert (ran.returncode, ran.stdout) == (code, ""), ran.stderr
+    assert ran.stderr.startswith(f"memfit: {name.partition('@')[0]}")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_offline_answers_from_the_call_before_with_a_note(shell: Shell, hub: FakeHub) -> None:
+    first = estimate(shell("estimate", NAME, "--json"))
+    hub.made.clear()
+    second = estimate(shell("estimate", NAME, "--json", HF_HUB_OFFLINE="1"))
+    assert hub.made == []
+    notes = [note["message"] for note in second.pop("notes")]
+    assert any("HF_HUB_OFFLINE is set; this is commit" in note for note in notes)
+    first.pop("notes")
+    assert second == first
+
+
+def test_verbose_says_each_request_and_what_came(shell: Shell, hub: FakeHub) -> None:
+    ran = shell("estimate", NAME, "--json", "-v")
+    assert estimate(ran)
+    lines = ran.stderr.splitlines()
+    assert len(lines) == len(hub.made) + 1 == 10
+    assert all(line.startswith("memfit: GET http://127.0.0.1:") for line in lines[:-1])
+    assert lines[-1] == f"memfit: 9 requests, {hub.sent() / 1000:.1f} kB"
+    assert "no" not in shell("estimate", NAME, "-v").stderr.splitlines()[-1]
+
+
+def test_the_cache_is_shown_and_cleared(shell: Shell, tmp_path: Path) -> None:
+    assert "0 entries, 0 B; at most 256.0 MB" in shell("cache", "info").stdout
+    estimate(shell("estimate", NAME, "--json"))
+    place, amount = shell("cache", "info").stdout.splitlines()
+    assert Path(place).is_relative_to(tmp_path)
+    assert amount.startswith("6 entries, ")
+    assert shell("cache", "clear").stdout.endswith("; removed\n")
+    assert list(Path(place).iterdir()) == []
+
+
+def test_models_on_the_hub_are_compared_and_gated(
+    shell: Shell, hub: FakeHub, model: Path, tmp_path: Path
+) -> None:
+    ran = shell("compare", NAME, str(model), "--json", "-v")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.endswith(f"9 requests, {hub.sent() / 1000:.1f} kB\n")
+    policy = tmp_path / "memfit.yaml"
+    policy.write_text(
+        f"schema: memfit.policy/1\ntargets:\n  chat: {{model: {NAME}, device: m4-max-64,"
+        " workload: {context: 4k}, limits: {peak: 90%}}\n"
+    )
+    ran = shell("gate", "--policy", str(policy), "-v")
+    assert ran.stderr.splitlines()[-1].startswith("memfit: 1 request, "), ran.stderr

@@ -1,0 +1,233 @@
+"""Everything that goes wrong at the Hub is one clear line, after a bounded number of tries."""
+
+import time
+
+import pytest
+
+from memfit.estimators.errors import CheckpointError, MemfitError, UnreachableError
+from tests.hub.conftest import NAME, Reader
+from tests.hub.server import TOKEN, FakeHub, Fault
+
+SHARD = "model-00002-of-00003"
+
+
+def fault_of(read: Reader, kind: type[MemfitError], name: str = NAME) -> str:
+    with pytest.raises(kind) as caught:
+        read(name, timeout=0.3)
+    line = str(caught.value)
+    assert len(line.splitlines()) == 1
+    assert line.startswith(NAME)
+    assert TOKEN not in line
+    return line
+
+
+def asked(hub: FakeHub, part: str) -> int:
+    return sum(part in made.path for made in hub.made)
+
+
+def test_a_missing_repository_may_be_a_private_one(read: Reader, hub: FakeHub) -> None:
+    del hub.repos[NAME]
+    line = fault_of(read, UnreachableError)
+    assert "no such repository" in line
+    assert "HF_TOKEN" in line
+
+
+def test_a_member_is_told_that_a_repository_is_missing(
+    read: Reader, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    del hub.repos[NAME]
+    assert "check the name" in fault_of(read, CheckpointError)
+
+
+def test_a_private_repository_opens_with_a_token_only(
+    read: Reader, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos[NAME].private = True
+    assert "a private one" in fault_of(read, UnreachableError)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert read().shards == 3
+
+
+def test_a_gated_repository_says_where_its_terms_are(
+    read: Reader, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos[NAME].gated = True
+    line = fault_of(read, UnreachableError)
+    assert f"accept its terms on {hub.endpoint}/{NAME}" in line
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert read().shards == 3
+
+
+@pytest.mark.parametrize("token", ["hf_expired", "hf_nö", "hf_two\nlines"])
+def test_a_token_that_is_not_accepted_is_never_shown(
+    read: Reader, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(MemfitError, match="token") as caught:
+        read()
+    assert token[3:] not in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_wrong_revision_is_bad_input(read: Reader) -> None:
+    line = fault_of(read, CheckpointError, f"{NAME}@v9")
+    assert "has no such revision" in line
+
+
+def test_refused_access_is_not_tried_again(read: Reader, hub: FakeHub) -> None:
+    headers = {"X-Error-Message": "Your token lacks\r\n a permission"[:16]}
+    hub.faults = [Fault("/api/models", "status", 403, headers)]
+    line = fault_of(read, UnreachableError)
+    assert "access is refused (403: Your token lacks)" in line
+    assert asked(hub, "/api/models") == 1
+
+
+@pytest.mark.parametrize("status", [400, 410, 418, 451])
+def test_another_refusal_says_its_status(read: Reader, hub: FakeHub, status: int) -> None:
+    hub.faults = [Fault("/api/models", "status", status)]
+    assert f"answered {status}" in fault_of(read, UnreachableError)
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+@pytest.mark.parametrize("where", ["/api/models", SHARD])
+def test_a_passing_fault_is_tried_again(
+    read: Reader, hub: FakeHub, where: str, status: int
+) -> None:
+    hub.faults = [Fault(where, "status", status, {"Retry-After": "0"}, times=2)]
+    assert read().shards == 3
+
+
+def test_a_lasting_fault_is_given_up_after_three_tries(read: Reader, hub: FakeHub) -> None:
+    hub.faults = [Fault("/api/models", "status", 503, {"Retry-After": "0"})]
+    line = fault_of(read, UnreachableError)
+    assert "answered 503, 3 times" in line
+    assert asked(hub, "/api/models") == 3
+
+
+def test_retry_after_is_waited_for_when_it_is_short(read: Reader, hub: FakeHub) -> None:
+    hub.faults = [Fault("/api/models", "status", 429, {"Retry-After": "1"}, times=1)]
+    started = time.monotonic()
+    assert read().shards == 3
+    assert time.monotonic() - started >= 1.0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Retry-After": "3600"},
+        {"Retry-After": "Fri, 31 Dec 2100 23:59:59 GMT"},
+        {"RateLimit": '"api";r=0;t=287'},
+        {"Retry-After": "9" * 5000},
+    ],
+)
+def test_a_long_wait_is_told_and_not_waited_for(
+    read: Reader, hub: FakeHub, headers: dict[str, str]
+) -> None:
+    hub.faults = [Fault("/api/models", "status", 429, headers)]
+    started = time.monotonic()
+    assert "it asks to wait" in fault_of(read, UnreachableError)
+    assert time.monotonic() - started < 5.0
+    assert asked(hub, "/api/models") == 1
+
+
+def test_a_silent_server_is_given_up_in_time(read: Reader, hub: FakeHub) -> None:
+    hub.faults = [Fault("/api/models", "stall")]
+    started = time.monotonic()
+    assert "did not answer within 0.3 s, 3 times" in fault_of(read, UnreachableError)
+    assert time.monotonic() - started < 5.0
+
+
+def test_a_port_where_nobody_listens_is_unreachable(read: Reader, hub: FakeHub) -> None:
+    hub.endpoint = "http://127.0.0.1:9"
+    assert "cannot be reached" in fault_of(read, UnreachableError)
+
+
+@pytest.mark.parametrize("endpoint", ["", "huggingface.co", "ftp://host", "http://[", "http://"])
+def test_an_endpoint_that_is_none_is_named(read: Reader, hub: FakeHub, endpoint: str) -> None:
+    hub.endpoint = endpoint
+    fault_of(read, UnreachableError)
+
+
+@pytest.mark.parametrize("kind", ["drop", "short"])
+@pytest.mark.parametrize("where", ["config.json", SHARD, "/api/models"])
+def test_a_cut_answer_is_fetched_again(read: Reader, hub: FakeHub, where: str, kind: str) -> None:
+    hub.faults = [Fault(where, kind, times=1)]
+    assert read().shards == 3
+
+
+def test_a_reset_in_the_middle_is_tried_again_and_then_told(read: Reader, hub: FakeHub) -> None:
+    hub.faults = [Fault("index.json", "reset", times=1)]
+    assert read().shards == 3
+    hub.faults = [Fault("/resolve/", "drop")]
+    read.cache.clear()
+    assert "cannot be reached" in fault_of(read, UnreachableError)
+
+
+def test_a_server_that_ignores_range_is_left_after_the_header(read: Reader, hub: FakeHub) -> None:
+    hub.faults = [Fault("", "no-range")]
+    checkpoint = read()
+    assert checkpoint.file_bytes > 1_700_000_000
+    weights = [request for request in read.reports.requests if "//model" in request.url]
+    assert {request.status for request in weights if request.nbytes} == {200}
+    assert sum(request.nbytes for request in weights) <= checkpoint.header_bytes + 3 * 128_000
+
+
+def test_a_length_other_than_the_listed_one_is_refused(read: Reader, hub: FakeHub) -> None:
+    hub.faults = [Fault(SHARD, "other-length")]
+    assert f"{SHARD}.safetensors: its length is" in fault_of(read, UnreachableError)
+
+
+def test_a_portal_in_place_of_the_hub_is_not_taken_for_it(read: Reader, hub: FakeHub) -> None:
+    hub.faults = [Fault("/api/models", "garbage")]
+    assert "is not JSON" in fault_of(read, UnreachableError)
+
+
+@pytest.mark.parametrize("where", ["config.json", "index.json"])
+def test_content_that_is_not_the_listed_one_is_refused(
+    read: Reader, hub: FakeHub, where: str
+) -> None:
+    hub.faults = [Fault(where, "garbage")]
+    assert "is not the file that the Hub lists" in fault_of(read, UnreachableError)
+
+
+def test_a_header_that_is_none_is_bad_input(read: Reader, hub: FakeHub) -> None:
+    hub.faults = [Fault(f"//{SHARD}", "garbage")]
+    line = fault_of(read, CheckpointError)
+    assert f"{NAME}/{SHARD}-of" not in line
+    assert f"{SHARD}.safetensors: the header's length is" in line
+
+
+def test_the_token_does_not_go_to_another_host(
+    read: Reader, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    read()
+    at_hub = [made for made in hub.made if made.host == "hub"]
+    elsewhere = [made for made in hub.made if made.host == "files"]
+    assert len(elsewhere) == 3
+    assert all(made.headers["authorization"] == f"Bearer {TOKEN}" for made in at_hub)
+    assert not any("authorization" in made.headers for made in elsewhere)
+
+
+def test_the_token_does_not_come_back_after_another_host(
+    read: Reader, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    back = {"location": f"{hub.endpoint}/stolen"}
+    hub.faults = [Fault("signature=", "redirect", headers=back)]
+    fault_of(read, MemfitError)
+    stolen = [made for made in hub.made if made.path == "/stolen"]
+    assert stolen
+    assert not any("authorization" in made.headers for made in stolen)
+
+
+def test_redirects_that_never_end_are_left(read: Reader, hub: FakeHub) -> None:
+    hub.faults = [Fault("/resolve/", "redirect", headers={"location": "?again"})]
+    assert "redirects more than 5 times" in fault_of(read, UnreachableError)
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "http://[", "gopher://x", ""])
+def test_a_redirect_to_no_web_address_is_refused(read: Reader, hub: FakeHub, location: str) -> None:
+    hub.faults = [Fault("/resolve/", "redirect", headers={"location": location})]
+    fault_of(read, UnreachableError)

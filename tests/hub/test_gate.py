@@ -1,0 +1,60 @@
+"""`memfit gate` on names of the Hub: what moved behind a name, and a Hub that does not answer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.gating import target, write_policy
+from tests.hub.conftest import NAME
+from tests.hub.server import FakeHub, Fault
+from tests.hub.test_command import Shell
+
+
+@pytest.fixture
+def shell(hub: FakeHub, tmp_path: Path) -> Shell:
+    return Shell(hub, tmp_path)
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """Two targets on a name; the tests' Hub has a part of its weights only."""
+    limits = {"peak": "90%", "basis": "bound", "growth": {"kv_per_token": "0%"}}
+    one = target(limits, model=NAME)
+    return write_policy(tmp_path, one=one, two={**one, "device": "m4-max-64"})
+
+
+def gate(shell: Shell, policy: Path, *options: str) -> tuple[int, Any]:
+    ran = shell("gate", "--policy", str(policy), "--format", "json", *options)
+    return ran.returncode, json.loads(ran.stdout)
+
+
+def test_a_commit_that_moved_behind_its_name_is_reported(
+    shell: Shell, hub: FakeHub, policy: Path
+) -> None:
+    assert gate(shell, policy, "--update")[0] == 0
+    before = hub.repos[NAME].commit
+    hub.repos[NAME].commit = "f" * 40
+    code, report = gate(shell, policy)
+    notes = [note["message"] for note in report["targets"][0]["notes"]]
+    assert code == 0
+    assert any(f"revision {before}, now {'f' * 40}" in note for note in notes)
+
+
+def test_a_name_is_asked_for_once_whatever_number_of_targets_have_it(
+    shell: Shell, hub: FakeHub, policy: Path
+) -> None:
+    assert gate(shell, policy, "--update")[0] == 0
+    paths = hub.asked()
+    assert len(paths) == len(set(paths))
+
+
+def test_a_hub_that_does_not_answer_is_not_a_verdict(
+    shell: Shell, hub: FakeHub, policy: Path
+) -> None:
+    assert gate(shell, policy, "--update")[0] == 0
+    hub.faults.append(Fault("", "status", status=403))
+    code, report = gate(shell, policy)
+    assert (code, report["verdict"]) == (4, "unreachable")
+    assert {one["status"] for one in report["targets"]} == {"unreachable"}

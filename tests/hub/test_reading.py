@@ -1,0 +1,195 @@
+"""A model on the Hub is what its directory is, for a bounded number of requests and bytes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.checkpoint.local import read_directory
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.errors import CheckpointError, UnsupportedError
+from tests.hub.conftest import NAME, TENSORS, Reader
+from tests.hub.server import COMMIT, FakeHub, Repo
+from tests.models import QWEN3_4B, write_checkpoint, write_config
+from tests.sparse import Shapes, write_safetensors
+
+INDEX = "model.safetensors.index.json"
+SPARE_BYTES = 128_000
+
+
+def as_local(checkpoint: Checkpoint, directory: Path) -> Checkpoint:
+    """What differs between a model on the Hub and in its directory: where it is."""
+    local = read_directory(directory)
+    names = {"id": checkpoint.id, "config_name": checkpoint.config_name}
+    return replace(local, source="hub", revision=COMMIT, **names)
+
+
+def repository(hub: FakeHub, folder: Path) -> FakeHub:
+    hub.repos[NAME] = Repo(folder)
+    return hub
+
+
+def test_a_repository_is_read_as_its_directory_is(read: Reader, model: Path) -> None:
+    checkpoint = read()
+    assert checkpoint == as_local(checkpoint, model)
+    assert (checkpoint.id, checkpoint.config_name) == (NAME, f"{NAME}/config.json")
+    assert (checkpoint.shards, len(checkpoint.tensors or ())) == (3, 36)
+
+
+def test_a_commit_reads_as_its_branch(read: Reader) -> None:
+    by_branch, by_commit = read(f"{NAME}@main"), read(f"{NAME}@{COMMIT}")
+    assert by_commit.tensors == by_branch.tensors
+    assert by_commit.id == f"{NAME}@{COMMIT}"
+    assert by_commit.revision == by_branch.revision == COMMIT
+
+
+def test_a_revision_with_a_slash_is_one_part_of_the_path(read: Reader, hub: FakeHub) -> None:
+    hub.repos[NAME].branch = "refs/pr/3"
+    assert read(f"{NAME}@refs/pr/3").revision == COMMIT
+    assert f"/api/models/{NAME}/revision/refs%2Fpr%2F3?blobs=true" in hub.asked()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 12, 36])
+def test_requests_and_bytes_are_bounded(
+    read: Reader, hub: FakeHub, tmp_path: Path, shards: int
+) -> None:
+    folder = write_checkpoint(tmp_path / "many", QWEN3_4B, TENSORS, shards=shards)
+    repository(hub, folder)
+    checkpoint = read()
+    assert len(hub.asked()) <= shards + 4
+    assert len(hub.asked("files")) == shards
+    weights = [made for made in hub.made if made.host == "files"]
+    assert sum(made.sent for made in weights) <= checkpoint.header_bytes + SPARE_BYTES * shards
+    assert max(made.sent for made in weights) < SPARE_BYTES
+    # The rest is the config, the index and the listing, once each.
+    small = sum((folder / n).stat().st_size for n in ("config.json", INDEX))
+    assert hub.sent() - sum(made.sent for made in weights) < small + 50_000
+    assert sum(request.nbytes for request in read.reports.requests) == hub.sent()
+
+
+@pytest.mark.parametrize(("tensors", "requests"), [(100, 1), (2500, 2)])
+def test_a_header_no_index_describes_takes_one_request_more_when_it_is_long(
+    read: Reader, hub: FakeHub, tmp_path: Path, tensors: int, requests: int
+) -> None:
+    folder = write_config(tmp_path / "one", QWEN3_4B)
+    shapes: Shapes = {
+        f"layers.{n}.self_attn.q_proj.weight": ("BF16", (64,)) for n in range(tensors)
+    }
+    write_safetensors(folder / "model.safetensors", shapes)
+    repository(hub, folder)
+    checkpoint = read()
+    assert checkpoint == as_local(checkpoint, folder)
+    assert len(hub.asked("files")) == requests
+    assert len(hub.asked()) <= 1 + 4
+    assert sum(m.sent for m in hub.made if m.host == "files") <= (
+        max(checkpoint.header_bytes, SPARE_BYTES)
+    )
+
+
+def test_a_header_longer_than_its_index_promises_is_read_whole(
+    read: Reader, hub: FakeHub, model: Path
+) -> None:
+    path = model / "model-00002-of-00003.safetensors"
+    names = json.loads((model / INDEX).read_text())["weight_map"]
+    kept = {name: TENSORS[name] for name, file in names.items() if file == path.name}
+    write_safetensors(path, kept, {"note": "x" * 300_000})
+    checkpoint = read()
+    assert checkpoint == as_local(checkpoint, model)
+    assert len(hub.asked("files")) == 4
+
+
+def test_modelopt_writes_its_quantisation_beside_the_config(
+    read: Reader, hub: FakeHub, model: Path
+) -> None:
+    (model / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    checkpoint = read()
+    assert checkpoint.config["quantization_config"]["quantization"] == {"quant_algo": "FP8"}
+    assert len(hub.asked()) <= 3 + 4
+
+
+def test_pickled_weights_are_bounded_by_the_listing_alone(
+    read: Reader, hub: FakeHub, tmp_path: Path
+) -> None:
+    folder = write_config(tmp_path / "torch", QWEN3_4B)
+    with (folder / "pytorch_model.bin").open("wb") as file:
+        file.truncate(8_100_000_000)
+    repository(hub, folder)
+    assert read().weight_bytes_bound == 8_100_000_000
+    assert hub.asked("files") == []
+
+
+def test_files_that_do_not_count_are_named_with_their_sizes(read: Reader, model: Path) -> None:
+    write_safetensors(model / "consolidated.safetensors", {"a": ("BF16", (4,))})
+    (model / "original").mkdir()
+    write_safetensors(model / "original" / "model.safetensors", {"a": ("BF16", (4,))})
+    (left,) = read().left_out
+    assert left.name == "consolidated.safetensors"
+    assert left.nbytes == (model / "consolidated.safetensors").stat().st_size
+
+
+def test_a_copy_of_the_hub_that_tells_no_digests_is_read_by_commit(
+    read: Reader, hub: FakeHub, tmp_path: Path
+) -> None:
+    folder = write_config(tmp_path / "plain", QWEN3_4B)
+    hub.repos[NAME] = Repo(folder, digests=False)
+    assert read().config == QWEN3_4B
+    hub.made.clear()
+    assert read().config == QWEN3_4B
+    assert len(hub.asked()) == 1
+
+
+def test_weights_whose_size_is_not_told_are_refused(read: Reader, hub: FakeHub) -> None:
+    hub.repos[NAME].digests = False
+    with pytest.raises(CheckpointError, match="the Hub does not tell its size"):
+        read()
+
+
+def test_a_push_between_two_requests_gives_no_mixture(
+    read: Reader, hub: FakeHub, model: Path, tmp_path: Path
+) -> None:
+    before = {**QWEN3_4B, "num_hidden_layers": 1}
+    hub.repos[NAME].before = write_config(tmp_path / "before", before)
+    checkpoint = read()
+    assert checkpoint == as_local(checkpoint, model)
+    assert checkpoint.config["num_hidden_layers"] == 36
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        (["a-Q4_K_M.gguf"], "name one of them, org/name:a-Q4_K_M.gguf"),
+        (["adapter_config.json", "adapters.safetensors"], "it holds an adapter"),
+        (["README.md"], "has no config.json; give a model's repository"),
+    ],
+)
+def test_a_repository_without_config_says_what_it_is(
+    read: Reader, hub: FakeHub, tmp_path: Path, files: list[str], fault: str
+) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("{}")
+    repository(hub, folder)
+    with pytest.raises((CheckpointError, UnsupportedError), match=fault):
+        read()
+
+
+@pytest.mark.parametrize("name", ["org/name@../../x", "../name", "org/..", "org/name@a//b"])
+def test_a_name_that_leads_elsewhere_is_no_name(read: Reader, hub: FakeHub, name: str) -> None:
+    with pytest.raises(CheckpointError, match="no name on the Hub"):
+        read(name)
+    assert hub.made == []
+
+
+def test_progress_tells_every_step_and_ends(read: Reader) -> None:
+    read()
+    assert read.reports.begun == [("Reading org/name", 3), ("Reading org/name", 3)]
+    assert (read.reports.advanced, read.reports.ended) == (6, 2)
+
+
+def test_requests_are_reported_without_signatures(read: Reader, hub: FakeHub) -> None:
+    read()
+    assert len(read.reports.requests) == len(hub.made) == 9
+    assert not any("signature" in request.url for request in read.reports.requests)
+    assert {request.status for request in read.reports.requests} == {200, 206, 302}
