@@ -32,7 +32,8 @@ def output_of(command: str) -> str:
 
     # The console asks its file for the encoding; a StringIO has none.
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    environment = {"COLUMNS": "100"}
+    # On a runner of GitHub, its own summary is not for these reports.
+    environment = {"COLUMNS": "100", "GITHUB_STEP_SUMMARY": "", "GITHUB_WORKSPACE": ""}
     here = Path.cwd()
     os.chdir(ROOT)
     try:

@@ -9,5 +9,6 @@ from tests.cli.running import Memfit
 def memfit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Memfit:
     """The command line, at a fixed width and with no host to detect."""
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("MEMFIT_DEBUG", raising=False)
+    for name in ("MEMFIT_DEBUG", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
+        monkeypatch.delenv(name, raising=False)
     return Memfit(monkeypatch, capsys)

@@ -1,0 +1,39 @@
+"""docs/gate.md against the code: it lists every key, format and example, and no other."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from memfit.cli.commands.gate import GateFormat
+from memfit.estimators.gate import policy
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
+
+
+def listed(heading: str) -> list[str]:
+    """Return the first column of the table under a heading."""
+    section = re.split(r"^#+ ", PAGE.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)
+    return re.findall(r"^\| `([^`]+)` \|", section[0], re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("heading", "keys"),
+    [
+        ("Top", policy.KEYS),
+        ("Target", policy.TARGET_KEYS),
+        ("Workload", policy.WORKLOAD_KEYS),
+        ("Limits", policy.LIMIT_KEYS),
+        ("Growth", policy.GROWTH_KEYS),
+        ("Formats", tuple(form.value for form in GateFormat)),
+    ],
+)
+def test_the_page_lists_what_the_code_reads(heading: str, keys: tuple[str, ...]) -> None:
+    assert sorted(listed(heading)) == sorted(keys)
+
+
+def test_the_policy_on_the_page_is_the_one_that_is_run() -> None:
+    shown = re.search(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert shown
+    assert shown[1] == (ROOT / "docs" / "examples" / "memfit.yaml").read_text()
