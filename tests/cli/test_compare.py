@@ -20,6 +20,7 @@ from tests.sparse import Shapes
 
 QWEN3_4B_8BIT = {**QWEN3_4B, "quantization": {"group_size": 64, "bits": 8}}
 QWEN3_NEXT_4BIT = {**QWEN3_NEXT_80B, "quantization": {"group_size": 64, "bits": 4}}
+_MEMFIT = "from memfit.cli.app import main; main()"
 DEVICE = ("--device", "m4-pro-24")
 
 
@@ -184,8 +185,7 @@ def test_a_model_that_is_not_described_leaves_the_others(
 def test_a_source_that_cannot_be_reached_leaves_the_others(four_bit: Path, tmp_path: Path) -> None:
     # A process of its own: huggingface_hub reads its settings once, when it is imported.
     done = subprocess.run(
-        [sys.executable, "-c", "from memfit.cli.app import main; main()"]
-        + ["compare", str(four_bit), "org/name", "--json"],
+        [sys.executable, "-c", _MEMFIT, "compare", str(four_bit), "org/name", "--json"],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")},
         capture_output=True,
         text=True,
