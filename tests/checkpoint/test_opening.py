@@ -52,22 +52,11 @@ def test_path_that_exists_wins_over_a_name_on_the_hub(
     (model / "org" / "name" / "config.json").write_text("{}")
     monkeypatch.chdir(model)
     assert open_checkpoint("org/name").source == "local"
-    with pytest.raises(UnsupportedError):
-        open_checkpoint("org/other")
 
 
 def test_tilde_is_the_home_directory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(model))
     assert open_checkpoint("~/config.json").id == str(model / "config.json")
-
-
-@pytest.mark.parametrize(
-    "reference",
-    ["mlx-community/Qwen3-4B-4bit", "Qwen/Qwen2.5-7B", "org/name@main", "org/name@refs/pr/3"],
-)
-def test_name_on_the_hub_is_not_supported_yet(reference: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"^Hub references .* supported yet: {reference};"):
-        open_checkpoint(reference)
 
 
 @pytest.mark.parametrize(

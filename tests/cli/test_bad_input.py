@@ -78,11 +78,6 @@ def test_a_structural_key_nobody_reads_is_named(memfit: Memfit, tmp_path: Path) 
     assert_one_line(memfit("estimate", directory), 3, "num_memory_layers")
 
 
-@pytest.mark.parametrize("name", ["org/name", "org/name@main", "mlx-community/Qwen3-4B-4bit"])
-def test_hub_names_are_not_supported_yet(memfit: Memfit, name: str) -> None:
-    assert_one_line(memfit("estimate", name), 3, name)
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
