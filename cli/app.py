@@ -11,6 +11,7 @@ from memfit.cli.commands.compare import compare
 from memfit.cli.commands.devices import devices
 from memfit.cli.commands.estimate import estimate
 from memfit.cli.commands.gate import gate
+from memfit.cli.commands.plan import plan
 from memfit.cli.exits import Exit, exit_of
 from memfit.estimators.errors import MemfitError
 from memfit.estimators.version import __version__
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command()(estimate)
 app.command()(compare)
 app.add_typer(gate, name="gate")
+app.add_typer(plan, name="plan")
 app.command()(devices)
 app.add_typer(cache, name="cache")
 

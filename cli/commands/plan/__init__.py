@@ -1,0 +1,13 @@
+"""``memfit plan``: what follows from a model and a machine before either is at hand.
+
+One module a subcommand; each is added to the sub-app here.
+"""
+
+import typer
+
+plan = typer.Typer(help="Plan memory for requests, contexts and limits.", no_args_is_help=True)
+
+
+@plan.callback()
+def root() -> None:
+    """Exists so that a single subcommand keeps its name."""
