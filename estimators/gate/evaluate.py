@@ -195,7 +195,7 @@ class _Answer:
             for check in judge_limits(target.limits, target.basis, figures, self._reference)
         )
         status: Status = "passed" if all(check.passed for check in checks) else "broken"
-        bound = None if allow_bounds or target.basis else self._bound()
+        bound = None if allow_bounds else self._bound()
         return TargetReport(
             name=target.name,
             line=target.line,
@@ -235,8 +235,13 @@ class _Answer:
 
     def _bound(self) -> str | None:
         """Why the figures do not decide, where they are bounds."""
+        basis = self.target.basis
+        if basis and basis.least == "bound":
+            return None
+        # A basis the policy asks for is judged as a limit; of the baseline it says nothing.
+        now = None if basis else self.now
         before = self.before if self.target.needs_baseline else None
-        for name, entry in (("the weights", self.now), ("the baseline's weights", before)):
+        for name, entry in (("the weights", now), ("the baseline's weights", before)):
             if entry and entry.figures.basis == "bound":
                 reason = next((n.message for n in self.sizing.weighed.notes), entry.model)
                 return f"{name} are a bound ({reason}); --allow-bounds accepts it"

@@ -160,6 +160,15 @@ def test_a_bound_decides_nothing_unless_it_is_accepted(memfit: Memfit, bounded: 
     assert not (bounded / "memfit.lock.json").exists()
 
 
+def test_growth_from_a_bound_is_not_decided_either(memfit: Memfit, bounded: Path) -> None:
+    (bounded / "model").rename(bounded / "old")
+    write_plain_config(bounded / "new", QWEN3_4B)
+    for basis, code in (({}, 3), ({"basis": "derived"}, 3), ({"basis": "bound"}, 0)):
+        write_policy(bounded, it=target({"growth": {"weights": "100%"}, **basis}))
+        assert (basis, memfit("gate", "old", "new").code) == (basis, code)
+    assert memfit("gate", "old", "new", "--allow-bounds").code == 0
+
+
 def test_a_policy_can_accept_bounds_or_forbid_them(memfit: Memfit, bounded: Path) -> None:
     assert ask(memfit, bounded, {"peak": "15GB", "basis": "bound"})[0] == 0
     assert ask(memfit, bounded, {"peak": "15GB", "basis": "derived"})[0] == 1

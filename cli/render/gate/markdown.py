@@ -62,6 +62,6 @@ def _changes(target: TargetReport) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    for mark in ("\\", "|", "<", "`", "*", "_"):
+    for mark in ("\\", "|", "<", "`", "*", "_", "["):
         text = text.replace(mark, f"\\{mark}")
     return text
