@@ -58,3 +58,13 @@ def test_a_hub_that_does_not_answer_is_not_a_verdict(
     code, report = gate(shell, policy)
     assert (code, report["verdict"]) == (4, "unreachable")
     assert {one["status"] for one in report["targets"]} == {"unreachable"}
+
+
+def test_the_baseline_keeps_the_commit_and_the_digest_of_every_header(
+    shell: Shell, hub: FakeHub, policy: Path
+) -> None:
+    assert gate(shell, policy, "--update")[0] == 0
+    lock = json.loads(policy.with_name("memfit.lock.json").read_text())
+    kept = lock["targets"]["one"]["checkpoint"]
+    assert kept["revision"] == hub.repos[NAME].commit
+    assert len(kept["headers_sha256"]) == 3
