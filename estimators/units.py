@@ -10,6 +10,8 @@ _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})")
 _COUNT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kKmM]?)")
+_DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,3})")
+_MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000}
 MAX_COUNT = 2**40
 
 
@@ -77,6 +79,26 @@ def parse_count(text: str) -> int:
     return int(value)
 
 
+def parse_duration(text: str) -> int:
+    """Return the milliseconds of a duration such as ``1.5s``, ``250ms``, ``2min`` or ``1h``.
+
+    Raises:
+        InputError: when the text is no duration, has no unit, one that is ambiguous (``2m``),
+            or parts of a millisecond.
+
+    >>> parse_duration("1.5s"), parse_duration("2min")
+    (1500, 120000)
+    """
+    match = _DURATION.fullmatch(text.strip())
+    factor = _MILLISECONDS.get(match[2]) if match else None
+    if match is None or factor is None:
+        raise InputError(f"{text!r} is not a duration; write it as 1.5s, 250ms, 2min or 1h")
+    value = Decimal(match[1]) * factor
+    if value != int(value):
+        raise InputError(f"{text!r} is finer than a millisecond; round it")
+    return int(value)
+
+
 def format_bytes(value: int, units: Units = Units.GB) -> str:
     """Return bytes as text with three significant decimals and their unit.
 
@@ -95,3 +117,14 @@ def format_bytes(value: int, units: Units = Units.GB) -> str:
         return f"{value} B"
     digits = 3 if names[power][0] in "GT" else 1
     return f"{Decimal(value) / base**power:.{digits}f} {names[power]}"
+
+
+def format_duration(milliseconds: int) -> str:
+    """Return milliseconds as text in seconds, without zeros at the end.
+
+    >>> format_duration(1500), format_duration(2000)
+    ('1.5 s', '2 s')
+    """
+    seconds, rest = divmod(milliseconds, 1000)
+    fraction = f".{rest:03}".rstrip("0") if rest else ""
+    return f"{seconds}{fraction} s"
