@@ -97,15 +97,17 @@ def _where(error: BaseException, config: Mapping[str, Any]) -> str:
     while traceback:
         module = str(traceback.tb_frame.f_globals.get("__name__", ""))
         if module.startswith("mlx_lm.models."):
-            owner = traceback.tb_frame.f_locals.get("self")
-            inside = f".{type(owner).__name__}" if owner is not None else ""
-            place = f"{module}{inside} of mlx-lm"
+            names = traceback.tb_frame.f_locals
+            owner = names.get("cls", type(names["self"]) if "self" in names else None)
+            place = f"{owner.__module__}.{owner.__qualname__}" if owner is not None else module
         traceback = traceback.tb_next
     return place
 
 
 def _what(error: BaseException) -> str:
     text = " ".join(str(error).split())[:200]
+    if isinstance(error, SystemExit):
+        return "ends the program at import, as when a package it needs is not installed"
     if isinstance(error, KeyError):
         return f"needs the key {text}"
     if missing := re.search(r"missing \d+ required .*?: (.*)", text):

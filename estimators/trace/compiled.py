@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
-from memfit.estimators.trace.fusion import fuse
+from memfit.estimators.trace.fusion import broadcast_all, fuse
 from memfit.estimators.trace.nodes import Array, Node
 
-# Names of nodes that are no operation: each is followed by the number of the function's call.
+# Names of nodes that are no operation: each is followed by a label, the number of the function's
+# call, and by ANY_SHAPE when the function is compiled for arguments of any shape.
 BEGINS, ENDS = "memfit_compile_begins_", "memfit_compile_ends_"
+ANY_SHAPE = "s"
 
 
 def without_borders(
@@ -20,16 +22,18 @@ def without_borders(
     inside = _functions(nodes)
     kept = [node for i, node in enumerate(nodes) if i not in inside and not _is_border(node)]
     made = [_renamed(node, same) for node in kept]
-    functions: dict[int, list[Node]] = {}
-    for index, number in inside.items():
-        functions.setdefault(number, []).append(_renamed(nodes[index], same))
+    functions: dict[str, list[Node]] = {}
+    for index, label in inside.items():
+        functions.setdefault(label, []).append(_renamed(nodes[index], same))
     results = {
-        int(node.name.removeprefix(ENDS)): [same.get(a, a) for a in node.inputs]
+        node.name.removeprefix(ENDS): [same.get(a, a) for a in node.inputs]
         for node in nodes
         if node.name.startswith(ENDS)
     }
-    for number, tape in functions.items():
-        made += fuse(tape, results[number], arrays)
+    for label, tape in functions.items():
+        if label.endswith(ANY_SHAPE):
+            tape = broadcast_all(tape, results[label], arrays)
+        made += fuse(tape, results[label], arrays)
     ends = [same.get(array, array) for array in outputs]
     return _depth_first(made, ends), ends
 
@@ -48,19 +52,19 @@ def _aliases(nodes: Sequence[Node]) -> dict[int, int]:
     return same
 
 
-def _functions(nodes: Sequence[Node]) -> dict[int, int]:
-    """Return the number of the compiled call that each node inside one belongs to."""
+def _functions(nodes: Sequence[Node]) -> dict[int, str]:
+    """Return the label of the compiled call that each node inside one belongs to."""
     makers = {output: i for i, node in enumerate(nodes) for output in node.outputs}
-    inside: dict[int, int] = {}
+    inside: dict[int, str] = {}
     for node in nodes:
         if not node.name.startswith(ENDS):
             continue
-        number = int(node.name.removeprefix(ENDS))
+        label = node.name.removeprefix(ENDS)
         waiting = list(node.inputs)
         while waiting:
             index = makers.get(waiting.pop())
             if index is not None and index not in inside and not _is_border(nodes[index]):
-                inside[index] = number
+                inside[index] = label
                 waiting += nodes[index].inputs
     return dict(sorted(inside.items()))
 

@@ -40,6 +40,35 @@ def fuse(tape: Sequence[Node], outputs: Iterable[int], arrays: list[Array]) -> l
     return made[::-1]
 
 
+def broadcast_all(tape: Sequence[Node], outputs: Iterable[int], arrays: list[Array]) -> list[Node]:
+    """Return ``tape`` as MLX traces it for any shape: every operand of two or more is broadcast.
+
+    A broadcast then reads the other operands too, for their shapes; new arrays are appended to
+    ``arrays``. Source: mlx/ops.cpp, broadcast_arrays in dynamic tracing.
+    """
+    sources = {node.outputs[0]: node.inputs[0] for node in tape if node.name == _BROADCAST}
+    made: list[Node] = []
+    known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    for node in tape:
+        if node.name not in _ELEMENTWISE or len(node.inputs) < 2:
+            made.append(node)
+            continue
+        operands = [sources.get(array, array) for array in node.inputs]
+        shape = arrays[node.outputs[0]].shape
+        inputs = []
+        for index, operand in enumerate(operands):
+            others = operands[:index] + operands[index + 1 :]
+            key = ((operand, *others), shape)
+            if key not in known:
+                known[key] = len(arrays)
+                arrays.append(Array(shape, arrays[operand].dtype))
+                made.append(Node(_BROADCAST, key[0], (known[key],)))
+            inputs.append(known[key])
+        made.append(Node(node.name, tuple(inputs), node.outputs, node.arguments))
+    used = {array for node in made for array in node.inputs}.union(outputs)
+    return [node for node in made if node.name != _BROADCAST or node.outputs[0] in used]
+
+
 @dataclass(slots=True)
 class _Fusion:
     """The state over one tape; ``users`` are the results computed from an array."""

@@ -64,9 +64,10 @@ def trace_shapes(
     target = Target()
     with _library(config, name, target) as installed:
         model = build(config, name, dtype=dtype, tensors=tensors, quantize=quantize)
+        weights = _weight_bytes(model)  # before any call: Gemma 3n's widens some
         running = Running(model, workload, target)
         running.finish()
-        return _shapes(model, running.caches, workload, installed)
+        return _shapes(weights, model, running.caches, workload, installed)
 
 
 def record(
@@ -116,7 +117,11 @@ def _weight_bytes(model: Any) -> dict[str, int]:
 
 
 def _shapes(
-    model: Any, caches: list[Any], workload: Workload, installed: Mapping[str, str]
+    weights: Mapping[str, int],
+    model: Any,
+    caches: list[Any],
+    workload: Workload,
+    installed: Mapping[str, str],
 ) -> TracedShapes:
     total = workload.total_tokens
     kv = held = states = longest = needed = 0
@@ -132,7 +137,7 @@ def _shapes(
         held += cache.nbytes // allocated * min(total, limit)
         longest, needed = max(longest, allocated), max(needed, min(total, limit))
     return TracedShapes(
-        weights=_weight_bytes(model),
+        weights=weights,
         kv_bytes=kv,
         kv_held_bytes=held,
         ssm_bytes=states,

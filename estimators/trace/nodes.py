@@ -17,8 +17,11 @@ from memfit.estimators.errors import InputError
 # constant: made by the class outside of any parameter; computed: an output of a node.
 Role = Literal["weight", "cache", "tokens", "constant", "computed"]
 # What the call is in mlx-lm's loop; `converting` is the one whose caches are quantised after it,
-# `growing` the last decode step at which a buffer is made anew.
-Phase = Literal["first_chunk", "converting", "last_chunk", "last_token", "growing", "decode"]
+# `full_chunk` the last whole one before a shorter last one, `growing` the last decode step at
+# which a buffer is made anew.
+Phase = Literal[
+    "first_chunk", "converting", "full_chunk", "last_chunk", "last_token", "growing", "decode"
+]
 
 SCHEMA = "memfit.trace/1"
 _SCALAR = (bool, int, float, str)
@@ -154,10 +157,11 @@ def from_json(text: str) -> Trace:
 def _call(content: dict[str, Any]) -> Call:
     arrays = tuple(_array(*row) for row in content.pop("arrays"))
     nodes = tuple(_node(len(arrays), *row) for row in content.pop("nodes"))
-    ends = {key: _positions(content.pop(key), len(arrays)) for key in ("evaluated", "held")}
     if content["phase"] not in get_args(Phase):
         raise ValueError(f"unknown phase {content['phase']!r}")
-    return Call(arrays=arrays, nodes=nodes, **ends, **content)
+    evaluated = _positions(content.pop("evaluated"), len(arrays))
+    held = _positions(content.pop("held"), len(arrays))
+    return Call(arrays=arrays, nodes=nodes, evaluated=evaluated, held=held, **content)
 
 
 def _array(shape: list[int], dtype: str, role: Role, name: str) -> Array:

@@ -1,7 +1,10 @@
 """What MLX exports of a call, as arrays and nodes with numbers for names."""
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from io import StringIO
 from typing import Any, NamedTuple
 
 from memfit.estimators.errors import UnsupportedError
@@ -11,6 +14,9 @@ from memfit.estimators.trace.nodes import Argument, Array, Node
 from memfit.estimators.trace.standins import kernel_name
 
 MAX_NODES = 2_000_000
+# About 400 bytes of stack a node were seen; a thread's stack is only taken as it is used.
+_SHALLOW_NODES = 10_000
+_DEEP_STACK_BYTES = 2**30
 
 
 class Recorded(NamedTuple):
@@ -21,12 +27,16 @@ class Recorded(NamedTuple):
     outputs: tuple[int, ...]
 
 
-def record_call(function: Callable[[], list[Any]], leaves: Sequence[Leaf]) -> Recorded:
+def record_call(
+    function: Callable[[], list[Any]], leaves: Sequence[Leaf], *, expected_nodes: int = 0
+) -> Recorded:
     """Return the graph of ``function``, called with placeholders put in place of all leaves.
 
     Raises:
-        UnsupportedError: when the graph has more than ``MAX_NODES`` nodes.
+        UnsupportedError: when the graph has, or is expected to have, more than ``MAX_NODES``.
     """
+    if expected_nodes > MAX_NODES:
+        raise _too_large(expected_nodes)
     import mlx.core as mx
 
     recorder = _Recorder(leaves)
@@ -37,11 +47,40 @@ def record_call(function: Callable[[], list[Any]], leaves: Sequence[Leaf]) -> Re
         return function()
 
     try:
-        mx.export_function(recorder.take, call, *[leaf.array for leaf in leaves])
+        arrays = [leaf.array for leaf in leaves]
+        _with_stack(lambda: mx.export_function(recorder.take, call, *arrays), expected_nodes)
     finally:
         for leaf in leaves:
             leaf.put(leaf.array)
     return recorder.finish()
+
+
+def count_nodes(function: Callable[[], list[Any]]) -> int:
+    """Return how many nodes the arrays that ``function`` returns need, and keep none."""
+    import mlx.core as mx
+
+    drawing = StringIO()
+    run_unrecorded(lambda: mx.export_to_dot(drawing, *function()))
+    return drawing.getvalue().count("[label")
+
+
+def _too_large(nodes: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"the graph of one call has {nodes} operations or more, above the {MAX_NODES} that are"
+        " traced; lower the prefill step, or use --method formula"
+    )
+
+
+def _with_stack(function: Callable[[], None], expected_nodes: int) -> None:
+    """Run a function that recurses once for every node in a row, in C++ where nothing checks."""
+    if expected_nodes < _SHALLOW_NODES:
+        return function()
+    before = threading.stack_size(_DEEP_STACK_BYTES)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function).result()
+    finally:
+        threading.stack_size(before)
 
 
 class _EnoughError(Exception):
@@ -90,10 +129,7 @@ class _Recorder:
 
     def _take_node(self, message: dict[str, Any]) -> None:
         if len(self._nodes) == MAX_NODES:
-            raise UnsupportedError(
-                f"the graph of one call has more than {MAX_NODES} operations; lower the prefill"
-                " step, or use --method formula"
-            )
+            raise _too_large(MAX_NODES + 1)
         name, arguments = message["name"], message["arguments"]
         if name == "CustomKernel":
             name, arguments = kernel_name(arguments[0]), []

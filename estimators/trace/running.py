@@ -5,13 +5,16 @@ from typing import Any
 
 from memfit.estimators.trace.leaves import Leaf, caches_of, weights_of
 from memfit.estimators.trace.nodes import Call, Phase
-from memfit.estimators.trace.recording import record_call, run_unrecorded
+from memfit.estimators.trace.recording import count_nodes, record_call, run_unrecorded
 from memfit.estimators.trace.standins import Target, recorded
 from memfit.estimators.trace.stepping import Stepper
 from memfit.estimators.workload import Workload
 
 # Tokens that show what a cache holds; more than any convolution looks back.
 _LEARNING_TOKENS = 32
+# A chunk of so many tokens is sized up first: some classes loop over tokens in Python.
+_LONG_CHUNK = 256
+_PROBES = (8, 16)
 # Buffers grow in steps of so many tokens: mlx-lm models/cache.py.
 _GROWTH_STEP = 256
 
@@ -26,6 +29,7 @@ class Running:
         self.caches: list[Any] = make_prompt_cache(model, workload.max_kv_size)
         self._stepper = Stepper(self.caches, workload)
         self._is_first = True
+        self._nodes_by_tokens: list[int] | None = None
 
     def finish(self) -> None:
         """Bring the caches to where they are when the workload ends, recording nothing."""
@@ -77,6 +81,8 @@ class Running:
         if prompt > 1:
             last = (prompt - 2) // step * step
             points[last] = ("last_chunk", prompt - 1 - last)
+            if last > step and prompt - 1 - last < step:
+                points[last - step] = ("full_chunk", step)
             points[0] = ("first_chunk", min(step, prompt - 1))
         converting = self._converting()
         if converting is not None:
@@ -116,7 +122,7 @@ class Running:
             counts.append(len(ends))
             return ends + [leaf.array for leaf in caches_of(self.caches)]
 
-        graph = record_call(run, leaves)
+        graph = record_call(run, leaves, expected_nodes=self._expected_nodes(tokens))
         self._stepper.forget(lambda array: mx.zeros(array.shape, array.dtype))
         return Call(
             phase=phase,
@@ -127,6 +133,27 @@ class Running:
             evaluated=graph.outputs[: counts[0]],
             held=tuple(dict.fromkeys(graph.outputs)),
         )
+
+    def _expected_nodes(self, tokens: int) -> int:
+        if tokens < _LONG_CHUNK:
+            return 0
+        if self._nodes_by_tokens is None:
+            self._nodes_by_tokens = [self._count(probe) for probe in _PROBES]
+        (few, many), (base, more) = _PROBES, self._nodes_by_tokens
+        return base + (more - base) * (tokens - few) // (many - few)
+
+    def _count(self, tokens: int) -> int:
+        import mlx.core as mx
+        from mlx_lm.models.cache import make_prompt_cache
+
+        caches = make_prompt_cache(self._model, self._workload.max_kv_size)
+
+        def run() -> list[Any]:
+            with recorded(self._target):
+                logits = self._model(mx.zeros((1, tokens), mx.int32), cache=caches)
+            return [logits, *_states(caches)]
+
+        return count_nodes(run)
 
     def _is_given(self, leaf: Leaf) -> bool:
         # What a class made for itself is computed by the first call that needs it, once.

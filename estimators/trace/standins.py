@@ -9,15 +9,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.machine.kernels import is_fused
-from memfit.estimators.trace.compiled import BEGINS, ENDS
+from memfit.estimators.trace.compiled import ANY_SHAPE, BEGINS, ENDS
 from memfit.estimators.trace.libraries import changed
 
 # Names of nodes that are no operation: the borders of what mx.compile was given.
 _NAME_ENDS = "__end"
+# Primitives that mlx/export.cpp has no row for, by the function that makes them.
+_NOT_EXPORTED = {
+    "bitwise_invert": "BitwiseInvert",
+    "contiguous": "Contiguous",
+    "from_fp8": "FromFP8",
+    "qqmm": "QQMatmul",
+    "segmented_mm": "SegmentedMM",
+    "to_fp8": "ToFP8",
+}
 
 
 class _CompiledCalls:
@@ -65,7 +75,10 @@ def _recording_changes(target: Target) -> dict[str, Any]:
     """Return what to change in mlx.core, besides, while a call is recorded for ``target``."""
     import mlx.core as mx
 
-    made = {"contiguous": _contiguous, "zeros": _filled(0), "ones": _filled(1)}
+    made: dict[str, Any] = {
+        key: _alone(name, getattr(mx, key)) for key, name in _NOT_EXPORTED.items()
+    }
+    made |= {"zeros": _filled(0), "ones": _filled(1)}
     if target.backend == "cpu":
         return made
     return made | {
@@ -118,9 +131,16 @@ def kernel_name(exported: str) -> str:
     return exported.removeprefix("custom_kernel_").split(_NAME_ENDS)[0]
 
 
-def _contiguous(x: Any, allow_col_major: bool = False, **_: Any) -> Any:
-    # MLX cannot export its own Contiguous.
-    return one_node("Contiguous", [x], [x])[0]
+def _alone(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation that MLX cannot export as one node that it can."""
+
+    def alone(*given: Any, **settings: Any) -> Any:
+        import mlx.core as mx
+
+        arrays = [value for value in given if isinstance(value, mx.array)]
+        return one_node(name, arrays, [original(*given, **settings)])[0]
+
+    return alone
 
 
 def _filled(value: int) -> Callable[..., Any]:
@@ -209,18 +229,21 @@ def _broadcast_mask(mask: Any, q: Any, k: Any, dtype: Any) -> Any:
     return mx.broadcast_to(mask, (*q.shape[:3], k.shape[2]))
 
 
-def _compile(fun: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:
+def _compile(
+    fun: Callable[..., Any] | None = None, *_: Any, shapeless: bool = False, **__: Any
+) -> Any:
     """Stand for mx.compile: the function leaves its borders in the graph of a recorded call."""
     if fun is None:
-        return _compile
+        return partial(_compile, shapeless=shapeless)
 
     def marked(*given: Any, **named: Any) -> Any:
         calls = _CALLS.get()
         if calls is None or calls.inside:
             return fun(*given, **named)  # MLX too takes a compiled function inside another apart
         with calls.next() as number:
-            taken = _bordered(f"{BEGINS}{number}", (given, named))
-            return _bordered(f"{ENDS}{number}", fun(*taken[0], **taken[1]))
+            label = f"{number}{ANY_SHAPE}" if shapeless else str(number)
+            taken = _bordered(f"{BEGINS}{label}", (given, named))
+            return _bordered(f"{ENDS}{label}", fun(*taken[0], **taken[1]))
 
     return marked
 

@@ -1,0 +1,325 @@
+"""Recorded graphs against MLX's own: what is evaluated, fused, held and counted."""
+
+import importlib
+import io
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.trace.nodes import Call, Trace, from_json, to_json
+from memfit.estimators.workload import Workload
+
+mx = pytest.importorskip("mlx.core")
+pytest.importorskip("mlx_lm")
+
+from memfit.estimators.trace import recording  # noqa: E402
+from memfit.estimators.trace.graph import record  # noqa: E402
+from memfit.estimators.trace.libraries import mlx_lm_for  # noqa: E402
+from memfit.estimators.trace.recording import record_call  # noqa: E402
+from memfit.estimators.trace.standins import Target, library_changes, recorded  # noqa: E402
+from tests.oracle import Oracle  # noqa: E402
+
+HERE = Path(__file__).parent
+ARCH_CASES = HERE.parent / "arch/cases"
+CPU, METAL, CUDA = Target(backend="cpu"), Target(backend="metal"), Target(backend="cuda")
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 320,
+    "tie_word_embeddings": False,
+}
+
+
+def case(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((ARCH_CASES / f"{name}.json").read_text())
+    return config
+
+
+def counts(call: Call) -> Counter[str]:
+    return Counter(node.name for node in call.nodes)
+
+
+def the(trace: Trace, phase: Any) -> Call:
+    call = trace.call(phase)
+    assert call is not None
+    return call
+
+
+def test_the_loop_s_calls_come_in_mlx_lm_s_order() -> None:
+    trace = record(LLAMA, Workload(prompt_tokens=600, max_tokens=5, prefill_step=256), target=METAL)
+    described = [(call.phase, call.tokens, call.position) for call in trace.calls]
+    assert described == [
+        ("first_chunk", 256, 0),
+        ("last_chunk", 87, 512),
+        ("last_token", 1, 599),
+        ("decode", 1, 604),
+    ]
+
+
+def test_a_decode_step_that_makes_a_buffer_anew_is_a_call_of_its_own() -> None:
+    trace = record(LLAMA, Workload(prompt_tokens=700, max_tokens=100), target=METAL)
+    growing = the(trace, "growing")
+    assert growing.position == 768
+    assert counts(growing)["Concatenate"] == 2 * 3  # keys and values of three layers
+    assert counts(the(trace, "decode"))["Concatenate"] == 0
+
+
+def test_the_call_that_quantises_all_caches_is_recorded() -> None:
+    workload = Workload(
+        prompt_tokens=900, max_tokens=1, prefill_step=128, kv_bits=8, quantized_kv_start=300
+    )
+    trace = record(LLAMA, workload, target=METAL)
+    converting = the(trace, "converting")
+    assert (converting.tokens, converting.position) == (128, 256)
+    assert counts(converting)["Quantize"] == 2 * 3
+    assert counts(the(trace, "first_chunk"))["Quantize"] == 0
+    held = [converting.arrays[position].dtype for position in converting.held]
+    assert Counter(held) == {"U32": 6, "BF16": 12}
+
+
+@pytest.mark.parametrize("workload", [(700, 2, 256), (900, 30, 128)])
+@pytest.mark.parametrize("name", ["llama_sliding", "gemma3n", "llama4_text", "qwen3_next", "mimo"])
+def test_a_jump_begins_a_call_with_the_caches_that_walking_leaves(
+    name: str, workload: tuple[int, int, int]
+) -> None:
+    prompt, generated, step = workload
+    trace = record(
+        case(name),
+        Workload(prompt_tokens=prompt, max_tokens=generated, prefill_step=step),
+        target=METAL,
+    )
+    for call in trace.calls[1:]:
+        # What the loop has done when the call begins, as a workload of its own.
+        beyond = max(0, call.position - prompt)
+        walked = Workload(
+            prompt_tokens=min(call.position, prompt) + (call.position < prompt),
+            max_tokens=beyond,
+            prefill_step=step,
+        )
+        assert cache_shapes(call) == walked_shapes(case(name), walked, call.position >= prompt)
+
+
+def cache_shapes(call: Call) -> Counter[tuple[int, ...]]:
+    return Counter(call.arrays[position].shape for position in call.of_role("cache"))
+
+
+def walked_shapes(
+    config: dict[str, Any], workload: Workload, last_token: bool
+) -> Counter[tuple[int, ...]]:
+    from mlx_lm.models.cache import make_prompt_cache
+
+    from memfit.estimators.trace.leaves import caches_of
+
+    model = Oracle(config).model
+    caches = make_prompt_cache(model)
+    steps = [*workload.prefill_chunks(), *[1] * (last_token + workload.max_tokens)]
+    for tokens in steps:
+        model(mx.zeros((1, tokens), mx.int32), cache=caches)
+    return Counter(tuple(leaf.array.shape) for leaf in caches_of(caches))
+
+
+def test_a_chunk_evaluates_its_caches_and_a_step_its_token() -> None:
+    trace = record(LLAMA, Workload(prompt_tokens=300, prefill_step=256, max_tokens=1), target=METAL)
+    chunk, step = the(trace, "first_chunk"), the(trace, "last_token")
+    assert [chunk.arrays[i].shape for i in chunk.evaluated] == [(1, 2, 256, 64)] * 6
+    assert chunk.held == chunk.evaluated
+    token, logprobs = (step.arrays[i] for i in step.evaluated)
+    assert (token.shape, logprobs.shape) == ((1,), (320,))
+    assert len(step.held) == 2 + 6
+
+
+def test_a_chunk_computes_nothing_that_no_cache_needs() -> None:
+    trace = record(LLAMA, Workload(prompt_tokens=300), target=METAL)
+    used = {
+        call.phase: {call.arrays[i].name for node in call.nodes for i in node.inputs}
+        for call in trace.calls
+    }
+    assert "lm_head.weight" not in used["first_chunk"]
+    assert "lm_head.weight" in used["last_token"]
+    assert "model.layers.2.self_attn.o_proj.weight" not in used["first_chunk"]
+
+
+def test_nodes_stand_after_what_they_need() -> None:
+    for call in record(case("qwen3_moe"), Workload(prompt_tokens=70), target=METAL).calls:
+        known = {i for i, array in enumerate(call.arrays) if array.role != "computed"}
+        for node in call.nodes:
+            assert known.issuperset(node.inputs)
+            known.update(node.outputs)
+        assert known.issuperset(call.held)
+
+
+def test_every_layer_s_first_buffer_is_a_node_of_its_own() -> None:
+    trace = record(LLAMA, Workload(prompt_tokens=100), target=METAL)
+    first = the(trace, "first_chunk")
+    assert counts(first)["Full"] == 2 * 3
+
+
+FUSED = ("RMSNorm", "RoPE", "ScaledDotProductAttention")
+
+
+@pytest.mark.parametrize(("target", "found"), [(CPU, False), (METAL, True), (CUDA, True)])
+def test_fused_kernels_are_one_node_on_the_backends_that_have_them(
+    target: Target, found: bool
+) -> None:
+    call = the(record(LLAMA, Workload(prompt_tokens=100), target=target), "last_token")
+    # Two norms and one attention a layer, the last norm; keys and queries are turned.
+    wanted = {"RMSNorm": 7, "RoPE": 6, "ScaledDotProductAttention": 3} if found else {}
+    assert {name: n for name, n in counts(call).items() if name in FUSED} == wanted
+
+
+def test_attention_that_metal_has_no_kernel_for_is_taken_apart() -> None:
+    wide = {**LLAMA, "head_dim": 256}
+    trace = record(wide, Workload(prompt_tokens=100), target=METAL)
+    assert counts(the(trace, "first_chunk"))["ScaledDotProductAttention"] == 0
+    assert counts(the(trace, "first_chunk"))["Softmax"] == 2  # the last layer's is not needed
+    assert counts(the(trace, "last_token"))["ScaledDotProductAttention"] == 3
+
+
+def test_recurrent_layers_are_one_kernel_on_metal_and_a_loop_elsewhere() -> None:
+    workload = Workload(prompt_tokens=41)
+    metal = the(record(case("rwkv7"), workload, target=METAL), "first_chunk")
+    cpu = the(record(case("rwkv7"), workload, target=CPU), "first_chunk")
+    assert any(name.startswith("wkv7") for name in counts(metal))
+    assert len(cpu.nodes) > 5 * len(metal.nodes)
+
+
+def test_no_border_of_a_compiled_function_is_left() -> None:
+    for name in ("deepseek_v3", "gemma3n", "gpt_oss", "nemotron_h"):
+        for call in record(case(name), Workload(prompt_tokens=30), target=METAL).calls:
+            assert not [node for node in call.nodes if node.name.startswith("memfit")]
+
+
+def test_a_recorded_trace_goes_through_json() -> None:
+    trace = record(case("gpt_oss"), Workload(prompt_tokens=30, max_tokens=1), target=METAL)
+    assert from_json(to_json(trace)) == trace
+
+
+def _rows(*shape: int, dtype: Any = None) -> Any:
+    return mx.zeros(shape, dtype or mx.bfloat16)
+
+
+# Functions that mlx-lm compiles, and arguments they take.
+COMPILED: dict[str, tuple[str, str, Callable[[], list[Any]]]] = {
+    "swiglu": ("activations", "swiglu", lambda: [_rows(4, 8), _rows(4, 8)]),
+    "xielu": ("activations", "xielu", lambda: [_rows(4, 8), *[_rows(1) for _ in range(4)]]),
+    "gate": (
+        "deepseek_v3",
+        "group_expert_select",
+        lambda: [_rows(1, 5, 8), _rows(8, dtype=mx.float32), 2, 4, 2, 1.5, True],
+    ),
+    "decay": ("gated_delta", "compute_g", lambda: [_rows(4), _rows(1, 5, 4), _rows(4)]),
+    "dt": ("ssm", "compute_dt", lambda: [_rows(1, 5, 4), _rows(4), (0.0, 1.0)]),
+    "soft cap": ("gemma3n", "logit_softcap", lambda: [30.0, _rows(1, 5, 9)]),
+    "top-k": ("gemma3n", "gelu_topk", lambda: [_rows(1, 5, 64), _rows(1, dtype=mx.float32)]),
+    "clip": ("gemma3_text", "clip_residual", lambda: [_rows(4, 8), _rows(4, 8)]),
+    "relu2": ("nemotron", "relu_squared", lambda: [_rows(4, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_functions_are_fused_as_mlx_compiles_them(name: str) -> None:
+    module, function, arguments = COMPILED[name]
+    compiled = getattr(importlib.import_module(f"mlx_lm.models.{module}"), function)
+    drawn = io.StringIO()
+    given = arguments()
+    mx.eval(*[value for value in given if isinstance(value, mx.array)])
+    mx.export_to_dot(drawn, compiled(*given))
+    wanted = _operations(re.findall(r'label ="(\w+)', drawn.getvalue()))
+    assert wanted.total() > 0
+    assert _recorded(module, function, arguments) == wanted
+
+
+def _operations(labels: list[str]) -> Counter[str]:
+    """Count nodes by what they compute, spelled as MLX exports it.
+
+    For any shape MLX computes the number of elements; a mean of known shape has a constant.
+    """
+    spelled = [label.removeprefix("Compiled").removesuffix("NumberOfElements") for label in labels]
+    spelled = [re.sub("Rsqrt", "Sqrt", re.sub("^(Sum|Max)$", "Reduce", name)) for name in spelled]
+    return Counter(filter(None, spelled))
+
+
+def _recorded(module: str, function: str, arguments: Callable[[], list[Any]]) -> Counter[str]:
+    from memfit.estimators.trace.leaves import Leaf
+
+    given = arguments()
+    leaves = [
+        Leaf(
+            value, "weight", str(index), lambda array, index=index: given.__setitem__(index, array)
+        )
+        for index, value in enumerate(given)
+        if isinstance(value, mx.array)
+    ]
+    with mlx_lm_for("cpu", library_changes(CPU)):
+        called = getattr(importlib.import_module(f"mlx_lm.models.{module}"), function)
+
+        def run() -> list[Any]:
+            with recorded(CPU):
+                result = called(*given)
+            return list(result) if isinstance(result, (tuple, list)) else [result]
+
+        graph = record_call(run, leaves)
+    return _operations(
+        [str(node.arguments[0]) if node.name == "Compiled" else node.name for node in graph.nodes]
+    )
+
+
+def test_a_loop_over_tokens_is_measured_before_it_is_recorded() -> None:
+    config = {**case("mamba"), "num_hidden_layers": 64}
+    with pytest.raises(UnsupportedError, match="operations or more") as raised:
+        record(config, Workload(prompt_tokens=2049), target=METAL)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_graph_that_grows_beyond_the_limit_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MAX_NODES", 50)
+    with pytest.raises(UnsupportedError, match="51 operations or more"):
+        record(LLAMA, Workload(prompt_tokens=30), target=METAL)
+
+
+def test_a_deep_graph_does_not_end_the_process() -> None:
+    # Every token needs the one before: MLX walks the graph by recursion, without a check.
+    trace = record(case("mamba"), Workload(prompt_tokens=700, prefill_step=600), target=CPU)
+    assert len(the(trace, "first_chunk").nodes) > recording._SHALLOW_NODES
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("qwen3-4b-4bit", 0.45), ("deepseek-v3-4bit", 1.5)])
+def test_a_trace_is_quick_and_small_as_a_whole_process(name: str, seconds: float) -> None:
+    code = (
+        "import json, resource, sys, time\n"
+        "import yaml\n"
+        "from memfit.estimators.checkpoint.opening import open_checkpoint\n"
+        "from memfit.estimators.trace.graph import trace_shapes\n"
+        "from memfit.estimators.workload import Workload\n"
+        "config = open_checkpoint(sys.argv[1]).config\n"
+        "trace_shapes(config, Workload(prompt_tokens=5000, max_tokens=9))\n"
+        "usage = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss)"
+    )
+    sample = HERE.parent.parent / "sample_configs" / f"{name}.yaml"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(sample)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    used, resident = ran.stdout.split()
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert int(resident) * unit < 300_000_000
+    # Processor time: what other processes do at the time is not this one's.
+    assert float(used) < seconds

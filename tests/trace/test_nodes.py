@@ -1,0 +1,110 @@
+"""A trace as plain values: what it refuses, and that JSON keeps all of it."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.errors import InputError
+from memfit.estimators.trace.nodes import Array, Call, Node, Trace, from_json, to_json
+
+DTYPES = st.sampled_from(("BF16", "F32", "I32", "U32", "BOOL"))
+ROLES = st.sampled_from(("weight", "cache", "tokens", "constant", "computed"))
+SHAPES = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
+ARRAYS = st.builds(Array, SHAPES, DTYPES, ROLES, st.text(max_size=9))
+INTEGERS = st.lists(st.integers(-9, 9), max_size=3).map(tuple)
+ARGUMENTS = st.one_of(st.booleans(), st.integers(), st.text(max_size=5), INTEGERS)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    arrays = tuple(draw(st.lists(ARRAYS, min_size=1, max_size=6)))
+    positions = st.lists(st.integers(0, len(arrays) - 1), max_size=3).map(tuple)
+    arguments = st.lists(ARGUMENTS, max_size=2).map(tuple)
+    nodes = st.lists(st.builds(Node, st.text(max_size=9), positions, positions, arguments))
+    phase = draw(st.sampled_from(("first_chunk", "last_chunk", "last_token", "decode")))
+    return Call(phase, 3, 5, arrays, tuple(draw(nodes)), draw(positions), draw(positions))
+
+
+TRACES = st.builds(
+    Trace,
+    model_type=st.text(max_size=9),
+    backend=st.sampled_from(("cpu", "metal", "cuda")),
+    versions=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
+    weights=st.dictionaries(st.text(max_size=5), st.integers(0, 2**50), max_size=3),
+    calls=st.lists(calls(), max_size=3).map(tuple),
+)
+SMALL = Trace(
+    "llama",
+    "metal",
+    {"mlx": "0.32.4"},
+    {"norm.weight": 4},
+    (
+        Call(
+            phase="decode",
+            tokens=1,
+            position=7,
+            arrays=(Array((2,), "BF16", "weight", "norm.weight"), Array((2,), "BF16")),
+            nodes=(Node("Square", (0,), (1,)),),
+            evaluated=(1,),
+            held=(1,),
+        ),
+    ),
+)
+
+
+@given(TRACES)
+def test_json_keeps_every_part_of_a_trace(trace: Trace) -> None:
+    assert from_json(to_json(trace)) == trace
+
+
+def test_arrays_and_nodes_stand_one_a_line() -> None:
+    lines = to_json(SMALL).splitlines()
+    assert '["Square", [0], [1], []]]}' in lines
+    assert '[[2], "BF16", "weight", "norm.weight"],' in lines
+
+
+def _changed(path: list[Any], value: Any) -> str:
+    content = json.loads(to_json(SMALL))
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["schema"], "memfit.trace/99"),
+        (["calls"], 3),
+        (["calls", 0, "phase"], "dream"),
+        (["calls", 0, "held"], [2]),
+        (["calls", 0, "held"], [-1]),
+        (["calls", 0, "nodes", 0, 1], [7]),
+        (["calls", 0, "nodes", 0, 2], [0.5]),
+        (["calls", 0, "arrays", 0, 0], [-2]),
+        (["calls", 0, "arrays", 0, 0], [True]),
+        (["calls", 0, "arrays", 0, 1], "BF17"),
+        (["calls", 0, "arrays", 0, 2], "ghost"),
+        (["extra"], 1),
+    ],
+)
+def test_a_damaged_trace_is_refused(path: list[Any], value: Any) -> None:
+    with pytest.raises(InputError):
+        from_json(_changed(path, value))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", "[" * 100_000])
+def test_what_is_no_trace_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        from_json(text)
+
+
+def test_calls_are_found_by_phase_and_arrays_by_role() -> None:
+    decode = SMALL.call("decode")
+    assert decode is not None
+    assert decode.of_role("weight") == (0,)
+    assert SMALL.call("last_chunk") is None

@@ -1,0 +1,215 @@
+"""Traced bytes against mlx-lm's classes, walked through its loop chunk by chunk."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.workload import Workload
+
+mx = pytest.importorskip("mlx.core")
+pytest.importorskip("mlx_lm")
+
+from memfit.estimators.trace.graph import TracedShapes, trace_shapes  # noqa: E402
+from tests.oracle import Oracle, cache_bytes  # noqa: E402
+
+HERE = Path(__file__).parent
+DESCRIBED = [
+    json.loads(path.read_text()) for path in sorted((HERE.parent / "arch/cases").glob("*.json"))
+]
+# Sizes in the manner of mlx-lm's own tests/test_models.py, and of the classes it does not test.
+UNDESCRIBED = json.loads((HERE / "cases.json").read_text())
+CASES = {f"{i}-{case['model_type']}": case for i, case in enumerate(DESCRIBED + UNDESCRIBED)}
+# mlx-lm cannot run these here: a Metal kernel, a package that is not installed.
+NOT_HERE = ("bitnet", "olmo")
+
+WORKLOADS = {
+    "one token": Workload(prompt_tokens=1),
+    "chunks, batch": Workload(prompt_tokens=150, max_tokens=3, prefill_step=64, batch=2),
+    "max_kv_size": Workload(prompt_tokens=150, max_tokens=3, prefill_step=40, max_kv_size=32),
+}
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 320,
+}
+
+
+def figures(shapes: TracedShapes) -> tuple[int, int, int]:
+    return shapes.weight_bytes, shapes.kv_bytes, shapes.ssm_bytes
+
+
+def walked(config: dict[str, Any], workload: Workload) -> tuple[int, int, int]:
+    oracle = Oracle(config)
+    weights = oracle.weight_bytes()
+    return (weights, *cache_bytes(oracle.run(workload)))
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+@pytest.mark.parametrize("config", CASES.values(), ids=CASES)
+def test_a_jump_ends_where_walking_every_chunk_does(
+    config: dict[str, Any], workload: Workload
+) -> None:
+    if config["model_type"] in NOT_HERE:
+        pytest.skip("mlx-lm cannot run it on this machine")
+    mx.reset_peak_memory()
+    traced = figures(trace_shapes(config, workload))
+    assert mx.get_peak_memory() < 1_000_000
+    assert traced == walked(config, workload)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Workload(prompt_tokens=700, max_tokens=2, prefill_step=100),
+        Workload(prompt_tokens=700, max_tokens=300, prefill_step=512, batch=3),
+        Workload(prompt_tokens=513, max_tokens=0, prefill_step=256),
+        Workload(prompt_tokens=300, max_tokens=9, kv_bits=8, quantized_kv_start=0),
+        Workload(prompt_tokens=300, max_tokens=9, kv_bits=4, quantized_kv_start=305),
+        Workload(prompt_tokens=300, max_tokens=9, kv_bits=4, quantized_kv_start=310),
+        Workload(prompt_tokens=300, max_tokens=99, prefill_step=90, max_kv_size=310),
+    ],
+)
+def test_every_kind_of_growth_is_walked(workload: Workload) -> None:
+    config = {**LLAMA, "head_dim": 64}
+    assert figures(trace_shapes(config, workload)) == walked(config, workload)
+
+
+def test_a_million_tokens_are_as_quick_as_a_thousand() -> None:
+    workload = Workload(prompt_tokens=1_000_001, max_tokens=1)
+    shapes = trace_shapes({**LLAMA, "head_dim": 32}, workload)
+    assert shapes.allocated_tokens == 1_000_192  # the next multiple of 256
+    assert shapes.held_tokens == 1_000_002
+    assert shapes.kv_bytes == 1_000_192 * 3 * 2 * 2 * 32 * 2
+
+
+def test_bitnet_is_sized_where_its_kernel_cannot_run() -> None:
+    config = next(case for case in UNDESCRIBED if case["model_type"] == "bitnet")
+    shapes = trace_shapes(config, Workload(prompt_tokens=64))
+    assert shapes.weight_bytes == Oracle(config).weight_bytes()
+    heads, width = config["num_key_value_heads"], config["hidden_size"]
+    width //= config["num_attention_heads"]
+    assert shapes.kv_bytes == 256 * 2 * heads * width * 2 * config["num_hidden_layers"]
+
+
+@pytest.mark.parametrize(
+    "quantize",
+    [Quantization(4, 64), Quantization(6, 32), Quantization(4, 32, "mxfp4")],
+    ids=lambda q: f"{q.mode}-{q.bits}-{q.group_size}",
+)
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss"])
+def test_conversion_gives_what_mlx_lm_converts_to(name: str, quantize: Quantization) -> None:
+    config = next(case for case in DESCRIBED if case["model_type"] == name)
+    oracle = Oracle(config).quantize(quantize.bits, quantize.group_size, quantize.mode)
+    shapes = trace_shapes(config, Workload(prompt_tokens=9), quantize=quantize)
+    assert dict(shapes.weights) == {path: t.nbytes for path, t in oracle.tensors().items()}
+
+
+def headers(tensors: dict[str, Any]) -> list[Tensor]:
+    names = {"bfloat16": "BF16", "float32": "F32", "uint32": "U32", "uint8": "U8"}
+    return [
+        Tensor(path, names[str(t.dtype).rpartition(".")[2]], tuple(t.shape), t.nbytes)
+        for path, t in tensors.items()
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_next", "mixtral"])
+def test_headers_decide_what_is_quantised_and_how(name: str) -> None:
+    config = next(case for case in DESCRIBED if case["model_type"] == name)
+    saved = Oracle(config).quantize(4, 32).tensors()
+    declared = {**config, "quantization": {"group_size": 32, "bits": 4}}
+    shapes = trace_shapes(declared, Workload(prompt_tokens=9), tensors=headers(saved))
+    assert dict(shapes.weights) == {path: t.nbytes for path, t in saved.items()}
+
+
+def test_experts_in_their_first_layout_are_stacked_by_the_class() -> None:
+    config = next(case for case in DESCRIBED if case["model_type"] == "mixtral")
+    wanted = {path: t.nbytes for path, t in Oracle(config).tensors().items()}
+    shapes = trace_shapes(config, Workload(prompt_tokens=9), tensors=list(_one_by_one(config)))
+    assert dict(shapes.weights) == wanted
+
+
+def _one_by_one(config: dict[str, Any]) -> Any:
+    names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+    for tensor in headers(Oracle(config).tensors()):
+        parent, found, rest = tensor.name.partition(".switch_mlp.")
+        if not found:
+            yield tensor
+            continue
+        matrix = names[rest.split(".")[0]]
+        for expert in range(tensor.shape[0]):
+            name = f"{parent}.experts.{expert}.{matrix}.weight"
+            yield Tensor(name, tensor.dtype, tensor.shape[1:], tensor.nbytes // tensor.shape[0])
+
+
+def test_a_tensor_of_no_parameter_is_refused_in_mlx_lm_s_words() -> None:
+    tensors = [*headers(Oracle(LLAMA).tensors()), Tensor("model.extra", "BF16", (2,), 4)]
+    with pytest.raises(UnsupportedError, match=r"parameters not in model: *model\.extra"):
+        trace_shapes(LLAMA, Workload(prompt_tokens=9), tensors=tensors)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "no_such"}, "Model type no_such not supported"),
+        ({"vocab_size": None}, "cfg.json: mlx_lm.models.llama"),
+        ({"hidden_size": 10**30}, "cfg.json: mlx_lm.models.llama"),
+        ({"num_attention_heads": "many"}, "cfg.json: mlx_lm.models.llama"),
+        ({"num_hidden_layers": 10**9}, "more than 400000 modules"),
+        ({"model_file": "modelling.py"}, "never runs"),
+    ],
+)
+def test_a_class_that_fails_is_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message) as raised:
+        trace_shapes({**LLAMA, **change}, Workload(prompt_tokens=9), name="cfg.json")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_key_is_named_as_mlx_lm_names_it() -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
+    with pytest.raises(UnsupportedError, match=r"llama\.ModelArgs: needs 'rms_norm_eps'"):
+        trace_shapes(config, Workload(prompt_tokens=9))
+
+
+def test_a_repository_s_own_code_is_not_run_and_auto_map_is_not_read() -> None:
+    config = {**LLAMA, "auto_map": {"AutoModel": "modelling.Evil"}}
+    assert trace_shapes(config, Workload(prompt_tokens=9)).weight_bytes > 0
+
+
+def test_what_others_import_of_mlx_is_not_touched() -> None:
+    import mlx.nn as nn
+    from mlx_lm.models import llama
+
+    before = (mx.compile, mx.eval, mx.array.item, mx.metal.is_available, nn.Module.__init__)
+    trace_shapes(LLAMA, Workload(prompt_tokens=9))
+    after = (mx.compile, mx.eval, mx.array.item, mx.metal.is_available, nn.Module.__init__)
+    assert before == after
+    assert sys.modules["mlx.nn"] is nn
+    assert sys.modules["mlx_lm.models.llama"] is llama
+    assert mx.array(3).item() == 3
+
+
+def test_transformers_is_not_imported() -> None:
+    code = (
+        "import sys\n"
+        "from memfit.estimators.trace.graph import trace_shapes\n"
+        "from memfit.estimators.workload import Workload\n"
+        f"trace_shapes({LLAMA!r}, Workload(prompt_tokens=9))\n"
+        "heavy = {'transformers', 'huggingface_hub', 'numpy', 'mlx_lm'} & set(sys.modules)\n"
+        "print(sorted(heavy))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout == "[]\n"
