@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HEAVY = {"huggingface_hub", "mlx", "mlx_lm", "numpy", "rich", "transformers", "yaml"}
+HEAVY = {"httpx2", "huggingface_hub", "mlx", "mlx_lm", "numpy", "rich", "transformers", "yaml"}
 LIBRARY = sorted(path for top in ("estimators", "probes") for path in (ROOT / top).rglob("*.py"))
 
 

@@ -1,7 +1,8 @@
 """A repository on the Hub as a folder: what is asked of it is fetched, and of weights the header.
 
-The first round asks at once for the listing, the config and the index; the second for every
-header. With an index each header's length is known closely enough for one request to bring it.
+The first round asks at once for the listing, the config, the index and the header of a model in
+one file, before it is known which of them there are; the second for the headers of shards. With an
+index each header's length is known closely enough for one request to bring it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,20 +20,21 @@ from memfit.estimators.checkpoint.hub_listing import (
     RemoteFile,
     parse_listing,
 )
-from memfit.estimators.checkpoint.hub_refusals import MissingFileError
-from memfit.estimators.checkpoint.hub_requests import ATTEMPTS, Client, Hub, NoAnswerError
+from memfit.estimators.checkpoint.hub_requests import ATTEMPTS, Answer, Client, Hub, NoAnswerError
 from memfit.estimators.checkpoint.safetensors import (
     LENGTH_BYTES,
+    MAX_EXTENT,
     Header,
     checked_header_bytes,
     parse_header,
 )
 from memfit.estimators.checkpoint.shards import MAX_INDEX_BYTES, Index
 from memfit.estimators.checkpoint.weights import SAFETENSORS_INDEX
-from memfit.estimators.errors import CheckpointError, MemfitError, UnreachableError
+from memfit.estimators.errors import CheckpointError, UnreachableError
 from memfit.estimators.sink import Sink
 
 MOST_THREADS = 32
+SINGLE_FILE = "model.safetensors"
 # A header that no index describes: 97% of the Hub's are below 100 kB (huggingface_hub/hf_api.py).
 USUAL_HEADER_BYTES = 128_000
 # What a tensor's entry takes beside its name: the longest dtype, three dimensions of five digits
@@ -53,8 +55,9 @@ class Repository:
         place: PurePath,
         cache: HeaderCache,
         sink: Sink,
+        listing_only: bool = False,
     ) -> None:
-        """Fetch the listing, and with it what a first reading needs.
+        """Fetch the listing, and with it what a first reading of safetensors needs.
 
         Raises:
             CheckpointError: when there is no such repository or revision.
@@ -64,8 +67,8 @@ class Repository:
         self.stale = ""
         self._hub, self._name, self._cache, self._sink = hub, name, cache, sink
         self._client: Client | None = None
-        self._begun: dict[str, bytes | MemfitError] = {}
-        self.listing = self._listing(revision)
+        self._begun: dict[str, Answer | UnreachableError] = {}
+        self.listing = self._listing(revision, listing_only)
 
     def names(self) -> Sequence[str]:
         """Return the names at the repository's top level, sorted."""
@@ -89,12 +92,13 @@ class Repository:
             )
         if (kept := self._kept(name)) is not None and file.is_content(kept):
             return kept
-        content = self._begun.pop(name, None)
-        if isinstance(content, UnreachableError):
-            raise content
-        if not isinstance(content, bytes) or not file.digest or not file.is_content(content):
-            # Asked by the revision's name, it may be of the commit before.
-            content = self._whole(self._url(self.listing.commit, name), limit)
+        begun = self._begun.pop(name, None)
+        if isinstance(begun, UnreachableError):
+            raise begun
+        if begun and self._is_listed(begun) and file.is_content(begun.content):
+            content = begun.content
+        else:
+            content = self._whole(self._url(self.listing.commit, name), limit).content
         if not file.is_content(content):
             raise UnreachableError(
                 f"{shown(self.place / name)}: what came is not the file that the Hub lists"
@@ -124,6 +128,25 @@ class Repository:
         found.update(zip(missing, self._parallel(jobs), strict=True))
         return [self._parsed(name, found[name] or b"") for name in names]
 
+    def kept_header(self, name: str) -> bytes:
+        """Return what is kept of a file's beginning, empty where nothing is."""
+        return self._kept(name) or b""
+
+    def keep_header(self, name: str, content: bytes) -> None:
+        """Keep a file's beginning for another time."""
+        self._cache.put(content, *self._key(name))
+
+    def piece(self, name: str, start: int, end: int) -> bytes:
+        """Return the bytes of a file from ``start`` to before ``end``.
+
+        Raises:
+            UnreachableError: when the Hub cannot be reached, or sends something else.
+        """
+        content = self._range(name, lambda _: end - start, start, end)[: end - start]
+        if len(content) < end - start:
+            raise UnreachableError(f"{shown(self.place / name)}: the Hub sent only a part of it")
+        return content
+
     def _parsed(self, name: str, content: bytes) -> Header:
         first_bytes, text = content[:LENGTH_BYTES], content[LENGTH_BYTES:]
         return parse_header(first_bytes, text, self.size(name), self.place / name)
@@ -132,14 +155,13 @@ class Repository:
         path, size = self.place / name, self.size(name)
         if size < LENGTH_BYTES:
             raise CheckpointError(f"{shown(path)}: {size} bytes is no safetensors file")
-
-        def wanted(body: bytearray) -> int:
-            if len(body) < LENGTH_BYTES:
-                return LENGTH_BYTES
-            return checked_header_bytes(bytes(body[:LENGTH_BYTES]), size, path)
-
-        content = self._range(name, wanted, 0, min(expected, size))
-        header_bytes = wanted(bytearray(content[:LENGTH_BYTES]))
+        wanted = partial(_header_bytes, size=size, path=path)
+        begun = self._begun.pop(name, None)
+        if isinstance(begun, Answer) and self._is_listed(begun):
+            content = self._checked(begun, name)
+        else:
+            content = self._range(name, wanted, 0, min(expected, size))
+        header_bytes = wanted(content)
         if len(content) < header_bytes:
             rest = header_bytes - len(content)
             content += self._range(name, lambda _: rest, len(content), header_bytes)
@@ -150,9 +172,14 @@ class Repository:
         return content
 
     def _range(self, name: str, wanted: Callable[[bytearray], int], start: int, end: int) -> bytes:
-        answer = self._connected().get(
-            self._url(self.listing.commit, name), wanted, span=(start, end)
-        )
+        url = self._url(self.listing.commit, name)
+        return self._checked(self._connected().get(url, wanted, span=(start, end)), name)
+
+    def _is_listed(self, begun: Answer) -> bool:
+        """Asked by the revision's name, an answer may be of another commit: a push came between."""
+        return begun.commit == self.listing.commit
+
+    def _checked(self, answer: Answer, name: str) -> bytes:
         if answer.total not in (None, self.size(name)):
             raise UnreachableError(
                 f"{shown(self.place / name)}: its length is {answer.total} bytes as sent and"
@@ -160,7 +187,7 @@ class Repository:
             )
         return answer.content
 
-    def _listing(self, revision: str) -> Listing:
+    def _listing(self, revision: str, listing_only: bool) -> Listing:
         key = (self._hub.endpoint, self._name, "revision", revision)
         kept = self._cache.get(*key)
         if self._hub.offline:
@@ -171,7 +198,7 @@ class Repository:
                 )
             return self._as_kept(kept, f"{shown(self.place)}: HF_HUB_OFFLINE is set")
         try:
-            content = self._first_round(revision, begin=kept is None)
+            content = self._first_round(revision, kept is None, listing_only)
         except NoAnswerError as error:
             if kept is None:
                 raise
@@ -185,35 +212,43 @@ class Repository:
         self.stale = f"{why}; this is commit {listing.commit[:12]}, as it was last read"
         return listing
 
-    def _first_round(self, revision: str, *, begin: bool) -> bytes:
+    def _first_round(self, revision: str, is_first: bool, listing_only: bool) -> bytes:
         """The listing; on a first call the files that every model has come along with it."""
         url = f"{self._hub.endpoint}/api/models/{self._name}/revision/{quote(revision, safe='')}"
-        attempts = ATTEMPTS if begin else 1
-        limits = {CONFIG: MAX_CONFIG_BYTES, SAFETENSORS_INDEX: MAX_INDEX_BYTES} if begin else {}
-        jobs = [
-            partial(self._whole, f"{url}?blobs=true", MAX_LISTING_BYTES, attempts=attempts),
-            *(
-                partial(self._begin, name, self._url(revision, name), limit)
-                for name, limit in limits.items()
-            ),
-        ]
+        attempts = ATTEMPTS if is_first else 1  # whoever has an answer need not wait for three
+        jobs = [lambda: self._whole(f"{url}?blobs=true", MAX_LISTING_BYTES, attempts).content]
+        if is_first and not listing_only:
+            config, index = self._url(revision, CONFIG), self._url(revision, SAFETENSORS_INDEX)
+            jobs += [
+                partial(self._begin, CONFIG, lambda: self._whole(config, MAX_CONFIG_BYTES)),
+                partial(
+                    self._begin, SAFETENSORS_INDEX, lambda: self._whole(index, MAX_INDEX_BYTES)
+                ),
+                partial(self._begin, SINGLE_FILE, lambda: self._likely_header(revision)),
+            ]
         return self._parallel(jobs)[0]
 
-    def _begin(self, name: str, url: str, limit: int) -> bytes:
+    def _begin(self, name: str, fetch: Callable[[], Answer]) -> bytes:
         """Fetch a file before it is known whether there is one."""
         try:
-            self._begun[name] = self._whole(url, limit)
-        except MissingFileError:
-            pass
-        except MemfitError as error:
+            self._begun[name] = fetch()
+        except UnreachableError as error:
             self._begun[name] = error
+        except CheckpointError:
+            pass  # none there, or damaged: when it counts it is asked for again
         return b""
 
-    def _whole(self, url: str, limit: int, attempts: int = ATTEMPTS) -> bytes:
-        content = self._connected().get(url, lambda _: limit + 1, attempts=attempts).content
-        if len(content) > limit:
+    def _likely_header(self, revision: str) -> Answer:
+        path = self.place / SINGLE_FILE
+        wanted = partial(_header_bytes, size=MAX_EXTENT, path=path)
+        url = self._url(revision, SINGLE_FILE)
+        return self._connected().get(url, wanted, span=(0, USUAL_HEADER_BYTES), attempts=1)
+
+    def _whole(self, url: str, limit: int, attempts: int = ATTEMPTS) -> Answer:
+        answer = self._connected().get(url, lambda _: limit + 1, attempts=attempts)
+        if len(answer.content) > limit:
             raise UnreachableError(f"{shown(self.place)}: the Hub sent more than {limit} bytes")
-        return content
+        return answer
 
     def _parallel(self, jobs: Sequence[Callable[[], bytes]]) -> list[bytes]:
         """The results of jobs in their order; the first that fails ends the others."""
@@ -253,6 +288,13 @@ class Repository:
 
     def _url(self, revision: str, name: str) -> str:
         return f"{self._hub.endpoint}/{self._name}/resolve/{quote(revision, safe='')}/{quote(name)}"
+
+
+def _header_bytes(body: bytearray | bytes, size: int, path: PurePath) -> int:
+    """How many bytes the header takes, as soon as its length has come."""
+    if len(body) < LENGTH_BYTES:
+        return LENGTH_BYTES
+    return checked_header_bytes(bytes(body[:LENGTH_BYTES]), size, path)
 
 
 def _expected_bytes(index: Index | None) -> dict[str, int]:

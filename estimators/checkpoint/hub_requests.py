@@ -58,10 +58,18 @@ class Hub:
 
 
 class Answer(NamedTuple):
-    """The body of an answer as far as it was wanted, and the size of the whole file if told."""
+    """The body of an answer as far as it was wanted, and what was told of the file."""
 
     content: bytes
-    total: int | None
+    total: int | None  # bytes of the whole file
+    commit: str | None  # whose file it is, told by the Hub before it redirects
+
+
+class _Redirect(NamedTuple):
+    """Where an answer leads, and the commit it tells."""
+
+    url: str
+    commit: str | None
 
 
 def configured_hub() -> Hub:
@@ -141,24 +149,26 @@ class Client:
         headers = dict(self._headers)
         if span:
             headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
-        for _ in range(MAX_REDIRECTS + 1):
+        commit = None
+        for hop in range(MAX_REDIRECTS + 1):
             answer = self._attempt(url, headers, wanted, span[0] if span else 0)
+            commit = answer.commit if hop == 0 else commit
             if isinstance(answer, Answer):
-                return answer
-            if _origin(answer) != _origin(url):
+                return answer._replace(commit=commit)
+            if _origin(answer.url) != _origin(url):
                 headers.pop("authorization", None)
-            if _origin(url)[0] == "https" and _origin(answer)[0] != "https":
+            if _origin(url)[0] == "https" and _origin(answer.url)[0] != "https":
                 raise UnreachableError(
-                    f"{self._repository}: {_host(url)} redirects to {_host(answer)} without TLS"
+                    f"{self._repository}: {_host(url)} redirects to {_host(answer.url)} without TLS"
                 )
-            url = answer
+            url = answer.url
         raise UnreachableError(
             f"{self._repository}: {_host(url)} redirects more than {MAX_REDIRECTS} times"
         )
 
     def _attempt(
         self, url: str, headers: dict[str, str], wanted: Callable[[bytearray], int], start: int
-    ) -> Answer | str:
+    ) -> "Answer | _Redirect":
         """One request: an answer, or where it leads."""
         import httpx2
 
@@ -171,13 +181,13 @@ class Client:
                 timeout=self._hub.timeout_seconds,
                 follow_redirects=False,
             ) as response:
-                status = response.status_code
+                status, commit = response.status_code, response.headers.get("x-repo-commit")
                 if response.has_redirect_location:
-                    return urljoin(url, str(response.headers["location"]))
+                    return _Redirect(urljoin(url, str(response.headers["location"])), commit)
                 self._refuse(response, url)
                 skipped, total = self._extent(response, start)
                 self._read(response, body, skipped, wanted)
-                return Answer(bytes(body[skipped:]), total)
+                return Answer(bytes(body[skipped:]), total, commit)
         except httpx2.TimeoutException:
             limit = f"{self._hub.timeout_seconds:g} s"
             raise _AgainError(f"{_host(url)} did not answer within {limit}") from None

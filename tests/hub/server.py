@@ -186,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
             revision, _, file = rest.partition("/")
             if repo := self._repo(f"{owner}/{name}", revision, listing=False):
                 if repo.before and revision == repo.branch:
-                    repo = replace(repo, folder=repo.before)
+                    repo = replace(repo, folder=repo.before, commit="e" * 40)
                 self._resolve(repo, f"{owner}/{name}", file)
 
     def _repo(self, name: str, revision: str, *, listing: bool) -> Repo | None:

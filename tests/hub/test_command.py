@@ -2,8 +2,10 @@
 
 import json
 import os
+import pty
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +113,39 @@ def test_verbose_says_each_request_and_what_came(shell: Shell, hub: FakeHub) -> 
     ran = shell("estimate", NAME, "--json", "-v")
     assert estimate(ran)
     lines = ran.stderr.splitlines()
-    assert len(lines) == len(hub.made) + 1 == 10
+    assert len(lines) == len(hub.made) + 1 == 11
     assert all(line.startswith("memfit: GET http://127.0.0.1:") for line in lines[:-1])
-    assert lines[-1] == f"memfit: 9 requests, {hub.sent() / 1000:.1f} kB"
+    assert lines[-1] == f"memfit: 10 requests, {hub.sent() / 1000:.1f} kB"
     assert "no" not in shell("estimate", NAME, "-v").stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("latency", "bar"), [(0.4, True), (0.0, False)])
+def test_a_terminal_sees_progress_once_it_takes_longer_than_half_a_second(
+    shell: Shell, hub: FakeHub, latency: float, bar: bool
+) -> None:
+    hub.latency_seconds = latency
+    ours, theirs = pty.openpty()
+    environment = {**shell.environment, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        [*COMMAND, "estimate", NAME, "--json"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        cwd=ROOT,
+    ) as process:
+        os.close(theirs)
+        shown = b"".join(iter(partial(_piece, ours), b""))
+        answer = process.communicate(timeout=60)[0]
+    os.close(ours)
+    assert json.loads(answer)["model"]["source"] == "hub"
+    assert (b"Reading org/name" in shown) is bar
+
+
+def _piece(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux says so when the other side is closed
+        return b""
 
 
 def test_the_cache_is_shown_and_cleared(shell: Shell, tmp_path: Path) -> None:
@@ -132,7 +163,7 @@ def test_models_on_the_hub_are_compared_and_gated(
 ) -> None:
     ran = shell("compare", NAME, str(model), "--json", "-v")
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.endswith(f"9 requests, {hub.sent() / 1000:.1f} kB\n")
+    assert ran.stderr.endswith(f"10 requests, {hub.sent() / 1000:.1f} kB\n")
     policy = tmp_path / "memfit.yaml"
     policy.write_text(
         f"schema: memfit.policy/1\ntargets:\n  chat: {{model: {NAME}, device: m4-max-64,"

@@ -21,8 +21,13 @@ SPARE_BYTES = 128_000
 def as_local(checkpoint: Checkpoint, directory: Path) -> Checkpoint:
     """What differs between a model on the Hub and in its directory: where it is."""
     local = read_directory(directory)
-    names = {"id": checkpoint.id, "config_name": checkpoint.config_name}
-    return replace(local, source="hub", revision=COMMIT, **names)
+    return replace(
+        local,
+        source="hub",
+        revision=COMMIT,
+        id=checkpoint.id,
+        config_name=checkpoint.config_name,
+    )
 
 
 def repository(hub: FakeHub, folder: Path) -> FakeHub:
@@ -61,11 +66,12 @@ def test_requests_and_bytes_are_bounded(
     assert len(hub.asked("files")) == shards
     weights = [made for made in hub.made if made.host == "files"]
     assert sum(made.sent for made in weights) <= checkpoint.header_bytes + SPARE_BYTES * shards
-    assert max(made.sent for made in weights) < SPARE_BYTES
+    assert max(made.sent for made in weights) <= SPARE_BYTES
     # The rest is the config, the index and the listing, once each.
     small = sum((folder / n).stat().st_size for n in ("config.json", INDEX))
     assert hub.sent() - sum(made.sent for made in weights) < small + 50_000
-    assert sum(request.nbytes for request in read.reports.requests) == hub.sent()
+    # Of a header that no index described the rest is left unread.
+    assert checkpoint.header_bytes <= sum(r.nbytes for r in read.reports.requests) <= hub.sent()
 
 
 @pytest.mark.parametrize(("tensors", "requests"), [(100, 1), (2500, 2)])
@@ -105,7 +111,8 @@ def test_modelopt_writes_its_quantisation_beside_the_config(
     (model / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
     checkpoint = read()
     assert checkpoint.config["quantization_config"]["quantization"] == {"quant_algo": "FP8"}
-    assert len(hub.asked()) <= 3 + 4
+    # The one case beyond shards + 4: the file is not known to be needed before the config is read.
+    assert len(hub.asked()) == 3 + 5
 
 
 def test_pickled_weights_are_bounded_by_the_listing_alone(
@@ -184,12 +191,12 @@ def test_a_name_that_leads_elsewhere_is_no_name(read: Reader, hub: FakeHub, name
 
 def test_progress_tells_every_step_and_ends(read: Reader) -> None:
     read()
-    assert read.reports.begun == [("Reading org/name", 3), ("Reading org/name", 3)]
-    assert (read.reports.advanced, read.reports.ended) == (6, 2)
+    assert read.reports.begun == [("Reading org/name", 4), ("Reading org/name", 3)]
+    assert (read.reports.advanced, read.reports.ended) == (7, 2)
 
 
 def test_requests_are_reported_without_signatures(read: Reader, hub: FakeHub) -> None:
     read()
-    assert len(read.reports.requests) == len(hub.made) == 9
+    assert len(read.reports.requests) == len(hub.made) == 10
     assert not any("signature" in request.url for request in read.reports.requests)
-    assert {request.status for request in read.reports.requests} == {200, 206, 302}
+    assert {request.status for request in read.reports.requests} == {200, 206, 302, 404}
