@@ -9,6 +9,7 @@ from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.components.kv import KVCache, kv_cache
 from memfit.estimators.components.ssm import state_bytes
+from memfit.estimators.components.weights.activations import activation_type
 from memfit.estimators.components.weights.derived import Plan
 from memfit.estimators.components.weights.loading import Weighed, add_adapter, convert, weigh
 from memfit.estimators.components.weights.plans import declared
@@ -127,7 +128,7 @@ def _model_of(checkpoint: Checkpoint) -> Model:
     if not checkpoint.config:
         raise CheckpointError(
             f"{checkpoint.id}: no config.json beside it; its {_known_bytes(checkpoint)}"
-            " of tensors are exact, caches and workspace need the config"
+            " bytes of tensors are exact, caches and workspace need the config"
         )
     try:
         model = build_model(checkpoint.config, checkpoint.config_name)
@@ -136,18 +137,10 @@ def _model_of(checkpoint: Checkpoint) -> Model:
             raise
         known = _known_bytes(checkpoint)
         raise UnsupportedError(f"{error}; its weights hold {known} bytes (exact)") from None
-    dtype = _activation_dtype(checkpoint, model)
+    block = declared(checkpoint.config, model, checkpoint.config_name)
+    dtype = activation_type(checkpoint, model, block)
     return replace(model, dtype=dtype) if dtype != model.dtype else model
 
 
 def _known_bytes(checkpoint: Checkpoint) -> int:
     return sum(tensor.nbytes for tensor in checkpoint.tensors or ())
-
-
-def _activation_dtype(checkpoint: Checkpoint, model: Model) -> str:
-    """The embedding's own type decides the activations', whatever the config says."""
-    path = model.modules[0].path
-    wanted = (f"{path}.scales", f"{path}.weight")
-    found = {t.name: t.dtype for t in checkpoint.tensors or () if t.name in wanted}
-    dtype = next((found[name] for name in wanted if name in found), model.dtype)
-    return dtype if dtype in ("BF16", "F16", "F32") else model.dtype

@@ -124,7 +124,7 @@ def _from_headers(
     if not totals.parameters:
         raise CheckpointError(f"{checkpoint.id}: its weight files hold no parameters")
     reader = text_class(checkpoint.config, model)
-    loaded = _loaded(totals.kept, reader, model.model_type, declared.method, modules)
+    loaded = as_loaded(totals.kept, reader, model.model_type, declared.method, modules)
     fit = match(loaded, modules, declared)
     plan = _plan(fit, modules, declared)
     result = _result(totals, "exact", plan)
@@ -153,14 +153,14 @@ _REWRITTEN = Note(
 )
 
 
-def _loaded(
+def as_loaded(
     kept: Iterable[Kind],
     reader: str,
     model_type: str,
     method: str | None,
     modules: Mapping[str, Module],
 ) -> tuple[Kind, ...]:
-    """The tensors as the runtime holds them, where the class's layout is known."""
+    """Return the tensors as the runtime holds them, where the class's layout is known."""
     loaded = renamed(by_class(tuple(kept), reader), model_type, modules)
     if method == "awq":
         loaded = tuple(repacked_awq(loaded))
