@@ -64,7 +64,13 @@ class View:
         return self._strides
 
     def lie(
-        self, strides: Strides | None, data_size: int, *, row: bool, column: bool, dense: bool
+        self,
+        strides: Strides | None,
+        data_size: int,
+        *,
+        row: bool,
+        column: bool,
+        dense: bool,
     ) -> None:
         """Set strides and flags."""
         self._strides = strides
@@ -163,7 +169,13 @@ def split(source: View, out: View) -> None:
 
 def same_axes(source: View, out: View, strides: Strides) -> None:
     """Add or drop axes of length one."""
-    out.lie(strides, source.data_size, row=source.row, column=source.column, dense=source.dense)
+    out.lie(
+        strides,
+        source.data_size,
+        row=source.row,
+        column=source.column,
+        dense=source.dense,
+    )
 
 
 def reshape(source: View, out: View) -> bool:

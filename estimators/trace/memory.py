@@ -27,6 +27,12 @@ class Memory:
         self._free: list[int] = []
         self._free_bytes = 0
 
+    def begin(self) -> None:
+        """Forget the highest moment and the buffers that are gone, before another call."""
+        self.buffers = [buffer for buffer in self.buffers if buffer.died is None]
+        self.clock += 1
+        self.peak, self.peak_clock = self.active, self.clock
+
     def allocate(self, nbytes: int) -> Buffer:
         """Return a buffer of at least so many bytes, from the freed ones if one is near in size."""
         size = allocated(nbytes, self.backend)

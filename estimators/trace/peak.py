@@ -1,135 +1,195 @@
-"""Memory over a run of mlx-lm, by following each recorded call through MLX's allocator."""
+"""The most memory of a run of mlx-lm, by following its recorded calls through MLX's allocator.
+
+The loop is that of mlx_lm/generate.py, generate_step: every chunk of the prompt is evaluated and
+the freed buffers given back; the calls after that run into one another.
+"""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memfit.estimators import dtypes
-from memfit.estimators.trace.buffers import Operation, rule_of
+from memfit.estimators.machine.allocator import allocated
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.kernels import has_nax
+from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.layouts import Buffer, View
 from memfit.estimators.trace.memory import Memory
-from memfit.estimators.trace.nodes import Array, Call, Trace
-from memfit.estimators.trace.schedule import Ahead, CpuTasks, evaluation_order
+from memfit.estimators.trace.nodes import Array, Call, Phase, Trace
+from memfit.estimators.trace.operation import Operation
+from memfit.estimators.trace.schedule import evaluation_order
+from memfit.estimators.trace.streams import stream_of
+from memfit.estimators.trace.unmerged import unmerged
+
+_CHUNKS: frozenset[Phase] = frozenset({"first_chunk", "converting", "full_chunk", "last_chunk"})
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One call simulated: bytes at its highest moment, those alive then, and after each operation.
+class TracedPeak:
+    """The largest moment of a run.
 
-    ``peak`` counts caches, inputs and what the call makes; weights are not in it.
+    ``nbytes`` is everything in use then; ``workspace_bytes`` what of it is neither weights nor the
+    caches as the run leaves them. ``operation`` made the allocation that reached it. ``alive``
+    names what was in use, the most bytes first; ``curve`` is the memory after each operation of
+    the call.
     """
 
+    nbytes: int
+    phase: Phase
+    operation: str
+    workspace_bytes: int
+    largest_buffer_bytes: int
+    alive: tuple[tuple[str, int], ...]
+    curve: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Highest:
+    """The highest moment of one call; weights are not in it."""
+
     call: Call
-    peak: int
+    nbytes: int
     operation: str
     largest: int
     alive: tuple[tuple[str, int], ...]
     curve: tuple[int, ...]
 
 
-class Simulation:
-    """The state that lasts from call to call."""
+def peak(trace: Trace, device: Device) -> TracedPeak:
+    """Return the largest moment of a traced run on a device."""
+    weights = sum(allocated(nbytes, device.backend) for nbytes in trace.weights.values())
+    moments = list(_moments(trace, device))
+    highest = max(moments, key=lambda moment: moment.nbytes)
+    nbytes = weights + highest.nbytes
+    largest_weight = max(trace.weights.values(), default=0)
+    return TracedPeak(
+        nbytes=nbytes,
+        phase=highest.call.phase,
+        operation=highest.operation,
+        workspace_bytes=max(0, highest.nbytes - _kept(trace.calls[-1])),
+        largest_buffer_bytes=max(largest_weight, *(moment.largest for moment in moments)),
+        alive=(("weights", weights), *highest.alive),
+        curve=tuple(weights + used for used in highest.curve),
+    )
 
-    def __init__(self) -> None:
-        self.memory = Memory("cpu")
-        self.ahead: Ahead = CpuTasks()
-        self.carried: list[View] = []
 
-    def run(self, call: Call) -> Run:
-        """Follow one call; what it leaves in the caches is there for the next."""
-        memory, ahead = self.memory, self.ahead
-        memory.operation = "caches"
-        memory.peak = memory.active
-        memory.clock += 1
-        memory.peak_clock = memory.clock
-        start = len(memory.buffers)
-        views = [View(a.shape, dtypes.BITS[a.dtype] // 8) for a in call.arrays]
+def _kept(call: Call) -> int:
+    """Return the bytes of caches and states when a call has ended."""
+    held = set(call.held) - (set() if call.phase in _CHUNKS else set(call.evaluated))
+    return sum(call.arrays[position].nbytes for position in held)
+
+
+def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
+    run = _Run(device)
+    reached = -1
+    for call in trace.calls:
+        if call.position != reached:
+            run = _Run(device)
+        yield run.follow(unmerged(call))
+        if call.phase in _CHUNKS:
+            run.wait()
+        reached = call.position + call.tokens
+
+
+class _Run:
+    """Memory and the device's stream over calls that follow one another."""
+
+    def __init__(self, device: Device) -> None:
+        self._memory = Memory(device.backend)
+        self._stream = stream_of(device)
+        self._operation = Operation(
+            self._memory, gpu_class=device.gpu_class or "", has_nax=has_nax(device)
+        )
+        self._held: list[View] = []
+
+    def follow(self, call: Call) -> _Highest:
+        """Evaluate one call; what it leaves in the caches is there for the next."""
+        memory = self._memory
+        memory.begin()
         order = evaluation_order(call)
-        self._place_inputs(call, views, start)
-        for position in order:
-            for index in call.nodes[position].inputs:
-                views[index].references += 1
-        for index in (*call.held, *call.evaluated):
-            views[index].references += 1
-        self._drop_given_up(call, views)
-        op = Operation(memory)
-        curve = []
-        for position in order:
-            node = call.nodes[position]
-            memory.clock += 1
-            memory.operation = node.name
-            op.name = node.name
-            op.arguments = node.arguments
-            op.inputs = [views[i] for i in node.inputs]
-            op.outputs = [views[i] for i in node.outputs]
-            op.temporaries = []
-            op.kernels = 0
-            rule_of("cpu", node.name)(op)
-            ahead.after(op, _held(op), memory)
-            for view in op.inputs:
-                _unuse(view, memory)
-            for view in op.outputs:
-                if not view.references:
-                    _free(view, memory)
-            curve.append(memory.active)
-        for index in call.evaluated:
-            _unuse(views[index], memory)
-        self.carried = [views[i] for i in call.held]
-        buffers = memory.buffers
-        at = memory.peak_clock
-        alive: Counter[str] = Counter()
-        largest = 0
-        for buffer in buffers:
-            if buffer.born <= at and (buffer.died is None or buffer.died >= at):
-                alive[buffer.operation] += buffer.nbytes
-            largest = max(largest, buffer.nbytes)
-        operation = next((b.operation for b in buffers if b.born == at), "")
-        return Run(call, memory.peak, operation, largest, tuple(alive.most_common()), tuple(curve))
+        views = [View(array.shape, dtypes.BITS[array.dtype] // 8) for array in call.arrays]
+        self._place_inputs(call, views)
+        _count_users(call, order, views)
+        for view in views:
+            if not view.references:
+                _free(view, memory)
+        curve = [self._evaluate(call, position, views) for position in order]
+        for position in (*call.evaluated, *call.of_role("tokens")):
+            _drop_user(views[position], memory)
+        self._held = [views[position] for position in dict.fromkeys(call.held)]
+        for view in self._held:
+            if view.buffer is not None:
+                view.buffer.operation = "caches"
+        return _highest(call, memory, tuple(curve))
 
-    def finish(self) -> None:
-        """Wait for the device and give freed buffers back, as mlx-lm does after a chunk."""
-        self.ahead.drain(self.memory)
-        self.memory.clear_cache()
-        self.memory.buffers = [b for b in self.memory.buffers if b.died is None]
+    def _evaluate(self, call: Call, position: int, views: list[View]) -> int:
+        node, memory, op = call.nodes[position], self._memory, self._operation
+        memory.clock += 1
+        memory.operation = op.name = node.name
+        op.arguments = node.arguments
+        op.inputs = [views[i] for i in node.inputs]
+        op.outputs = [views[i] for i in node.outputs]
+        op.temporaries = []
+        op.kernels = 0
+        rule_of(memory.backend, node.name)(op)
+        self._stream.after(op, _held_by_device(op), memory)
+        for view in op.inputs:
+            _drop_user(view, memory)
+        for view in op.outputs:
+            if not view.references:
+                _free(view, memory)
+        return memory.active
 
-    def _place_inputs(self, call: Call, views: list[View], start: int) -> None:
-        carried = iter(self.carried)
+    def wait(self) -> None:
+        """Wait for the device, and give the freed buffers back."""
+        self._stream.drain(self._memory)
+        self._memory.clear_cache()
+
+    def _place_inputs(self, call: Call, views: list[View]) -> None:
+        """Give buffers to what is there before the call: caches, tokens, constants, weights."""
+        left = list(self._held)
         for view, array in zip(views, call.arrays, strict=True):
             if array.role == "cache":
-                kept = next(carried, None)
-                if kept is not None and kept.shape == view.shape and kept.itemsize == view.itemsize:
-                    view.lie_like(kept)
-                    view.buffer = kept.buffer
-                    kept.buffer = None
+                before = next((v for v in left if _is_same(v, view)), None)
+                if before is not None:
+                    left.remove(before)
+                    view.lie_like(before)
+                    view.buffer, before.buffer = before.buffer, None
                     continue
             if array.role != "computed":
                 self._place(view, array)
-        for kept in self.carried:
-            if kept.buffer is not None:
-                self.memory.release(kept.buffer)
+        for before in left:
+            _free(before, self._memory)
 
     def _place(self, view: View, array: Array) -> None:
-        memory = self.memory
+        # A scalar is given up by its last user; the model and the loop hold the rest.
         if array.role == "weight" or (array.role == "constant" and array.shape):
-            view.references += 1  # held by the model
-            view.buffer = Buffer(array.nbytes, "weight", 0)
-            view.buffer.references = 1
-            return
-        view.buffer = memory.allocate(array.nbytes)
+            view.buffer = Buffer(array.nbytes, "weights", 0)
+            view.references = 1
+        else:
+            self._memory.operation = "caches" if array.role == "cache" else array.role
+            view.buffer = self._memory.allocate(array.nbytes)
+            view.references = int(array.role == "tokens")
         view.buffer.references = 1
-        if array.role == "tokens":
-            view.references += 1
-
-    def _drop_given_up(self, call: Call, views: list[View]) -> None:
-        for view, array in zip(views, call.arrays, strict=True):
-            if array.role in ("cache", "constant") and not view.references:
-                _free(view, self.memory)
 
 
-def _held(op: Operation) -> list[Buffer]:
-    """Return the buffers the device keeps until it has run the operation, each once."""
+def _is_same(before: View, view: View) -> bool:
+    same = before.shape == view.shape and before.itemsize == view.itemsize
+    return same and before.buffer is not None
+
+
+def _count_users(call: Call, order: list[int], views: list[View]) -> None:
+    for position in order:
+        for array in call.nodes[position].inputs:
+            views[array].references += 1
+    for array in (*call.held, *call.evaluated):
+        views[array].references += 1
+
+
+def _held_by_device(op: Operation) -> list[Buffer]:
+    """Return the buffers that live until the device has run the operation, each once."""
     own = op.outputs[0].buffer
-    held = {id(b): b for v in op.inputs if (b := v.buffer) is not None and b is not own}
+    held = {id(b): b for view in op.inputs if (b := view.buffer) is not None and b is not own}
     for view in op.outputs[1:]:
         if view.buffer is not None and view.buffer is not own:
             held[id(view.buffer)] = view.buffer
@@ -138,7 +198,7 @@ def _held(op: Operation) -> list[Buffer]:
     return [*held.values(), *op.temporaries]
 
 
-def _unuse(view: View, memory: Memory) -> None:
+def _drop_user(view: View, memory: Memory) -> None:
     view.references -= 1
     if not view.references:
         _free(view, memory)
@@ -148,3 +208,16 @@ def _free(view: View, memory: Memory) -> None:
     if view.buffer is not None:
         memory.release(view.buffer)
         view.buffer = None
+
+
+def _highest(call: Call, memory: Memory, curve: tuple[int, ...]) -> _Highest:
+    at = memory.peak_clock
+    alive: Counter[str] = Counter()
+    operation = ""
+    for buffer in memory.buffers:
+        if buffer.born <= at and (buffer.died is None or buffer.died >= at):
+            alive[buffer.operation] += buffer.nbytes
+        if buffer.born == at:
+            operation = buffer.operation
+    largest = max((buffer.nbytes for buffer in memory.buffers), default=0)
+    return _Highest(call, memory.peak, operation, largest, tuple(alive.most_common()), curve)

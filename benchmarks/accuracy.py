@@ -1,0 +1,240 @@
+"""The traced peak against MLX's own on the CPU backend, and against published peaks on Metal.
+
+Run from the checkout with mlx and mlx-lm installed: ``python -m benchmarks.accuracy`` for every
+case of tests/arch/cases, varied by a seed, in bfloat16 or 4 bits and with random weights, run by
+mlx-lm's generate_step three times in a process of its own. ``--metal CONFIG`` traces the published
+configuration instead. docs/accuracy-trace.md holds the result.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.machine.device import Device
+from memfit.estimators.trace.graph import record, trace_shapes
+from memfit.estimators.trace.peak import TracedPeak, peak
+from memfit.estimators.trace.standins import Target
+from memfit.estimators.workload import Workload
+
+CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"
+PACKED = Quantization(4, 32)
+RUNS = 3
+GENERATED = 2
+TIMEOUT_SECONDS = 150
+HOST = Device("this host", "cpu", 0, 0, None, "flag")
+M4_MAX = Device("M4 Max 64 GB", "metal", 0, 0, None, "flag", "s", 16)
+# Without Metal mlx-lm runs these token by token in Python.
+TOKEN_LOOPS = ("rwkv7", "mamba", "jamba", "qwen3_next", "qwen3_5", "kimi_linear", "plamo2")
+WIDTHS = (
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "vocab_size",
+)
+# mlx_lm.benchmark -p 2048 -g 128 on an M4 Max with 64 GB, mlx 0.29.2.dev (85a8824a8), mlx-lm
+# 0.28.2: bits (16: not quantised), group, peak in GB; source: mlx-lm, BENCHMARKS.md.
+PUBLISHED = {
+    "qwen3": (
+        (16, 64, 9.02),
+        (8, 64, 5.254),
+        (6, 64, 4.25),
+        (5, 32, 4.00),
+        (5, 64, 3.86),
+        (4, 32, 3.603),
+        (4, 64, 3.35),
+    ),
+    "qwen3_moe": ((8, 64, 33.46), (6, 64, 25.82), (5, 64, 22.01), (4, 64, 18.20)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One model and how it is run; ``dtype`` is BF16, F32 or Q4."""
+
+    name: str
+    config: dict[str, Any]
+    dtype: str
+    tokens: int
+    step: int
+
+    @property
+    def workload(self) -> Workload:
+        """The prompt and a few tokens more."""
+        return Workload(prompt_tokens=self.tokens, max_tokens=GENERATED, prefill_step=self.step)
+
+    @property
+    def floating(self) -> str:
+        """What parameters that are not packed are held in."""
+        return "F32" if self.dtype == "F32" else "BF16"
+
+    @property
+    def packing(self) -> Quantization | None:
+        """How the others are packed."""
+        return PACKED if self.dtype == "Q4" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Bytes above the weights at the peak, one for each run, and of the caches at the end."""
+
+    peaks: tuple[int, ...]
+    caches: int
+
+
+def main() -> None:
+    """Print a row a case, and the distribution."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--metal", type=Path, help="config.json of a published model")
+    parser.add_argument("--child", choices=("predict", "measure"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.metal:
+        against_published(json.loads(arguments.metal.read_text()))
+    elif arguments.child:
+        chosen: Callable[[Case], Figures] = predict if arguments.child == "predict" else measure
+        print(json.dumps(asdict(chosen(Case(**json.load(sys.stdin))))))
+    else:
+        against_measured(arguments.seed, arguments.only)
+
+
+def against_measured(seed: int, only: str) -> None:
+    """Print predicted and measured peaks above the weights, and how often they agree."""
+    ratios, spreads, wrong_caches = [], [], 0
+    for path in sorted(CASES.glob("*.json")):
+        if only not in path.stem:
+            continue
+        case = varied(path.stem, json.loads(path.read_text()), random.Random(f"{path.stem}{seed}"))
+        predicted, measured = in_child("predict", case), in_child("measure", case)
+        if predicted is None or measured is None:
+            continue
+        middle = median(measured.peaks)
+        ratios.append(predicted.peaks[0] / middle)
+        spreads.append((max(measured.peaks) - min(measured.peaks)) / middle)
+        wrong_caches += predicted.caches != measured.caches
+        print(
+            f"| {case.name} | {case.dtype} | {case.tokens}/{case.step} | {middle:,}"
+            f" | {spreads[-1]:.1%} | {predicted.peaks[0]:,} | {ratios[-1]:.3f} |",
+            flush=True,
+        )
+    errors = sorted(abs(ratio - 1) for ratio in ratios)
+    print(
+        f"{len(errors)} cases: within 5 %: {sum(e <= 0.05 for e in errors)}, within 10 %:"
+        f" {sum(e <= 0.1 for e in errors)}, median {median(errors):.1%}, worst {errors[-1]:.1%};"
+        f" measured spread: median {median(spreads):.1%}, worst {max(spreads):.1%};"
+        f" caches that differ: {wrong_caches}"
+    )
+
+
+def varied(name: str, config: dict[str, Any], chance: random.Random) -> Case:
+    """Return a case with other widths, layers, lengths and numbers."""
+    for part in (config, config.get("text_config", {})):
+        for key in WIDTHS:
+            if isinstance(part.get(key), int):
+                part[key] *= chance.choice((1, 2, 3))
+        layers = part.get("num_hidden_layers")
+        if layers and not any(isinstance(value, list) for value in part.values()):
+            part["num_hidden_layers"] = layers + chance.randint(0, 2)
+    dtype = chance.choice(("BF16", "Q4"))
+    if dtype == "BF16" and "expert" in json.dumps(config):
+        dtype = "F32"  # MLX's CPU backend multiplies experts in float32 only
+    looped = name.startswith(TOKEN_LOOPS)
+    tokens = chance.randint(200, 300 if looped else 1500 if dtype == "Q4" else 3000)
+    return Case(name, config, dtype, tokens, chance.choice((256, 512, 1024, 2048)))
+
+
+def in_child(task: str, case: Case) -> Figures | None:
+    """Return the figures from a process of its own, None where mlx-lm cannot run the case."""
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "benchmarks.accuracy", "--child", task],
+            input=json.dumps(asdict(case)),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=True,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        reason = str(error.stderr or "timed out")[-160:].strip().replace("\n", " ")
+        print(f"{case.name} ({case.dtype}): no {task}: {reason}", file=sys.stderr, flush=True)
+        return None
+    content = json.loads(child.stdout.splitlines()[-1])  # classes print, too
+    return Figures(tuple(content["peaks"]), content["caches"])
+
+
+def predict(case: Case) -> Figures:
+    """Return what the trace says."""
+    options: dict[str, Any] = {"dtype": case.floating, "quantize": case.packing}
+    shapes = trace_shapes(case.config, case.workload, **options)
+    trace = record(case.config, case.workload, target=Target(backend="cpu"), **options)
+    found = peak(trace, HOST)
+    return Figures((found.nbytes - shapes.weight_bytes,), shapes.kv_bytes + shapes.ssm_bytes)
+
+
+def measure(case: Case) -> Figures:
+    """Return what MLX reports over generations by mlx-lm."""
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step
+    from mlx_lm.models.cache import make_prompt_cache
+
+    from tests.oracle import Oracle, cache_bytes
+
+    mx.random.seed(0)
+    oracle = Oracle(case.config, case.floating)
+    if case.packing:
+        oracle.quantize(case.packing.bits, case.packing.group_size)
+    mx.eval(oracle.model.parameters())
+    peaks, held = [], 0
+    for _ in range(RUNS):
+        caches = make_prompt_cache(oracle.model)
+        prompt = mx.arange(case.tokens) % 17
+        mx.eval(prompt)
+        mx.synchronize()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        for _ in generate_step(
+            prompt,
+            oracle.model,
+            max_tokens=GENERATED,
+            prompt_cache=caches,
+            prefill_step_size=case.step,
+        ):
+            pass
+        peaks.append(mx.get_peak_memory() - before)
+        held = sum(cache_bytes(caches))
+        del caches
+    return Figures(tuple(peaks), held)
+
+
+def against_published(config: dict[str, Any]) -> None:
+    """Print predicted and published peaks of one model, and of what is not weights nor cache."""
+    for bits, group, published in PUBLISHED[config["model_type"]]:
+        packing = Quantization(bits, group) if bits < 16 else None
+        trace = record(
+            config,
+            Workload(prompt_tokens=2048, max_tokens=128),
+            target=Target(backend="metal"),
+            quantize=packing,
+        )
+        found: TracedPeak = peak(trace, M4_MAX)
+        kept = found.nbytes - found.workspace_bytes
+        residual = published * 1e9 - kept
+        print(
+            f"| {bits} | {group} | {published} | {found.nbytes / 1e9:.3f}"
+            f" | {found.nbytes / published / 1e9 - 1:+.1%}"
+            f" | {residual / 1e9:.3f} | {found.workspace_bytes / 1e9:.3f}"
+            f" | {found.workspace_bytes / residual - 1:+.0%} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What the CPU backend copies and allocates for products, sorts and convolutions.
+
+Sources: mlx/backend/cpu/{matmul,quantized,sort,scan,logsumexp,conv,masked_mm}.cpp.
+"""
+
+from memfit.estimators.trace.layouts import View
+from memfit.estimators.trace.operation import Operation, copied, vector
+
+_FLOAT32 = 4
+
+
+def log_sum_exp(op: Operation) -> None:
+    source, out = op.inputs[0], op.outputs[0]
+    op.kernels = 1
+    if not (source.dense and source.strides[-1] == 1):
+        copied(op, source)
+    op.allocate(out)
+
+
+def scan(op: Operation) -> None:
+    op.kernels = 1
+    if not op.inputs[0].row:
+        copied(op, op.inputs[0])
+    op.allocate(op.outputs[0])
+
+
+def sort(op: Operation) -> None:
+    source, out = op.inputs[0], op.outputs[0]
+    op.kernels = 2
+    if source.dense:
+        vector(op, source, out)
+        op.kernels -= out.buffer is source.buffer
+    else:
+        op.allocate(out)
+
+
+def _is_matrix(source: View) -> bool:
+    """Whether the last two axes lie as rows or as columns without gaps."""
+    stride, last = source.strides[-2:]
+    rows, columns = source.shape[-2:]
+    return (stride == columns and last == 1) or (stride == 1 and last == rows)
+
+
+def is_rows(source: View) -> bool:
+    return source.strides[-2:] == (source.shape[-1], 1)
+
+
+def matmul(op: Operation) -> None:
+    op.allocate(op.outputs[0])
+    op.kernels = 1
+    for source in op.inputs[:2]:
+        if not _is_matrix(source):
+            copied(op, source)
+
+
+def add_matmul(op: Operation) -> None:
+    source, out = op.inputs[2], op.outputs[0]
+    op.kernels = 2
+    if source.data_size != 1 and source.row:
+        vector(op, source, out)
+    else:
+        op.allocate(out)
+    for factor in op.inputs[:2]:
+        if not _is_matrix(factor):
+            copied(op, factor)
+
+
+def quantized_matmul(op: Operation) -> None:
+    op.kernels = 1
+    for source in op.inputs:
+        if not source.row:
+            copied(op, source)
+    op.allocate(op.outputs[0])
+
+
+def gather_quantized_matmul(op: Operation) -> None:
+    op.kernels = 1
+    # The last two inputs are the indices.
+    for source in op.inputs[:-2]:
+        if not is_rows(source):
+            copied(op, source)
+    op.allocate(op.outputs[0])
+
+
+def quantize(op: Operation) -> None:
+    op.kernels = 1
+    if not op.inputs[0].row:
+        copied(op, op.inputs[0])
+    for out in op.outputs:
+        op.allocate(out)
+
+
+def convolution(op: Operation) -> None:
+    """A convolution along one axis as MLX's CPU backend multiplies it out, in float32."""
+    source, weight = op.inputs[:2]
+    out = op.outputs[0]
+    op.allocate(out)
+    op.kernels = 1
+    if len(source.shape) != 3:
+        return
+    batch, length, channels = source.shape
+    _, taps, group_channels = weight.shape
+    padding = sum(sum(p) for p in op.arguments[1:3] if isinstance(p, tuple))
+    op.temporary(_FLOAT32)
+    op.temporary(batch * (length + padding) * channels * _FLOAT32)
+    op.temporary(batch * out.shape[1] * channels * taps * _FLOAT32)
+    op.kernels += 3
+    if channels != group_channels or weight.itemsize != _FLOAT32 or not weight.row:
+        copied(op, weight, _FLOAT32)
+    if out.itemsize != _FLOAT32:
+        op.temporary(out.size * _FLOAT32)
+        op.kernels += 1

@@ -1,0 +1,176 @@
+"""What the Metal backend copies and allocates for products, attention, norms and sorts.
+
+Sources: mlx/backend/metal/{matmul,quantized,normalization,rope,scaled_dot_product_attention,sort,
+scan,conv,custom_kernel}.cpp.
+"""
+
+from memfit.estimators.trace.cpu_rules import is_rows
+from memfit.estimators.trace.layouts import View
+from memfit.estimators.trace.operation import (
+    Operation,
+    copied,
+    fresh,
+    is_donatable,
+    vector,
+)
+from memfit.estimators.units import ceil_div
+
+_FLOAT32 = 4
+# Up to so many queries attention takes its vector kernels.
+_VECTOR_QUERIES = 8
+# Tiles up to which a product is split along its inner axis, on large and on small GPUs.
+_SPLIT_TILES = {"s": 2048, "d": 2048}
+_SPLIT_TILES_OTHERS = 1024
+_SORTED_AT_ONCE = 2048
+
+
+def normalisation(op: Operation) -> None:
+    """RMSNorm and LayerNorm write over an input whose rows follow one another."""
+    source, out = op.inputs[0], op.outputs[0]
+    op.kernels = 1
+    strides, shape = source.strides, source.shape
+    regular = source.dense and strides[-1] == 1
+    if regular and len(shape) > 1:
+        regular = strides[-2] in (0, shape[-1]) or shape[-2] == 1
+    if not regular:
+        op.allocate(out)
+        op.kernels = 2
+        return
+    out.lie_like(source)
+    if is_donatable(source):
+        op.share(out, source)
+    else:
+        op.allocate(out, source.data_size * source.itemsize)
+
+
+def rope(op: Operation) -> None:
+    """Rotary embedding: over its input when rows follow one another, else in a new array."""
+    source, out = op.inputs[0], op.outputs[0]
+    op.kernels = 1
+    if source.row and is_donatable(source):
+        op.share(out, source)
+    else:
+        op.allocate(out)
+
+
+def attention(op: Operation) -> None:
+    """Fused attention; the result of many queries lies as the projection after it reads it."""
+    query, out = op.inputs[0], op.outputs[0]
+    op.kernels = 1
+    for source in op.inputs[:3]:
+        if source.strides[-1] != 1:
+            copied(op, source)
+    if query.shape[2] <= _VECTOR_QUERIES:
+        if query.row and is_donatable(query):
+            op.share(out, query)
+        else:
+            op.allocate(out)
+        return
+    _, heads, tokens, width = out.shape
+    row = tokens == 1
+    strides = (tokens * heads * width, width, heads * width, 1)
+    out.lie(strides, out.size, row=row, column=False, dense=True)
+    op.allocate(out)
+
+
+def matmul(op: Operation) -> None:
+    """A product; few results of a long inner axis are summed from parts."""
+    op.allocate(op.outputs[0])
+    op.kernels = 1
+    for source in op.inputs[:2]:
+        if not _is_product_ready(source):
+            copied(op, source)
+    _split_inner(op)
+
+
+def _is_product_ready(source: View) -> bool:
+    stride, last = source.strides[-2:]
+    return last == 1 or stride == 1
+
+
+def _split_inner(op: Operation) -> None:
+    out, inner = op.outputs[0], op.inputs[0].shape[-1]
+    rows, columns = op.inputs[0].shape[-2], out.shape[-1]
+    if op.inputs[1].size == inner * columns:
+        rows = op.inputs[0].size // inner
+    elif out.size != rows * columns:
+        return
+    tiles = ceil_div(rows, 16) * ceil_div(columns, 16)
+    most = _SPLIT_TILES.get(op.gpu_class, _SPLIT_TILES_OTHERS)
+    if op.has_nax or min(rows, columns) == 1 or tiles > most:
+        return
+    if inner // 16 >= 8 and inner >= max(rows, columns):
+        blocks = ceil_div(rows, 32) * ceil_div(columns, 32)
+        parts = min(max(2, _next_power_of_2(inner // 16 // blocks)), 32)
+        op.temporary(parts * rows * columns * _FLOAT32)
+        op.kernels += 1
+
+
+def _next_power_of_2(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def quantized_matmul(op: Operation) -> None:
+    """A product with a packed weight."""
+    op.allocate(op.outputs[0])
+    op.kernels = 1
+    # Indices, where there are any, are read as they lie.
+    for source in op.inputs:
+        if len(source.shape) > 1 and source.size > 1 and not is_rows(source):
+            copied(op, source)
+
+
+def gather_quantized_matmul(op: Operation) -> None:
+    """Products with packed weights chosen by the last two inputs."""
+    op.allocate(op.outputs[0])
+    op.kernels = 1
+    for source in op.inputs[:-2]:
+        if not is_rows(source):
+            copied(op, source)
+
+
+def sort(op: Operation) -> None:
+    """A sort; a long axis is sorted in blocks that are merged."""
+    source = op.inputs[0]
+    fresh(op)
+    axis = op.arguments[-1] if op.arguments and isinstance(op.arguments[-1], int) else -1
+    length = source.shape[axis]
+    block = _SORTED_AT_ONCE if source.itemsize <= _FLOAT32 else _SORTED_AT_ONCE // 2
+    if length <= block:
+        return
+    for itemsize in (source.itemsize, source.itemsize, 4, 4):
+        op.temporary(source.size * itemsize)
+    op.kernels = 2 + 2 * (ceil_div(length, block) - 1).bit_length()
+
+
+def scan(op: Operation) -> None:
+    """A cumulative sum, over its input where it may be."""
+    source, out = op.inputs[0], op.outputs[0]
+    op.kernels = 1
+    if source.dense and 0 not in source.strides:
+        vector(op, source, out)
+    else:
+        op.allocate(out)
+        op.kernels = 2
+
+
+def convolution(op: Operation) -> None:
+    """A convolution along one axis; one that mixes channels is multiplied out."""
+    source, weight = op.inputs[:2]
+    out = op.outputs[0]
+    op.allocate(out)
+    op.kernels = 1
+    for array in (source, weight):
+        if not array.row:
+            copied(op, array)
+    if weight.shape[-1] != 1:
+        op.temporary(out.size // out.shape[-1] * weight.size // weight.shape[0] * source.itemsize)
+        op.kernels += 1
+
+
+def kernel(op: Operation) -> None:
+    """A kernel written in Python: inputs with gaps are copied, outputs are new."""
+    fresh(op)
+    for source in op.inputs:
+        if not source.row:
+            copied(op, source)

@@ -1,0 +1,89 @@
+"""One primitive being evaluated: its arrays, and the buffers that its rule gives the outputs."""
+
+from collections.abc import Callable
+from typing import Any
+
+from memfit.estimators.trace.layouts import Buffer, View
+from memfit.estimators.trace.memory import Memory
+
+# A donated buffer may be so much larger than what is written into it (mlx common/utils.h).
+DONATION_SLACK = 16384
+
+
+class Operation:
+    """One primitive being evaluated; rules fill in the outputs' buffers and count its kernels."""
+
+    __slots__ = (
+        "arguments",
+        "gpu_class",
+        "has_nax",
+        "inputs",
+        "kernels",
+        "memory",
+        "name",
+        "outputs",
+        "temporaries",
+    )
+
+    def __init__(self, memory: Memory, *, gpu_class: str = "", has_nax: bool = False) -> None:
+        self.memory = memory
+        self.gpu_class = gpu_class
+        self.has_nax = has_nax
+        self.name = ""
+        self.arguments: tuple[Any, ...] = ()
+        self.inputs: list[View] = []
+        self.outputs: list[View] = []
+        self.temporaries: list[Buffer] = []
+        self.kernels = 0
+
+    def allocate(self, out: View, nbytes: int | None = None) -> None:
+        """Give an output a buffer of its own; it lies as set before."""
+        out.buffer = self.memory.allocate(out.nbytes if nbytes is None else nbytes)
+        out.buffer.references += 1
+
+    def share(self, out: View, source: View) -> None:
+        """Give an output the buffer of an input."""
+        out.buffer = source.buffer
+        if out.buffer is not None:
+            out.buffer.references += 1
+
+    def temporary(self, nbytes: int) -> None:
+        """Allocate what lives until the device has run this operation."""
+        buffer = self.memory.allocate(nbytes)
+        buffer.references += 1
+        self.temporaries.append(buffer)
+
+
+Rule = Callable[[Operation], None]
+
+
+def is_donatable(source: View, out: View | None = None) -> bool:
+    """Whether an operation may write into an input: nobody else holds the array or its buffer."""
+    buffer = source.buffer
+    if source.references != 1 or buffer is None or buffer.references != 1:
+        return False
+    return out is None or (
+        source.itemsize == out.itemsize and buffer.nbytes <= out.nbytes + DONATION_SLACK
+    )
+
+
+def vector(op: Operation, source: View, out: View) -> None:
+    """Lie as the input, in its buffer when it can be donated, in a new one otherwise."""
+    out.lie_like(source)
+    if is_donatable(source, out):
+        op.share(out, source)
+    else:
+        op.allocate(out, source.data_size * out.itemsize)
+
+
+def fresh(op: Operation) -> None:
+    """Allocate every output."""
+    for out in op.outputs:
+        op.allocate(out)
+    op.kernels = 1
+
+
+def copied(op: Operation, source: View, itemsize: int | None = None) -> None:
+    """Copy an input for the length of the operation."""
+    op.temporary(source.size * (itemsize or source.itemsize))
+    op.kernels += 1

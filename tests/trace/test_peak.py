@@ -1,0 +1,118 @@
+"""The largest moment of a run, on calls small enough to count by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.machine.device import Device
+from memfit.estimators.trace.nodes import Call
+from memfit.estimators.trace.peak import TracedPeak, peak
+from tests.trace.calls import Sketch, trace_of
+
+CPU = Device("this host", "cpu", 0, 0, None, "flag")
+MAX = Device("a Max", "metal", 0, 0, None, "flag", "s", 16)
+MEBI = 1 << 20
+
+
+def chunk(capacity: int, position: int, tokens: int = 4) -> Call:
+    """A chunk that writes one cache of ``capacity`` tokens of a MiB each, growing it if it must."""
+    sketch = Sketch()
+    new = sketch.given(1, 1, tokens, MEBI // 4)
+    if position:
+        cache = sketch.given(1, 1, capacity, MEBI // 4, role="cache")
+    else:
+        zero = sketch.given(1, role="constant")
+        cache = sketch.run("Full", (zero,), 1, 1, capacity, MEBI // 4)
+    update = sketch.run("Exp", (new,), 1, 1, tokens, MEBI // 4)
+    written = sketch.run("SliceUpdate", (cache, update), 1, 1, capacity, MEBI // 4)
+    return sketch.call(
+        written, tokens=tokens, position=position, phase="last_chunk" if position else "first_chunk"
+    )
+
+
+def test_the_peak_is_the_weights_and_what_is_alive_at_once() -> None:
+    found = peak(trace_of(chunk(16, 0), weights=5 * MEBI), CPU)
+    # Weights, the chunk's input, its exponential and the cache.
+    assert found.nbytes == (5 + 4 + 4 + 16) * MEBI
+    assert found.phase == "first_chunk"
+
+
+def test_a_cache_that_is_large_enough_is_written_where_it_is() -> None:
+    grown = peak(trace_of(chunk(16, 0), chunk(16, 4)), CPU)
+    assert grown.nbytes == (4 + 4 + 16) * MEBI
+    assert grown.workspace_bytes == 8 * MEBI
+
+
+def test_a_cache_that_python_still_holds_is_copied() -> None:
+    call = chunk(16, 4)
+    held = Call(
+        call.phase,
+        call.tokens,
+        call.position,
+        call.arrays,
+        call.nodes,
+        call.evaluated,
+        (*call.held, 1),
+    )
+    assert peak(trace_of(held), CPU).nbytes == (4 + 4 + 16 + 16) * MEBI
+
+
+def test_what_is_alive_adds_up_to_the_peak() -> None:
+    found = peak(trace_of(chunk(16, 0), weights=3 * MEBI), CPU)
+    assert sum(nbytes for _, nbytes in found.alive) == found.nbytes
+    assert dict(found.alive)["weights"] == 3 * MEBI
+
+
+def test_metal_rounds_each_allocation_up_to_a_page() -> None:
+    sketch = Sketch()
+    start = sketch.given(5000, role="tokens")
+    found = peak(trace_of(sketch.call(sketch.run("Exp", (start,), 5000))), MAX)
+    assert found.nbytes == 2 * 2 * 16384
+
+
+def test_work_that_is_under_way_keeps_its_inputs_alive() -> None:
+    def highest(count: int) -> int:
+        sketch = Sketch()
+        last = sketch.given(MEBI)
+        for _ in range(count):
+            # A cast cannot write over its input, which lives until the device has run it.
+            last = sketch.run("AsType", (last,), MEBI, dtype="BF16")
+            last = sketch.run("AsType", (last,), MEBI, dtype="F32")
+        return peak(trace_of(sketch.call(last)), MAX).nbytes
+
+    assert highest(10) == (4 + 10 * 6) * MEBI
+    # Eleven command buffers of 26 such pairs at most: beyond, nothing is added.
+    assert highest(400) == highest(500)
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_more_operations_never_lower_the_peak(few: int, more: int) -> None:
+    def highest(count: int) -> TracedPeak:
+        sketch = Sketch()
+        return peak(trace_of(sketch.call(sketch.chain("Cumsum", sketch.given(64), count, 64))), CPU)
+
+    few, more = sorted((few, more))
+    assert highest(few).nbytes <= highest(more).nbytes
+    assert len(highest(more).curve) == more
+
+
+CASES = Path(__file__).parents[1] / "arch" / "cases"
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v2", "qwen2_moe"])
+def test_small_models_peak_where_mlx_measures_it_on_the_cpu(name: str) -> None:
+    pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+    from benchmarks.accuracy import Case, in_child
+
+    config = json.loads((CASES / f"{name}.json").read_text())
+    case = Case(name, config, "F32", 700, 256)
+    predicted, measured = in_child("predict", case), in_child("measure", case)
+    assert predicted is not None
+    assert measured is not None
+    assert predicted.caches == measured.caches
+    middle = sorted(measured.peaks)[1]
+    # What the device has done when an array is allocated varies from run to run.
+    assert 0.9 * middle <= predicted.peaks[0] <= 1.1 * middle

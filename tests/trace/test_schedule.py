@@ -1,0 +1,108 @@
+"""The order of evaluation, and what is kept alive by work that the device has not done."""
+
+from memfit.estimators.machine.device import Device
+from memfit.estimators.trace.layouts import View
+from memfit.estimators.trace.memory import Memory
+from memfit.estimators.trace.nodes import Call
+from memfit.estimators.trace.operation import Operation
+from memfit.estimators.trace.schedule import WIDTH, evaluation_order
+from memfit.estimators.trace.streams import Ahead, CommandBuffers
+from memfit.estimators.trace.unmerged import unmerged
+from tests.trace.calls import Sketch
+
+MAX = Device("a Max", "metal", 0, 0, None, "flag", "s", 16)
+BASE = Device("a base chip", "metal", 0, 0, None, "flag", "g", 16)
+
+
+def names(call: Call) -> list[str]:
+    return [call.nodes[position].name for position in evaluation_order(call)]
+
+
+def test_an_operation_is_evaluated_after_all_that_it_reads() -> None:
+    sketch = Sketch()
+    start = sketch.given(4)
+    left = sketch.run("Exp", (start,), 4)
+    right = sketch.run("Sin", (left,), 4)
+    call = sketch.call(sketch.run("Add", (left, right), 4))
+    assert names(call) == ["Exp", "Sin", "Add"]
+
+
+def test_what_no_result_needs_is_not_evaluated() -> None:
+    sketch = Sketch()
+    start = sketch.given(4)
+    sketch.run("Exp", (start,), 4)
+    assert names(sketch.call(sketch.run("Sin", (start,), 4))) == ["Sin"]
+
+
+def test_branches_are_evaluated_in_turn_while_they_are_few() -> None:
+    sketch = Sketch()
+    start = sketch.given(4)
+    call = sketch.call(sketch.chain("Exp", start, 3, 4), sketch.chain("Sin", start, 3, 4))
+    assert names(call) == ["Sin", "Exp"] * 3
+
+
+def test_beyond_the_width_the_last_branches_are_followed_to_their_ends() -> None:
+    sketch = Sketch()
+    start = sketch.given(4)
+    ends = [sketch.chain("Exp", start, 2, 4) for _ in range(WIDTH)]
+    late = sketch.chain("Sin", start, 2, 4)
+    assert names(sketch.call(*ends, late))[:2] == ["Sin", "Sin"]
+
+
+def test_a_stretched_scalar_is_made_for_each_of_its_users() -> None:
+    sketch = Sketch()
+    array, scalar = sketch.given(4), sketch.given(role="constant")
+    stretched = sketch.run("Broadcast", (scalar,), 4)
+    first = sketch.run("Add", (array, stretched), 4)
+    second = sketch.run("Multiply", (first, stretched), 4)
+    assert sorted(names(unmerged(sketch.call(second)))) == [
+        "Add",
+        "Broadcast",
+        "Broadcast",
+        "Multiply",
+    ]
+
+
+def give(ahead: Ahead, memory: Memory, *, elements: int = 1, kernels: int = 1) -> None:
+    """Give the device an operation on an array that nobody else holds."""
+    op = Operation(memory)
+    view = View((elements,), 4)
+    buffer = memory.allocate(view.nbytes)
+    buffer.references = 1
+    view.buffer = buffer
+    op.inputs = op.outputs = [view]
+    op.kernels = kernels
+    ahead.after(op, [buffer], memory)
+
+
+def test_a_command_buffer_closes_after_fifty_one_kernels_on_a_max() -> None:
+    memory, ahead = Memory("metal"), CommandBuffers(MAX)
+    # Eleven are closed before MLX waits for the first; what it used is free then.
+    for _ in range(11 * 51 - 1):
+        give(ahead, memory)
+    assert memory.active == 4 * (11 * 51 - 1)
+    give(ahead, memory)
+    assert memory.active == 4 * 10 * 51
+
+
+def test_a_command_buffer_closes_after_forty_one_kernels_on_a_base_chip() -> None:
+    memory, ahead = Memory("metal"), CommandBuffers(BASE)
+    for _ in range(11 * 41):
+        give(ahead, memory)
+    assert memory.active == 4 * 10 * 41
+
+
+def test_a_command_buffer_closes_when_it_touched_fifty_one_mebi_elements() -> None:
+    memory, ahead = Memory("metal"), CommandBuffers(MAX)
+    for _ in range(11):
+        give(ahead, memory, elements=51 << 20)
+    assert memory.active == 4 * 10 * (51 << 20)
+
+
+def test_views_are_no_kernels_and_touch_nothing() -> None:
+    memory, ahead = Memory("metal"), CommandBuffers(MAX)
+    for _ in range(1000):
+        give(ahead, memory, elements=51 << 20, kernels=0)
+    assert memory.active == 4 * 1000 * (51 << 20)
+    ahead.drain(memory)
+    assert memory.active == 0
