@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-Source = Literal["local", "hub", "config", "sample"]
+Source = Literal["local", "hub", "config", "sample", "gguf"]
 
 
 class Tensor(NamedTuple):
     """One tensor of a header: its bytes are known without reading them."""
 
     name: str
-    dtype: str  # as safetensors spells it, a key of dtypes.BITS
+    dtype: str  # as its format spells it: a key of dtypes.BITS, or of ggml_types.BY_NAME
     shape: tuple[int, ...]
     nbytes: int
 
