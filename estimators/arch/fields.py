@@ -28,6 +28,10 @@ class Fields:
         """Whether the key is there and not null; looking is not reading."""
         return self._values.get(key) is not None
 
+    def is_list(self, key: str) -> bool:
+        """Whether the key holds a list; looking is not reading."""
+        return isinstance(self._values.get(key), list)
+
     def null(self, key: str) -> bool:
         """Whether the key is there and null, which overrides a default of mlx-lm's classes."""
         return key in self._values and self._values[key] is None

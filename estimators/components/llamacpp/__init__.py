@@ -1,0 +1,1 @@
+"""Memory as llama.cpp allocates it: everything before the first token."""

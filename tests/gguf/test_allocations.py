@@ -1,0 +1,225 @@
+"""Caches, states and the workspace's bound, against what llama.cpp said it allocated."""
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import pytest
+
+from memfit.estimators.arch.gguf import build_gguf_model
+from memfit.estimators.arch.model import Model
+from memfit.estimators.checkpoint.ggml_types import BY_NAME
+from memfit.estimators.components.llamacpp.caches import (
+    CACHE_TYPES,
+    Buffer,
+    CacheTypes,
+    Cells,
+    buffers,
+    caches,
+    cells,
+    recurrent_bytes,
+    state_elements,
+)
+from memfit.estimators.components.llamacpp.compute import compute_bound
+from memfit.estimators.machine.runtime import LLAMA_CPP, get_runtime
+from memfit.estimators.workload import Workload
+from tests.gguf.writing import Allocation, Recorded, recorded, tensor
+
+MIB = 2**20
+# Its log rounds each figure to hundredths of a MiB.
+ROUNDING = MIB // 200 + 1
+MODELS = recorded()
+RUNTIME = get_runtime(LLAMA_CPP)
+F16 = CacheTypes("f16", "f16")
+
+
+def model_of(entry: Recorded) -> Model:
+    return build_gguf_model(entry.metadata, entry.tensors, "model.gguf").model
+
+
+def workload_of(run: Allocation) -> Workload:
+    return Workload(
+        prompt_tokens=run.context // run.sequences,
+        batch=run.sequences,
+        prefill_step=run.microbatch,
+    )
+
+
+def logged(allocation: list[tuple[int, int, float, float]]) -> dict[int, tuple[int, float, float]]:
+    """Layers and MiB of keys and values by cells: llama.cpp logs a line a kind of cache."""
+    totals: dict[int, tuple[int, float, float]] = {}
+    for count, layers, keys, values in allocation:
+        before = totals.get(count, (0, 0.0, 0.0))
+        totals[count] = (before[0] + layers, before[1] + keys, before[2] + values)
+    return totals
+
+
+def counted(found: list[Buffer], types: CacheTypes, room: Cells) -> dict[int, tuple[int, int, int]]:
+    totals: dict[int, tuple[int, int, int]] = {}
+    keys, values = (BY_NAME[name.upper()] for name in types)
+    for buffer in found:
+        layers, key_bytes, value_bytes = totals.get(buffer.cells, (0, 0, 0))
+        slots = buffer.cells * room.sequences
+        totals[buffer.cells] = (
+            layers + 1,
+            key_bytes + keys.nbytes(buffer.key_width) * slots,
+            value_bytes + values.nbytes(buffer.value_width) * slots,
+        )
+    return totals
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_caches_are_those_llama_cpp_allocates(name: str) -> None:
+    entry = MODELS[name]
+    model = model_of(entry)
+    for run in entry.runs:
+        room = cells(workload_of(run), RUNTIME)
+        types = CacheTypes(run.cache, run.cache)
+        tokens = run.context // run.sequences
+        expected = logged(run.kv)
+        found = counted(list(buffers(model, room, tokens)), types, room)
+        assert {c: v[0] for c, v in found.items()} == {c: v[0] for c, v in expected.items() if v[0]}
+        for count, (layers, keys, values) in found.items():
+            assert abs(keys - expected[count][1] * MIB) <= 2 * ROUNDING, (run, layers)
+            assert abs(values - expected[count][2] * MIB) <= 2 * ROUNDING, (run, layers)
+        total = sum(keys + values for _, keys, values in found.values())
+        assert caches(model, room, types, tokens).nbytes == total
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_states_are_those_llama_cpp_allocates(name: str) -> None:
+    entry = MODELS[name]
+    model = model_of(entry)
+    for run in entry.runs:
+        expected = sum(run.states) * MIB
+        assert abs(recurrent_bytes(model, run.sequences) - expected) <= 2 * ROUNDING, run
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_workspace_bound_is_above_and_within_five_times(name: str) -> None:
+    entry = MODELS[name]
+    model = model_of(entry)
+    for run in entry.runs:
+        allocated = (run.compute + run.output) * MIB
+        bound = compute_bound(model, entry.tensors, cells(workload_of(run), RUNTIME)).nbytes
+        assert allocated < bound < 5 * allocated, run
+
+
+def test_a_kilobyte_of_goldens_is_no_accident() -> None:
+    kinds = {kind for entry in MODELS.values() for kind in model_of(entry).layer_kinds()}
+    assert len(MODELS) >= 26
+    assert kinds == {
+        "chunked_attention",
+        "full_attention",
+        "gated_delta",
+        "latent_attention",
+        "mamba",
+        "rwkv",
+        "short_convolution",
+        "sliding_attention",
+        "sparse_attention",
+    }
+
+
+def generic(architecture: str, **keys: Any) -> dict[str, Any]:
+    usual = {"block_count": 2, "embedding_length": 64, "context_length": 4096}
+    named = {**usual, **{key.replace("__", "."): item for key, item in keys.items()}}
+    return {
+        "general.architecture": architecture,
+        **{f"{architecture}.{key}": item for key, item in named.items()},
+    }
+
+
+EMBEDDING = (tensor("token_embd.weight", (64, 100)),)
+
+
+def built(metadata: dict[str, Any]) -> Model:
+    return build_gguf_model(metadata, EMBEDDING, "model.gguf").model
+
+
+# https://github.com/ggml-org/llama.cpp/pull/23792, logs of Qwen3.6-27B by build 9421: without its
+# prediction layer "size = 299.25 MiB (2 cells, 64 layers, 2 seqs 0 rs_seq), R (f32): 11.25 MiB, S
+# (f32): 288.00 MiB"; with it "size = 448.88 MiB (3 cells, 65 layers, 3 seqs 0 rs_seq), R (f32):
+# 16.88 MiB, S (f32): 432.00 MiB".
+@pytest.mark.parametrize(
+    ("blocks", "predicting", "sequences", "mebibytes"), [(64, 0, 2, 299.25), (65, 1, 3, 448.88)]
+)
+def test_published_states_of_qwen_27b(
+    blocks: int, predicting: int, sequences: int, mebibytes: float
+) -> None:
+    metadata = generic(
+        "qwen35",
+        block_count=blocks,
+        nextn_predict_layers=predicting,
+        embedding_length=5120,
+        full_attention_interval=4,
+        attention__head_count=24,
+        attention__head_count_kv=4,
+        attention__key_length=256,
+        attention__value_length=256,
+        ssm__conv_kernel=4,
+        ssm__group_count=16,
+        ssm__inner_size=6144,
+        ssm__state_size=128,
+        ssm__time_step_rank=48,
+    )
+    model = built(metadata)
+    assert model.layer_kinds() == {"gated_delta": 48, "full_attention": 16}
+    assert abs(recurrent_bytes(model, sequences) - mebibytes * MIB) <= 2 * ROUNDING
+
+
+# https://github.com/ggml-org/llama.cpp/issues/10981: a DeepSeek-V3 file made before the latent
+# cache has "n_embd_k_gqa = 24576, n_embd_v_gqa = 16384".
+def test_a_latent_model_without_the_mla_lengths_keeps_every_head() -> None:
+    keys: dict[str, Any] = dict(
+        attention__head_count=128,
+        attention__head_count_kv=128,
+        attention__key_length=192,
+        attention__value_length=128,
+        attention__kv_lora_rank=512,
+    )
+    room = Cells(256, 256, 1, 256)
+    first = next(buffers(built(generic("deepseek2", **keys)), room, 10))
+    assert (first.key_width, first.value_width) == (24576, 16384)
+
+
+def test_cells_are_padded_and_windows_hold_what_is_computed_at_once() -> None:
+    room = cells(Workload(prompt_tokens=1000, prefill_step=512), RUNTIME)
+    assert room == Cells(full=1024, microbatch=512, sequences=1, padding=256)
+    assert (room.sliding(128), room.sliding(4096)) == (768, 1024)
+    short = cells(Workload(prompt_tokens=300, prefill_step=512), RUNTIME)
+    assert (short.microbatch, short.sliding(10)) == (300, 512)
+    three = cells(Workload(prompt_tokens=1025, batch=3, prefill_step=4096), RUNTIME)
+    assert (three.full, three.microbatch) == (1280, 2048)
+
+
+@pytest.mark.parametrize("name", CACHE_TYPES)
+def test_every_cache_type_counts_its_blocks(name: str) -> None:
+    room = Cells(256, 256, 1, 256)
+    found = caches(model_of(MODELS["qwen3"]), room, CacheTypes(name, "f16"), 256)
+    kind = BY_NAME[name.upper()]
+    assert found.nbytes == 4 * 256 * (1024 // kind.block * kind.block_bytes + 1024 * 2)
+
+
+def test_the_elements_of_states_are_whole() -> None:
+    for entry in MODELS.values():
+        for layer in model_of(entry).layers:
+            for mixer in layer.mixers:
+                assert all(size > 0 for size in state_elements(mixer))
+
+
+def test_feed_forward_blocks_are_what_the_tensors_say() -> None:
+    entry = MODELS["qwen3moe"]
+    block = model_of(entry).layers[0].feed_forward
+    assert block is not None
+    assert (block.intermediate, block.experts, block.top_k) == (768, 128, 8)  # type: ignore[union-attr]
+    routed = sum(prod(t.shape) for t in entry.tensors if "blk.0." in t.name and "_exps" in t.name)
+    assert routed == 3 * 128 * 768 * 2048
+
+
+def test_replacing_the_microbatch_changes_only_windows_and_workspace() -> None:
+    model = model_of(MODELS["gpt-oss"])
+    room = Cells(4096, 512, 1, 256)
+    small = replace(room, microbatch=128)
+    less = caches(model, room, F16, 4096).nbytes - caches(model, small, F16, 4096).nbytes
+    assert less == 3 * (768 - 256) * 2 * 512 * 2

@@ -1,0 +1,166 @@
+"""Keys of GGUF metadata: matched whole, checked, and read as llama.cpp reads them."""
+
+from typing import Any
+
+import pytest
+
+from memfit.estimators.arch.gguf import build_gguf_model
+from memfit.estimators.arch.gguf_rules import RULES
+from memfit.estimators.arch.model import Model
+from memfit.estimators.components.llamacpp.caches import Cells, buffers, window_of
+from memfit.estimators.errors import ConfigError, UnsupportedError
+from tests.gguf.test_allocations import EMBEDDING, built, generic
+from tests.gguf.writing import tensor
+
+HEADS: dict[str, Any] = {"attention__head_count": 4, "attention__head_count_kv": 2}
+ROOM = Cells(4096, 512, 1, 256)
+
+
+def windows(model: Model) -> list[int | None]:
+    return [window_of(layer.mixers[0]) for layer in model.layers if layer.mixers]
+
+
+def test_key_that_only_ends_alike_is_another_key() -> None:
+    metadata = {
+        **generic("llama", **HEADS),
+        "llama.attention.key_length_mla": 999,
+        "other.attention.key_length": 888,
+        "xllama.attention.key_length": 777,
+        "llama.x.attention.key_length": 666,
+    }
+    assert next(buffers(built(metadata), ROOM, 1)).key_width == 2 * 16
+
+
+def test_heads_may_differ_by_layer_and_a_layer_may_have_none() -> None:
+    keys = {**HEADS, "attention__head_count": [4, 4, 8], "attention__head_count_kv": [4, 0, 1]}
+    model = built(generic("deci", **{**keys, "block_count": 3, "attention__key_length": 16}))
+    found = [b.key_width for b in buffers(model, ROOM, 1)]
+    assert found == [64, 16]
+    assert [len(layer.mixers) for layer in model.layers] == [1, 0, 1]
+
+
+def test_absent_kv_heads_are_as_many_as_heads() -> None:
+    model = built(generic("llama", attention__head_count=4))
+    assert next(buffers(model, ROOM, 1)).key_width == 64
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "expected"),
+    [
+        ("gemma3", {"attention.sliding_window": 512}, [512] * 5 + [None] + [512] * 2),
+        ("gemma3", {}, [None] * 8),
+        ("gemma3", {"attention.sliding_window": 0}, [None] * 8),
+        ("gemma2", {}, [4096, None] * 4),
+        ("gpt-oss", {"attention.sliding_window": 128}, [128, None] * 4),
+        ("cohere2moe", {"attention.sliding_window": 9}, [None, 9, 9, 9] * 2),
+        ("llama4", {}, [8192, 8192, 8192, None] * 2),
+        ("llama4", {"attention.sliding_window": 0}, [None] * 8),
+        ("llama4", {"attention.sliding_window": 5}, [8192, 8192, 8192, None] * 2),
+        ("smallthinker", {"attention.sliding_window": 7}, [None, 4096, 4096, 4096] * 2),
+        ("phi3", {"attention.sliding_window": 2047}, [None] * 8),
+        ("exaone4", {"attention.sliding_window": 4096}, [None] * 8),
+        (
+            "gemma3",
+            {"attention.sliding_window": 512, "attention.sliding_window_pattern": 2},
+            [512, None] * 4,
+        ),
+        (
+            "mimo2",
+            {
+                "attention.sliding_window": 128,
+                "attention.sliding_window_pattern": [True] * 3 + [False] * 5,
+            },
+            [128] * 3 + [None] * 5,
+        ),
+    ],
+)
+def test_windows_follow_the_architecture(
+    architecture: str, keys: dict[str, Any], expected: list[int | None]
+) -> None:
+    metadata = generic(architecture, block_count=8, **HEADS)
+    metadata.update({f"{architecture}.{key}": item for key, item in keys.items()})
+    assert windows(built(metadata)) == expected
+
+
+def test_only_exaone_of_64_layers_slides() -> None:
+    found = windows(built(generic("exaone4", block_count=64, **HEADS)))
+    assert found == [4096, 4096, 4096, None] * 16
+
+
+def test_shared_layers_own_no_cache() -> None:
+    pattern = [True, False] * 3
+    keys = {
+        **HEADS,
+        "block_count": 6,
+        "attention__sliding_window": 512,
+        "attention__sliding_window_pattern": pattern,
+        "attention__shared_kv_layers": 2,
+    }
+    assert len(list(buffers(built(generic("gemma4", **keys)), ROOM, 1))) == 4
+
+
+def test_glm_with_shared_indexers_must_list_them() -> None:
+    latent = {
+        "block_count": 2,
+        "attention__head_count": 4,
+        "attention__head_count_kv": 1,
+        "attention__key_length": 576,
+        "attention__value_length": 512,
+        "attention__key_length_mla": 256,
+        "attention__value_length_mla": 256,
+        "attention__kv_lora_rank": 512,
+        "attention__indexer__head_count": 32,
+        "attention__indexer__key_length": 128,
+        "attention__indexer__top_k": 2048,
+    }
+    listed = built(generic("glm-dsa", **latent, attention__indexer__types=[1, 0]))
+    assert listed.layer_kinds() == {"sparse_attention": 1, "latent_attention": 1}
+    assert [b.key_width for b in buffers(listed, ROOM, 1)] == [576, 128, 576]
+    with pytest.raises(ConfigError, match=r"glm-dsa\.attention\.indexer\.types: missing"):
+        built(generic("glm-dsa", **latent, context_length=2**20))
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"llama.block_count": 0}, "llama.block_count: expected 1 to 4096, got 0"),
+        ({"llama.block_count": 10**6}, "llama.block_count: expected 1 to 4096"),
+        ({"llama.block_count": None}, "llama.block_count: missing"),
+        ({"llama.embedding_length": "x"}, "llama.embedding_length: expected an integer"),
+        ({"llama.attention.head_count": [1, 2, 3]}, "expected 2 entries, one a layer, got 3"),
+        ({"llama.attention.head_count": 0}, "llama.attention.head_count: expected at least 1"),
+        ({"llama.nextn_predict_layers": 2}, "llama.nextn_predict_layers: expected 0 to 1"),
+        ({"general.architecture": None}, "general.architecture: missing"),
+        ({"general.architecture": 3}, "general.architecture: expected a text"),
+    ],
+)
+def test_bad_key_is_named(changed: dict[str, Any], fault: str) -> None:
+    metadata = {**generic("llama", **HEADS), **changed}
+    with pytest.raises(ConfigError) as caught:
+        built(metadata)
+    assert str(caught.value).startswith("model.gguf: ")
+    assert fault in str(caught.value)
+
+
+def test_mla_lengths_come_in_pairs() -> None:
+    keys = {**HEADS, "attention__key_length_mla": 192}
+    with pytest.raises(ConfigError, match=r"deepseek2\.attention\.value_length_mla: missing"):
+        built(generic("deepseek2", **keys))
+
+
+def test_unknown_architecture_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UnsupportedError, match=r"'qwen33' is not described; nearest known: qwen3"):
+        built(generic("qwen33", **HEADS))
+
+
+def test_encoders_and_looped_models_are_refused() -> None:
+    for architecture in ("bert", "t5", "nanbeige", "deepseek4", "hrm_text", "graniteswitch"):
+        assert architecture not in RULES
+
+
+def test_vocabulary_is_the_head_s_and_must_be_known() -> None:
+    tensors = (*EMBEDDING, tensor("output.weight", (64, 120)))
+    model = build_gguf_model(generic("llama", **HEADS), tensors, "model.gguf").model
+    assert model.vocab_size == 120
+    with pytest.raises(ConfigError, match="tells the vocabulary"):
+        build_gguf_model(generic("llama", **HEADS), (), "model.gguf")
