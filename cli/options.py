@@ -71,6 +71,10 @@ QuantizedKVStart = Annotated[int | None, typer.Option(help="Tokens before the ca
 MaxKVSize = Annotated[
     int | None, typer.Option(help="Limit of a rotating cache, where the model takes one.")
 ]
+CacheType = Annotated[
+    str | None,
+    typer.Option(metavar="KEYS[,VALUES]", help="Types of llama.cpp's cache, such as q8_0."),
+]
 Quantize = Annotated[
     int | None, typer.Option(metavar="BITS", help="As converted by mlx_lm.convert to BITS.")
 ]
@@ -88,4 +92,10 @@ Regime = Annotated[
     OsRegime, typer.Option(help="Whose working sets apply to a Mac by name or memory.")
 ]
 RuntimeName = Annotated[str, typer.Option(help="Whose allocation rules apply.")]
+ChosenRuntime = Annotated[
+    str | None,
+    typer.Option(
+        help="Whose allocation rules apply: mlx-lm, or llama.cpp for GGUF.", show_default=False
+    ),
+]
 Margin = Annotated[str, typer.Option(help="Kept free above the peak.")]

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from memfit.estimators.components.workspace import ERROR_PERCENT
+from memfit.estimators.engine import Figures, LlamaEngine
+from memfit.estimators.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.runtime import Runtime
+from memfit.estimators.machine.runtime import LLAMA_CPP, MLX_LM, Runtime
 from memfit.estimators.planning.budget import judge
 from memfit.estimators.recommend import UNBOUNDED_CONTEXT, recommend
 from memfit.estimators.result import (
@@ -22,7 +23,7 @@ from memfit.estimators.result import (
     WorkloadSummary,
     Workspace,
 )
-from memfit.estimators.sizing import Figures, Sizing
+from memfit.estimators.sizing import Sizing
 from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.version import __version__
 from memfit.estimators.workload import Workload
@@ -38,6 +39,7 @@ def estimate(
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
+    _require_engine(sizing, runtime)
     figures = sizing.at(workload)
     verdict, exceeded = judge(sizing.need(workload), sizing.device)
     return Estimate(
@@ -55,6 +57,18 @@ def estimate(
         assumptions=tuple(_assumptions(sizing, workload)),
         notes=tuple(_notes(sizing, workload, units)),
     )
+
+
+def _require_engine(sizing: Sizing, runtime: Runtime) -> None:
+    """Hold the runtime that was asked for against the one the checkpoint is for."""
+    if sizing.engine.runtime == runtime.name:
+        return
+    why = {
+        MLX_LM: "loads no GGUF file; convert the model, or size it for",
+        LLAMA_CPP: "loads GGUF files only; convert the model, or size it for",
+    }
+    text = why.get(runtime.name, "is not described for estimates; size it for")
+    raise UnsupportedError(f"{sizing.checkpoint.id}: {runtime.name} {text} {sizing.engine.runtime}")
 
 
 def curve(sizing: Sizing, workload: Workload) -> tuple[CurvePoint, ...]:
@@ -125,7 +139,7 @@ def _components(sizing: Sizing, workload: Workload, figures: Figures) -> Compone
             allocated_tokens=kv.allocated_tokens,
         ),
         ssm=Component(figures.ssm_bytes, "exact"),
-        workspace=Workspace(figures.moment.workspace_bytes, "derived", ERROR_PERCENT),
+        workspace=Workspace(figures.moment.workspace_bytes, *sizing.engine.workspace_basis),
         margin=Component(sizing.margin_bytes, "exact"),
         draft=Component(draft, "bound") if draft else None,
     )
@@ -134,12 +148,27 @@ def _components(sizing: Sizing, workload: Workload, figures: Figures) -> Compone
 def _assumptions(sizing: Sizing, workload: Workload) -> Iterator[str]:
     if sizing.checkpoint.tensors is None:
         yield f"floating parameters are {sizing.model.dtype}, from the config"
-    if sizing.device is None:
+    if isinstance(sizing.engine, LlamaEngine):
+        yield from _llama_assumptions(sizing.engine, workload)
+    elif sizing.device is None:
         yield "no device is named: the workspace follows MLX's rules for a Metal GPU of Max class"
     if workload.batch > 1:
         yield f"{workload.batch} sequences of equal length run together"
     if sizing.draft:
         yield "the draft model's own peak is added whole: an upper bound"
+
+
+def _llama_assumptions(engine: LlamaEngine, workload: Workload) -> Iterator[str]:
+    room, types = engine.layout(workload)
+    yield (
+        f"llama.cpp's context is as long as the workload: {room.full} cells for each of"
+        f" {room.sequences} sequences, keys in {types.keys} and values in {types.values}"
+    )
+    yield (
+        "flash attention is on, as llama.cpp decides where the backend has it; everything lies in"
+        " one memory, and what a backend's kernels take beside the compute buffer is not counted"
+    )
+    yield "the workspace is an upper bound: llama.cpp's compute buffer with nothing sharing room"
 
 
 def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
@@ -154,7 +183,8 @@ def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
         yield Note("info", "model", text)
     if sizing.weighed.unloaded_bytes:
         size = format_bytes(sizing.weighed.unloaded_bytes, units)
-        yield Note("info", "not-loaded", f"{size} of the checkpoint are not loaded by mlx-lm")
+        text = f"{size} of the checkpoint are not loaded by {sizing.engine.runtime}"
+        yield Note("info", "not-loaded", text)
     yield from workload_notes(sizing, workload)
     if sizing.device and sizing.device.note:
         yield Note("info", "device", sizing.device.note)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from memfit.estimators import dtypes
 from memfit.estimators.arch.caches import KVBuffer, StateBuffer
 from memfit.estimators.components.kv import buffer_token_bytes, kv_buffers
+from memfit.estimators.components.llamacpp.caches import explained
+from memfit.estimators.engine import LlamaEngine
 from memfit.estimators.machine.allocator import PAGE
 from memfit.estimators.recommend import capacity_of
 from memfit.estimators.sizing import Sizing
@@ -17,12 +19,20 @@ def explain(sizing: Sizing, workload: Workload, units: Units) -> tuple[str, ...]
     """Return the lines that derive each figure of an estimate."""
     return (
         *_weights(sizing),
-        *_caches(sizing, workload),
-        *_states(sizing, workload),
+        *_kept(sizing, workload),
         *sizing.at(workload).moment.explanation,
         *_verdict(sizing, workload, units),
         *_capacity(sizing),
     )
+
+
+def _kept(sizing: Sizing, workload: Workload) -> Iterator[str]:
+    if isinstance(sizing.engine, LlamaEngine):
+        room, types = sizing.engine.layout(workload)
+        yield from explained(sizing.model, room, types, workload.total_tokens)
+    else:
+        yield from _caches(sizing, workload)
+        yield from _states(sizing, workload)
 
 
 def _weights(sizing: Sizing) -> Iterator[str]:
@@ -30,7 +40,7 @@ def _weights(sizing: Sizing) -> Iterator[str]:
     tensors = weighed.sizes.total()
     parts = " + ".join(f"{name} {nbytes}" for name, nbytes in weighed.by_part.items() if nbytes)
     if weighed.basis == "exact":
-        yield f"weights = sum of data_offsets over all tensors = {parts} = {weighed.nbytes} bytes"
+        yield f"weights = sum over all tensors of the headers = {parts} = {weighed.nbytes} bytes"
     else:
         yield f"weights = sum of shape x bytes per element = {parts} = {weighed.nbytes} bytes"
     if weighed.plan:
@@ -42,6 +52,12 @@ def _weights(sizing: Sizing) -> Iterator[str]:
         )
     if weighed.loaded_bytes != weighed.nbytes:
         yield f"loaded weights = {weighed.loaded_bytes} bytes in {tensors} arrays"
+    if isinstance(sizing.engine, LlamaEngine):
+        yield (
+            f"resident weights = {weighed.loaded_bytes} bytes, each of {tensors} tensors rounded up"
+            f" to 32 bytes = {sizing.resident_bytes} bytes"
+        )
+        return
     yield (
         f"resident weights = {weighed.loaded_bytes} bytes, each of {tensors} arrays above"
         f" {PAGE} bytes rounded up as the {sizing.backend} allocator does"

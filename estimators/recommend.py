@@ -7,6 +7,7 @@ from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.specs import MixtureOfExperts
 from memfit.estimators.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.runtime import MLX_LM, get_runtime
 from memfit.estimators.planning.budget import judge
 from memfit.estimators.planning.capacity import ExpertCapacity, expert_capacity
 from memfit.estimators.planning.context import (
@@ -79,7 +80,7 @@ class _Advice:
 
     def wired(self, context: int | None) -> int | None:
         """The wired limit for the recommended context, else for the workload."""
-        if self.device.backend != "metal":
+        if self.device.backend != "metal" or self.sizing.engine.runtime != MLX_LM:
             return None
         workload = self._prompt(context) if context else self.workload
         need = self.sizing.need(workload).peak_bytes
@@ -102,12 +103,14 @@ class _Advice:
 
     def prefill_step(self) -> int | None:
         """The largest step whose peak fits."""
+        usual = get_runtime(self.sizing.engine.runtime).prefill_step
         step = first_fitting(
-            PREFILL_STEPS, lambda step: self._fits(replace(self.workload, prefill_step=step))
+            [step for step in PREFILL_STEPS if step <= usual],
+            lambda step: self._fits(replace(self.workload, prefill_step=step)),
         )
         if step is None:
-            self._say("prefill step: none from 2048 down to 128 makes this workload fit")
-        elif step == PREFILL_STEPS[0]:
+            self._say(f"prefill step: none from {usual} down to 128 makes this workload fit")
+        elif step == usual:
             self._say(f"prefill step: {step}, the runtime's default, fits")
         else:
             self._say(f"prefill step: {step} is the largest whose workspace fits")
@@ -141,7 +144,7 @@ class _Advice:
     def capacity(self) -> int | None:
         """Experts of each layer to keep resident, for runtimes that load the rest on demand."""
         capacity = capacity_of(self.sizing, self.device)
-        if capacity is None:
+        if capacity is None or self.sizing.engine.runtime != MLX_LM:
             return None
         self._say(
             f"expert capacity, where experts are loaded on demand: {capacity.experts} of"

@@ -2,32 +2,23 @@
 
 from dataclasses import dataclass, field, replace
 
+from memfit.estimators.arch.gguf import build_gguf_model
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.components.kv import KVCache, kv_cache
-from memfit.estimators.components.ssm import state_bytes
+from memfit.estimators.components.llamacpp.caches import CacheTypes
 from memfit.estimators.components.weights.activations import activation_type
 from memfit.estimators.components.weights.derived import Plan
+from memfit.estimators.components.weights.ggml import weigh_gguf
 from memfit.estimators.components.weights.loading import Weighed, add_adapter, convert, weigh
 from memfit.estimators.components.weights.plans import declared
-from memfit.estimators.components.workspace import Moment, peak
+from memfit.estimators.engine import MLX, Engine, Figures, LlamaEngine
 from memfit.estimators.errors import CheckpointError, UnsupportedError
-from memfit.estimators.machine.allocator import allocated
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.planning.budget import Need
 from memfit.estimators.workload import Workload
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What one workload takes; ``moment`` is its largest moment."""
-
-    kv: KVCache
-    ssm_bytes: int
-    moment: Moment
 
 
 @dataclass(slots=True)
@@ -40,6 +31,7 @@ class Sizing:
     device: Device | None
     margin_bytes: int
     draft: "Sizing | None" = None
+    engine: Engine = MLX
     _answers: dict[Workload, Figures] = field(default_factory=dict)
 
     @property
@@ -49,10 +41,8 @@ class Sizing:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the weights as the backend's allocator rounds them."""
-        return sum(
-            count * allocated(size, self.backend) for size, count in self.weighed.sizes.items()
-        )
+        """Bytes of the weights as the runtime lays them out in memory."""
+        return self.engine.resident_bytes(self.weighed, self.backend)
 
     def at(self, workload: Workload) -> Figures:
         """Return the figures of a workload.
@@ -61,16 +51,8 @@ class Sizing:
             UnsupportedError: when the runtime cannot run it, e.g. KV bits on a rotating cache.
         """
         if workload not in self._answers:
-            self._answers[workload] = Figures(
-                kv_cache(self.model, workload),
-                state_bytes(self.model, workload.batch),
-                peak(
-                    self.model,
-                    workload,
-                    resident_bytes=self.resident_bytes,
-                    plan=self.weighed.plan,
-                    device=self.device,
-                ),
+            self._answers[workload] = self.engine.figures(
+                self.model, self.weighed, workload, self.device
             )
         return self._answers[workload]
 
@@ -98,14 +80,28 @@ def size(
     quantize: Quantization | None = None,
     adapter: Adapter | None = None,
     draft: Checkpoint | None = None,
+    cache_types: CacheTypes | None = None,
 ) -> Sizing:
     """Return the sizing of a checkpoint, as it is or as mlx_lm.convert would quantise it.
+
+    A GGUF file is sized for llama.cpp, with a cache of ``cache_types``; all else for mlx-lm.
 
     Raises:
         CheckpointError: when there is no config to read the architecture from.
         ConfigError: when the config is malformed.
         UnsupportedError: when the architecture or the weights' format is not described.
     """
+    drafted = size(draft, device=device) if draft else None
+    if checkpoint.source == "gguf":
+        if quantize or adapter:
+            what = "conversions" if quantize else "adapters"
+            raise UnsupportedError(f"{checkpoint.id}: {what} of a GGUF file are not described")
+        sizing = _size_gguf(checkpoint, device, margin_bytes, cache_types)
+        return _drafting(sizing, drafted)
+    if cache_types:
+        raise UnsupportedError(
+            f"{checkpoint.id}: the types of a cache are llama.cpp's; mlx-lm takes KV bits"
+        )
     model = _model_of(checkpoint)
     block = declared(checkpoint.config, model, checkpoint.config_name)
     if quantize:
@@ -114,14 +110,34 @@ def size(
         weighed = weigh(checkpoint, model, block)
     if adapter:
         weighed = add_adapter(weighed, adapter.tensors)
-    return Sizing(
-        checkpoint,
-        model,
-        weighed,
-        device,
-        margin_bytes,
-        size(draft, device=device) if draft else None,
-    )
+    return _drafting(Sizing(checkpoint, model, weighed, device, margin_bytes), drafted)
+
+
+def _size_gguf(
+    checkpoint: Checkpoint,
+    device: Device | None,
+    margin_bytes: int,
+    cache_types: CacheTypes | None,
+) -> Sizing:
+    tensors = checkpoint.tensors or ()
+    try:
+        model, trunk = build_gguf_model(checkpoint.config, tensors, checkpoint.config_name)
+    except UnsupportedError as error:
+        known = _known_bytes(checkpoint)
+        raise UnsupportedError(f"{error}; its weights hold {known} bytes (exact)") from None
+    weighed = weigh_gguf(tensors, trunk)
+    engine = LlamaEngine(tensors, cache_types)
+    return Sizing(checkpoint, model, weighed, device, margin_bytes, engine=engine)
+
+
+def _drafting(sizing: Sizing, draft: Sizing | None) -> Sizing:
+    """The same with a draft model, which must run on the same runtime."""
+    if draft and draft.engine.runtime != sizing.engine.runtime:
+        raise UnsupportedError(
+            f"{draft.checkpoint.id}: a draft for {draft.engine.runtime} cannot serve a model that"
+            f" runs on {sizing.engine.runtime}"
+        )
+    return replace(sizing, draft=draft)
 
 
 def _model_of(checkpoint: Checkpoint) -> Model:

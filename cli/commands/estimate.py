@@ -1,5 +1,6 @@
 """``memfit estimate``: parse, ask the library, show the answer."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,8 @@ import typer
 from memfit.cli.exits import Exit
 from memfit.cli.options import (
     Batch,
+    CacheType,
+    ChosenRuntime,
     Context,
     DeviceName,
     Format,
@@ -27,7 +30,6 @@ from memfit.cli.options import (
     QuantizedKVStart,
     QuantMode,
     Regime,
-    RuntimeName,
     ShownUnits,
     Verbose,
     WorkingSet,
@@ -62,6 +64,7 @@ def estimate(
     kv_group_size: KVGroupSize = None,
     quantized_kv_start: QuantizedKVStart = None,
     max_kv_size: MaxKVSize = None,
+    cache_type: CacheType = None,
     quantize: Quantize = None,
     group_size: GroupSize = None,
     quant_mode: QuantMode = None,
@@ -69,7 +72,7 @@ def estimate(
     memory: Memory = None,
     working_set: WorkingSet = None,
     os_regime: Regime = DEFAULT_REGIME,
-    runtime: RuntimeName = "mlx-lm",
+    runtime: ChosenRuntime = None,
     method: Annotated[Method, typer.Option(help="How the figures are come by.")] = Method.AUTO,
     margin: Margin = "64MB",
     adapter: Annotated[
@@ -92,15 +95,15 @@ def estimate(
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.checkpoint.adapters import read_adapter
     from memfit.estimators.checkpoint.opening import open_checkpoint
+    from memfit.estimators.engine import parse_cache_types
     from memfit.estimators.estimate import curve
     from memfit.estimators.estimate import estimate as answer
     from memfit.estimators.explain import explain as explanation
-    from memfit.estimators.machine.runtime import get_runtime
+    from memfit.estimators.machine.runtime import MLX_LM, get_runtime
     from memfit.estimators.sizing import size
 
-    rules = get_runtime(runtime)
-    workload = requested_workload(
-        rules,
+    ask = partial(
+        requested_workload,
         context=context,
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
@@ -111,6 +114,10 @@ def estimate(
         quantized_kv_start=quantized_kv_start,
         max_kv_size=max_kv_size,
     )
+    # Asked before anything is fetched, so that a bad option does not wait for it.
+    rules = get_runtime(runtime or MLX_LM)
+    workload = ask(rules)
+    types = parsed("--cache-type", parse_cache_types, cache_type)
     machine = requested_device(device, memory, working_set, os_regime)
     with reporting(verbose=verbose) as sink:
         checkpoint = _sample() if model is None else open_checkpoint(model, sink=sink)
@@ -122,7 +129,11 @@ def estimate(
         quantize=requested_quantization(quantize, group_size, quant_mode),
         adapter=read_adapter(adapter) if adapter else None,
         draft=draft_checkpoint,
+        cache_types=types,
     )
+    if runtime is None:
+        rules = get_runtime(sizing.engine.runtime)
+        workload = ask(rules)
     result = answer(sizing, workload, runtime=rules, units=units)
     deliver(
         result,

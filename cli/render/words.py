@@ -29,7 +29,8 @@ def rows(result: Estimate) -> Iterator[tuple[str, int, str]]:
     if parts.ssm.bytes:
         yield "Recurrent state", parts.ssm.bytes, parts.ssm.basis
     workspace = parts.workspace
-    yield "Workspace", workspace.bytes, f"{workspace.basis} ±{workspace.error_percent} %"
+    error = f" ±{workspace.error_percent} %" if workspace.error_percent else ""
+    yield "Workspace", workspace.bytes, f"{workspace.basis}{error}"
     if parts.draft:
         yield "Draft model", parts.draft.bytes, parts.draft.basis
 

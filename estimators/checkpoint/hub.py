@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.checkpoint.gguf_files import read_gguf_file
 from memfit.estimators.checkpoint.header_cache import HeaderCache, user_cache
 from memfit.estimators.checkpoint.hub_folder import Repository
+from memfit.estimators.checkpoint.hub_gguf import read_hub_gguf
 from memfit.estimators.checkpoint.hub_requests import Hub, configured_hub
 from memfit.estimators.checkpoint.local import read_directory, read_folder
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -22,6 +24,49 @@ class _Snapshot(NamedTuple):
 
     directory: Path
     commit: str
+
+
+def open_hub_file(
+    reference: str,
+    *,
+    sink: Sink = SILENT,
+    hub: Hub | None = None,
+    cache: HeaderCache | None = None,
+) -> Checkpoint:
+    """Return the checkpoint of a GGUF file, or of its series, in a repository.
+
+    The reference is ``org/name:file.gguf`` or ``org/name@revision:file.gguf``. Only headers are
+    fetched, by ranges.
+
+    Raises:
+        CheckpointError: when there is no such repository, revision or file, or its header is
+            inconsistent.
+        UnreachableError: when the Hub cannot be reached, or refuses.
+        UnsupportedError: for a file that is no model, or not described.
+    """
+    place, _, file = reference.partition(":")
+    name, _, revision = place.partition("@")
+    revision = revision or DEFAULT_REVISION
+    _refuse_odd(name, revision, reference)
+    cache = cache or user_cache()
+    hub = hub or configured_hub()
+    snapshot = _find_snapshot(hub.snapshots, name, revision, file)
+    if snapshot:
+        found = read_gguf_file(snapshot.directory / file, id=shown(reference))
+        return replace(found, revision=snapshot.commit)
+    # The files stand behind the repository and a slash in messages, as in its address.
+    repository = Repository(
+        hub,
+        name,
+        revision,
+        place=PurePosixPath(place),
+        cache=cache,
+        sink=sink,
+        listing_only=True,
+    )
+    checkpoint = read_hub_gguf(repository, file, id=shown(reference))
+    cache.trim()
+    return replace(checkpoint, warnings=tuple(filter(None, (repository.stale,))))
 
 
 def open_hub(
@@ -67,7 +112,9 @@ def _refuse_odd(name: str, revision: str, reference: str) -> None:
         raise CheckpointError(f"{shown(reference)!r}: no name on the Hub; write org/name@revision")
 
 
-def _find_snapshot(snapshots: Path, name: str, revision: str) -> _Snapshot | None:
+def _find_snapshot(
+    snapshots: Path, name: str, revision: str, file: str = CONFIG
+) -> _Snapshot | None:
     folder = snapshots / f"models--{name.replace('/', '--')}"
     try:
         commit = (folder / "refs" / revision).read_text(encoding="ascii").strip()
@@ -75,7 +122,7 @@ def _find_snapshot(snapshots: Path, name: str, revision: str) -> _Snapshot | Non
         commit = revision
     directory = folder / "snapshots" / commit
     # A revision such as refs/pr/1 that was never resolved is no commit's name.
-    found = commit.isalnum() and (directory / CONFIG).is_file()
+    found = commit.isalnum() and (directory / file).is_file()
     return _Snapshot(directory, commit) if found else None
 
 

@@ -4,16 +4,27 @@ import os
 import re
 from pathlib import Path
 
-from memfit.estimators.checkpoint.config import read_model_config
-from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.checkpoint.config import CONFIG, read_model_config
+from memfit.estimators.checkpoint.files import names_in, shown
+from memfit.estimators.checkpoint.gguf_files import (
+    has_models,
+    read_gguf_directory,
+    read_gguf_file,
+)
 from memfit.estimators.checkpoint.local import read_directory, read_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.errors import CheckpointError, UnsupportedError
+from memfit.estimators.checkpoint.stores import open_store
+from memfit.estimators.errors import CheckpointError
 from memfit.estimators.sink import SILENT, Sink
 
 _SUFFIXES = (".safetensors", ".gguf", ".json", ".yaml", ".yml", ".bin", ".pt", ".pth")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?", re.ASCII)
-_WANTED = "give a model's directory, a .safetensors file, a config.json, a sample .yaml or org/name"
+_HUB_FILE = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?:[\w./-]+\.gguf", re.ASCII | re.IGNORECASE)
+_OLLAMA_BLOB = "sha256-"
+_WANTED = (
+    "give a model's directory, a .safetensors or .gguf file, a config.json, a sample .yaml,"
+    " org/name, org/name:file.gguf, ollama:name:tag or modelscope:org/name"
+)
 
 
 def open_checkpoint(reference: str, *, sink: Sink = SILENT) -> Checkpoint:
@@ -23,12 +34,18 @@ def open_checkpoint(reference: str, *, sink: Sink = SILENT) -> Checkpoint:
         CheckpointError: when there is no such path or repository, or its files are missing or
             inconsistent.
         ConfigError: when its config is not one.
-        UnsupportedError: for GGUF files, which are not read yet.
+        UnsupportedError: for a GGUF file that is no model, or of an undescribed version or type.
         UnreachableError: when the Hub cannot be reached, or refuses.
     """
     path = Path(os.path.expanduser(reference))
     if reference and _is_there(path):
         return _open_path(path)
+    if (kept := open_store(reference)) is not None:
+        return kept
+    if _HUB_FILE.fullmatch(reference) and not reference.startswith("."):
+        from memfit.estimators.checkpoint.hub import open_hub_file
+
+        return open_hub_file(reference, sink=sink)
     if _looks_like_path(reference) or not _HUB_NAME.fullmatch(reference):
         raise CheckpointError(f"{shown(reference)!r}: no such path; {_WANTED}")
     # Asked for by name only: the modules that talk HTTP take longer to import than a file to read.
@@ -39,12 +56,12 @@ def open_checkpoint(reference: str, *, sink: Sink = SILENT) -> Checkpoint:
 
 def _open_path(path: Path) -> Checkpoint:
     if os.path.isdir(path):
-        return read_directory(path)
+        return _open_directory(path)
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
         return read_file(path)
-    if suffix == ".gguf":
-        raise UnsupportedError(f"GGUF files are not supported yet: {shown(path)}")
+    if suffix == ".gguf" or path.name.startswith(_OLLAMA_BLOB):
+        return read_gguf_file(path)
     if path.name.endswith(".index.json"):
         raise CheckpointError(f"{shown(path)}: an index of shards; give the directory it is in")
     if suffix == ".json":
@@ -52,6 +69,13 @@ def _open_path(path: Path) -> Checkpoint:
     if suffix in (".yaml", ".yml"):
         return _open_sample(path)
     raise CheckpointError(f"{shown(path)}: not a file that describes a model; {_WANTED}")
+
+
+def _open_directory(path: Path) -> Checkpoint:
+    names = names_in(path)
+    if CONFIG not in names and has_models(names):
+        return read_gguf_directory(path, names)
+    return read_directory(path)
 
 
 def _open_config(path: Path) -> Checkpoint:

@@ -37,7 +37,7 @@ class _Role(Enum):
     ADAPTER = "an adapter, counted on request"
     TRAINING = "state of a training run, not weights"
     TORCH = "a PyTorch file; mlx-lm loads only model*.safetensors"
-    GGUF = "GGUF is not read yet"
+    GGUF = "a GGUF file; name it to size it for llama.cpp"
 
 
 class Weights(NamedTuple):

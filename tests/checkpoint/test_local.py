@@ -100,7 +100,7 @@ def test_copies_in_another_layout_an_adapter_and_a_training_state_are_left_out(
         "optimizer.safetensors": "state of a training run, not weights",
         "pytorch_model.bin": "a PyTorch file; mlx-lm loads only model*.safetensors",
         "training_args.bin": "state of a training run, not weights",
-        "model-Q4_K_M.gguf": "GGUF is not read yet",
+        "model-Q4_K_M.gguf": "a GGUF file; name it to size it for llama.cpp",
     }
     assert checkpoint.left_out[0].nbytes == (model / checkpoint.left_out[0].name).stat().st_size
     assert checkpoint.warnings == ()

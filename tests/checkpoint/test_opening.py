@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.errors import CheckpointError, MemfitError, UnsupportedError
+from memfit.estimators.errors import CheckpointError, MemfitError
+from tests.gguf.writing import tensor, write
 from tests.sparse import write_safetensors
 
 
@@ -89,10 +90,11 @@ def test_what_looks_like_a_path_and_is_none_is_no_hub_look_up(reference: str) ->
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_gguf_is_not_supported_yet(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UnsupportedError, match="GGUF files are not supported yet"):
-        open_checkpoint(str(tmp_path / "model.gguf"))
+def test_gguf_is_read_whatever_the_case_of_its_suffix(tmp_path: Path) -> None:
+    weights = (tensor("token_embd.weight", (32, 8)),)
+    path = write(tmp_path / "model.GGUF", {"general.architecture": "llama"}, weights)
+    checkpoint = open_checkpoint(str(path))
+    assert (checkpoint.source, checkpoint.tensors) == ("gguf", weights)
 
 
 @pytest.mark.parametrize(

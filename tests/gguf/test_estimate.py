@@ -1,0 +1,151 @@
+"""``memfit estimate`` of GGUF files: llama.cpp's rules, the same answer otherwise."""
+
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.arch.modules import Part
+from memfit.estimators.components.weights.ggml import part_of
+from tests.cli.running import Memfit
+from tests.gguf.writing import recorded, write
+from tests.models import QWEN3_4B, write_config
+
+MODELS = recorded()
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> Path:
+    """A GGUF file of Qwen3-4B's widths and four layers."""
+    entry = MODELS["qwen3"]
+    return write(tmp_path / "qwen3.gguf", entry.metadata, entry.tensors)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_recorded_model_is_estimated(memfit: Memfit, tmp_path: Path, name: str) -> None:
+    entry = MODELS[name]
+    path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
+    run = memfit("estimate", path, "--context", "4k", "--json", "--explain", "--memory", "64GB")
+    assert run.code in (0, 1), run.err
+    data = run.json
+    assert data["model"]["source"] == "gguf"
+    assert data["model"]["model_type"] == name
+    assert data["runtime"] == {"name": "llama.cpp", "version": "b11549"}
+    parts = data["components"]
+    assert parts["weights"]["basis"] == "exact"
+    assert parts["weights"]["bytes"] == sum(t.nbytes for t in entry.tensors)
+    assert sum(parts["weights"]["by_part"].values()) == parts["weights"]["bytes"]
+    assert (parts["workspace"]["basis"], parts["workspace"]["error_percent"]) == ("bound", 0)
+    assert parts["kv"]["basis"] == parts["ssm"]["basis"] == "exact"
+    first = entry.runs[0]
+    mebibytes = sum(keys + values for _, _, keys, values in first.kv)
+    assert parts["kv"]["bytes"] == pytest.approx(mebibytes * 2**20, abs=2**16)
+    assert data["peak_bytes"] == (
+        parts["weights"]["resident_bytes"]
+        + parts["kv"]["bytes"]
+        + parts["ssm"]["bytes"]
+        + parts["workspace"]["bytes"]
+    )
+
+
+def test_table_says_what_was_assumed(memfit: Memfit, qwen: Path) -> None:
+    run = memfit("estimate", qwen, "--context", "1000")
+    assert run.code == 0
+    text = " ".join(run.out.split())
+    assert "KV cache, 1024 tokens" in text
+    assert "Workspace" in text
+    assert "bound" in text
+    assert "±" not in text
+    assert "flash attention is on" in text
+    assert "MLX" not in text
+
+
+def test_prediction_layers_stay_on_disk(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["glm4moe"]
+    path = write(tmp_path / "glm.gguf", entry.metadata, entry.tensors)
+    data = memfit("estimate", path, "--json").json
+    ahead = sum(t.nbytes for t in entry.tensors if t.name.startswith("blk.3."))
+    weights = data["components"]["weights"]
+    assert ahead > 0
+    assert weights["bytes"] - weights["loaded_bytes"] == ahead
+    assert "llama.cpp" in next(n["message"] for n in data["notes"] if n["code"] == "not-loaded")
+
+
+def test_kv_bits_are_blocks_of_llama_cpps_types(memfit: Memfit, qwen: Path) -> None:
+    def kv_bytes(*options: str) -> int:
+        return int(memfit("estimate", qwen, "--json", *options).json["components"]["kv"]["bytes"])
+
+    plain = kv_bytes()
+    assert kv_bytes("--kv-bits", "8") == plain * 34 // 64 == kv_bytes("--cache-type", "q8_0")
+    assert kv_bytes("--kv-bits", "4") == plain * 18 // 64 == kv_bytes("--cache-type", "q4_0,q4_0")
+    assert kv_bytes("--cache-type", "q8_0,f16") == (plain * 34 // 64 + plain) // 2
+    assert kv_bytes("--cache-type", "f32") == 2 * plain
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "fault"),
+    [
+        (["--runtime", "mlx-lm"], 3, "mlx-lm loads no GGUF file"),
+        (["--kv-bits", "6"], 3, "KV bits 6: llama.cpp keeps its cache in 16, 8, 5 or 4 bits"),
+        (["--max-kv-size", "64"], 3, "no limit of a rotating cache"),
+        (["--cache-type", "q3_k"], 2, "--cache-type: 'q3_k': llama.cpp keeps a cache in f32"),
+        (["--cache-type", "f16,f16,f16"], 2, "--cache-type: 'f16,f16,f16'"),
+        (["--quantize", "4"], 3, "conversions of a GGUF file are not described"),
+    ],
+)
+def test_what_llama_cpp_cannot_do_is_one_line(
+    memfit: Memfit,
+    qwen: Path,
+    options: list[str],
+    code: int,
+    fault: str,
+) -> None:
+    run = memfit("estimate", qwen, *options)
+    assert run.code == code
+    assert fault in run.err
+    assert run.err.count("\n") == 1
+
+
+def test_safetensors_are_not_for_llama_cpp(memfit: Memfit, tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "model", QWEN3_4B)
+    run = memfit("estimate", folder, "--runtime", "llama.cpp")
+    assert (run.code, "llama.cpp loads GGUF files only" in run.err) == (3, True)
+    run = memfit("estimate", folder, "--cache-type", "q8_0")
+    assert (run.code, "the types of a cache are llama.cpp's" in run.err) == (3, True)
+
+
+def test_draft_of_the_other_runtime_is_refused(memfit: Memfit, qwen: Path, tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "model", QWEN3_4B)
+    run = memfit("estimate", qwen, "--draft", folder)
+    assert (run.code, "cannot serve a model that runs on llama.cpp" in run.err) == (3, True)
+    assert memfit("estimate", qwen, "--draft", qwen).code == 0
+
+
+def test_models_of_both_runtimes_are_compared_one_runtime_at_a_time(
+    memfit: Memfit,
+    qwen: Path,
+) -> None:
+    run = memfit("compare", qwen, qwen, "--runtime", "llama.cpp", "--json")
+    assert run.code == 0
+    assert [model["model"]["source"] for model in run.json["models"]] == ["gguf", "gguf"]
+
+
+def test_unknown_architecture_still_has_exact_weights(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["qwen3"]
+    metadata = {**entry.metadata, "general.architecture": "qwen99"}
+    run = memfit("estimate", write(tmp_path / "a.gguf", metadata, entry.tensors))
+    total = sum(t.nbytes for t in entry.tensors)
+    assert run.code == 3
+    assert "'qwen99' is not described" in run.err
+    assert f"its weights hold {total} bytes (exact)" in run.err
+
+
+def test_parts_cover_every_name_of_the_recorded_models() -> None:
+    other = {
+        t.name.rpartition("blk.")[2].partition(".")[2]
+        for entry in MODELS.values()
+        for t in entry.tensors
+        if part_of(t.name) is Part.OTHER
+    }
+    # Per-layer embeddings' projections, AltUp and LAuReL, rope tables and prediction heads.
+    known = ("altup_", "laurel_", "inp_gate", "proj.", "nextn.", "rope_", "per_layer_model_proj")
+    assert [name for name in other if name and not name.startswith((*known, "weight"))] == []
