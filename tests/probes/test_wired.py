@@ -1,0 +1,220 @@
+"""The manager in an event loop: waiting, cancelling, racing, and the limit that is really set."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memfit.estimators.errors import InputError
+from memfit.estimators.planning.wired_ledger import PaperBackend, Ticket, WiredEvent
+from memfit.estimators.planning.wired_policies import SumPolicy
+from memfit.probes.wired import MetalBackend, WiredMemoryManager, host_backend
+
+POLICY = SumPolicy(100)
+
+
+def manager() -> WiredMemoryManager:
+    return WiredMemoryManager(backend=PaperBackend(supported=True))
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 20))
+
+
+async def settled() -> None:
+    """Let every task go as far as it can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_ticket_is_held_for_the_length_of_a_block() -> None:
+    async def test() -> None:
+        wired = manager()
+        await wired.start(Ticket(POLICY, 30, "reservation"))
+        async with wired.holding(Ticket(POLICY, 50)) as limit:
+            assert limit == wired.limit_bytes == 80
+        assert wired.limit_bytes == 0
+
+    run(test())
+
+
+def test_a_ticket_is_ended_when_its_block_fails() -> None:
+    async def test() -> None:
+        wired = manager()
+        with contextlib.suppress(RuntimeError):
+            async with wired.holding(Ticket(POLICY, 50)):
+                raise RuntimeError
+        assert wired.held == ()
+
+    run(test())
+
+
+def test_who_waits_goes_on_when_there_is_room() -> None:
+    async def test() -> None:
+        wired, first, second = manager(), Ticket(POLICY, 80), Ticket(POLICY, 90)
+        await wired.start(first)
+        waiting = asyncio.create_task(wired.start(second))
+        await settled()
+        assert not waiting.done()
+        assert wired.waiting == (second,)
+        wired.end(first)
+        assert await waiting == 90
+
+    run(test())
+
+
+def test_what_can_never_start_is_refused_at_once() -> None:
+    async def test() -> None:
+        with pytest.raises(InputError, match="101 bytes are more than its policy ever admits"):
+            await manager().start(Ticket(POLICY, 101))
+
+    run(test())
+
+
+def test_a_cancelled_task_leaves_no_trace_and_lets_others_in() -> None:
+    async def test() -> None:
+        wired, runs = manager(), Ticket(POLICY, 60)
+        await wired.start(runs)
+        large = asyncio.create_task(wired.start(Ticket(POLICY, 70)))
+        small = asyncio.create_task(wired.start(Ticket(POLICY, 10, name="small")))
+        await settled()
+        large.cancel()
+        assert await small == 70
+        assert wired.waiting == ()
+        assert {ticket.name for ticket in wired.held} == {runs.name, "small"}
+
+    run(test())
+
+
+def test_a_task_cancelled_in_the_moment_of_its_admission_gives_the_room_back() -> None:
+    async def test() -> None:
+        wired, first = manager(), Ticket(POLICY, 100)
+        await wired.start(first)
+        doomed = asyncio.create_task(wired.start(Ticket(POLICY, 100)))
+        next_one = asyncio.create_task(wired.start(Ticket(POLICY, 100, name="next")))
+        await settled()
+        wired.end(first)
+        doomed.cancel()
+        await next_one
+        assert doomed.cancelled()
+        assert [ticket.name for ticket in wired.held] == ["next"]
+
+    run(test())
+
+
+def test_room_that_comes_after_the_cancellation_is_not_lost() -> None:
+    async def test() -> None:
+        wired, first = manager(), Ticket(POLICY, 100)
+        await wired.start(first)
+        doomed = asyncio.create_task(wired.start(Ticket(POLICY, 100)))
+        next_one = asyncio.create_task(wired.start(Ticket(POLICY, 100, name="next")))
+        await settled()
+        doomed.cancel()
+        wired.end(first)
+        await next_one
+        assert [ticket.name for ticket in wired.held] == ["next"]
+
+    run(test())
+
+
+def test_a_ticket_cancelled_by_another_task_raises_where_it_waits() -> None:
+    async def test() -> None:
+        wired, second = manager(), Ticket(POLICY, 1)
+        await wired.start(Ticket(POLICY, 100))
+        waiting = asyncio.create_task(wired.start(second))
+        await settled()
+        assert wired.cancel(second)
+        assert not wired.cancel(second)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert wired.waiting == ()
+
+    run(test())
+
+
+def test_a_name_used_again_after_its_cancellation_is_not_taken_away() -> None:
+    async def test() -> None:
+        wired, first, again = manager(), Ticket(POLICY, 100), Ticket(POLICY, 50, name="again")
+        await wired.start(first)
+        waiting = asyncio.create_task(wired.start(again))
+        await settled()
+        wired.cancel(again)
+        wired.end(first)
+        await wired.start(again)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert wired.held == (again,)
+
+    run(test())
+
+
+def test_a_wait_can_have_a_limit() -> None:
+    async def test() -> None:
+        wired = manager()
+        await wired.start(Ticket(POLICY, 100))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(wired.start(Ticket(POLICY, 1)), 0.01)
+        assert wired.waiting == ()
+
+    run(test())
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.integers(1, 40))
+def test_any_crowd_comes_through_in_order_within_the_cap(seed: int, crowd: int) -> None:
+    dice = random.Random(seed)
+    started: list[str] = []
+
+    def see(event: WiredEvent) -> None:
+        if event.kind == "started" and event.ticket:
+            started.append(event.ticket)
+
+    async def client(wired: WiredMemoryManager, ticket: Ticket) -> None:
+        async with wired.holding(ticket):
+            assert sum(held.size for held in wired.held) <= 100
+            for _ in range(dice.randrange(4)):
+                await asyncio.sleep(0)
+
+    async def test() -> None:
+        wired = WiredMemoryManager(backend=PaperBackend(supported=True), observe=see)
+        tasks = {}
+        for index in range(crowd):
+            ticket = Ticket(POLICY, dice.randrange(1, 101), name=f"t{index}")
+            tasks[ticket.name] = asyncio.create_task(client(wired, ticket))
+            await asyncio.sleep(0)
+            if dice.random() < 0.3:
+                dice.choice(list(tasks.values())).cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        for name, task in tasks.items():
+            assert task.cancelled() or name in started
+            assert task.cancelled() or task.exception() is None
+        assert (wired.held, wired.waiting, wired.limit_bytes) == ((), (), 0)
+        assert started == sorted(started, key=lambda name: int(name[1:]))
+
+    run(test())
+
+
+def test_this_machine_has_the_limit_of_its_gpu_or_one_on_paper() -> None:
+    mx = pytest.importorskip("mlx.core", reason="the backend is MLX")
+    backend = host_backend()
+    assert backend.supported == mx.metal.is_available()
+    assert backend.supported or backend.recommended_bytes is None
+
+
+def test_the_limit_is_really_set_on_metal() -> None:
+    mx = pytest.importorskip("mlx.core", reason="the limit is MLX's")
+    if not mx.metal.is_available():
+        pytest.skip("MLX has no wired limit here")
+    backend = MetalBackend()
+    before = mx.set_wired_limit(0)
+    try:
+        assert backend.apply(2**30)
+        assert mx.set_wired_limit(0) == 2**30
+        assert not backend.apply((backend.recommended_bytes or 0) + 1)
+    finally:
+        mx.set_wired_limit(before)
