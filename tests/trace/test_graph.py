@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def test_the_loop_s_calls_come_in_mlx_lm_s_order() -> None:
     described = [(call.phase, call.tokens, call.position) for call in trace.calls]
     assert described == [
         ("first_chunk", 256, 0),
+        ("full_chunk", 256, 256),
         ("last_chunk", 87, 512),
         ("last_token", 1, 599),
         ("decode", 1, 604),
@@ -258,9 +260,7 @@ def _recorded(module: str, function: str, arguments: Callable[[], list[Any]]) ->
 
     given = arguments()
     leaves = [
-        Leaf(
-            value, "weight", str(index), lambda array, index=index: given.__setitem__(index, array)
-        )
+        Leaf(value, "weight", str(index), partial(given.__setitem__, index))
         for index, value in enumerate(given)
         if isinstance(value, mx.array)
     ]
@@ -294,7 +294,7 @@ def test_a_graph_that_grows_beyond_the_limit_stops(monkeypatch: pytest.MonkeyPat
 def test_a_deep_graph_does_not_end_the_process() -> None:
     # Every token needs the one before: MLX walks the graph by recursion, without a check.
     trace = record(case("mamba"), Workload(prompt_tokens=700, prefill_step=600), target=CPU)
-    assert len(the(trace, "first_chunk").nodes) > recording._SHALLOW_NODES
+    assert len(the(trace, "first_chunk").nodes) > 20_000
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("qwen3-4b-4bit", 0.45), ("deepseek-v3-4bit", 1.5)])
