@@ -32,3 +32,16 @@ def command_buffer_limits(gpu_class: GpuClass | None) -> tuple[int, int]:
     """
     limits: Any = load_table("scheduling")["command_buffers"][gpu_class or "default"]
     return limits["max_ops"], limits["max_mebi_elements"]
+
+
+def graph_limits(compute_capability: int | None) -> tuple[int, int]:
+    """Return the kernels and the Mi (2^20) elements a CUDA graph is launched after.
+
+    The capability as in `Device`, 90 for 9.0; None is one nobody told.
+
+    >>> graph_limits(90), graph_limits(89)
+    ((100, 1000), (20, 100))
+    """
+    table: Any = load_table("scheduling")["cuda_graphs"]
+    limits = table.get(compute_capability, table["default"])
+    return limits["max_ops"], limits["max_mebi_elements"]

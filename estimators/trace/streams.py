@@ -1,14 +1,14 @@
 """How far MLX runs ahead of the device, and what that keeps alive.
 
 Sources: mlx/transforms.cpp (MAX_ACTIVE_TASKS), backend/cpu/{encoder.h,eval.cpp},
-backend/metal/device.cpp (needs_commit), backend/metal/eval.cpp.
+backend/{metal,cuda}/device.cpp (needs_commit), backend/{metal,cuda}/eval.cpp.
 """
 
 from collections import deque
 from typing import Protocol
 
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.scheduling import command_buffer_limits, scheduling
+from memfit.estimators.machine.scheduling import command_buffer_limits, graph_limits, scheduling
 from memfit.estimators.trace.layouts import Buffer
 from memfit.estimators.trace.memory import Memory
 from memfit.estimators.trace.operation import Operation
@@ -83,15 +83,20 @@ class CpuTasks:
 
 
 class CommandBuffers:
-    """Metal's command buffers: closed after so many kernels or elements, ten in flight at most.
+    """A GPU's batches of work: closed after so many kernels or elements, ten in flight at most.
 
-    The GPU is taken as slow: a buffer has run when MLX waits for it, not before. CUDA, where
-    nobody checked, is taken as a large Metal GPU.
+    The GPU is taken as slow: a batch has run when MLX waits for it, not before. Metal counts the
+    elements of each buffer once in a batch, CUDA those of each input whenever it is read.
     """
 
     def __init__(self, device: Device) -> None:
-        gpu_class = "s" if device.backend == "cuda" else device.gpu_class
-        self._most_kernels, self._most_mebi = command_buffer_limits(gpu_class)
+        self._counts_reads = device.backend == "cuda"
+        limits = (
+            graph_limits(device.generation)
+            if device.backend == "cuda"
+            else command_buffer_limits(device.gpu_class)
+        )
+        self._most_kernels, self._most_mebi = limits
         self._in_flight_most = scheduling().max_active_tasks
         self._open: list[Buffer] = []
         self._kernels = self._elements = 0
@@ -103,14 +108,22 @@ class CommandBuffers:
         self._open += held
         if op.kernels:
             self._kernels += op.kernels
-            for view in (*op.inputs, *op.outputs):
-                if id(view.buffer) not in self._touched:
-                    self._touched.add(id(view.buffer))
-                    self._elements += view.data_size
+            self._elements += self._read(op) if self._counts_reads else self._touch(op)
         if self._kernels > self._most_kernels or self._elements >> 20 > self._most_mebi:
             self._close()
             if len(self._in_flight) > self._in_flight_most:
                 _release(self._in_flight.popleft(), memory)
+
+    def _read(self, op: Operation) -> int:
+        return sum(view.data_size for view in op.inputs)
+
+    def _touch(self, op: Operation) -> int:
+        fresh = 0
+        for view in (*op.inputs, *op.outputs):
+            if id(view.buffer) not in self._touched:
+                self._touched.add(id(view.buffer))
+                fresh += view.data_size
+        return fresh
 
     def _close(self) -> None:
         self._in_flight.append(self._open)

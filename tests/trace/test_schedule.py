@@ -99,6 +99,18 @@ def test_a_command_buffer_closes_when_it_touched_fifty_one_mebi_elements() -> No
     assert memory.active == 4 * 10 * (51 << 20)
 
 
+def test_a_cuda_graph_counts_an_input_whenever_it_is_read() -> None:
+    hopper = Device("an H100", "cuda", 0, 0, None, "flag", None, 90)
+    memory, ahead = Memory("cuda"), CommandBuffers(hopper)
+    for _ in range(11 * 101):
+        give(ahead, memory)
+    assert memory.active == 8 * 10 * 101
+    large, graphs = Memory("cuda"), CommandBuffers(hopper)
+    for _ in range(11):
+        give(graphs, large, elements=1001 << 20)
+    assert large.active == 4 * 10 * (1001 << 20)
+
+
 def test_views_are_no_kernels_and_touch_nothing() -> None:
     memory, ahead = Memory("metal"), CommandBuffers(MAX)
     for _ in range(1000):
