@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from io import StringIO
 from typing import Any, NamedTuple
 
@@ -14,8 +15,7 @@ from memfit.estimators.trace.nodes import Argument, Array, Node
 from memfit.estimators.trace.standins import kernel_name
 
 MAX_NODES = 2_000_000
-# About 400 bytes of stack a node were seen; a thread's stack is only taken as it is used.
-_SHALLOW_NODES = 10_000
+# Some 400 bytes for every node in a row were seen; of a stack only what is used is taken.
 _DEEP_STACK_BYTES = 2**30
 
 
@@ -37,8 +37,6 @@ def record_call(
     """
     if expected_nodes > MAX_NODES:
         raise _too_large(expected_nodes)
-    import mlx.core as mx
-
     recorder = _Recorder(leaves)
 
     def call(*placeholders: Any) -> list[Any]:
@@ -47,8 +45,7 @@ def record_call(
         return function()
 
     try:
-        arrays = [leaf.array for leaf in leaves]
-        _with_stack(lambda: mx.export_function(recorder.take, call, *arrays), expected_nodes)
+        _export(recorder.take, call, [leaf.array for leaf in leaves])
     finally:
         for leaf in leaves:
             leaf.put(leaf.array)
@@ -71,16 +68,22 @@ def _too_large(nodes: int) -> UnsupportedError:
     )
 
 
-def _with_stack(function: Callable[[], None], expected_nodes: int) -> None:
-    """Run a function that recurses once for every node in a row, in C++ where nothing checks."""
-    if expected_nodes < _SHALLOW_NODES:
-        return function()
+@cache
+def _deep_thread() -> ThreadPoolExecutor:
+    """Return a thread for MLX to walk graphs in: it recurses in C++, where nothing checks."""
+    pool = ThreadPoolExecutor(1, "memfit-trace")
     before = threading.stack_size(_DEEP_STACK_BYTES)
     try:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(function).result()
+        pool.submit(int).result()  # the thread begins with the first task
     finally:
         threading.stack_size(before)
+    return pool
+
+
+def _export(take: Callable[[Any], None], function: Callable[..., Any], arrays: list[Any]) -> None:
+    import mlx.core as mx
+
+    _deep_thread().submit(lambda: mx.export_function(take, function, *arrays)).result()
 
 
 class _EnoughError(Exception):
@@ -89,14 +92,13 @@ class _EnoughError(Exception):
 
 def run_unrecorded(function: Callable[[], None]) -> None:
     """Run ``function`` as `record_call` would, and keep no graph."""
-    import mlx.core as mx
 
     def call() -> None:
         function()
         raise _EnoughError
 
     with suppress(_EnoughError):
-        mx.export_function(lambda _: None, call)
+        _export(lambda _: None, call, [])
 
 
 class _Recorder:

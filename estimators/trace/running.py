@@ -153,7 +153,15 @@ class Running:
                 logits = self._model(mx.zeros((1, tokens), mx.int32), cache=caches)
             return [logits, *_states(caches)]
 
-        return count_nodes(run)
+        # What a class makes for itself at its first call is to be made by a recorded one.
+        modules = [(m, dict(m), dict(vars(m))) for m in self._model.modules()]
+        nodes = count_nodes(run)
+        for module, items, attributes in modules:
+            dict.clear(module)
+            dict.update(module, items)
+            vars(module).clear()
+            vars(module).update(attributes)
+        return nodes
 
     def _is_given(self, leaf: Leaf) -> bool:
         # What a class made for itself is computed by the first call that needs it, once.

@@ -106,7 +106,7 @@ def one_node(name: str, inputs: Sequence[Any], like: Sequence[Any]) -> list[Any]
     """Return arrays shaped ``like`` others, as the outputs of one node ``name``."""
     import mlx.core as mx
 
-    kernel = mx.fast.metal_kernel(
+    kernel: Any = mx.fast.metal_kernel(
         name=f"{name}{_NAME_ENDS}",
         input_names=[f"i{n}" for n in range(len(inputs))],
         output_names=[f"o{n}" for n in range(len(like))],
