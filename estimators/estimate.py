@@ -8,7 +8,7 @@ from memfit.estimators.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.runtime import LLAMA_CPP, MLX_LM, Runtime
 from memfit.estimators.planning.budget import judge
-from memfit.estimators.recommend import UNBOUNDED_CONTEXT, recommend
+from memfit.estimators.recommend import longest_prompt, recommend
 from memfit.estimators.result import (
     KV,
     Component,
@@ -72,12 +72,21 @@ def _require_engine(sizing: Sizing, runtime: Runtime) -> None:
 
 
 def curve(sizing: Sizing, workload: Workload) -> tuple[CurvePoint, ...]:
-    """Return memory at doubling prompt lengths up to the model's limit, or a million tokens."""
-    most = sizing.model.max_context or UNBOUNDED_CONTEXT
-    contexts = [min(SHORTEST_PLOTTED, most)]
-    while contexts[-1] < most:
-        contexts.append(min(2 * contexts[-1], most))
-    return tuple(_point(sizing, workload, tokens) for tokens in contexts)
+    """Return memory at doubling prompt lengths up to the model's limit, or a million tokens.
+
+    It ends before a length that the runtime cannot run.
+    """
+    return tuple(_points(sizing, workload, longest_prompt(sizing.model.max_context, workload)))
+
+
+def _points(sizing: Sizing, workload: Workload, most: int) -> Iterator[CurvePoint]:
+    tokens = 0
+    while tokens < most:
+        tokens = min(2 * tokens or SHORTEST_PLOTTED, most)
+        try:
+            yield _point(sizing, workload, tokens)
+        except UnsupportedError:
+            return
 
 
 def _point(sizing: Sizing, workload: Workload, tokens: int) -> CurvePoint:

@@ -21,10 +21,15 @@ from memfit.estimators.planning.wired import wired_limit
 from memfit.estimators.result import Recommendation
 from memfit.estimators.sizing import Sizing
 from memfit.estimators.units import Units, format_bytes
-from memfit.estimators.workload import Workload
+from memfit.estimators.workload import MAX_CHUNKS, Workload
 
 # The longest context searched when a config names no limit of its own.
 UNBOUNDED_CONTEXT = 2**20
+
+
+def longest_prompt(limit: int | None, workload: Workload) -> int:
+    """Return the longest prompt to look at: the model's own limit, or what chunks allow."""
+    return min(limit or UNBOUNDED_CONTEXT, MAX_CHUNKS * workload.prefill_step)
 
 
 def recommend(sizing: Sizing, workload: Workload, units: Units) -> Recommendation:
@@ -51,32 +56,49 @@ class _Advice:
     units: Units
     reasons: list[str]
 
-    def __init__(
-        self, sizing: Sizing, workload: Workload, device: Device, units: Units
-    ) -> None:
+    def __init__(self, sizing: Sizing, workload: Workload, device: Device, units: Units) -> None:
         self.sizing, self.workload, self.device, self.units = sizing, workload, device, units
         self.reasons = []
 
     def context(self) -> int | None:
         """The longest prompt that fits, everything else as asked."""
-        most = self.sizing.model.max_context
-        context = longest_context(
-            lambda tokens: self._fits(self._prompt(tokens)), most or UNBOUNDED_CONTEXT
-        )
-        if context is None:
-            self._say("context: not even 256 tokens fit in nine tenths of the working set")
-        elif most and context + CONTEXT_STEP > most:
+        limit = self.sizing.model.max_context
+        most = longest_prompt(limit, self.workload)
+        context = longest_context(lambda tokens: self._fits(self._prompt(tokens)), most)
+        if (context or 0) + CONTEXT_STEP <= most:
+            found = f"{context} tokens" if context else "none"
+            self._say(f"context: {found}; {self._obstacle((context or 0) + CONTEXT_STEP)}")
+        elif context is None:
+            self._say(f"context: no multiple of {CONTEXT_STEP} is within the {most} tokens allowed")
+        elif most != limit:
+            self._say(f"context: {context} tokens, the most that was looked at, fit")
+        elif context == limit:
             self._say(f"context: {context} tokens, the model's own limit, fit")
         else:
-            longer = self._prompt(context + CONTEXT_STEP)
-            need = self._size(self.sizing.need(longer).peak_bytes)
-            budget = self._size(self.device.working_set_bytes * 9 // 10)
-            remedy = "a quantised KV cache or a" if self._takes_kv_bits(longer) else "a"
-            self._say(
-                f"context: {context} tokens; {longer.prompt_tokens} would need {need}, above"
-                f" {budget}, nine tenths of the working set; {remedy} larger working set raises it"
-            )
+            self._say(f"context: {context} tokens fit; the model's own limit is {limit}")
         return context
+
+    def _obstacle(self, tokens: int) -> str:
+        """Why a prompt of ``tokens`` is too long, and what would change it."""
+        longer = self._prompt(tokens)
+        try:
+            need = self.sizing.need(longer)
+        except UnsupportedError as error:
+            return f"{tokens} cannot be run: {error}"
+        largest = self.device.max_buffer_bytes
+        if largest is not None and need.largest_buffer_bytes > largest:
+            return (
+                f"{tokens} would need one allocation of"
+                f" {self._size(need.largest_buffer_bytes)}, above {self._size(largest)}, the"
+                " largest the device gives"
+            )
+        quantised = (replace(longer, kv_bits=b, quantized_kv_start=0) for b in KV_BITS if b)
+        remedy = "a quantised KV cache or a" if any(map(self._fits, quantised)) else "a"
+        budget = self._size(self.device.working_set_bytes * 9 // 10)
+        return (
+            f"{tokens} would need {self._size(need.peak_bytes)}, above {budget}, nine tenths"
+            f" of the working set; {remedy} larger working set raises it"
+        )
 
     def wired(self, context: int | None) -> int | None:
         """The wired limit for the recommended context, else for the workload."""
@@ -93,20 +115,27 @@ class _Advice:
                 f"wired limit: {self._size(limit.nbytes)}, the working set, is the most MLX"
                 f" accepts; {tokens} tokens need {self._size(need)}"
             )
-        if limit.sysctl_mebibytes:
-            self._say(
-                f"working set: sudo sysctl iogpu.wired_limit_mb={limit.sysctl_mebibytes} would make"
-                f" room and leave the system {self._size(limit.left_for_system_bytes)};"
-                " with too little left it slows down or hangs"
-            )
+        self._raise_working_set()
         return limit.nbytes
+
+    def _raise_working_set(self) -> None:
+        """The setting that would make room for what was asked, where that is all it lacks."""
+        need = self.sizing.need(self.workload)
+        raised = wired_limit(need.peak_bytes, self.device)
+        if raised.sysctl_mebibytes and judge(need, self.device)[1] == ("working_set",):
+            self._say(
+                f"working set: sudo sysctl iogpu.wired_limit_mb={raised.sysctl_mebibytes} would"
+                f" make room for the {self.workload.total_tokens} tokens asked for and leave the"
+                f" system {self._size(raised.left_for_system_bytes)}; with too little left it"
+                " slows down or hangs"
+            )
 
     def prefill_step(self) -> int | None:
         """The largest step whose peak fits."""
         usual = get_runtime(self.sizing.engine.runtime).prefill_step
         step = first_fitting(
             [step for step in PREFILL_STEPS if step <= usual],
-            lambda step: self._fits(replace(self.workload, prefill_step=step)),
+            self._fits_with_step,
         )
         if step is None:
             self._say(f"prefill step: none from {usual} down to 128 makes this workload fit")
@@ -127,19 +156,13 @@ class _Advice:
             self._say("KV bits: no quantisation of the cache makes this workload fit")
         return found
 
-    def _takes_kv_bits(self, workload: Workload) -> bool:
-        try:
-            self.sizing.at(replace(workload, kv_bits=8, quantized_kv_start=0))
-        except UnsupportedError:
-            return False
-        return bool(self.sizing.at(workload).kv.nbytes)
+    def _fits_with_step(self, step: int) -> bool:
+        chunks_allow = self.workload.prompt_tokens <= step * MAX_CHUNKS
+        return chunks_allow and self._fits(replace(self.workload, prefill_step=step))
 
     def _fits_with_bits(self, bits: int | None) -> bool:
         start = self.workload.quantized_kv_start if bits is None else 0
-        try:
-            return self._fits(replace(self.workload, kv_bits=bits, quantized_kv_start=start))
-        except UnsupportedError:
-            return False
+        return self._fits(replace(self.workload, kv_bits=bits, quantized_kv_start=start))
 
     def capacity(self) -> int | None:
         """Experts of each layer to keep resident, for runtimes that load the rest on demand."""
@@ -157,7 +180,10 @@ class _Advice:
         return replace(self.workload, prompt_tokens=tokens, max_tokens=0)
 
     def _fits(self, workload: Workload) -> bool:
-        return judge(self.sizing.need(workload), self.device)[0] == "fits"
+        try:
+            return judge(self.sizing.need(workload), self.device)[0] == "fits"
+        except UnsupportedError:
+            return False
 
     def _size(self, nbytes: int) -> str:
         return format_bytes(nbytes, self.units)

@@ -25,10 +25,9 @@ def plot_lines(
     ]
     room = max(_LEAST_WIDTH, width - max(map(len, labels)) - 1)
     whole = max(*(point.peak_bytes for point in curve), budget or 1)
-    yield (
-        f"Memory against context: {marks[0]} weights  {marks[1]} caches  {marks[2]} workspace"
-        + (f"  {marks[3]} working set {format_bytes(budget, units)}" if budget else "")
-    )
+    yield f"Memory against context: {marks[0]} weights  {marks[1]} caches  {marks[2]} workspace"
+    if budget:
+        yield f"{marks[3]} working set {format_bytes(budget, units)}"
     for label, point in zip(labels, curve, strict=True):
         bar = _bar(point, whole, room, marks)
         if budget:

@@ -1,0 +1,89 @@
+"""Recommendations are true of the estimate they stand beside, and never a reason to fail."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import Memfit
+from tests.models import QWEN3_4B_4BIT, QWEN3_NEXT_80B, write_config
+
+# https://huggingface.co/google/gemma-2-2b-it, config.json; mlx-lm reads no quantised cache of it.
+GEMMA2 = {**QWEN3_4B_4BIT, "model_type": "gemma2", "max_position_embeddings": 8192}
+
+
+def _reasons(memfit: Memfit, config: dict[str, Any], path: Path, *options: str) -> dict[str, str]:
+    run = memfit("estimate", write_config(path, config), "--json", *options)
+    assert run.code in (0, 1), run.err
+    reasons = (text.partition(": ") for text in run.json["recommendation"]["reasons"])
+    return {name: text for name, _, text in reasons}
+
+
+def test_kv_bits_that_a_short_prompt_never_reaches_leave_a_recommendation(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    options = ("--kv-bits", "8", "--context", "1000")
+    context = _reasons(memfit, GEMMA2, tmp_path, *options, "--memory", "32GB")["context"]
+    # mlx-lm quantises from token 5000 on, and 4864 is the last multiple of 256 below it.
+    assert context.startswith("4864 tokens; 5120 cannot be run: gemma2")
+    curve = memfit("estimate", tmp_path, *options, "--plot", "--json").json["curve"]
+    assert [point["context_tokens"] for point in curve] == [1024, 2048, 4096]
+
+
+@pytest.mark.parametrize("step", ["1", "2"])
+def test_a_small_prefill_step_bounds_the_search_and_does_not_end_it(
+    memfit: Memfit, tmp_path: Path, step: str
+) -> None:
+    config = {**QWEN3_4B_4BIT, "max_position_embeddings": 2**19}
+    options = ("--context", "300", "--prefill-step", step, "--memory", "512GB")
+    context = _reasons(memfit, config, tmp_path, *options)["context"]
+    most = 100_000 * int(step) // 256 * 256
+    assert context == f"{most} tokens, the most that was looked at, fit"
+
+
+def test_a_prompt_too_long_for_small_steps_still_has_a_recommendation(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    options = ("--context", "100m", "--memory", "8GB")
+    step = _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options)["prefill step"]
+    assert step.startswith("none")
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (None, "1048576 tokens, the most that was looked at, fit"),
+        (4096, "4096 tokens, the model's own limit, fit"),
+        (4000, "3840 tokens fit; the model's own limit is 4000"),
+        (200, "no multiple of 256 is within the 200 tokens allowed"),
+    ],
+)
+def test_the_limit_of_the_search_is_named_for_what_it_is(
+    memfit: Memfit, tmp_path: Path, limit: int | None, said: str
+) -> None:
+    config = {**QWEN3_4B_4BIT, "max_position_embeddings": limit}
+    options = ("--context", "100", "--memory", "512GB")
+    assert _reasons(memfit, config, tmp_path, *options)["context"] == said
+
+
+def test_a_quantised_cache_is_no_remedy_where_it_needs_more(memfit: Memfit, tmp_path: Path) -> None:
+    # Attention over a quantised cache is not fused: its scores outweigh what the cache saves,
+    # but for long prompts of a model whose attention is not fused anyway.
+    small = _reasons(memfit, QWEN3_4B_4BIT, tmp_path, "--memory", "8GB")["context"]
+    assert small.startswith("15360 tokens; 15616 would need")
+    assert small.endswith("nine tenths of the working set; a larger working set raises it")
+    config = {**QWEN3_NEXT_80B, "quantization": {"group_size": 64, "bits": 4}}
+    large = _reasons(memfit, config, tmp_path, "--memory", "64GB")["context"]
+    assert large.endswith("; a quantised KV cache or a larger working set raises it")
+
+
+def test_the_sysctl_line_is_for_the_workload_that_was_asked_for(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    options = ("--memory", "8GB", "--context")
+    asked = _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options, "32k")
+    assert "iogpu.wired_limit_mb=7405 would" in asked["working set"]
+    assert "32768 tokens asked for" in asked["working set"]
+    assert "working set" not in _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options, "4k")
+    # More than the machine has.
+    assert "working set" not in _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options, "64k")
