@@ -201,13 +201,31 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
     return model
 
 
+def unread_format(config: Mapping[str, Any]) -> str | None:
+    """Return the method of a quantisation that only headers tell the extent of, None if none."""
+    block = _foreign_block(config)
+    if config.get("quantization") is not None or not isinstance(block, Mapping):
+        return None
+    method = block.get("quant_method")
+    return None if method is None else str(method)
+
+
+def _foreign_block(config: Mapping[str, Any]) -> Any:
+    text = config.get("text_config")
+    if "quantization_config" not in config and isinstance(text, Mapping):
+        return text.get("quantization_config")
+    return config.get("quantization_config")
+
+
 def _quantize_as_declared(model: Any, config: dict[str, Any]) -> None:
     """Quantise as a converted checkpoint's config says: mlx-lm utils.py, load_model."""
     import mlx.nn as nn
 
     block = config.get("quantization")
     if block is None:
-        return
+        block = _foreign_block(config)
+        if not block or "bits" not in block or "quant_method" in block:
+            return
     predicate = getattr(model, "quant_predicate", lambda *_: True)
 
     def is_quantised(path: str, module: Any) -> Any:

@@ -70,6 +70,8 @@ def _functions(nodes: Sequence[Node]) -> dict[int, str]:
 
 
 def _renamed(node: Node, same: dict[int, int]) -> Node:
+    if same.keys().isdisjoint(node.inputs):
+        return node
     inputs = tuple(same.get(array, array) for array in node.inputs)
     return Node(node.name, inputs, node.outputs, node.arguments)
 

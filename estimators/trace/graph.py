@@ -10,7 +10,7 @@ from typing import Any
 
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.trace.building import build, class_errors, nothing_computed
+from memfit.estimators.trace.building import build, class_errors, nothing_computed, unread_format
 from memfit.estimators.trace.libraries import mlx_lm_for, versions
 from memfit.estimators.trace.nodes import Trace
 from memfit.estimators.trace.running import Running
@@ -25,7 +25,8 @@ class TracedShapes:
 
     ``weights`` are the bytes of each parameter by path. ``kv_bytes`` are allocated,
     ``kv_held_bytes`` of the tokens still needed; ``allocated_tokens`` and ``held_tokens`` are
-    those of the longest buffer.
+    those of the longest buffer. ``unread_format`` is the method of a foreign quantisation that the
+    config declares and, without headers, the weights are not in: they are those dequantised.
     """
 
     weights: Mapping[str, int]
@@ -35,6 +36,7 @@ class TracedShapes:
     allocated_tokens: int
     held_tokens: int
     makes_own_cache: bool
+    unread_format: str | None
     versions: Mapping[str, str]
 
     @property
@@ -67,7 +69,8 @@ def trace_shapes(
         weights = _weight_bytes(model)  # before any call: Gemma 3n's widens some
         running = Running(model, workload, target)
         running.finish()
-        return _shapes(weights, model, running.caches, workload, installed)
+        unread = unread_format(config) if tensors is None else None
+        return _shapes(weights, unread, model, running.caches, workload, installed)
 
 
 def record(
@@ -118,6 +121,7 @@ def _weight_bytes(model: Any) -> dict[str, int]:
 
 def _shapes(
     weights: Mapping[str, int],
+    unread: str | None,
     model: Any,
     caches: list[Any],
     workload: Workload,
@@ -144,5 +148,6 @@ def _shapes(
         allocated_tokens=longest,
         held_tokens=needed,
         makes_own_cache=hasattr(model, "make_cache"),
+        unread_format=unread,
         versions=installed,
     )

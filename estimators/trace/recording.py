@@ -1,5 +1,6 @@
 """What MLX exports of a call, as arrays and nodes with numbers for names."""
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,7 +84,13 @@ def _deep_thread() -> ThreadPoolExecutor:
 def _export(take: Callable[[Any], None], function: Callable[..., Any], arrays: list[Any]) -> None:
     import mlx.core as mx
 
-    _deep_thread().submit(lambda: mx.export_function(take, function, *arrays)).result()
+    collecting = gc.isenabled()
+    gc.disable()  # a graph has no cycles, and searching it for some takes as long as making it
+    try:
+        _deep_thread().submit(lambda: mx.export_function(take, function, *arrays)).result()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class _EnoughError(Exception):
@@ -177,5 +184,6 @@ _NAMES = {
 }
 
 
+@cache
 def _name(dtype: Any) -> str:
     return _NAMES[str(dtype).removeprefix("mlx.core.")]

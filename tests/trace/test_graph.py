@@ -66,7 +66,6 @@ def test_the_loop_s_calls_come_in_mlx_lm_s_order() -> None:
     assert described == [
         ("first_chunk", 256, 0),
         ("full_chunk", 256, 256),
-        ("full_chunk", 256, 256),
         ("last_chunk", 87, 512),
         ("last_token", 1, 599),
         ("decode", 1, 604),

@@ -153,6 +153,68 @@ def _one_by_one(config: dict[str, Any]) -> Any:
             yield Tensor(name, tensor.dtype, tensor.shape[1:], tensor.nbytes // tensor.shape[0])
 
 
+def test_mxfp4_experts_as_openai_ships_them_stay_packed() -> None:
+    config = next(case for case in DESCRIBED if case["model_type"] == "gpt_oss")
+    shipped = {**config, "quantization_config": {"quant_method": "mxfp4"}}
+    wanted = {path: t.nbytes for path, t in Oracle(config).tensors().items()}
+    for path in list(wanted):
+        if ".mlp.experts." in path and path.endswith(".weight"):
+            values = wanted.pop(path) // 2
+            wanted[path], wanted[path.replace(".weight", ".scales")] = values // 2, values // 32
+    shapes = trace_shapes(shipped, Workload(prompt_tokens=9), tensors=list(_packed(config)))
+    assert dict(shapes.weights) == wanted
+    assert shapes.unread_format is None
+
+
+def _packed(config: dict[str, Any]) -> Any:
+    tensors = {tensor.name: tensor for tensor in headers(Oracle(config).tensors())}
+    for name, tensor in tensors.items():
+        parent, found, leaf = name.partition(".mlp.experts.")
+        if not found:
+            yield tensor
+        elif not leaf.startswith("up_proj"):
+            yield from _one_pack(f"{parent}.mlp.experts.", leaf, tensor)
+
+
+def _one_pack(parent: str, leaf: str, tensor: Tensor) -> Any:
+    matrix, _, kind = leaf.partition(".")
+    experts, rows, *rest = tensor.shape
+    if matrix == "gate_proj":  # gate and up are rows of one matrix, in turn
+        matrix, rows = "gate_up_proj", 2 * rows
+    if kind == "bias":
+        yield Tensor(f"{parent}{matrix}_bias", "BF16", (experts, rows), 2 * experts * rows)
+        return
+    groups = rest[0] // 32
+    shape = (experts, rows, groups)
+    size = experts * rows * groups
+    yield Tensor(f"{parent}{matrix}_blocks", "U8", (*shape, 16), 16 * size)
+    yield Tensor(f"{parent}{matrix}_scales", "U8", shape, size)
+
+
+def test_a_format_that_only_headers_tell_is_named() -> None:
+    config = {**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}}
+    shapes = trace_shapes(config, Workload(prompt_tokens=9))
+    assert shapes.unread_format == "awq"
+    assert shapes.weight_bytes == Oracle(LLAMA).weight_bytes()
+
+
+def test_fp8_in_blocks_is_dequantised_at_load() -> None:
+    config = next(case for case in DESCRIBED if case["model_type"] == "minimax")
+    plain = headers(Oracle(config).tensors())
+    packed = [new for tensor in plain for new in _fp8(tensor)]
+    shapes = trace_shapes(config, Workload(prompt_tokens=9), tensors=packed)
+    assert dict(shapes.weights) == {tensor.name: tensor.nbytes for tensor in plain}
+
+
+def _fp8(tensor: Tensor) -> Any:
+    if len(tensor.shape) != 2 or "proj" not in tensor.name:
+        yield tensor
+        return
+    yield tensor._replace(dtype="F8_E4M3", nbytes=tensor.nbytes // 2)
+    blocks = tuple(-(-length // 128) for length in tensor.shape)
+    yield Tensor(f"{tensor.name}_scale_inv", "F32", blocks, 4 * blocks[0] * blocks[1])
+
+
 def test_a_tensor_of_no_parameter_is_refused_in_mlx_lm_s_words() -> None:
     tensors = [*headers(Oracle(LLAMA).tensors()), Tensor("model.extra", "BF16", (2,), 4)]
     with pytest.raises(UnsupportedError, match=r"parameters not in model: *model\.extra"):
