@@ -32,6 +32,14 @@ class CompareFormat(str, Enum):
     MARKDOWN = "markdown"
 
 
+class PlanFormat(str, Enum):
+    """How a plan is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
 class Method(str, Enum):
     """How figures are come by; the trace and the measurement are not built yet."""
 
@@ -58,6 +66,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the a
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Say which requests are made, and their bytes.")
 ]
+PlanForm = Annotated[PlanFormat, typer.Option("--format", help="How the plan is written.")]
 ShownUnits = Annotated[Units, typer.Option(help="Decimal or binary sizes.")]
 
 Context = Annotated[str | None, typer.Option(help="Prompt tokens with no generation, such as 32k.")]
@@ -95,7 +104,8 @@ RuntimeName = Annotated[str, typer.Option(help="Whose allocation rules apply.")]
 ChosenRuntime = Annotated[
     str | None,
     typer.Option(
-        help="Whose allocation rules apply: mlx-lm, or llama.cpp for GGUF.", show_default=False
+        help="Whose allocation rules apply (see memfit runtimes): mlx-lm, or llama.cpp for GGUF.",
+        show_default=False,
     ),
 ]
 Margin = Annotated[str, typer.Option(help="Kept free above the peak.")]

@@ -9,7 +9,9 @@ from typing import Literal
 
 from memfit.estimators.errors import InputError
 from memfit.estimators.units import MAX_COUNT
+from memfit.estimators.version import __version__
 
+SCHEMA = "memfit.plan-request/1"
 Admission = Literal["admitted", "shortened", "refused"]
 
 
@@ -36,6 +38,8 @@ class RequestPlan:
     missing_tokens: int
     admission: Admission
     reason: str
+    schema: str = SCHEMA
+    memfit_version: str = __version__
 
 
 def remaining_context_tokens(used: int, capacity: int) -> int:

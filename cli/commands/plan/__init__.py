@@ -5,9 +5,16 @@ One module a subcommand; each is added to the sub-app here.
 
 import typer
 
+from memfit.cli.commands.plan.request import request
+from memfit.cli.commands.plan.wired import wired
+
 plan = typer.Typer(help="Plan memory for requests, contexts and limits.", no_args_is_help=True)
 
 
 @plan.callback()
 def root() -> None:
     """Exists so that a single subcommand keeps its name."""
+
+
+plan.command()(request)
+plan.command()(wired)

@@ -1,0 +1,38 @@
+"""``memfit plan request``: what a request may still generate, and whether a server takes it."""
+
+from typing import Annotated
+
+import typer
+
+from memfit.cli.exits import Exit
+from memfit.cli.options import Json, Output, PlanForm, PlanFormat, parsed
+from memfit.cli.render.output import emit
+from memfit.estimators.units import parse_count
+
+
+def request(
+    used: Annotated[str, typer.Option(help="Tokens in the window, the prompt included.")],
+    requested: Annotated[str, typer.Option(help="Tokens to generate.")],
+    capacity: Annotated[str, typer.Option(help="Tokens the window holds, such as 32k.")],
+    format_: PlanForm = PlanFormat.TABLE,
+    json_: Json = False,
+    output: Output = None,
+) -> None:
+    """Say how many tokens a request gets, and the answer of a server."""
+    from memfit.cli.render.plan import request as render
+    from memfit.cli.render.plan.data import to_json
+    from memfit.estimators.planning.requests import plan_request
+
+    result = plan_request(
+        parsed("--used", parse_count, used) or 0,
+        parsed("--requested", parse_count, requested) or 0,
+        parsed("--capacity", parse_count, capacity) or 0,
+    )
+    if json_ or format_ is PlanFormat.JSON:
+        text = to_json(result)
+    elif format_ is PlanFormat.MARKDOWN:
+        text = render.to_markdown(result)
+    else:
+        text = render.to_table(result, to_file=output is not None)
+    emit(text, output)
+    raise typer.Exit(Exit.NO if result.admission == "refused" else Exit.YES)
