@@ -57,7 +57,7 @@ def requested_quantization(
         return None
     mode = mode or "affine"
     default = DEFAULTS.get(mode)
-    return Quantization(bits, group_size or (default[1] if default else 64), mode)
+    return Quantization(bits, _given(group_size, default[1] if default else 64), mode)
 
 
 def requested_device(

@@ -22,7 +22,7 @@ def to_yaml(
 
     # Through JSON: tuples become lists and text enums become text.
     plain = json.loads(to_json(result, curve, explanation))
-    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100))
+    return str(yaml.safe_dump(plain, sort_keys=False, width=100))
 
 
 def as_data(

@@ -1,9 +1,11 @@
 """Where a rendered result goes: standard output, or a file that is whole or not there."""
 
+import json
 import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import TextIO
 
 from memfit.cli.options import Format
 from memfit.estimators.errors import InputError
@@ -50,20 +52,54 @@ def emit(text: str, output: Path | None) -> None:
     Raises:
         InputError: when the file cannot be written.
     """
-    if output is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    else:
+    if output is not None:
         write_whole(output, text)
+    elif sys.stdout is None:
+        raise InputError("standard output is closed; name a file with -o")
+    else:
+        _write_out(sys.stdout, text)
+
+
+def _write_out(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(encodable(text, stream.encoding))
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is left in the buffer would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise InputError(f"standard output: cannot be written: {error.strerror}") from None
+
+
+def encodable(text: str, encoding: str) -> str:
+    r"""Return a text with JSON's escapes in place of what an encoding does not have.
+
+    >>> print(encodable("héllo", "ascii"))
+    h\u00e9llo
+    """
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return "".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text)
+    return text
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file by way of a temporary one beside it, so that it is never half there.
 
+    A link stays one; a device or a pipe such as /dev/stdout is written to, and not replaced.
+
     Raises:
         InputError: when the directory or the file cannot be written.
     """
+    path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; name a file in it")
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+# One mark for one: columns stay where they are.
+_ASCII = str.maketrans("±…", "~~")
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -17,7 +20,8 @@ class Page:
 
     def text(self) -> str:
         """Return what was drawn so far."""
-        return self._buffer.getvalue()
+        text = self._buffer.getvalue()
+        return text.translate(_ASCII) if self.ascii_only else text
 
 
 def open_page(*, to_file: bool, least_width: int) -> Page:

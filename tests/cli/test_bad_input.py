@@ -96,6 +96,7 @@ def test_a_structural_key_nobody_reads_is_named(memfit: Memfit, tmp_path: Path) 
         (("--device", "m4-max-65"), "m4-max-65"),
         (("--runtime", "other"), "other"),
         (("--quantize", "7"), "7 bits"),
+        (("--quantize", "4", "--group-size", "0"), "groups of 0"),
         (("--quantize", "4", "--quant-mode", "int4"), "int4"),
         (("--group-size", "64"), "--quantize"),
         (("--margin", "-1"), "--margin"),

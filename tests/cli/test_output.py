@@ -1,13 +1,18 @@
 """Files that are asked for: whole, and with the permissions a plain write would leave."""
 
+import json
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from memfit.cli.render.output import write_whole
+from memfit.estimators.errors import InputError
+from tests.models import QWEN3_4B, write_config
 
 
 @pytest.fixture
@@ -31,3 +36,64 @@ def test_a_file_that_is_there_keeps_its_permissions(tmp_path: Path) -> None:
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "link.md").symlink_to(tmp_path / "report.md")
+    write_whole(tmp_path / "link.md", "text")
+    assert (tmp_path / "link.md").is_symlink()
+    assert (tmp_path / "report.md").read_text() == "text"
+
+
+def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    # A pipe stands for /dev/null, which root would otherwise replace by a file.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "text")
+    assert os.read(reader, 100) == b"text"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_directory_is_no_file_to_write(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a directory; name a file"):
+        write_whole(tmp_path, "text")
+    assert not list(tmp_path.iterdir())
+
+
+def _run(
+    *arguments: str | Path, stdout: int, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    code = "from memfit.cli.app import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "estimate", *map(str, arguments)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        encoding="ascii",
+        env={**os.environ, **environment},
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("form", ["table", "json", "yaml", "markdown"])
+def test_an_ascii_terminal_gets_every_format_in_ascii(tmp_path: Path, form: str) -> None:
+    directory = tmp_path / "héllo"
+    directory.mkdir()
+    model = write_config(directory, QWEN3_4B)
+    options = ("--format", form, "--plot", "--memory", "8GB")
+    run = _run(model, *options, stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
+    assert (run.returncode in (0, 1), run.stderr) == (True, "")
+    assert run.stdout.isascii()
+    if form == "json":
+        assert json.loads(run.stdout)["model"]["id"] == str(model)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        run = _run(write_config(tmp_path, QWEN3_4B), stdout=full.fileno())
+    assert run.returncode == 2
+    assert run.stderr == "memfit: standard output: cannot be written: No space left on device\n"
