@@ -62,6 +62,21 @@ def parse_size(text: str) -> int:
     return int(Decimal(match[1]) * factor)
 
 
+def parse_rate(text: str) -> int:
+    """Return the bytes a second of a text such as ``3.5GB/s`` or ``7GB``.
+
+    Raises:
+        InputError: when it is none, is zero, or its unit could mean bits (``Gb/s``).
+
+    >>> parse_rate("3.5GB/s")
+    3500000000
+    """
+    size = text.strip().removesuffix("/s").rstrip()
+    if not size.endswith("B") or not (rate := parse_size(size)):
+        raise InputError(f"{text!r} is not a speed; write it as 3.5GB/s, bytes with a capital B")
+    return rate
+
+
 def parse_count(text: str) -> int:
     """Return a count of tokens such as ``4096``, ``4k`` (4 x 1024) or ``1m`` (1024 x 1024).
 

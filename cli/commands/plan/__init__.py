@@ -5,7 +5,10 @@ One module a subcommand; each is added to the sub-app here.
 
 import typer
 
+from memfit.cli.commands.plan.experts import experts
+from memfit.cli.commands.plan.offload import offload
 from memfit.cli.commands.plan.request import request
+from memfit.cli.commands.plan.static import static
 from memfit.cli.commands.plan.wired import wired
 
 plan = typer.Typer(help="Plan memory for requests, contexts and limits.", no_args_is_help=True)
@@ -18,3 +21,6 @@ def root() -> None:
 
 plan.command()(request)
 plan.command()(wired)
+plan.command()(experts)
+plan.command()(offload)
+plan.command()(static)

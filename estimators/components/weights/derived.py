@@ -87,13 +87,14 @@ def derive(model: Model, plan: Plan | None) -> WeightTotals:
     for path, module in model.all_modules():
         quantization = plan.quantization(path, module) if plan else None
         parameters = module.elements + module.bias
-        for nbytes in _tensor_bytes(module, model.dtype, quantization):
+        for nbytes in tensor_bytes(module, model.dtype, quantization):
             totals.add(module.part, nbytes, parameters=parameters, loaded=module.loaded)
             parameters = 0
     return totals
 
 
-def _tensor_bytes(module: Module, dtype: str, quantization: Quantization | None) -> Iterator[int]:
+def tensor_bytes(module: Module, dtype: str, quantization: Quantization | None) -> Iterator[int]:
+    """Yield the bytes of a module's tensors: weight, scales, biases, and its own bias."""
     own_dtype = "F32" if module.float32 else dtype
     if quantization:
         yield from quantization.tensors(module.elements, dtypes.nbytes(1, own_dtype))

@@ -1,0 +1,114 @@
+"""``memfit plan experts``: how many experts to keep in memory, and what the rest costs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memfit.cli.commands.plan.subject import MODEL_HELP, sized
+from memfit.cli.exits import Exit
+from memfit.cli.options import (
+    Context,
+    DeviceName,
+    GroupSize,
+    Json,
+    KVBits,
+    Memory,
+    Output,
+    PlanForm,
+    PlanFormat,
+    Quantize,
+    QuantMode,
+    Regime,
+    ShownUnits,
+    Verbose,
+    WorkingSet,
+    parsed,
+)
+from memfit.cli.render.output import emit
+from memfit.cli.requests import DEFAULT_CONTEXT, requested_device, requested_quantization
+from memfit.estimators.machine.working_set import DEFAULT_REGIME
+from memfit.estimators.units import Units, parse_count, parse_rate
+
+
+def experts(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    capacity: Annotated[
+        str | None,
+        typer.Option(metavar="N,N...", help="Experts of a layer to show, such as 160,192,208."),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON of uses: layer, expert, count."),
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Of the disk, such as 3.5GB/s.")
+    ] = None,
+    context: Context = None,
+    kv_bits: KVBits = None,
+    quantize: Quantize = None,
+    group_size: GroupSize = None,
+    quant_mode: QuantMode = None,
+    device: DeviceName = None,
+    memory: Memory = None,
+    working_set: WorkingSet = None,
+    os_regime: Regime = DEFAULT_REGIME,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw memory and coverage against experts.")
+    ] = False,
+    format_: PlanForm = PlanFormat.TABLE,
+    json_: Json = False,
+    output: Output = None,
+    units: ShownUnits = Units.GB,
+    verbose: Verbose = False,
+) -> None:
+    """Show memory, coverage and disk reads against the experts kept of each layer."""
+    # The library is imported when it is needed: --help stays quick.
+    from memfit.cli.render.plan.experts import to_sheet
+    from memfit.cli.render.plan.writing import written
+    from memfit.estimators.estimate import device_summary
+    from memfit.estimators.planning.experts import ExpertQuestion, Run, plan_experts
+    from memfit.estimators.planning.routing import read_profile
+    from memfit.estimators.planning.slots import inventory
+    from memfit.estimators.workload import Workload
+
+    speed = parsed("--bandwidth", parse_rate, bandwidth)
+    capacities = parsed("--capacity", _counts, capacity) or ()
+    tokens = parsed("--context", parse_count, context)
+    workload = Workload(
+        prompt_tokens=DEFAULT_CONTEXT if tokens is None else tokens,
+        kv_bits=kv_bits,
+        quantized_kv_start=0,
+    )
+    machine = requested_device(device, memory, working_set, os_regime)
+    conversion = requested_quantization(quantize, group_size, quant_mode)
+    sizing = sized(model, machine, conversion, verbose=verbose)
+    tensors = None if conversion else sizing.checkpoint.tensors
+    kept = inventory(sizing.model, tensors, sizing.weighed)
+    figures = sizing.at(workload)
+    result = plan_experts(
+        kept,
+        ExpertQuestion(
+            Run(
+                workload.prompt_tokens,
+                figures.kv.nbytes,
+                figures.ssm_bytes,
+                figures.moment.workspace_bytes,
+            ),
+            capacities,
+            read_profile(profile, kept.layers) if profile else None,
+            speed,
+        ),
+        model=sizing.checkpoint.id,
+        model_type=sizing.model.model_type,
+        device=machine,
+        summary=device_summary(machine) if machine else None,
+    )
+    sheet = to_sheet(result, units, plot=plot)
+    form = PlanFormat.JSON if json_ else format_
+    emit(written(result, sheet, form, to_file=output is not None), output)
+    raise typer.Exit(Exit.NO if machine and result.capacity is None else Exit.YES)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(parse_count(part.strip()) for part in text.split(",")))

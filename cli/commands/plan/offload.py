@@ -1,0 +1,120 @@
+"""``memfit plan offload``: conversations kept in memory and on disk."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memfit.cli.commands.plan.subject import MODEL_HELP, sized
+from memfit.cli.exits import Exit
+from memfit.cli.options import (
+    DeviceName,
+    GroupSize,
+    Json,
+    Memory,
+    Output,
+    PlanForm,
+    PlanFormat,
+    Quantize,
+    QuantMode,
+    Regime,
+    ShownUnits,
+    Verbose,
+    WorkingSet,
+    parsed,
+)
+from memfit.cli.render.output import emit
+from memfit.cli.requests import DEFAULT_CONTEXT, requested_device, requested_quantization
+from memfit.estimators.machine.working_set import DEFAULT_REGIME
+from memfit.estimators.units import Units, parse_count, parse_rate, parse_size
+
+
+def offload(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    conversations: Annotated[int, typer.Option(help="Conversations that are kept.")] = 8,
+    tokens: Annotated[
+        str | None, typer.Option(help="Tokens of each, such as 18000 or 16k.")
+    ] = None,
+    stored_bits: Annotated[int, typer.Option(help="Bits they are stored in: 4, 8 or 16.")] = 4,
+    stored_group_size: Annotated[int, typer.Option(help="Group size of --stored-bits.")] = 64,
+    cache_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory for them; without it, what the device leaves of 90 %."
+        ),
+    ] = None,
+    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Free on the disk.")] = None,
+    read: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Reading the disk, such as 3.5GB/s.")
+    ] = None,
+    write: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Writing it, such as 2GB/s.")
+    ] = None,
+    prefill_speed: Annotated[
+        int | None, typer.Option(metavar="N", help="Prompt tokens a second, not generated ones.")
+    ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CSV or JSONL of agent, prompt_tokens and completion_tokens, simulated.",
+        ),
+    ] = None,
+    quantize: Quantize = None,
+    group_size: GroupSize = None,
+    quant_mode: QuantMode = None,
+    device: DeviceName = None,
+    memory: Memory = None,
+    working_set: WorkingSet = None,
+    os_regime: Regime = DEFAULT_REGIME,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw all conversations against their tokens.")
+    ] = False,
+    format_: PlanForm = PlanFormat.TABLE,
+    json_: Json = False,
+    output: Output = None,
+    units: ShownUnits = Units.GB,
+    verbose: Verbose = False,
+) -> None:
+    """Show what conversations take in memory and on disk, and what a reload saves."""
+    # The library is imported when it is needed: --help stays quick.
+    from memfit.cli.render.plan.offload import to_sheet
+    from memfit.cli.render.plan.writing import written
+    from memfit.estimators.estimate import device_summary
+    from memfit.estimators.planning.conversations import storage_of
+    from memfit.estimators.planning.offload import OffloadQuestion, Server, plan_offload
+    from memfit.estimators.planning.tiers import Speeds, read_requests
+    from memfit.estimators.workload import Workload
+
+    length = parsed("--tokens", parse_count, tokens)
+    question = OffloadQuestion(
+        conversations=conversations,
+        tokens=DEFAULT_CONTEXT if length is None else length,
+        hot_bytes=parsed("--cache-budget", parse_size, cache_budget),
+        disk_bytes=parsed("--disk", parse_size, disk),
+        speeds=Speeds(
+            parsed("--read", parse_rate, read), parsed("--write", parse_rate, write), prefill_speed
+        ),
+        requests=read_requests(requests) if requests else (),
+    )
+    machine = requested_device(device, memory, working_set, os_regime)
+    conversion = requested_quantization(quantize, group_size, quant_mode)
+    sizing = sized(model, machine, conversion, verbose=verbose)
+    active = sizing.need(Workload(prompt_tokens=question.tokens))
+    result = plan_offload(
+        storage_of(sizing.model, bits=stored_bits, group_size=stored_group_size),
+        question,
+        Server(
+            model=sizing.checkpoint.id,
+            model_type=sizing.model.model_type,
+            max_context=sizing.model.max_context,
+            weight_bytes=sizing.resident_bytes,
+            active_bytes=active.peak_bytes,
+            device=machine,
+            summary=device_summary(machine) if machine else None,
+        ),
+    )
+    sheet = to_sheet(result, units, plot=plot)
+    form = PlanFormat.JSON if json_ else format_
+    emit(written(result, sheet, form, to_file=output is not None), output)
+    raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)

@@ -1,0 +1,120 @@
+"""``memfit plan static``: what an engine that allocates everything at first would provision."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memfit.cli.commands.plan.subject import MODEL_HELP, sized
+from memfit.cli.exits import Exit
+from memfit.cli.options import (
+    Context,
+    GroupSize,
+    Json,
+    Output,
+    PlanForm,
+    PlanFormat,
+    Quantize,
+    QuantMode,
+    ShownUnits,
+    Verbose,
+    parsed,
+)
+from memfit.cli.render.output import emit, write_whole
+from memfit.cli.requests import DEFAULT_CONTEXT, requested_quantization
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.units import Units, parse_count
+
+if TYPE_CHECKING:
+    from memfit.estimators.sizing import Sizing
+    from memfit.estimators.trace.nodes import Trace
+
+# A chunk of 32 tokens is what Foundry takes of a prompt at once.
+FOUNDRY_CHUNK = 32
+_LARGEST_TRACE = 2**30
+
+
+def static(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A recorded trace; without it MLX records one."),
+    ] = None,
+    save_trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the recorded trace to a file.")
+    ] = None,
+    context: Context = None,
+    prefill_step: Annotated[
+        int, typer.Option(help="Tokens of a chunk that is recorded.")
+    ] = FOUNDRY_CHUNK,
+    quantize: Quantize = None,
+    group_size: GroupSize = None,
+    quant_mode: QuantMode = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the arena by call.")] = False,
+    format_: PlanForm = PlanFormat.TABLE,
+    json_: Json = False,
+    output: Output = None,
+    units: ShownUnits = Units.GB,
+    verbose: Verbose = False,
+) -> None:
+    """Place every intermediate of a recorded graph in one arena, and add what lies beside it."""
+    # The library is imported when it is needed: --help stays quick.
+    from memfit.cli.render.plan.static import to_sheet
+    from memfit.cli.render.plan.writing import written
+    from memfit.estimators.planning.static import plan_static
+    from memfit.estimators.trace.nodes import to_json
+
+    asked = parsed("--context", parse_count, context)
+    tokens = DEFAULT_CONTEXT if asked is None else asked
+    conversion = requested_quantization(quantize, group_size, quant_mode)
+    kept = _read(trace) if trace else None
+    sizing = sized(model, None, conversion, verbose=verbose)
+    recorded = kept or _record(sizing, tokens, prefill_step, conversion)
+    if save_trace:
+        write_whole(save_trace, to_json(recorded))
+    result = plan_static(
+        recorded,
+        sizing.model,
+        name=sizing.checkpoint.id,
+        context_tokens=tokens,
+        environment=os.environ,
+    )
+    sheet = to_sheet(result, units, plot=plot)
+    form = PlanFormat.JSON if json_ else format_
+    emit(written(result, sheet, form, to_file=output is not None), output)
+    raise typer.Exit(Exit.YES)
+
+
+def _read(path: Path) -> "Trace":
+    from memfit.estimators.checkpoint.files import read_whole, shown
+    from memfit.estimators.errors import InputError
+    from memfit.estimators.trace.nodes import from_json
+
+    try:
+        return from_json(read_whole(path, limit=_LARGEST_TRACE).decode("utf-8"))
+    except UnicodeDecodeError:
+        raise InputError(f"{shown(path)}: not a recorded trace: it is not UTF-8") from None
+    except InputError as error:
+        name = shown(path)
+        raise InputError(str(error) if name in str(error) else f"{name}: {error}") from None
+
+
+def _record(
+    sizing: "Sizing", tokens: int, prefill_step: int, conversion: Quantization | None
+) -> "Trace":
+    from memfit.estimators.trace.graph import record
+    from memfit.estimators.trace.standins import Target
+    from memfit.estimators.workload import Workload
+
+    checkpoint = sizing.checkpoint
+    return record(
+        checkpoint.config,
+        # Two tokens are generated, so that a step of decoding is there too.
+        Workload(prompt_tokens=tokens, max_tokens=2, prefill_step=prefill_step),
+        target=Target(),
+        name=checkpoint.config_name,
+        dtype=sizing.model.dtype,
+        tensors=checkpoint.tensors,
+        quantize=conversion,
+    )

@@ -1,0 +1,154 @@
+"""A plan of experts in words."""
+
+from collections.abc import Iterator
+
+from memfit.cli.render.plan.bars import Bar, bar_lines
+from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
+from memfit.estimators.planning.experts_result import CapacityRow, ExpertPlan, Misses
+from memfit.estimators.units import Units, format_bytes
+
+_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
+_MEMORY = (
+    "Experts",
+    "Weights",
+    "Lookup",
+    "KV",
+    "State",
+    "Workspace",
+    "Running",
+    "Start-up",
+    "Verdict",
+)
+_MISSES = ("Experts", "Coverage", "Misses", "From disk", "Time", "Pinned", "Found", "Filler")
+
+
+def to_sheet(result: ExpertPlan, units: Units, *, plot: bool) -> Sheet:
+    """Return the plan as a sheet."""
+    return Sheet(
+        title=result.model,
+        facts=tuple(_facts(result, units)),
+        grids=(
+            Grid(_MEMORY, tuple(_memory(row, units) for row in result.rows)),
+            Grid(
+                _MISSES,
+                tuple(_missed(row, units) for row in result.rows),
+                "For each token",
+            ),
+        ),
+        verdict=_verdict(result, units),
+        colour=_COLOURS[result.chosen.verdict if result.chosen else "unknown"],
+        sections=(
+            ("To set", tuple(_settings(result, units))),
+            ("Does it pay", (_worth(result), *result.worth.reasons)),
+            ("Notes", tuple(note.message for note in result.notes)),
+        ),
+        plots=(_plot(result, units),) if plot else (),
+    )
+
+
+def _facts(result: ExpertPlan, units: Units) -> Iterator[str]:
+    slots = "a slot takes" if result.uniform_slots else "the largest slot takes"
+    yield (
+        f"{result.model_type}, {result.experts} experts in each of {result.layers} layers,"
+        f" {result.top_k} for a token; {slots} {result.slot_bytes} bytes, all experts"
+        f" {format_bytes(result.all_expert_bytes, units)} ({result.basis})"
+    )
+    if result.device:
+        yield (
+            f"{result.device.name}, {format_bytes(result.device.memory_bytes, Units.GIB)} memory,"
+            f" working set {format_bytes(result.device.working_set_bytes, units)};"
+            f" {result.context_tokens} tokens of context"
+        )
+    else:
+        yield "no device named: --device m4-max-64 or --memory 32GB gives a capacity"
+
+
+def _memory(row: CapacityRow, units: Units) -> tuple[str, ...]:
+    parts = (
+        row.weight_bytes,
+        row.lookup_bytes,
+        row.kv_bytes,
+        row.state_bytes,
+        row.workspace_bytes,
+        row.running_bytes,
+        row.startup_bytes,
+    )
+    return str(row.capacity), *(format_bytes(part, units) for part in parts), row.verdict
+
+
+def _missed(row: CapacityRow, units: Units) -> tuple[str, ...]:
+    slots = (row.pinned_slots, row.found_slots, row.filler_slots)
+    return str(row.capacity), *_misses(row.misses, units), *map(str, slots)
+
+
+def _misses(misses: Misses, units: Units) -> tuple[str, ...]:
+    return (
+        f"{misses.coverage_percent:.2f} %",
+        f"{misses.misses_per_token:.1f}",
+        format_bytes(misses.disk_bytes_per_token, units),
+        _milliseconds(misses.disk_microseconds_per_token),
+    )
+
+
+def _milliseconds(microseconds: int | None) -> str:
+    return "-" if microseconds is None else f"{microseconds / 1000:.1f} ms"
+
+
+def _verdict(result: ExpertPlan, units: Units) -> str:
+    row = result.chosen
+    if result.device is None:
+        return "No device named: nothing is said of what fits."
+    if row is None:
+        return "Does not fit: there is no room for the experts of one token."
+    text = (
+        f"Keep {row.capacity} of {result.experts} experts in each layer:"
+        f" {format_bytes(row.running_bytes, units)} while it runs,"
+        f" {format_bytes(row.startup_bytes, units)} while it starts"
+    )
+    return f"{text}; {row.verdict}."
+
+
+def _settings(result: ExpertPlan, units: Units) -> Iterator[str]:
+    for regime in result.regimes:
+        yield (
+            f"{regime.os_regime}: {regime.capacity} experts, from 71 % of"
+            f" {format_bytes(regime.working_set_bytes, units)}"
+        )
+    if result.wired_limit_bytes is not None:
+        yield f"wired limit: {format_bytes(result.wired_limit_bytes, units)}, all that is in use"
+    if result.adaptive:
+        capacities = result.adaptive.capacities
+        coverage, misses, disk, time = _misses(result.adaptive.misses, units)
+        yield (
+            f"by layer: {min(capacities)} to {max(capacities)} experts in"
+            f" {format_bytes(result.adaptive.expert_bytes, units)} cover {coverage}; {misses}"
+            f" misses and {disk} a token" + (f", {time}" if time != "-" else "")
+        )
+
+
+def _worth(result: ExpertPlan) -> str:
+    pays = result.worth.pays
+    return "not known" if pays is None else "yes" if pays else "no"
+
+
+def _plot(result: ExpertPlan, units: Units) -> Plot:
+    bars = [
+        Bar(
+            str(row.capacity),
+            (
+                row.non_expert_bytes,
+                row.expert_bytes,
+                row.running_bytes - row.weight_bytes,
+            ),
+            f"{row.misses.coverage_percent:.1f} %",
+        )
+        for row in result.rows
+    ]
+    limit = ("working set", result.device.working_set_bytes) if result.device else None
+    kinds = ("other weights", "experts", "the rest")
+
+    def draw(width: int, ascii_only: bool) -> Iterator[str]:
+        title = "Memory and coverage against experts"
+        return bar_lines(title, kinds, bars, limit, units, width, ascii_only=ascii_only)
+
+    return draw

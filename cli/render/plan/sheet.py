@@ -1,0 +1,105 @@
+"""A plan laid out once, as text in tables, and drawn for the terminal or as Markdown."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.padding import Padding
+from rich.table import Table
+
+from memfit.cli.render.terminal import Page, open_page
+
+_LEAST_WIDTH = 64
+_MARKDOWN_WIDTH = 80
+_GAP = 3  # between two columns
+# Draws into a width in characters, with ASCII marks only where that is asked for.
+Plot = Callable[[int, bool], Iterator[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Texts in columns: the first column is set left, all others right."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A plan in words: ``facts`` stand below the title, ``verdict`` below the tables."""
+
+    title: str
+    facts: tuple[str, ...]
+    grids: tuple[Grid, ...]
+    verdict: str
+    colour: str
+    sections: tuple[tuple[str, tuple[str, ...]], ...]
+    plots: tuple[Plot, ...] = field(default=())
+
+
+def to_table(sheet: Sheet, *, to_file: bool) -> str:
+    """Return the sheet for the terminal; numbers are never cut, a narrow terminal wraps."""
+    page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
+    page.console.print(sheet.title, style="bold", soft_wrap=True)
+    for fact in sheet.facts:
+        page.console.print(fact, style="dim", soft_wrap=True)
+    for grid in sheet.grids:
+        page.console.print(f"\n{grid.title}" if grid.title else "")
+        _draw(page, grid)
+    page.console.print(f"\n{sheet.verdict}", style=f"bold {sheet.colour}", soft_wrap=True)
+    for heading, lines in sheet.sections:
+        if lines:
+            page.console.print(f"\n{heading}")
+        for line in lines:
+            page.console.print(Padding(line, (0, 0, 0, 2), expand=False))
+    for plot in sheet.plots:
+        page.console.print()
+        for line in plot(page.console.width, page.ascii_only):
+            page.console.print(line, no_wrap=True, crop=True)
+    return page.text()
+
+
+def _draw(page: Page, grid: Grid) -> None:
+    style = box.ASCII if page.ascii_only else box.SIMPLE_HEAD
+    table = Table(box=style, pad_edge=False, show_edge=False)
+    span = 0
+    for index, heading in enumerate(grid.headings):
+        width = max(len(heading), *(len(row[index]) for row in grid.rows), 1)
+        span += width + _GAP
+        table.add_column(heading, justify="right" if index else "left", no_wrap=True, width=width)
+    for row in grid.rows:
+        table.add_row(*row)
+    page.console.width = max(page.console.width, span)
+    page.console.print(table)
+
+
+def to_markdown(sheet: Sheet) -> str:
+    """Return the sheet as a Markdown section that ends with a line feed."""
+    return "\n".join(_lines(sheet)) + "\n"
+
+
+def _lines(sheet: Sheet) -> Iterator[str]:
+    yield from (f"## {_escaped(sheet.title)}", "", f"**{_escaped(sheet.verdict)}**", "")
+    yield from (f"- {_escaped(fact)}" for fact in sheet.facts)
+    for grid in sheet.grids:
+        yield from ("", f"### {_escaped(grid.title)}", "") if grid.title else ("",)
+        yield _row(grid.headings)
+        yield _row(["---", *("---:" for _ in grid.headings[1:])], escape=False)
+        yield from map(_row, grid.rows)
+    for heading, lines in sheet.sections:
+        if lines:
+            yield from ("", f"### {heading}", "")
+            yield from (f"- {_escaped(line)}" for line in lines)
+    for plot in sheet.plots:
+        yield from ("", "```text", *plot(_MARKDOWN_WIDTH, False), "```")
+
+
+def _row(cells: Sequence[str], *, escape: bool = True) -> str:
+    return f"| {' | '.join(map(_escaped, cells) if escape else cells)} |"
+
+
+def _escaped(text: str) -> str:
+    for mark in ("\\", "|", "<", "`", "*", "_"):
+        text = text.replace(mark, f"\\{mark}")
+    return text

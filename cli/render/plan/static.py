@@ -1,0 +1,80 @@
+"""A static plan in words."""
+
+from collections.abc import Iterator
+
+from memfit.cli.render.plan.bars import Bar, bar_lines
+from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
+from memfit.estimators.planning.static import CallPlan, Provision, StaticPlan
+from memfit.estimators.units import Units, format_bytes
+
+_PROVISIONS = ("Allocated", "Size", "Storage", "")
+_CALLS = ("Call", "Tokens", "At", "Operations", "Buffers", "Arena", "No less than", "Each its own")
+
+
+def to_sheet(result: StaticPlan, units: Units, *, plot: bool) -> Sheet:
+    """Return the plan as a sheet."""
+    return Sheet(
+        title=result.model,
+        facts=tuple(_facts(result)),
+        grids=(
+            Grid(_PROVISIONS, tuple(_provision(each, units) for each in result.provisions)),
+            Grid(_CALLS, tuple(_call(each, units) for each in result.calls), "The arena by call"),
+        ),
+        verdict=_verdict(result, units),
+        colour="default",
+        sections=(("Notes", tuple(note.message for note in result.notes)),),
+        plots=(_plot(result, units),) if plot else (),
+    )
+
+
+def _facts(result: StaticPlan) -> Iterator[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    yield f"{result.model_type}, the graph of {result.backend} as recorded with {versions}"
+    yield (
+        f"{result.context_tokens} tokens of context, capacity {result.capacity_tokens};"
+        f" {len(result.placements)} places in the arena"
+    )
+
+
+def _provision(each: Provision, units: Units) -> tuple[str, ...]:
+    name = each.name.replace("_", " ").replace("kv", "KV").replace("rope", "RoPE")
+    size = format_bytes(each.nbytes, units)
+    return name, size, each.mode, "" if each.lasting else "while loading"
+
+
+def _call(call: CallPlan, units: Units) -> tuple[str, ...]:
+    counts = (call.tokens, call.position, call.operations, call.buffers)
+    sizes = (call.arena_bytes, call.lower_bound_bytes, call.separate_bytes)
+    return (
+        call.phase.replace("_", " "),
+        *map(str, counts),
+        *(format_bytes(size, units) for size in sizes),
+    )
+
+
+def _verdict(result: StaticPlan, units: Units) -> str:
+    return (
+        f"{format_bytes(result.private_bytes, units)} private and"
+        f" {format_bytes(result.shared_bytes, units)} shared; the arena is"
+        f" {format_bytes(result.arena_bytes, units)}, and none is below"
+        f" {format_bytes(result.lower_bound_bytes, units)}."
+    )
+
+
+def _plot(result: StaticPlan, units: Units) -> Plot:
+    bars = [
+        Bar(call.phase.replace("_", " "), (call.lower_bound_bytes, _slack(call)))
+        for call in result.calls
+    ]
+
+    def draw(width: int, ascii_only: bool) -> Iterator[str]:
+        kinds = ("lower bound", "lost to placement")
+        return bar_lines(
+            "The arena by call", kinds, bars, None, units, width, ascii_only=ascii_only
+        )
+
+    return draw
+
+
+def _slack(call: CallPlan) -> int:
+    return call.arena_bytes - call.lower_bound_bytes
