@@ -261,6 +261,15 @@ def test_a_waiter_that_gives_up_lets_those_behind_it_in() -> None:
     assert book.waiting == ()
 
 
+def test_a_group_whose_tickets_have_ended_asks_for_nothing() -> None:
+    book = WiredLedger(METAL, WiredSettings(shrink_cooldown_ms=0))
+    book.request(Ticket(SumPolicy(), 50, name="stays"), 0)
+    book.request(Ticket(FixedPolicy(500), 1, name="goes"), 0)
+    assert book.limit_bytes == 500
+    book.end("goes", 0)
+    assert book.limit_bytes == 50
+
+
 def test_a_second_start_and_a_second_end_do_nothing() -> None:
     book = WiredLedger(METAL)
     ticket = Ticket(SumPolicy(), 100, name="a")
@@ -279,9 +288,10 @@ def test_a_name_that_waits_is_not_taken_again() -> None:
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    for settings in ({"shrink_threshold": Fraction(2)}, {"shrink_cooldown_ms": -1}):
-        with pytest.raises(InputError):
-            WiredSettings(**settings)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="shrink threshold"):
+        WiredSettings(shrink_threshold=Fraction(2))
+    with pytest.raises(InputError, match="shrink cooldown"):
+        WiredSettings(shrink_cooldown_ms=-1)
     with pytest.raises(InputError):
         WiredSettings(baseline_override=-1)
     with pytest.raises(InputError):
