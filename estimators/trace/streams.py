@@ -13,24 +13,6 @@ from memfit.estimators.trace.layouts import Buffer
 from memfit.estimators.trace.memory import Memory
 from memfit.estimators.trace.operation import Operation
 
-# Nanoseconds, estimated on one machine: of an element, of one multiplication in a product, of
-# preparing an operation, of waking from a wait. They decide only what the device has done while
-# MLX goes on; docs/accuracy-trace.md says how little the peak hangs on them.
-_PER_ELEMENT = {
-    **dict.fromkeys(("Cos", "Erf", "Exp", "Log", "Log1p", "LogSumExp", "Power"), 20.0),
-    **dict.fromkeys(("Sigmoid", "Sin", "Softmax", "Tanh"), 20.0),
-    **dict.fromkeys(("ArgPartition", "ArgSort", "Partition", "Sort"), 50.0),
-    "Reduce": 2.0,
-    "Select": 5.0,
-}
-_PER_PRODUCT = {
-    **dict.fromkeys(("AddMM", "GatherMM", "Matmul"), 0.7),
-    **dict.fromkeys(("GatherQMM", "QuantizedMatmul"), 2.0),
-}
-_NO_WORK = 100.0
-_PREPARE = 1000.0
-_WAKE = 20000.0
-
 
 class Ahead(Protocol):
     """Work given to the device and not done yet; it keeps buffers alive."""
@@ -43,42 +25,36 @@ class Ahead(Protocol):
 
 
 class CpuTasks:
-    """The CPU stream: a task every ten dispatches, one empty dispatch after each operation."""
+    """The CPU's stream: a task every ten dispatches, one empty dispatch after each operation.
+
+    The stream is taken as slow: it has done what MLX waited for, and no more.
+    """
 
     def __init__(self) -> None:
         constants = scheduling()
         self._per_task = constants.cpu_dispatches_per_task
         self._most = constants.max_active_tasks
-        self._given = 0
-        self._host = self._device = 0.0
-        self._task_ends: deque[float] = deque()
-        self._under_way: deque[tuple[float, list[Buffer]]] = deque()
+        self._given = self._tasks_done = 0
+        self._under_way: deque[tuple[int, list[Buffer]]] = deque()
 
     def after(self, op: Operation, held: list[Buffer], memory: Memory) -> None:
         """See `Ahead`."""
-        before = self._given // self._per_task
+        # Dispatches without a kernel take no time: they are done with the kernel before them.
+        done_with = self._given + op.kernels if op.kernels else 0
         self._given += op.kernels + 1
-        self._host += _PREPARE
-        self._device = max(self._device, self._host) + _duration(op)
-        self._under_way.append((self._device, held))
-        ends = self._task_ends
-        for _ in range(self._given // self._per_task - before):
-            ends.append(self._device)
-        while ends and ends[0] <= self._host:
-            ends.popleft()
-        if len(ends) > self._most:
-            self._host = max(self._host, ends.popleft()) + _WAKE
-        self._release(self._host, memory)
+        self._under_way.append((done_with, held))
+        if self._given // self._per_task - self._tasks_done > self._most:
+            self._tasks_done += 1
+            self._finish(self._tasks_done * self._per_task, memory)
 
     def drain(self, memory: Memory) -> None:
         """See `Ahead`."""
-        self._host = max(self._host, self._device)
-        self._task_ends.clear()
-        self._release(self._host, memory)
+        self._tasks_done = self._given // self._per_task
+        self._finish(self._given, memory)
 
-    def _release(self, now: float, memory: Memory) -> None:
+    def _finish(self, dispatches: int, memory: Memory) -> None:
         under_way = self._under_way
-        while under_way and under_way[0][0] <= now:
+        while under_way and under_way[0][0] <= dispatches:
             _release(under_way.popleft()[1], memory)
 
 
@@ -146,12 +122,3 @@ def stream_of(device: Device) -> Ahead:
 def _release(buffers: list[Buffer], memory: Memory) -> None:
     for buffer in buffers:
         memory.release(buffer)
-
-
-def _duration(op: Operation) -> float:
-    if not op.kernels:
-        return _NO_WORK
-    out, source = op.outputs[0], op.inputs[0] if op.inputs else op.outputs[0]
-    if op.name in _PER_PRODUCT:
-        return out.size * source.shape[-1] * _PER_PRODUCT[op.name]
-    return max(out.size, source.data_size) * _PER_ELEMENT.get(op.name, 1.0)

@@ -6,7 +6,7 @@ from memfit.estimators.trace.memory import Memory
 from memfit.estimators.trace.nodes import Call
 from memfit.estimators.trace.operation import Operation
 from memfit.estimators.trace.schedule import WIDTH, evaluation_order
-from memfit.estimators.trace.streams import Ahead, CommandBuffers
+from memfit.estimators.trace.streams import Ahead, CommandBuffers, CpuTasks
 from memfit.estimators.trace.unmerged import unmerged
 from tests.trace.calls import Sketch
 
@@ -73,6 +73,25 @@ def give(ahead: Ahead, memory: Memory, *, elements: int = 1, kernels: int = 1) -
     op.inputs = op.outputs = [view]
     op.kernels = kernels
     ahead.after(op, [buffer], memory)
+
+
+def test_the_cpu_waits_once_more_than_ten_tasks_of_ten_dispatches_are_open() -> None:
+    memory, ahead = Memory("cpu"), CpuTasks()
+    # A kernel and an empty dispatch for each: the 55th operation ends the eleventh task.
+    for _ in range(54):
+        give(ahead, memory)
+    assert memory.active == 4 * 54
+    give(ahead, memory)
+    assert memory.active == 4 * 50
+
+
+def test_views_behind_a_kernel_are_done_with_it_on_the_cpu() -> None:
+    memory, ahead = Memory("cpu"), CpuTasks()
+    for _ in range(5):
+        give(ahead, memory)
+    for _ in range(100):
+        give(ahead, memory, kernels=0)
+    assert memory.active == 0
 
 
 def test_a_command_buffer_closes_after_fifty_one_kernels_on_a_max() -> None:

@@ -1,0 +1,69 @@
+"""Traced peaks against those that mlx-lm published for Metal: BENCHMARKS.md, M4 Max 64 GB."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.accuracy import M4_MAX, PUBLISHED
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.trace.graph import record
+from memfit.estimators.trace.peak import peak
+from memfit.estimators.trace.standins import Target
+from memfit.estimators.workload import Workload
+
+pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
+
+_SHARED = {
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5000000,
+    "max_position_embeddings": 262144,
+}
+# Qwen/Qwen3-4B-Instruct-2507 and Qwen/Qwen3-30B-A3B-Instruct-2507.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3": _SHARED
+    | {
+        "model_type": "qwen3",
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_moe": _SHARED
+    | {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
+}
+ROWS = [(model, *row) for model, rows in PUBLISHED.items() for row in rows]
+
+
+@pytest.mark.parametrize(("model", "bits", "group", "published_gb"), ROWS)
+def test_a_published_peak_is_met_within_two_percent(
+    model: str, bits: int, group: int, published_gb: float
+) -> None:
+    trace = record(
+        CONFIGS[model],
+        Workload(prompt_tokens=2048, max_tokens=128),
+        target=Target(backend="metal"),
+        quantize=Quantization(bits, group) if bits < 16 else None,
+    )
+    found = peak(trace, M4_MAX)
+    published = published_gb * 1e9
+    assert abs(found.nbytes / published - 1) < 0.02
+    residual = published - (found.nbytes - found.workspace_bytes)
+    # bfloat16 was published with a feed-forward block that mlx-lm has since fused further.
+    assert abs(found.workspace_bytes / residual - 1) < (0.15 if bits < 16 else 0.20)
