@@ -21,6 +21,7 @@ def explain(sizing: Sizing, workload: Workload, units: Units) -> tuple[str, ...]
         *_weights(sizing),
         *_kept(sizing, workload),
         *sizing.at(workload).moment.explanation,
+        _workspace(sizing, workload),
         *_verdict(sizing, workload, units),
         *_capacity(sizing),
     )
@@ -45,10 +46,11 @@ def _weights(sizing: Sizing) -> Iterator[str]:
         yield f"weights = sum of shape x bytes per element = {parts} = {weighed.nbytes} bytes"
     if weighed.plan:
         q = weighed.plan.default
-        scales = f"+ 2 x {dtypes.BITS[sizing.model.dtype]}" if q.mode == "affine" else "+ 8"
+        width = dtypes.BITS[sizing.model.dtype]
+        scales, bits = (f"2 x {width}", 2 * width) if q.mode == "affine" else ("8", 8)
         yield (
-            f"  quantised {q.mode}: bits per weight = {q.bits} ({scales}) / {q.group_size},"
-            " unless a module has its own"
+            f"  quantised {q.mode}: bits per weight = {q.bits} + {scales} / {q.group_size}"
+            f" = {q.bits + bits / q.group_size:g}, unless a module has its own"
         )
     if weighed.loaded_bytes != weighed.nbytes:
         yield f"loaded weights = {weighed.loaded_bytes} bytes in {tensors} arrays"
@@ -83,8 +85,8 @@ def _cache_line(sizing: Sizing, workload: Workload, buffer: KVBuffer, layers: in
         width = f"{shape} x {dtypes.nbytes(1, sizing.model.dtype)} bytes"
     else:
         width = (
-            f"{shape} x ({workload.kv_bits} / 8 + 2 scales of"
-            f" {dtypes.nbytes(1, sizing.model.dtype)} bytes / {workload.kv_group_size})"
+            f"{shape} x ({workload.kv_bits} / 8 + 2 x {dtypes.nbytes(1, sizing.model.dtype)} bytes"
+            f" of scale and bias / {workload.kv_group_size})"
         )
     limit = f", {buffer.growth.value} at {buffer.limit}" if buffer.limit else ""
     total = layers * per_token * allocated * workload.batch
@@ -112,9 +114,22 @@ def _states(sizing: Sizing, workload: Workload) -> Iterator[str]:
         )
 
 
+def _workspace(sizing: Sizing, workload: Workload) -> str:
+    figures = sizing.at(workload)
+    return (
+        f"workspace = peak {figures.moment.nbytes} - resident weights {sizing.resident_bytes}"
+        f" - caches {figures.kv.nbytes} and states {figures.ssm_bytes} as the workload leaves them"
+        f" = {figures.moment.workspace_bytes} bytes"
+    )
+
+
 def _verdict(sizing: Sizing, workload: Workload, units: Units) -> Iterator[str]:
     need = sizing.need(workload)
-    yield f"need = peak + draft + margin {sizing.margin_bytes} = {need.peak_bytes} bytes"
+    yield (
+        f"need = peak {sizing.at(workload).moment.nbytes}"
+        f" + draft {sizing.draft_bytes(workload)} + margin {sizing.margin_bytes}"
+        f" = {need.peak_bytes} bytes"
+    )
     if sizing.device:
         working_set = sizing.device.working_set_bytes
         yield (

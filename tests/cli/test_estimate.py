@@ -1,6 +1,7 @@
 """`memfit estimate` on checkpoints of real size, held against published and measured figures."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,7 @@ def test_expert_capacity_on_32_gb_is_computed_in_integers(
     assert run.code == 1
 
 
-def test_the_recommended_context_fits_and_the_next_does_not(
-    memfit: Memfit, qwen3_4b: Path
-) -> None:
+def test_the_recommended_context_fits_and_the_next_does_not(memfit: Memfit, qwen3_4b: Path) -> None:
     def answer(*more: str) -> dict[str, object]:
         data: dict[str, object] = memfit(
             "estimate", qwen3_4b, "--memory", "8GB", "--json", *more
@@ -200,3 +199,33 @@ def test_explain_puts_the_numbers_into_every_formula(memfit: Memfit, qwen3_4b: P
     line = "36 x 8 heads x (128 + 128) x 2 bytes x 2304 tokens allocated (2176 held) x batch 1"
     assert line in out
     assert "= 339738624 bytes" in out
+    assert "bits per weight = 4 + 2 x 16 / 64 = 4.5, unless" in out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--kv-bits", "4", "--quantized-kv-start", "0"),
+        ("--draft", "DRAFT", "--margin", "1", "--max-tokens", "600", "--prompt-tokens", "1"),
+        ("--batch", "3", "--max-kv-size", "1000"),
+    ],
+    ids=str,
+)
+def test_every_sum_and_difference_that_is_explained_is_true(
+    memfit: Memfit, qwen3_4b: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    draft = write_config(tmp_path, QWEN3_4B)
+    given = [str(draft) if option == "DRAFT" else option for option in options]
+    data = memfit("estimate", qwen3_4b, "--explain", "--json", *given).json
+    sums = [
+        line.replace(",", "").split(" = ")
+        for line in data["explanation"]
+        if line.startswith(("weights", "need", "workspace", "prefill", "decode"))
+    ]
+    assert len(sums) == 4
+    for *_, terms, total in sums:
+        subtracted = " - " in terms
+        numbers = [int(number) for number in re.findall(r"[a-z] (\d+)", terms)]
+        expected = 2 * numbers[0] - sum(numbers) if subtracted else sum(numbers)
+        assert expected == int(total.removesuffix(" bytes")), terms
