@@ -10,8 +10,8 @@ from memfit.estimators.errors import ConfigError
 
 CONFIG = "config.json"
 MODELOPT = "hf_quant_config.json"
-MAX_CONFIG_BYTES = 32_000_000  # quantisation layer by layer makes configs of some megabytes
-MAX_CONFIG_VALUES = 2_000_000
+MAX_CONFIG_BYTES = 6_000_000  # quantisation matrix by matrix makes configs of a megabyte
+MAX_CONFIG_VALUES = 200_000
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Cursor:
         self._require(8 * count, what)
         self._strings_left -= count
         if self._strings_left < 0:
-            raise CheckpointError(f"{self.name}: {what}: more than {MAX_STRINGS} strings")
+            raise CheckpointError(f"{self.name}: {shown(what)}: more than {MAX_STRINGS} strings")
         length_at = self._u64.unpack_from
         while count:
             self._need(8, what)

@@ -9,7 +9,7 @@ here as it would be there.
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -19,16 +19,19 @@ from memfit.estimators.checkpoint.files import (
     refuse_lfs_pointer,
     shown,
 )
+from memfit.estimators.checkpoint.json_members import object_members
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.checkpoint.strict_json import parse_object
 from memfit.estimators.dtypes import BITS
 from memfit.estimators.errors import CheckpointError
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # MAX_HEADER_SIZE of the reference reader
-MAX_VALUES = 6_000_000  # about a dozen a tensor: 500,000 tensors in one file
+MAX_TENSORS = 75_000  # in one file; DeepSeek-V3 has 91,991 in 163 files
+MAX_VALUES = 13 * MAX_TENSORS
+MAX_NAME_BYTES = 192  # the longest in use have half as many
 MAX_DIMENSIONS = 64
 MAX_EXTENT = 2**63 - 1
+_METADATA = "__metadata__"
 
 
 class Header(NamedTuple):
@@ -74,12 +77,10 @@ def parse_header(first_bytes: bytes, text: bytes, file_bytes: int, path: PurePat
     Raises:
         CheckpointError: as `read_header`, naming ``path``.
     """
-    entries = parse_object(
-        text, path, what="the header", error=CheckpointError, max_values=MAX_VALUES
-    )
-    metadata = _metadata(entries.pop("__metadata__", None), path)
+    place = f"{shown(path)}: the header"
+    members = object_members(text, place, error=CheckpointError, max_values=MAX_VALUES)
     header_bytes = len(first_bytes) + len(text)
-    tensors = _tensors(entries, file_bytes - header_bytes, path)
+    metadata, tensors = _read(members, file_bytes - header_bytes, path)
     digest = hashlib.sha256(first_bytes)
     digest.update(text)
     return Header(tensors, header_bytes, file_bytes, metadata, digest.hexdigest())
@@ -116,25 +117,41 @@ def _metadata(value: Any, path: PurePath) -> Mapping[str, str]:
     return value
 
 
-def _tensors(entries: Mapping[str, Any], data_bytes: int, path: PurePath) -> tuple[Tensor, ...]:
-    tensors = []
-    spans = []
-    for name, entry in entries.items():
-        begin, end = _offsets(entry, name, path)
-        dtype, shape = _dtype(entry, name, path), _shape(entry, name, path)
-        bits = BITS[dtype]
-        for extent in shape:
-            bits *= extent
-        if bits != 8 * (end - begin):
-            raise CheckpointError(
-                f"{_place(path, name)}: {end - begin} bytes of data_offsets disagree with "
-                f"{dtype} x {shown(list(shape))}"
-            )
-        tensors.append(Tensor(name, dtype, shape, end - begin))
-        spans.append(_Span(begin, end, name))
-    _check_names(entries, path)
-    _check_cover(spans, data_bytes, path)
-    return tuple(tensors)
+def _read(
+    members: Iterable[tuple[str, Any]], data_bytes: int, path: PurePath
+) -> tuple[Mapping[str, str], tuple[Tensor, ...]]:
+    """The metadata, and the tensors, which must cover the data."""
+    metadata: Mapping[str, str] = {}
+    tensors: dict[str, Tensor] = {}
+    cover = _Cover(data_bytes, path)
+    seen_metadata = False
+    for name, entry in members:
+        if name in tensors or (seen_metadata and name == _METADATA):
+            raise CheckpointError(f"{shown(path)}: the header has the name '{shown(name)}' twice")
+        if name == _METADATA:
+            metadata, seen_metadata = _metadata(entry, path), True
+            continue
+        if len(tensors) == MAX_TENSORS:
+            raise CheckpointError(f"{shown(path)}: the header has more than {MAX_TENSORS} tensors")
+        tensors[name] = _tensor(name, entry, cover, path)
+    cover.check()
+    return metadata, tuple(tensors.values())
+
+
+def _tensor(name: str, entry: Any, cover: "_Cover", path: PurePath) -> Tensor:
+    begin, end = _offsets(entry, name, path)
+    dtype, shape = _dtype(entry, name, path), _shape(entry, name, path)
+    _check_name(name, path)
+    bits = BITS[dtype]
+    for extent in shape:
+        bits *= extent
+    if bits != 8 * (end - begin):
+        raise CheckpointError(
+            f"{_place(path, name)}: {end - begin} bytes of data_offsets disagree with "
+            f"{dtype} x {shown(list(shape))}"
+        )
+    cover.add(_Span(begin, end, name))
+    return Tensor(name, dtype, shape, end - begin)
 
 
 def _offsets(entry: Any, name: str, path: PurePath) -> tuple[int, int]:
@@ -167,32 +184,49 @@ def _shape(entry: Mapping[str, Any], name: str, path: PurePath) -> tuple[int, ..
     return tuple(shape)
 
 
-def _check_names(names: Mapping[str, Any], path: PurePath) -> None:
+def _check_name(name: str, path: PurePath) -> None:
     try:
-        "".join(names).encode("utf-8")
+        length = len(name.encode("utf-8"))
     except UnicodeEncodeError:
         raise CheckpointError(f"{shown(path)}: a tensor's name is not valid Unicode") from None
+    if length > MAX_NAME_BYTES:
+        raise CheckpointError(f"{_place(path, name)}: a name above {MAX_NAME_BYTES} bytes")
 
 
-def _check_cover(spans: list[_Span], data_bytes: int, path: PurePath) -> None:
-    spans.sort()
-    covered = 0
-    for begin, end, name in spans:
-        if begin != covered:
-            fault = (
-                "overlaps the tensor before it" if begin < covered else "leaves a hole before it"
+class _Cover:
+    """Holds spans against each other and the data: they must follow without hole or overlap."""
+
+    def __init__(self, data_bytes: int, path: PurePath) -> None:
+        self._data_bytes, self._path = data_bytes, path
+        self._covered = 0
+        self._later: list[_Span] = []  # of a header that is not in the order of its data
+
+    def add(self, span: _Span) -> None:
+        """Take a span; in order it needs no keeping."""
+        if span.begin == self._covered and not self._later:
+            self._covered = span.end
+        else:
+            self._later.append(span)
+
+    def check(self) -> None:
+        """Raise CheckpointError unless the spans cover all the data, once."""
+        for begin, end, name in sorted(self._later):
+            if begin != self._covered:
+                early = begin < self._covered
+                fault = "overlaps the tensor before it" if early else "leaves a hole before it"
+                place = _place(self._path, name)
+                raise CheckpointError(f"{place}: {fault}, at offset {begin}")
+            self._covered = end
+        if self._covered > self._data_bytes:
+            raise CheckpointError(
+                f"{shown(self._path)}: the data should be {self._covered} bytes, but the file has"
+                f" only {self._data_bytes} of them; it was cut short, fetch it again"
             )
-            raise CheckpointError(f"{_place(path, name)}: {fault}, at offset {begin}")
-        covered = end
-    if covered > data_bytes:
-        raise CheckpointError(
-            f"{shown(path)}: the data should be {covered} bytes, but the file has only "
-            f"{data_bytes} of them; it was cut short, fetch it again"
-        )
-    if covered < data_bytes:
-        raise CheckpointError(
-            f"{shown(path)}: {data_bytes - covered} bytes at the end belong to no tensor"
-        )
+        if self._covered < self._data_bytes:
+            raise CheckpointError(
+                f"{shown(self._path)}: {self._data_bytes - self._covered} bytes at the end belong"
+                " to no tensor"
+            )
 
 
 def _place(path: PurePath, name: str) -> str:

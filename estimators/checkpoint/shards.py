@@ -2,16 +2,18 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import PurePath, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.checkpoint.folder import Folder
-from memfit.estimators.checkpoint.strict_json import parse_object
+from memfit.estimators.checkpoint.json_members import object_members
 from memfit.estimators.errors import CheckpointError
 
 MAX_INDEX_BYTES = 100_000_000  # DeepSeek-V3's, with 91,991 names, is 9 MB
-MAX_INDEX_VALUES = 2_000_000
+MAX_INDEX_NAMES = 215_000
+MAX_INDEX_FILES = 10_000
 _NAMES_SHOWN = 5
 # DeepSeek-V3 writes model-00001-of-000163.safetensors: the two numbers may differ in width.
 _SHARD = re.compile(r"(?P<stem>.*?)(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6})(?P<rest>\..*)")
@@ -34,16 +36,7 @@ def read_index(folder: Folder, name: str) -> Index | None:
     if not folder.holds(name):
         return None
     path = folder.place / name
-    index = parse_object(
-        folder.read(name, limit=MAX_INDEX_BYTES),
-        path,
-        what="the index",
-        error=CheckpointError,
-        max_values=MAX_INDEX_VALUES,
-    )
-    weight_map: Any = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(type(v) is str for v in weight_map.values()):
-        raise CheckpointError(f"{shown(path)}: weight_map is not an object of file names")
+    weight_map = _weight_map(folder.read(name, limit=MAX_INDEX_BYTES), path)
     files = frozenset(weight_map.values())
     for file in files:
         _refuse_leaving(file, path)
@@ -51,6 +44,26 @@ def read_index(folder: Folder, name: str) -> Index | None:
         folder.lacks(sorted(files)), len(files), f"{shown(path)}: of the files it names"
     )
     return Index(weight_map, files)
+
+
+def _weight_map(text: bytes, path: PurePath) -> dict[str, str]:
+    place = f"{shown(path)}: the index"
+    weight_map: dict[str, str] = {}
+    # Every tensor names its file anew; there are few files.
+    files: dict[str, str] = {}
+    for name, file in object_members(
+        text, place, error=CheckpointError, max_values=MAX_INDEX_NAMES, inside="weight_map"
+    ):
+        if type(file) is not str:
+            raise CheckpointError(f"{shown(path)}: weight_map is not an object of file names")
+        if name in weight_map:
+            raise CheckpointError(f"{place} has the name '{shown(name)}' twice")
+        weight_map[name] = files.setdefault(file, file)
+        if len(files) > MAX_INDEX_FILES:
+            raise CheckpointError(f"{place} names more than {MAX_INDEX_FILES} files")
+    if not weight_map:
+        raise CheckpointError(f"{shown(path)}: weight_map is not an object of file names")
+    return weight_map
 
 
 def check_series(place: PurePath, names: Iterable[str]) -> None:
@@ -67,12 +80,14 @@ def check_series(place: PurePath, names: Iterable[str]) -> None:
     for (stem, total, rest), numbers in series.items():
         first = 0 if 0 in numbers else 1
         width = max(numbers.values())
+        expected = range(first, first + int(total))
+        absent = (number for number in expected if number not in numbers)
+        # A name may claim a million shards: only those that the message shows are written out.
         missing = [
-            f"{stem}{number:0{width}d}-of-{total}{rest}"
-            for number in range(first, first + int(total))
-            if number not in numbers
+            f"{stem}{number:0{width}d}-of-{total}{rest}" for number in islice(absent, _NAMES_SHOWN)
         ]
-        _refuse_missing(missing, int(total), f"{shown(place)}: of {int(total)} shards")
+        count = len(expected) - sum(number in expected for number in numbers)
+        _refuse_missing(missing, int(total), f"{shown(place)}: of {int(total)} shards", count)
 
 
 def shard_total(name: str) -> int:
@@ -85,17 +100,19 @@ def shard_total(name: str) -> int:
     return int(shard["total"]) if shard else 1
 
 
-def listed(names: Iterable[str]) -> str:
-    """Return names for a message, the first few of them."""
+def listed(names: Iterable[str], count: int | None = None) -> str:
+    """Return names for a message, the first few of ``count`` or of those given."""
     every = [shown(name) for name in names]
-    more = len(every) - _NAMES_SHOWN
+    more = (len(every) if count is None else count) - _NAMES_SHOWN
     return ", ".join(every[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _refuse_missing(missing: list[str], total: int, place: str) -> None:
+def _refuse_missing(missing: list[str], total: int, place: str, count: int | None = None) -> None:
+    """Raise where files are missing; of ``count`` in all only the first need be given."""
     if missing:
+        count = len(missing) if count is None else count
         raise CheckpointError(
-            f"{place}, {len(missing)} are missing: {listed(missing)}; fetch them first"
+            f"{place}, {count} are missing: {listed(missing, count)}; fetch them first"
         )
 
 

@@ -16,7 +16,7 @@ _DIGIT_WINDOW = 512
 _DIGIT_STRIDE = 4096
 
 
-class _RepeatedNameError(Exception):
+class RepeatedNameError(Exception):
     """An object names a key twice; readers differ in which value they keep."""
 
 
@@ -30,18 +30,14 @@ def parse_object(
             more than ``max_values`` values, a repeated name, an endless number or no floor.
     """
     place = f"{shown(path)}: {what}"
-    # Before parsing, because two bytes of text can become seventy of memory.
-    if text.count(b",") + text.count(b"[") + text.count(b"{") > max_values:
-        raise error(f"{place} has more than {max_values} values")
-    if _has_endless_number(text):
-        raise error(f"{place} has a number of thousands of digits")
+    refuse_oversized(text, place, error=error, max_values=max_values)
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique_members)
     except UnicodeDecodeError as cause:
         raise error(f"{place} is not UTF-8 at byte {cause.start}") from None
     except json.JSONDecodeError as cause:
         raise error(f"{place} is not JSON at character {cause.pos}: {cause.msg}") from None
-    except _RepeatedNameError as cause:
+    except RepeatedNameError as cause:
         raise error(f"{place} has the name '{shown(cause)}' twice") from None
     except ValueError:
         raise error(f"{place} has a number of thousands of digits") from None
@@ -50,6 +46,19 @@ def parse_object(
     if not isinstance(value, dict):
         raise error(f"{place} is not a JSON object")
     return value
+
+
+def refuse_oversized(
+    text: bytes, place: str, *, error: type[InputError], max_values: int
+) -> None:
+    """Raise ``error`` for a text of more than ``max_values`` values, or with an endless number.
+
+    To be called before parsing, because two bytes of text can become seventy of memory.
+    """
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > max_values:
+        raise error(f"{place} has more than {max_values} values")
+    if _has_endless_number(text):
+        raise error(f"{place} has a number of thousands of digits")
 
 
 def plain(value: Any, where: str, *, error: type[InputError], depth: int = 0) -> Any:
@@ -109,10 +118,11 @@ def _text(value: Any, where: str, error: type[InputError]) -> str:
     return value
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def unique_members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's members; raises RepeatedNameError when a name repeats."""
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise _RepeatedNameError(Counter(name for name, _ in pairs).most_common(1)[0][0])
+        raise RepeatedNameError(Counter(name for name, _ in pairs).most_common(1)[0][0])
     return values
 
 

@@ -16,6 +16,7 @@ from memfit.estimators.checkpoint.strict_json import MAX_NESTING
 from memfit.estimators.errors import ConfigError
 
 MAX_SCALAR_CHARACTERS = 4096
+MAX_EVENTS = 60_000  # values, and beginnings and ends of those that hold others
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _WORDS: dict[str, bool | None] = {
@@ -75,7 +76,7 @@ class _Document:
     """Builds values from the parser's events, so that no tag ever constructs one."""
 
     def __init__(self, events: Iterator[Any], path: Path) -> None:
-        self._events = events
+        self._events = self._bounded(events)
         self._path = path
         self._lines: dict[Place, int] = {}
         self._repeated: list[tuple[int, Place]] = []
@@ -88,6 +89,12 @@ class _Document:
                     raise self._error(event, "a second document begins; write one")
                 values.append(self._value(next(self._events), ()))
         return Placed(values[0] if values else None, self._lines, tuple(self._repeated))
+
+    def _bounded(self, events: Iterator[Any]) -> Iterator[Any]:
+        for number, event in enumerate(events):
+            if number >= MAX_EVENTS:
+                raise self._error(event, f"more than {MAX_EVENTS} values")
+            yield event
 
     def _value(self, event: Any, place: Place) -> Any:
         if len(place) > MAX_NESTING:

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.checkpoint.config import MAX_CONFIG_BYTES, read_config, read_model_config
+from memfit.estimators.checkpoint.config import (
+    MAX_CONFIG_BYTES,
+    MAX_CONFIG_VALUES,
+    read_config,
+    read_model_config,
+)
 from memfit.estimators.checkpoint.strict_json import MAX_NESTING
 from memfit.estimators.errors import CheckpointError, ConfigError, InputError
 
@@ -40,7 +45,7 @@ def nested(levels: int) -> str:
         (b'{"a": [' + b"9" * 40 + b"]}", "a[0]: an integer of 133 bits is too large"),
         (b'{"a": {"b": NaN}}', "a.b: expected a number, got NaN"),
         (b'{"a": ' + b"[" * 100_000, "the file is nested too deeply"),
-        (b'{"a": [' + b"[]," * 1_000_000 + b"1]}", "the file has more than 2000000 values"),
+        (b'{"a": [' + b"[]," * MAX_CONFIG_VALUES + b"1]}", "the file has more than 200000 values"),
         (b'{"a": ["\\ud800"]}', "a[0]: '\\ud800' is not valid Unicode"),
         (b'{"\\ud800": 1}', "'\\ud800' is not valid Unicode"),
     ],
@@ -63,7 +68,7 @@ def test_large_file_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(MAX_CONFIG_BYTES + 1)
-    assert refusal(path) == "32000001 bytes, but at most 32000000 of such a file are read"
+    assert refusal(path) == "6000001 bytes, but at most 6000000 of such a file are read"
 
 
 def test_missing_config_is_named(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
+EMPTY_TWICE = b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "a": 1}'
+
+
 def refusal(path: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         read_header(path)
@@ -164,7 +167,7 @@ def test_header_cut_inside_a_character_is_refused(tmp_path: Path) -> None:
         (b"null", "the header is not a JSON object"),
         (b"{} {}", "the header is not JSON at character 3"),
         (b"\xef\xbb\xbf{}", "the header is not JSON at character 0"),
-        (b'{"a": 1, "a": 1}', "the header has the name 'a' twice"),
+        (EMPTY_TWICE, "the header has the name 'a' twice"),
         (b'{"a": {"dtype": 1, "dtype": 1}}', "the header has the name 'dtype' twice"),
         (b'{"a": ' + b"[" * 100_000, "the header is nested too deeply"),
         (b'{"a": ' + b"1" * 10_000 + b"}", "the header has a number of thousands of digits"),
@@ -182,7 +185,9 @@ def test_header_that_is_no_object_of_tensors_is_refused(
 
 def test_header_of_more_values_than_any_model_has_is_refused_unparsed(tmp_path: Path) -> None:
     text = b'{"a": [' + b"," * MAX_VALUES + b"]}"
-    assert refusal(write_raw(tmp_path / "m", text)) == "the header has more than 6000000 values"
+    assert (
+        refusal(write_raw(tmp_path / "m", text)) == f"the header has more than {MAX_VALUES} values"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["F12", "f32", "BFLOAT16", "", None, 32, ["F32"], {"F32": 1}])

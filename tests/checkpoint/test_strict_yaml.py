@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.strict_yaml import parse_document, parse_placed
+from memfit.estimators.checkpoint.strict_yaml import MAX_EVENTS, parse_document, parse_placed
 from memfit.estimators.errors import ConfigError
 
 NESTED = b"""\
@@ -44,3 +44,9 @@ def test_repeated_names_are_returned_with_their_lines_and_the_first_value_stays(
 def test_a_key_is_held_to_the_same_rules_as_a_value(text: bytes) -> None:
     with pytest.raises(ConfigError, match="line 1: "):
         parse_placed(text, Path("p.yaml"))
+
+
+def test_more_values_than_any_document_has_are_refused(tmp_path: Path) -> None:
+    text = b"a: [" + b"1," * MAX_EVENTS + b"1]"
+    with pytest.raises(ConfigError, match=f"line 1: more than {MAX_EVENTS} values"):
+        parse_document(text, tmp_path / "a.yaml")

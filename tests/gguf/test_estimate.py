@@ -105,10 +105,8 @@ def test_what_llama_cpp_cannot_do_is_one_line(
     assert run.err.count("\n") == 1
 
 
-def test_safetensors_are_not_for_llama_cpp(memfit: Memfit, tmp_path: Path) -> None:
+def test_the_types_of_a_cache_are_llama_cpps(memfit: Memfit, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "model", QWEN3_4B)
-    run = memfit("estimate", folder, "--runtime", "llama.cpp")
-    assert (run.code, "llama.cpp loads GGUF files only" in run.err) == (3, True)
     run = memfit("estimate", folder, "--cache-type", "q8_0")
     assert (run.code, "the types of a cache are llama.cpp's" in run.err) == (3, True)
 

@@ -240,8 +240,8 @@ def array(kind: int, count: int, rest: bytes = b"") -> bytes:
         (b"GGML" + bytes(20), "does not begin with GGUF"),
         (b"GGUF" + pack("<I", 1) + bytes(16), "version 1"),
         (b"GGUF" + pack("<I", 4) + bytes(16), "version 4"),
-        (with_counts(2**63, 0), "at most 100000"),
-        (with_counts(0, 2**64 - 1), "at most 100000"),
+        (with_counts(2**63, 0), "at most 75000"),
+        (with_counts(0, 2**64 - 1), "at most 1000"),
         (with_counts(0, 1, pack("<Q", 2**63)), "above the limit of 65535"),
         (with_counts(0, 1, text("") + pack("<II", 4, 1)), "a key is empty"),
         (with_counts(0, 2, 2 * (text("a") + pack("<II", 4, 1))), "the key 'a' stands there twice"),
@@ -320,5 +320,5 @@ def test_limits_hold_before_anything_is_read_for_them(monkeypatch: pytest.Monkey
     assert "longer than 100000000 bytes" in refusal(beyond, 2 * MAX_HEADER_BYTES)
     monkeypatch.setattr(gguf_cursor, "MAX_STRINGS", 10)
     assert MAX_STRINGS > 1_000_000
-    strings = header({"a": ["x"] * 6, "b": ["x"] * 6})
-    assert "more than 10 strings" in refusal(strings)
+    strings = header({"a": ["x"] * 6, "b\0": ["x"] * 6})
+    assert refusal(strings) == "model.gguf: b\\x00: more than 10 strings"

@@ -1,0 +1,220 @@
+"""Every reader of a file, as a function of the file's bytes, with a seed that it accepts.
+
+Each may raise MemfitError with one line, and nothing else; tests and the fuzzers in
+benchmarks/fuzz hold them to it.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memfit.estimators.checkpoint.adapters import read_adapter
+from memfit.estimators.checkpoint.config import read_model_config
+from memfit.estimators.checkpoint.folder import Directory
+from memfit.estimators.checkpoint.gguf import read_gguf
+from memfit.estimators.checkpoint.gguf_files import read_gguf_file
+from memfit.estimators.checkpoint.hub_listing import parse_listing
+from memfit.estimators.checkpoint.local import read_directory
+from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.checkpoint.safetensors import (
+    LENGTH_BYTES,
+    checked_header_bytes,
+    parse_header,
+)
+from memfit.estimators.checkpoint.sample import read_sample
+from memfit.estimators.checkpoint.shards import read_index
+from memfit.estimators.checkpoint.stores import open_store
+from memfit.estimators.errors import CheckpointError, MemfitError
+from memfit.estimators.estimate import estimate
+from memfit.estimators.gate.baseline import read_lock
+from memfit.estimators.gate.policy import read_policy
+from memfit.estimators.machine.runtime import get_runtime
+from memfit.estimators.sizing import size
+from memfit.estimators.workload import Workload
+from tests.gguf.writing import InMemory, header, tensor
+from tests.models import QWEN3_4B
+from tests.sparse import header_of
+
+DATA_BYTES = 2**40  # a file's length is no part of its header: there is always enough data
+
+
+class Reader(NamedTuple):
+    """A reader over bytes and a directory of its own, and bytes that it accepts."""
+
+    read: Callable[[bytes, Path], Any]
+    seed: bytes
+
+
+def outcome(reader: Reader, content: bytes, directory: Path) -> str | None:
+    """Return the refusal of a content, None when it is accepted; other exceptions go on."""
+    try:
+        reader.read(content, directory)
+    except MemfitError as error:
+        return str(error)
+    return None
+
+
+def _safetensors(content: bytes, directory: Path) -> None:
+    path = directory / "model.safetensors"
+    first = content[:LENGTH_BYTES]
+    if len(first) < LENGTH_BYTES:
+        raise CheckpointError(f"{path}: too short")
+    end = checked_header_bytes(first, len(content), path)
+    parse_header(first, content[LENGTH_BYTES:end], len(content), path)
+
+
+def _gguf(content: bytes, directory: Path) -> None:
+    read_gguf(InMemory(content, max(len(content), DATA_BYTES)), "model.gguf")
+
+
+def _gguf_estimate(content: bytes, directory: Path) -> None:
+    path = directory / "model.gguf"
+    with path.open("wb") as file:
+        file.write(content)
+        file.truncate(max(len(content), 2**30))
+    sizing = size(read_gguf_file(path), device=None)
+    workload = Workload(prompt_tokens=300, prefill_step=512, quantized_kv_start=0)
+    estimate(sizing, workload, runtime=get_runtime(sizing.engine.runtime))
+
+
+def _config(content: bytes, directory: Path) -> None:
+    (directory / "config.json").write_bytes(content)
+    read_model_config(directory / "config.json")
+
+
+def _config_estimate(content: bytes, directory: Path) -> None:
+    (directory / "config.json").write_bytes(content)
+    sizing = size(read_directory(directory), device=None)
+    estimate(sizing, Workload(prompt_tokens=300), runtime=get_runtime("mlx-lm"))
+
+
+def _sample(content: bytes, directory: Path) -> None:
+    (directory / "sample.yaml").write_bytes(content)
+    read_sample(directory / "sample.yaml")
+
+
+def _policy(content: bytes, directory: Path) -> None:
+    (directory / "memfit.yaml").write_bytes(content)
+    read_policy(directory / "memfit.yaml")
+
+
+def _lock(content: bytes, directory: Path) -> None:
+    (directory / "memfit.lock").write_bytes(content)
+    read_lock(directory / "memfit.lock")
+
+
+def _index(content: bytes, directory: Path) -> None:
+    name = "model.safetensors.index.json"
+    (directory / name).write_bytes(content)
+    read_index(Directory(directory), name)
+
+
+def _listing(content: bytes, directory: Path) -> None:
+    parse_listing(content, directory)
+
+
+def _adapter(content: bytes, directory: Path) -> None:
+    (directory / "adapter_config.json").write_bytes(content)
+    (directory / "adapters.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    read_adapter(directory)
+
+
+def _manifest(content: bytes, directory: Path) -> None:
+    path = directory / "manifests/registry.ollama.ai/library/any/latest"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    before = os.environ.get("OLLAMA_MODELS")
+    os.environ["OLLAMA_MODELS"] = str(directory)
+    try:
+        open_store("ollama:any")
+    finally:
+        if before is None:
+            del os.environ["OLLAMA_MODELS"]
+        else:
+            os.environ["OLLAMA_MODELS"] = before
+
+
+def _safetensors_seed() -> bytes:
+    text, _ = header_of({"a.weight": ("BF16", (2, 0)), "b": ("F32", (0,))}, {"format": "mlx"})
+    return len(text).to_bytes(8, "little") + text
+
+
+def _gguf_seed() -> bytes:
+    shapes = {
+        "token_embd.weight": (64, 100),
+        "output_norm.weight": (64,),
+        **{
+            f"blk.{i}.{name}.weight": shape
+            for i in range(2)
+            for name, shape in {
+                "attn_q": (64, 64),
+                "attn_k": (64, 32),
+                "ffn_up": (64, 128),
+                "ffn_gate_inp": (64, 4),
+                "ffn_up_exps": (64, 32, 4),
+            }.items()
+        },
+    }
+    tensors = [
+        Tensor(name, "Q8_0", shape, prod(shape) // 32 * 34) for name, shape in shapes.items()
+    ]
+    tensors.append(tensor("rope_freqs.weight", (8,), "F32"))
+    metadata = {
+        "general.architecture": "gemma3",
+        "gemma3.block_count": 2,
+        "gemma3.context_length": 4096,
+        "gemma3.embedding_length": 64,
+        "gemma3.attention.head_count": [4, 4],
+        "gemma3.attention.head_count_kv": 2,
+        "gemma3.attention.key_length": 16,
+        "gemma3.attention.sliding_window": 512,
+        "gemma3.attention.sliding_window_pattern": [True, False],
+        "gemma3.expert_used_count": 2,
+        "gemma3.rope.freq_base": 1e6,
+        "tokenizer.ggml.tokens": ["a", "bc"],
+    }
+    return header(metadata, tensors)
+
+
+_SAMPLE = b"""schema: memfit.sample/1
+name: tiny
+source: none
+config: {model_type: llama, hidden_size: 64, layers: [1, 2.5, yes]}
+expected: {weights: 1}
+"""
+_POLICY = b"""schema: memfit.policy/1
+targets:
+  chat:
+    model: ./model
+    workload: {context: 4k, batch: 1}
+    device: m4-max-64
+    limits: {peak: 40GB}
+"""
+_INDEX = {"metadata": {}, "weight_map": {"a": "model.safetensors"}}
+_LISTING = {
+    "sha": "0" * 40,
+    "siblings": [{"rfilename": "config.json", "size": 10, "blobId": "1" * 40}],
+}
+_LAYER = {
+    "mediaType": "application/vnd.ollama.image.model",
+    "digest": f"sha256:{'a' * 64}",
+    "size": 10,
+}
+
+READERS = {
+    "safetensors": Reader(_safetensors, _safetensors_seed()),
+    "gguf": Reader(_gguf, _gguf_seed()),
+    "gguf-estimate": Reader(_gguf_estimate, _gguf_seed()),
+    "config": Reader(_config, json.dumps({**QWEN3_4B, "a": [1, None, {"b": 1e-6}]}).encode()),
+    "config-estimate": Reader(_config_estimate, json.dumps(QWEN3_4B).encode()),
+    "sample": Reader(_sample, _SAMPLE),
+    "policy": Reader(_policy, _POLICY),
+    "lock": Reader(_lock, b'{"schema": "memfit.lock/1", "memfit_version": "0", "targets": {}}'),
+    "index": Reader(_index, json.dumps(_INDEX).encode()),
+    "listing": Reader(_listing, json.dumps(_LISTING).encode()),
+    "adapter": Reader(_adapter, b'{"rank": 8, "scale": 20.0, "keys": ["self_attn.q_proj"]}'),
+    "manifest": Reader(_manifest, json.dumps({"schemaVersion": 2, "layers": [_LAYER]}).encode()),
+}

@@ -1,0 +1,77 @@
+"""Whatever bytes a reader is given, it answers or refuses in one line."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.readers import READERS, outcome
+
+# Readers that write their bytes to a file share one directory for all examples.
+SHARED = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
+# Of what refers to files that are not there, the refusal names them: the seed is read that far.
+REFUSED_SEEDS = {"index": "missing", "manifest": "no such file", "lock": "", "adapter": ""}
+
+NAMES = sorted(READERS)
+
+
+def assert_one_line(refusal: str | None) -> None:
+    # A policy's mistakes are a line each, and are joined in the message.
+    assert refusal is None or (refusal.isprintable() and 0 < len(refusal) < 20_000)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_seeds_are_accepted(name: str, tmp_path: Path) -> None:
+    refusal = outcome(READERS[name], READERS[name].seed, tmp_path)
+    if name in REFUSED_SEEDS and refusal:
+        assert REFUSED_SEEDS[name] in refusal
+    else:
+        assert refusal is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+@SHARED
+@given(content=st.binary(max_size=300))
+def test_arbitrary_bytes(name: str, tmp_path: Path, content: bytes) -> None:
+    assert_one_line(outcome(READERS[name], content, tmp_path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_truncation_of_the_seed(name: str, tmp_path: Path) -> None:
+    reader = READERS[name]
+    for end in range(len(reader.seed)):
+        assert_one_line(outcome(reader, reader.seed[:end], tmp_path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@SHARED
+@given(flips=st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 7)), min_size=1, max_size=8))
+def test_flipped_bits_of_the_seed(name: str, tmp_path: Path, flips: list[tuple[int, int]]) -> None:
+    content = bytearray(READERS[name].seed)
+    for place, bit in flips:
+        content[place % len(content)] ^= 1 << bit
+    assert_one_line(outcome(READERS[name], bytes(content), tmp_path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@SHARED
+@given(
+    place=st.integers(0, 2**20),
+    length=st.integers(0, 16),
+    put=st.one_of(
+        st.binary(max_size=16),
+        st.sampled_from(
+            [b"\xff" * 8, b"\0" * 8, b"\x7f" + b"\xff" * 7, b"1e999", b"NaN", b"{", b"[", b'"']
+        ),
+    ),
+)
+def test_replaced_pieces_of_the_seed(
+    name: str, tmp_path: Path, place: int, length: int, put: bytes
+) -> None:
+    seed = READERS[name].seed
+    start = place % len(seed)
+    content = seed[:start] + put + seed[start + length :]
+    assert_one_line(outcome(READERS[name], content, tmp_path))
