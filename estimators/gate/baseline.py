@@ -22,8 +22,8 @@ from memfit.estimators.version import __version__
 NAME = "memfit.lock.json"
 VERSION = 1
 SCHEMA = f"memfit.lock/{VERSION}"
-MAX_LOCK_BYTES = 16_000_000
-MAX_LOCK_VALUES = 1_000_000
+MAX_LOCK_BYTES = 6_000_000  # a target takes two kilobytes
+MAX_LOCK_VALUES = 200_000
 _BASES = ("exact", "traced", "derived", "measured", "bound")
 _OPTIONAL = ("context_tokens", "expert_capacity", "experts")
 
