@@ -36,7 +36,16 @@ def expert_capacity(
     share, whole = BUDGET
     room = max(0, working_set_bytes * share // whole - other_bytes)
     capacity = min(experts, room * experts // expert_bytes)
-    if LEAST_MULTIPLE <= capacity < experts:
-        capacity -= capacity % MULTIPLE
+    if capacity < experts:
+        capacity = whole_slots(capacity)
     taken = capacity * expert_bytes // experts
     return ExpertCapacity(capacity, experts, taken, room - taken)
+
+
+def whole_slots(capacity: int) -> int:
+    """Return the capacity down to a multiple of 8, as it is where it is below 16.
+
+    >>> whole_slots(15), whole_slots(215)
+    (15, 208)
+    """
+    return capacity - capacity % MULTIPLE if capacity >= LEAST_MULTIPLE else capacity

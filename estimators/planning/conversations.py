@@ -8,14 +8,12 @@ from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.components.ssm import state_bytes
 from memfit.estimators.errors import InputError, UnsupportedError
+from memfit.estimators.planning.growth import block_bytes
 from memfit.estimators.units import ceil_div, round_up
 
 BLOCK_TOKENS = 256
 PLAIN_BITS = 16
 STORED_BITS = (4, 8, PLAIN_BITS)
-# A scale and a bias a group, 16-bit each, as MLX quantises.
-_GROUP_BYTES = 4
-_SMALL, _MEDIUM, _LARGE = 2000, 8000, 20000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +28,7 @@ class Shape:
     def nbytes(self, tokens: int, bits: int, group_size: int, *, plain_bytes: int = 2) -> int:
         """Return the bytes of so many tokens: keys and values each in groups of their own.
 
-        ``plain_bytes`` are of an element that is not quantised. Source: agent-memory,
-        domain/value_objects.py, ModelCacheSpec.bytes_per_block_per_layer.
+        ``plain_bytes`` are of an element that is not quantised.
 
         >>> Shape(8, 256, 256).nbytes(256, 4, 64), Shape(8, 256, 256).nbytes(256, 16, 64)
         (589824, 2097152)
@@ -39,8 +36,7 @@ class Shape:
         keys, values = (tokens * self.heads * dim for dim in (self.key_dim, self.value_dim))
         if bits == PLAIN_BITS:
             return (keys + values) * plain_bytes
-        groups = ceil_div(keys, group_size) + ceil_div(values, group_size)
-        return ceil_div((keys + values) * bits, 8) + groups * _GROUP_BYTES
+        return block_bytes(keys, values, bits=bits, group_size=group_size)
 
     def held(self, tokens: int) -> int:
         """Return how many of the tokens it keeps."""
@@ -135,21 +131,6 @@ def streaming_peak(plain: Sequence[int], stored: Sequence[int]) -> int:
         peak = max(peak, done + left)
         left -= stored_bytes
     return peak
-
-
-def adaptive_chunk(position: int, *, largest: int, smallest: int) -> int:
-    """Return the prefill chunk agent-memory takes at a position of the cache, in tokens.
-
-    Source: agent-memory, adapters/outbound/mlx_prefill_adapter.py, adaptive_chunk_size.
-
-    >>> [adaptive_chunk(p, largest=4096, smallest=512) for p in (1999, 2000, 8000, 20000)]
-    [4096, 2048, 1024, 512]
-    """
-    if position < _SMALL:
-        return largest
-    if position < _MEDIUM:
-        return max(smallest, largest // 2)
-    return max(smallest, largest // 4) if position < _LARGE else smallest
 
 
 def longest_hot(storage: Storage, conversations: int, budget_bytes: int, most: int) -> int:

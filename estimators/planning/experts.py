@@ -1,6 +1,6 @@
 """Experts loaded on demand: how many of each layer to keep, and what the rest costs.
 
-Rules of mlx-moe, in bytes and integers; docs/plan-offload.md shows where they come from.
+Rules of mlx-moe, in bytes and integers; docs/offload.md shows where they come from.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import runs
 from memfit.estimators.machine.working_set import OsRegime, stock_working_set
 from memfit.estimators.planning.budget import Need, judge
-from memfit.estimators.planning.capacity import BUDGET, expert_capacity
+from memfit.estimators.planning.capacity import BUDGET, expert_capacity, whole_slots
 from memfit.estimators.planning.experts_advice import notes, warnings_of, worth
 from memfit.estimators.planning.experts_result import (
     Adaptive,
@@ -92,13 +92,13 @@ def plan_experts(
         basis=experts.basis,
         regimes=tuple(_regimes(experts, device)) if device else (),
         capacity=capacity,
+        fitting_capacity=_fitting(experts, question.run, device, starting=True),
+        fitting_run_capacity=_fitting(experts, question.run, device, starting=False),
         wired_limit_bytes=_wired(chosen, device),
         rows=rows,
         adaptive=_adaptive(experts, question, chosen),
         worth=worth(experts, question.profile, capacity),
-        notes=tuple(
-            notes(experts, rows, model_type, room=found, has_profile=question.profile is not None)
-        ),
+        notes=tuple(notes(experts, rows, model_type, room=found, profile=question.profile)),
     )
 
 
@@ -110,6 +110,32 @@ def device_capacity(experts: Inventory, working_set_bytes: int) -> int:
         expert_bytes=experts.expert_bytes,
         experts=experts.experts,
     ).experts
+
+
+def _fitting(experts: Inventory, run: Run, device: Device | None, *, starting: bool) -> int | None:
+    """The most experts with which the run fits, and with ``starting`` the start-up too."""
+    if device is None:
+        return None
+
+    def fits(capacity: int) -> bool:
+        capacities = [capacity] * len(experts.layers)
+        need = _running(experts, run, capacities)
+        if starting:
+            need = max(need, startup_bytes(experts, capacities))
+        return judge(Need(need, 0), device)[0] == "fits"
+
+    if fits(experts.experts):
+        return experts.experts
+    low, high = experts.top_k - 1, experts.experts - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return whole_slots(low) if low >= experts.top_k else None
+
+
+def _running(experts: Inventory, run: Run, capacities: Sequence[int]) -> int:
+    weights = experts.non_expert_bytes + experts.held_bytes(capacities)
+    return weights + experts.lookup_bytes + run.kv_bytes + run.state_bytes + run.workspace_bytes
 
 
 def _spread(experts: Inventory, capacity: int | None) -> tuple[int, ...]:
@@ -133,8 +159,7 @@ def _row(
         )
     run, capacities = question.run, [capacity] * len(experts.layers)
     held = experts.held_bytes(capacities)
-    weights = experts.non_expert_bytes + held
-    running = weights + experts.lookup_bytes + run.kv_bytes + run.state_bytes + run.workspace_bytes
+    running = _running(experts, run, capacities)
     startup = startup_bytes(experts, capacities)
     need = max(running, startup)
     pinned, found = _slots(question.profile, capacity, len(experts.layers))
@@ -142,7 +167,7 @@ def _row(
         capacity=capacity,
         non_expert_bytes=experts.non_expert_bytes,
         expert_bytes=held,
-        weight_bytes=weights,
+        weight_bytes=experts.non_expert_bytes + held,
         lookup_bytes=experts.lookup_bytes,
         kv_bytes=run.kv_bytes,
         state_bytes=run.state_bytes,

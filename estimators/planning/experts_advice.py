@@ -126,7 +126,7 @@ def notes(
     model_type: str,
     *,
     room: int | None,
-    has_profile: bool,
+    profile: RoutingProfile | None,
 ) -> Iterator[Note]:
     """Yield what the reader must know; ``room`` is the capacity there is room for."""
     known = _published(experts, model_type)
@@ -139,7 +139,13 @@ def notes(
         yield Note("warning", "too-few", text)
     if known:
         yield Note("info", "residency", f"published: {known.residency}")
-    if not has_profile:
+    if profile and profile.prompts:
+        text = (
+            "the profile counts prompts, not tokens: an expert that is active in few prompts for"
+            " many tokens misses more than is shown"
+        )
+        yield Note("info", "counts-prompts", text)
+    if profile is None:
         text = (
             "no profile: every expert is taken to be used alike, so coverage is the least and the"
             " bytes from disk are the most"

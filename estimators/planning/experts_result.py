@@ -81,7 +81,12 @@ class Worth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlan:
-    """The answer of ``memfit plan experts``."""
+    """The answer of ``memfit plan experts``.
+
+    ``capacity`` is mlx-moe's own for the device, None where it is less than a token needs; with
+    ``fitting_capacity`` run and start-up fit in nine tenths of the working set, with
+    ``fitting_run_capacity`` the run does, however it was started.
+    """
 
     memfit_version: str
     model: str
@@ -97,6 +102,8 @@ class ExpertPlan:
     basis: Basis
     regimes: tuple[Regime, ...]
     capacity: int | None
+    fitting_capacity: int | None
+    fitting_run_capacity: int | None
     wired_limit_bytes: int | None
     rows: tuple[CapacityRow, ...]
     adaptive: Adaptive | None

@@ -13,9 +13,9 @@ from memfit.estimators.planning.budget import COMFORTABLE
 from memfit.estimators.planning.conversations import (
     PLAIN_BITS,
     Storage,
-    adaptive_chunk,
     longest_hot,
 )
+from memfit.estimators.planning.growth import adaptive_chunk
 from memfit.estimators.planning.offload_result import (
     Disk,
     OffloadPlan,
@@ -147,7 +147,7 @@ def _size_row(storage: Storage, tokens: int, hot: int | None) -> SizeRow:
         blocks=storage.blocks(tokens),
         stored_bytes=stored,
         in_budget=None if hot is None else hot // stored,
-        next_chunk_tokens=adaptive_chunk(tokens, largest=LARGEST_CHUNK, smallest=SMALLEST_CHUNK),
+        next_chunk_tokens=adaptive_chunk(tokens, largest=LARGEST_CHUNK, least=SMALLEST_CHUNK),
     )
 
 

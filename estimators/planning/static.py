@@ -18,6 +18,7 @@ from memfit.estimators.result import Note
 from memfit.estimators.trace.nodes import Call, Phase, Trace
 from memfit.estimators.units import round_up
 from memfit.estimators.version import __version__
+from memfit.estimators.workload import MAX_TOKENS
 
 SCHEMA = "memfit.plan-static/1"
 Mode = Literal["private", "shared"]
@@ -110,11 +111,13 @@ def plan_static(
     ``environment`` are the variables the engine would see.
 
     Raises:
-        InputError: when the trace is of another model type, or holds no call.
+        InputError: when the trace is of another model type or holds no call, or for no context.
         UnsupportedError: when a call has too many intermediates.
     """
     if trace.model_type != model.model_type:
         raise InputError(f"the trace is of a {trace.model_type}, the model is a {model.model_type}")
+    if not 1 <= context_tokens <= MAX_TOKENS:
+        raise InputError(f"context {context_tokens}: must be from 1 to {MAX_TOKENS} tokens")
     if not trace.calls:
         raise InputError("the trace holds no call")
     capacity = round_up(context_tokens, CAPACITY_STEP)

@@ -31,11 +31,20 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Bytes a second of the disk, and tokens a second of prefill; None where not known."""
+    """Bytes a second of the disk, and tokens a second of prefill; None where not known.
+
+    Raises:
+        InputError: when one is not positive.
+    """
 
     read: int | None = None
     write: int | None = None
     prefill: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, speed in (("read", self.read), ("write", self.write), ("prefill", self.prefill)):
+            if speed is not None and speed < 1:
+                raise InputError(f"{name} speed {speed}: must be at least 1 a second")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,13 @@ class _Store:
         return ("cold" if was_seen else "new"), 0
 
     def keep(self, agent: str, tokens: int) -> None:
-        """Put a conversation into memory, and what it pushes out onto the disk."""
+        """Put a conversation into memory, and what it pushes out onto the disk.
+
+        One that is larger than all of that memory goes to the disk at once.
+        """
+        if self.storage.stored_bytes(tokens) > self.tiers.hot_bytes:
+            self._save(agent, tokens)
+            return
         self.hot[agent] = tokens
         self.hot_bytes += self.storage.stored_bytes(tokens)
         while self.hot_bytes > self.tiers.hot_bytes:
@@ -216,7 +231,7 @@ def _records(text: str, path: Path) -> Iterator[tuple[int, Row]]:
         for row in reader:
             yield reader.line_num, dict(row)
     except csv.Error as error:
-        raise InputError(f"{shown(path)}: line {reader.line_num}: {error}") from None
+        raise InputError(f"{shown(path)}: line {reader.reader.line_num}: {error}") from None
 
 
 def _objects(text: str, path: Path) -> Iterator[tuple[int, Row]]:

@@ -107,7 +107,9 @@ def experts(
     sheet = to_sheet(result, units, plot=plot)
     form = PlanFormat.JSON if json_ else format_
     emit(written(result, sheet, form, to_file=output is not None), output)
-    raise typer.Exit(Exit.NO if machine and result.capacity is None else Exit.YES)
+    row = result.chosen
+    fits = row.verdict != "exceeds" if row else machine is None
+    raise typer.Exit(Exit.YES if fits else Exit.NO)
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -114,6 +114,10 @@ def _settings(result: ExpertPlan, units: Units) -> Iterator[str]:
             f"{regime.os_regime}: {regime.capacity} experts, from 71 % of"
             f" {format_bytes(regime.working_set_bytes, units)}"
         )
+    if result.device:
+        fitting = _experts(result.fitting_capacity)
+        running = _experts(result.fitting_run_capacity)
+        yield f"in 90 % of the working set: {fitting} fit, with the start-up; {running} without it"
     if result.wired_limit_bytes is not None:
         yield f"wired limit: {format_bytes(result.wired_limit_bytes, units)}, all that is in use"
     if result.adaptive:
@@ -124,6 +128,10 @@ def _settings(result: ExpertPlan, units: Units) -> Iterator[str]:
             f" {format_bytes(result.adaptive.expert_bytes, units)} cover {coverage}; {misses}"
             f" misses and {disk} a token" + (f", {time}" if time != "-" else "")
         )
+
+
+def _experts(capacity: int | None) -> str:
+    return "none" if capacity is None else f"{capacity} experts"
 
 
 def _worth(result: ExpertPlan) -> str:

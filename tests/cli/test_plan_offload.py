@@ -1,0 +1,167 @@
+"""``memfit plan experts``, ``offload`` and ``static`` as commands."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Memfit
+from tests.cli.test_bad_input import assert_one_line
+
+ROOT = Path(__file__).parents[2]
+SAMPLES, EXAMPLES = ROOT / "sample_configs", ROOT / "docs" / "examples"
+NEXT = SAMPLES / "qwen3-next-80b-a3b-4bit.yaml"
+LITE = SAMPLES / "deepseek-v2-lite.yaml"
+LLAMA = SAMPLES / "llama-3.1-8b.yaml"
+PROFILE = SAMPLES / "plans" / "experts-deepseek-v2-lite.json"
+AGENTS = SAMPLES / "plans" / "agents.csv"
+TINY, TRACE = EXAMPLES / "tiny-qwen3.json", EXAMPLES / "tiny-qwen3.trace.json"
+LITE_4BIT = (LITE, "--quantize", "4")
+
+
+def test_experts_are_planned_as_json(memfit: Memfit) -> None:
+    run = memfit("plan", "experts", NEXT, "--memory", "32GB", "--capacity", "160", "--json")
+    assert (run.code, run.json["capacity"]) == (0, 208)
+    assert [row["capacity"] for row in run.json["rows"]] == [160, 208]
+    assert run.json["rows"][1]["weight_bytes"] == 19_023_924_736
+
+
+def test_a_profile_gives_coverage_and_capacities_by_layer(memfit: Memfit) -> None:
+    options = ("--memory", "8GB", "--profile", PROFILE, "--bandwidth", "3.5GB/s")
+    data = memfit("plan", "experts", *LITE_4BIT, *options, "--json").json
+    chosen = next(row for row in data["rows"] if row["capacity"] == data["capacity"])
+    assert chosen["misses"]["basis"] == "derived"
+    assert len(data["adaptive"]["capacities"]) == 26
+    assert data["adaptive"]["expert_bytes"] <= chosen["expert_bytes"]
+    assert data["adaptive"]["misses"]["coverage_percent"] > chosen["misses"]["coverage_percent"]
+    assert chosen["misses"]["disk_microseconds_per_token"] > 0
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_experts_are_planned_for_people(memfit: Memfit, form: str) -> None:
+    options = ("--memory", "32GB", "--plot", "--format", form)
+    run = memfit("plan", "experts", NEXT, *options)
+    assert run.code == 0
+    assert "Keep 208 of 512 experts" in run.out
+    assert "Memory and coverage against experts" in run.out
+    plot = run.out[run.out.index("Memory and coverage") :]
+    assert plot.count("│") >= 9
+    assert "working set 26.801 GB" in plot
+
+
+def test_without_a_device_there_is_a_table_and_no_verdict(memfit: Memfit) -> None:
+    run = memfit("plan", "experts", NEXT, "--json")
+    if run.json["device"] is None:
+        assert (run.code, run.json["capacity"], run.json["regimes"]) == (0, None, [])
+    assert len(run.json["rows"]) >= 8
+
+
+def test_a_capacity_that_does_not_start_is_exit_1(memfit: Memfit) -> None:
+    run = memfit("plan", "experts", *LITE_4BIT, "--memory", "8GB")
+    assert run.code == 1
+    assert "while it starts; exceeds" in run.out
+
+
+def test_conversations_are_planned_as_json(memfit: Memfit) -> None:
+    options = ("--memory", "32GB", "--tokens", "18000", "--disk", "100GB", "--read", "3.5GB/s")
+    data = memfit("plan", "offload", *LITE_4BIT, *options, "--json").json
+    asked = next(row for row in data["sizes"] if row["tokens"] == 18_000)
+    assert asked["plain_bytes"] == 18_000 * 276_480
+    assert asked["four_bit_bytes"] == 18_000 * 77_760
+    assert data["restore"]["streaming_bytes"] < data["restore"]["bulk_bytes"]
+    assert data["times"]["save_ms"] is None
+    assert data["times"]["load_ms"] == 404
+
+
+def test_requests_are_simulated(memfit: Memfit) -> None:
+    options = ("--cache-budget", "1GB", "--disk", "1GB", "--requests", AGENTS)
+    run = memfit("plan", "offload", LLAMA, "--quantize", "4", "--tokens", "8k", *options, "--json")
+    found = run.json["simulation"]
+    assert found["requests"] == 48
+    assert found["agents"] == 6
+    assert min(found["hot"], found["warm"], found["cold"]) > 0
+    assert found["largest_hot_bytes"] <= 10**9
+    assert found["largest_disk_bytes"] * 6 <= 5 * 10**9
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_conversations_are_planned_for_people(memfit: Memfit, form: str) -> None:
+    options = ("--memory", "16GB", "--tokens", "8k", "--plot", "--format", form)
+    run = memfit("plan", "offload", LLAMA, "--quantize", "4", "--requests", AGENTS, *options)
+    assert run.code == 0
+    for text in ("stay in memory", "hot threshold", "Found in memory", "conversations against"):
+        assert text in run.out
+
+
+def test_conversations_that_never_fit_are_exit_1(memfit: Memfit) -> None:
+    run = memfit("plan", "offload", LLAMA, "--cache-budget", "1MB")
+    assert run.code == 1
+    assert "0 of 8 conversations" in run.out
+
+
+def test_a_static_plan_is_made_from_a_recorded_trace(memfit: Memfit) -> None:
+    run = memfit("plan", "static", TINY, "--trace", TRACE, "--context", "2k", "--json")
+    assert (run.code, run.json["capacity_tokens"]) == (0, 2048)
+    assert run.json["arena_bytes"] >= run.json["lower_bound_bytes"] > 0
+    placed = run.json["placements"]
+    assert max(each["offset"] + each["nbytes"] for each in placed) == run.json["arena_bytes"]
+
+
+def test_a_static_plan_is_recorded_where_mlx_is(memfit: Memfit, tmp_path: Path) -> None:
+    pytest.importorskip("mlx_lm", reason="the graph is recorded by MLX")
+    saved = tmp_path / "trace.json"
+    options = ("--context", "2k", "--save-trace", saved)
+    fresh = memfit("plan", "static", TINY, *options, "--json").json
+    again = memfit("plan", "static", TINY, "--context", "2k", "--trace", saved, "--json").json
+    assert fresh == again
+    kept = memfit("plan", "static", TINY, "--context", "2k", "--trace", TRACE, "--json").json
+    assert fresh["arena_bytes"] == kept["arena_bytes"]
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_a_static_plan_is_shown_to_people(memfit: Memfit, form: str) -> None:
+    options = ("--trace", TRACE, "--plot", "--format", form)
+    run = memfit("plan", "static", TINY, *options)
+    assert run.code == 0
+    assert "RoPE tables" in run.out
+    assert "while loading" in run.out
+    assert "The arena by call: " in run.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("experts", NEXT, "--bandwidth", "3Gb/s"), "--bandwidth"),
+        (("experts", NEXT, "--bandwidth", "0GB/s"), "--bandwidth"),
+        (("experts", NEXT, "--bandwidth", "fast"), "--bandwidth"),
+        (("experts", NEXT, "--capacity", "many"), "--capacity"),
+        (("experts", NEXT, "--capacity", "9"), "capacity 9"),
+        (("experts", NEXT, "--capacity", ""), "--capacity"),
+        (("experts", NEXT, "--context", "0"), "prompt tokens 0"),
+        (("experts", NEXT, "--profile", "none.json"), "none.json: no such file"),
+        (("experts", LITE, "--profile", AGENTS), "not JSON"),
+        (("experts", "none/"), "no such path"),
+        (("offload", LLAMA, "--tokens", "0"), "0 tokens"),
+        (("offload", LLAMA, "--tokens", "1.5"), "--tokens"),
+        (("offload", LLAMA, "--conversations", "0"), "0 conversations"),
+        (("offload", LLAMA, "--stored-bits", "5"), "5 bits"),
+        (("offload", LLAMA, "--stored-group-size", "63"), "group size 63"),
+        (("offload", LLAMA, "--cache-budget", "4G"), "--cache-budget"),
+        (("offload", LLAMA, "--disk", "much"), "--disk"),
+        (("offload", LLAMA, "--read", "3.5gb"), "--read"),
+        (("offload", LLAMA, "--prefill-speed", "0"), "prefill"),
+        (("offload", LLAMA, "--prefill-speed", "-4"), "prefill"),
+        (("offload", LLAMA, "--requests", PROFILE), "no column agent"),
+        (("static", TINY, "--trace", TINY), "tiny-qwen3.json: not a recorded trace"),
+        (("static", TINY, "--trace", "none.json"), "none.json: no such file"),
+        (("static", LLAMA, "--trace", TRACE), "the trace is of a qwen3"),
+        (("static", TINY, "--trace", TRACE, "--context", "0"), "context"),
+    ],
+)
+def test_bad_input_is_one_line(
+    memfit: Memfit, arguments: tuple[str | Path, ...], said: str
+) -> None:
+    assert_one_line(memfit("plan", *arguments), 2, said)
+
+
+def test_a_model_without_experts_is_exit_3(memfit: Memfit) -> None:
+    assert_one_line(memfit("plan", "experts", LLAMA), 3, "no layer has routed experts")
