@@ -113,7 +113,7 @@ def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) ->
         disk=_disk(stored, question),
         threshold=_threshold(storage, question, server, hot),
         simulation=_simulation(storage, question, hot),
-        notes=tuple(_notes(storage, question, hot, stored)),
+        notes=tuple(_notes(storage, question, server, hot)),
     )
 
 
@@ -235,9 +235,13 @@ def _endless_disk(storage: Storage, question: OffloadQuestion) -> int:
 
 
 def _notes(
-    storage: Storage, question: OffloadQuestion, hot: int | None, stored: int
+    storage: Storage, question: OffloadQuestion, server: Server, hot: int | None
 ) -> Iterator[Note]:
-    if hot is not None and hot < stored:
+    device = server.device
+    if device and server.active_bytes > device.working_set_bytes:
+        text = "the model with one active conversation is larger than the working set already"
+        yield Note("warning", "too-large", text)
+    elif hot is not None and hot < storage.stored_bytes(question.tokens):
         text = (
             "not one conversation of this length fits in memory beside the active one:"
             " each is read from disk every time"

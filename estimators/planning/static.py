@@ -12,6 +12,7 @@ from typing import Literal
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import Attention, LatentAttention
+from memfit.estimators.components.ssm import state_bytes
 from memfit.estimators.errors import InputError
 from memfit.estimators.planning.arena import Arena, arena, needs
 from memfit.estimators.result import Note
@@ -205,6 +206,8 @@ def _provisions(
     yield Provision("weights", sum(trace.weights.values()), "private")
     yield Provision("kv_cache", kv_capacity_bytes(model, capacity), mode("kv_cache"))
     yield Provision("rope_tables", rope_table_bytes(model, capacity), mode("rope_tables"))
+    if states := state_bytes(model, 1):
+        yield Provision("states", states, "private")
     yield Provision("intermediates", largest.nbytes, mode("intermediates"))
     yield Provision("constants", max(call.constant_bytes for call in calls), "private")
     yield Provision("inputs", max(call.input_bytes for call in calls), "shared")

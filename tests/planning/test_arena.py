@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.arch.registry import build_model
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.errors import InputError, UnsupportedError
 from memfit.estimators.planning import arena as module
 from memfit.estimators.planning.arena import ALIGNMENT, Lifetime, arena, needs
@@ -203,3 +204,13 @@ def test_a_trace_without_a_call_is_refused() -> None:
         plan_static(
             trace, build_model(CONFIG, "config.json"), name="m", context_tokens=1, environment={}
         )
+
+
+def test_recurrent_states_are_provisioned_beside_keys_and_values() -> None:
+    sample = Path(__file__).parents[2] / "sample_configs" / "qwen3-next-80b-a3b-4bit.yaml"
+    model = build_model(open_checkpoint(str(sample)).config, "config.json")
+    trace = Trace("qwen3_next", "metal", {}, {"w": 8}, (call(),))
+    plan = plan_static(trace, model, name="m", context_tokens=128, environment={})
+    sizes = {each.name: each.nbytes for each in plan.provisions}
+    assert sizes["states"] == 77_266_944
+    assert sizes["kv_cache"] == 128 * 24_576

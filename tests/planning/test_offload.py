@@ -202,3 +202,15 @@ def test_a_question_that_cannot_be_is_refused(conversations: int, tokens: int) -
 def test_a_format_that_is_not_stored_is_refused(bits: int, group: int) -> None:
     with pytest.raises(InputError):
         Storage((Shape(8, 64, 64),), 0, 2, bits, group)
+
+
+def test_a_model_that_does_not_fit_is_said_to_be_too_large() -> None:
+    device = Device("small", "metal", 8 * 10**9, 5 * 10**9, None, "flag")
+    plan = planned(REVIEWED, OffloadQuestion(1, 1000), device)
+    assert (plan.hot_conversations, plan.threshold.tokens) == (0, 0)
+    assert "too-large" in {note.code for note in plan.notes}
+
+
+def test_a_conversation_larger_than_its_memory_is_always_read() -> None:
+    plan = planned(REVIEWED, OffloadQuestion(1, 1000, hot_bytes=1000))
+    assert "no-hot" in {note.code for note in plan.notes}

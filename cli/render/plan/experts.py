@@ -111,7 +111,7 @@ def _verdict(result: ExpertPlan, units: Units) -> str:
 def _settings(result: ExpertPlan, units: Units) -> Iterator[str]:
     for regime in result.regimes:
         yield (
-            f"{regime.os_regime}: {regime.capacity} experts, from 71 % of"
+            f"{regime.os_regime}: {regime.capacity} of {result.experts} experts, from 71 % of"
             f" {format_bytes(regime.working_set_bytes, units)}"
         )
     if result.device:

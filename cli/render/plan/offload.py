@@ -108,7 +108,7 @@ def _memory(result: OffloadPlan, units: Units) -> Iterator[str]:
     threshold = result.threshold
     if threshold.tokens is not None:
         yield (
-            f"hot threshold: {threshold.tokens} tokens, at which all {result.conversations} stay"
+            f"hot threshold: {threshold.tokens} tokens, up to which all {result.conversations} stay"
             f" in memory; the fixed {threshold.fixed_tokens} take"
             f" {format_bytes(threshold.fixed_stored_bytes, units)} each, and"
             f" {format_bytes(threshold.fixed_plain_bytes, units)} in 16 bits"
