@@ -84,7 +84,7 @@ def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
     reached = -1
     for call in trace.calls:
         if call.position != reached:
-            run = _Run(device)
+            run.wait()
         yield run.follow(unmerged(call))
         if call.phase in _CHUNKS:
             run.wait()

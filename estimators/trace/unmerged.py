@@ -1,8 +1,8 @@
-"""A recorded graph as it runs: MLX's export merges equal operations on equal scalars.
+"""A recorded graph as it runs: MLX's export merges equal operations on equal inputs.
 
 mx.export_function simplifies what it records (mlx/compile.cpp, compile_simplify), evaluation does
-not. A scalar stretched to a shape is one node in the recording and one for each user in a run,
-each of which counts as work given to the device.
+not. A scalar stretched to a shape, and the flattening that every product begins with, are one node
+in the recording and one for each user in a run, each of which counts as work given to the device.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,11 @@ from dataclasses import replace
 from memfit.estimators.trace.nodes import Array, Call, Node
 
 _STRETCHES = frozenset({"Broadcast", "AsType"})
+_FLATTENS = "Flatten"
 
 
 def unmerged(call: Call) -> Call:
-    """Return the call with every stretched scalar made anew for each use of it."""
+    """Return the call with stretched scalars and flattenings made anew for each use."""
     arrays: list[Array] = list(call.arrays)
     nodes: list[Node] = []
     made_by: dict[int, Node] = {}
@@ -37,11 +38,15 @@ def unmerged(call: Call) -> Call:
         inputs = tuple(map(own, node.inputs)) if made_by.keys() & node.inputs else node.inputs
         changed = node if inputs == node.inputs else replace(node, inputs=inputs)
         nodes.append(changed)
-        if node.name in _STRETCHES and _is_scalar(node.inputs, arrays, made_by):
+        stretches = node.name in _STRETCHES and _is_scalar(node.inputs, arrays, made_by)
+        if stretches or node.name == _FLATTENS:
             made_by[node.outputs[0]] = changed
     return replace(call, arrays=tuple(arrays), nodes=tuple(nodes))
 
 
 def _is_scalar(inputs: Sequence[int], arrays: list[Array], made_by: dict[int, Node]) -> bool:
     source = arrays[inputs[0]]
-    return inputs[0] in made_by or (source.role == "constant" and not source.shape)
+    known = made_by.get(inputs[0])
+    if known is not None:
+        return known.name in _STRETCHES
+    return source.role == "constant" and not source.shape
