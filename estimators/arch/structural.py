@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memfit.estimators.arch.fields import Fields
+from memfit.estimators.checkpoint.files import shown
 
 _STRUCTURAL = re.compile(
     r"layer|head|expert|dim|size|window|rank|block|state|conv|kernel|group|chunk|interval|pattern"
@@ -40,12 +41,12 @@ _INERT = frozenset(
 
 
 def unexplained(fields: Fields) -> Iterator[str]:
-    """Yield the full path of every key that looks structural, is switched on and was not read."""
+    """Yield every key, as messages show it, that looks structural, is on and was not read."""
     for key, value in fields.unread().items():
         if _is_off(value) or key in _INERT or _INERT_PATTERN.search(key):
             continue
         if _STRUCTURAL.search(key):
-            yield fields.full_path(key)
+            yield shown(fields.full_path(key))
     for section in fields.sections:
         yield from unexplained(section)
 

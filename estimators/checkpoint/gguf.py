@@ -30,7 +30,7 @@ MAX_NAME_BYTES = 63  # GGML_MAX_NAME less its final zero
 MAX_EXTENT = 2**63 - 1
 # What is kept: more than any key that memory follows from. The rest is passed over.
 MAX_KEPT_STRING_BYTES = 4096
-MAX_KEPT_ELEMENTS = 1024  # twice LLAMA_MAX_LAYERS
+MAX_KEPT_ELEMENTS = 512  # LLAMA_MAX_LAYERS
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part, linear
+from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.components.weights.derived import Plan, WeightTotals, derive
 from memfit.estimators.components.weights.dropped import dropping
@@ -129,7 +130,7 @@ def _from_headers(
     plan = _plan(fit, modules, declared)
     result = _result(totals, "exact", plan)
     if unreadable := next((t for t in tensors if t.dtype in _UNREADABLE), None):
-        why = f"{unreadable.name[:80]}: MLX has no type {unreadable.dtype} and refuses the file"
+        why = f"{shown(unreadable.name)}: MLX has no type {unreadable.dtype} and refuses the file"
         return _bounded(_sized(result, loaded), "refused", why)
     if fit.loads:
         result = _sized(result, loaded)
@@ -204,7 +205,7 @@ def _unmatched(result: Weighed, fit: Match, totals: WeightTotals, derived: Weigh
     as_many = have == derived.parameters - derived.unloaded_parameters
     if as_many and fit.unknown and fit.missing and not fit.wrong:
         text = (
-            f"{fit.unknown[0][:80]}: not a name of the model class, and not known to be one"
+            f"{shown(fit.unknown[0])}: not a name of the model class, and not known to be one"
             " that it renames; it has as many parameters as the headers"
         )
         return replace(result, basis="derived", notes=(Note("info", "layout", text),))
@@ -214,9 +215,10 @@ def _unmatched(result: Weighed, fit: Match, totals: WeightTotals, derived: Weigh
 
 def _refusal(fit: Match) -> str:
     if fit.wrong:
-        return f"{fit.wrong[0][:80]}: its shape in the header is not the config's"
+        return f"{shown(fit.wrong[0])}: its shape in the header is not the config's"
     if not fit.unknown:
         return f"{fit.missing[0]}: in the model class and in no header"
     if not fit.missing:
-        return f"{fit.unknown[0][:80]}: in a header and not in the model class"
-    return f"{fit.missing[0]}: in no header, where {fit.unknown[0][:80]} is not in the model class"
+        return f"{shown(fit.unknown[0])}: in a header and not in the model class"
+    unknown = shown(fit.unknown[0])
+    return f"{shown(fit.missing[0])}: in no header, where {unknown} is not in the model class"

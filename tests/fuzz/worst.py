@@ -1,0 +1,78 @@
+"""The worst inputs that the readers' limits let through, each with the reader it is for."""
+
+import json
+from collections.abc import Callable
+from struct import pack
+
+from memfit.estimators.checkpoint.config import MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
+from memfit.estimators.checkpoint.gguf import MAX_KEPT_ELEMENTS, MAX_KEYS
+from memfit.estimators.checkpoint.gguf_cursor import MAX_STRINGS
+from memfit.estimators.checkpoint.json_members import MAX_MEMBER_CHARACTERS
+from memfit.estimators.checkpoint.safetensors import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_TENSORS
+from memfit.estimators.checkpoint.sample import MAX_SAMPLE_BYTES
+from memfit.estimators.checkpoint.shards import MAX_INDEX_NAMES
+from tests.gguf.writing import text
+
+EMOJI = "😀"
+
+
+def safetensors(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+def padded(start: str, size: int, end: str) -> bytes:
+    return (start + "x" * (size - len(start.encode()) - len(end)) + end).encode()
+
+
+def many_tensors() -> bytes:
+    width = MAX_NAME_BYTES - 6
+    entry = '{"dtype":"F32","shape":[0,4096],"data_offsets":[0,0]}'
+    names = (f'"{"a" * width}{i:06d}":{entry}' for i in range(MAX_TENSORS - 1))
+    return safetensors(f"{{{','.join(names)}}}".encode())
+
+
+def kept_arrays() -> bytes:
+    array = pack("<IIQ", 9, 10, MAX_KEPT_ELEMENTS) + b"\xff" * 8 * MAX_KEPT_ELEMENTS
+    keys = b"".join(text(f"{i:06d}") + array for i in range(MAX_KEYS))
+    return b"GGUF" + pack("<IQQ", 3, 0, MAX_KEYS) + keys
+
+
+def index() -> bytes:
+    names = {f"{i:0100d}": "model.safetensors" for i in range(MAX_INDEX_NAMES - 9)}
+    return json.dumps({"weight_map": names}, separators=(",", ":")).encode()
+
+
+WORST: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "a header of 100 MB with one emoji": (
+        "safetensors",
+        lambda: safetensors(padded(f'{{"__metadata__":{{"a":"{EMOJI}', MAX_HEADER_BYTES, '"}}')),
+    ),
+    "metadata of emojis": (
+        "safetensors",
+        lambda: safetensors(
+            f'{{"__metadata__":{{"a":"{EMOJI * (MAX_MEMBER_CHARACTERS - 99)}"}}}}'.encode()
+        ),
+    ),
+    "as many tensors as there may be": ("safetensors", many_tensors),
+    "as many strings as there may be": (
+        "gguf",
+        lambda: (
+            b"GGUF"
+            + pack("<IQQ", 3, 0, 1)
+            + text("a")
+            + pack("<IIQ", 9, 8, MAX_STRINGS)
+            + text("a" * 40) * MAX_STRINGS
+        ),
+    ),
+    "as many kept arrays as there may be": ("gguf", kept_arrays),
+    "a config of one emoji": ("config", lambda: padded(f'{{"a":"{EMOJI}', MAX_CONFIG_BYTES, '"}')),
+    "as many keys as there may be": (
+        "config",
+        lambda: json.dumps({f"{i:09d}": 1.5 for i in range(MAX_CONFIG_VALUES - 9)}).encode(),
+    ),
+    "as many names as there may be": ("index", index),
+    "as many items as there may be": (
+        "sample",
+        lambda: b"a: [" + b"1," * ((MAX_SAMPLE_BYTES - 9) // 2) + b"1]",
+    ),
+}
