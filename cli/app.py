@@ -12,6 +12,7 @@ from memfit.cli.commands.devices import devices
 from memfit.cli.commands.estimate import estimate
 from memfit.cli.commands.gate import gate
 from memfit.cli.commands.plan import plan
+from memfit.cli.commands.runtimes import runtimes
 from memfit.cli.exits import Exit, exit_of
 from memfit.estimators.errors import MemfitError
 from memfit.estimators.version import __version__
@@ -28,6 +29,7 @@ app.command()(compare)
 app.add_typer(gate, name="gate")
 app.add_typer(plan, name="plan")
 app.command()(devices)
+app.command()(runtimes)
 app.add_typer(cache, name="cache")
 
 

@@ -4,6 +4,7 @@ from memfit.cli.options import parsed
 from memfit.estimators.arch.quantization import DEFAULTS, Quantization
 from memfit.estimators.errors import InputError
 from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.foundry import FoundrySettings
 from memfit.estimators.machine.runtime import Runtime
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.units import parse_count, parse_size
@@ -36,11 +37,29 @@ def requested_workload(
         max_tokens=generated,
         batch=batch,
         prefill_step=_given(prefill_step, runtime.prefill_step),
-        kv_bits=kv_bits,
+        kv_bits=runtime.kv_bits if kv_bits is None else kv_bits,
         kv_group_size=_given(kv_group_size, runtime.kv_group_size),
         quantized_kv_start=_given(quantized_kv_start, runtime.quantized_kv_start),
         max_kv_size=max_kv_size,
     )
+
+
+def requested_runtime(name: str) -> tuple[Runtime, FoundrySettings | None]:
+    """Return the runtime of a name, with Foundry's settings from METALLIC_* variables.
+
+    Raises:
+        InputError: when there is no such runtime, or a variable cannot be read.
+    """
+    import os
+
+    from memfit.estimators.machine.foundry import foundry_settings
+    from memfit.estimators.machine.runtime import FOUNDRY, get_runtime
+
+    rules = get_runtime(name)
+    if name != FOUNDRY:
+        return rules, None
+    settings = foundry_settings(os.environ)
+    return settings.applied(rules), settings
 
 
 def requested_quantization(

@@ -1,7 +1,7 @@
 """Models side by side: the same figures under the same conditions, and a matrix of verdicts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
 from memfit.estimators.arch.quantization import Quantization
@@ -20,6 +20,7 @@ from memfit.estimators.comparison import (
 from memfit.estimators.errors import UnreachableError, UnsupportedError
 from memfit.estimators.estimate import device_summary, estimate, workload_notes
 from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.foundry import FoundrySettings
 from memfit.estimators.machine.runtime import Runtime
 from memfit.estimators.planning.budget import judge
 from memfit.estimators.result import Basis, Estimate, RuntimeSummary, WorkloadSummary
@@ -27,9 +28,11 @@ from memfit.estimators.scenario import Axis, Scenario, check_axes, scenarios
 from memfit.estimators.sizing import Sizing, size
 from memfit.estimators.units import Units
 from memfit.estimators.version import __version__
+from memfit.estimators.workload import Workload
 
 Answer = TypeVar("Answer")
 _Form = tuple[Quantization | None, int]  # what decides a sizing but for the device
+_DEFAULTS = ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start")
 
 
 def attempt(make: Callable[[], Answer]) -> Answer | Undecided:
@@ -40,12 +43,30 @@ def attempt(make: Callable[[], Answer]) -> Answer | Undecided:
         return Undecided(error.slug, str(error))
 
 
+@dataclass(frozen=True, slots=True)
+class Under:
+    """A runtime to size under; ``asked`` are the workload's fields that are not its defaults."""
+
+    rules: Runtime
+    settings: FoundrySettings | None = None
+    asked: frozenset[str] = frozenset()
+
+    def workload(self, base: Workload) -> Workload:
+        """Return a workload with the runtime's own defaults where nothing was asked for."""
+        own = {name: getattr(self.rules, name) for name in _DEFAULTS if name not in self.asked}
+        return replace(base, **own)
+
+
 @dataclass(slots=True)
 class Candidate:
-    """A model to compare: read once, sized once for each conversion and device."""
+    """A model to compare: read once, sized once for each conversion and device.
+
+    ``under`` is the runtime where runtimes are compared.
+    """
 
     label: str
     checkpoint: Checkpoint | Undecided
+    under: Under | None = None
     _sized: dict[_Form, Sizing | Undecided] = field(default_factory=dict)
     _placed: dict[tuple[_Form, Device | None], Sizing] = field(default_factory=dict)
 
@@ -80,6 +101,7 @@ def compare(
     axes: Sequence[Axis] = (),
     *,
     runtime: Runtime,
+    settings: FoundrySettings | None = None,
     units: Units = Units.GB,
 ) -> Comparison:
     """Return the models side by side, and every combination of the axes when there are any.
@@ -93,7 +115,9 @@ def compare(
     check_axes(axes, len(candidates))
     combinations = list(scenarios(base, axes))
     first = combinations[0][1]
-    estimates = [_estimate(candidate, first, runtime, units) for candidate in candidates]
+    plain = Under(runtime, settings, frozenset(_DEFAULTS))
+    ready = [_ready(candidate, first, plain) for candidate in candidates]
+    estimates = [_estimate(one, units) for one in ready]
     return Comparison(
         memfit_version=__version__,
         workload=WorkloadSummary(**asdict(first.workload)),
@@ -102,28 +126,47 @@ def compare(
         quantize=first.quantize,
         margin_bytes=first.margin_bytes,
         models=tuple(
-            _compared(candidate.label, result)
+            _compared(candidate, result)
             for candidate, result in zip(candidates, estimates, strict=True)
         ),
         figures=tuple(_figures(estimates)),
-        matrix=_matrix(candidates, axes, combinations) if axes else None,
+        matrix=_matrix(candidates, axes, combinations, plain) if axes else None,
     )
 
 
-def _estimate(
-    candidate: Candidate, scenario: Scenario, runtime: Runtime, units: Units
-) -> Estimate | Undecided:
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A model under a runtime with the workload it is asked."""
+
+    sizing: Sizing
+    workload: Workload
+    rules: Runtime
+
+
+def _ready(candidate: Candidate, scenario: Scenario, plain: Under) -> _Ready | Undecided:
     sizing = candidate.sizing(scenario)
     if isinstance(sizing, Undecided):
         return sizing
-    return attempt(lambda: estimate(sizing, scenario.workload, runtime=runtime, units=units))
+    under = candidate.under or plain
+    moved = attempt(lambda: sizing.under(under.rules, under.settings))
+    if isinstance(moved, Undecided):
+        return moved
+    return _Ready(moved, under.workload(scenario.workload), under.rules)
 
 
-def _compared(label: str, result: Estimate | Undecided) -> Compared:
+def _estimate(ready: _Ready | Undecided, units: Units) -> Estimate | Undecided:
+    if isinstance(ready, Undecided):
+        return ready
+    return attempt(lambda: estimate(ready.sizing, ready.workload, runtime=ready.rules, units=units))
+
+
+def _compared(candidate: Candidate, result: Estimate | Undecided) -> Compared:
+    label = candidate.label
     if isinstance(result, Undecided):
         return Compared(label=label, undecided=result)
     return Compared(
         label=label,
+        runtime=result.runtime if candidate.under else None,
         model=result.model,
         needed_bytes=result.peak_bytes + result.components.margin.bytes,
         verdict=result.verdict,
@@ -188,22 +231,29 @@ def _matrix(
     candidates: Sequence[Candidate],
     axes: Sequence[Axis],
     combinations: Sequence[tuple[dict[str, SettingValue], Scenario]],
+    plain: Under,
 ) -> Matrix:
     return Matrix(
         axes={axis.name: tuple(setting.value for setting in axis.settings) for axis in axes},
         cells=tuple(
-            _cell(candidate, settings, scenario)
+            _cell(candidate, settings, scenario, plain)
             for settings, scenario in combinations
             for candidate in candidates
         ),
     )
 
 
-def _cell(candidate: Candidate, settings: dict[str, SettingValue], scenario: Scenario) -> Cell:
-    sizing = candidate.sizing(scenario)
-    if isinstance(sizing, Undecided):
-        return Cell(settings=settings, model=candidate.label, undecided=sizing)
-    need = attempt(lambda: sizing.need(scenario.workload))
+def _cell(
+    candidate: Candidate,
+    settings: dict[str, SettingValue],
+    scenario: Scenario,
+    plain: Under,
+) -> Cell:
+    ready = _ready(candidate, scenario, plain)
+    if isinstance(ready, Undecided):
+        return Cell(settings=settings, model=candidate.label, undecided=ready)
+    sizing = ready.sizing
+    need = attempt(lambda: sizing.need(ready.workload))
     if isinstance(need, Undecided):
         return Cell(settings=settings, model=candidate.label, undecided=need)
     verdict, exceeded = judge(need, scenario.device)
@@ -215,5 +265,5 @@ def _cell(candidate: Candidate, settings: dict[str, SettingValue], scenario: Sce
         peak_bytes=need.peak_bytes - sizing.margin_bytes,
         needed_bytes=need.peak_bytes,
         working_set_bytes=scenario.device.working_set_bytes if scenario.device else None,
-        notes=tuple(workload_notes(sizing, scenario.workload)),
+        notes=tuple(workload_notes(sizing, ready.workload)),
     )

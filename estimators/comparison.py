@@ -59,11 +59,14 @@ class Figure:
 class Compared:
     """One model; all but ``label`` and ``undecided`` is None or empty when it is undecided.
 
+    ``runtime`` is there when runtimes are compared, whose names are then the labels.
+
     ``needed_bytes`` is the peak with the margin: what the verdict is about.
     """
 
     label: str
     undecided: Undecided | None = None
+    runtime: RuntimeSummary | None = None
     model: ModelSummary | None = None
     needed_bytes: int | None = None
     verdict: Verdict | None = None

@@ -23,6 +23,7 @@ from memfit.estimators.result import (
     WorkloadSummary,
     Workspace,
 )
+from memfit.estimators.ruled import runtime_assumptions, runtime_notes
 from memfit.estimators.sizing import Sizing
 from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.version import __version__
@@ -44,7 +45,7 @@ def estimate(
     verdict, exceeded = judge(sizing.need(workload), sizing.device)
     return Estimate(
         memfit_version=__version__,
-        model=_model_summary(sizing),
+        model=model_summary(sizing),
         workload=WorkloadSummary(**asdict(workload)),
         runtime=RuntimeSummary(runtime.name, runtime.version),
         device=device_summary(sizing.device) if sizing.device else None,
@@ -101,7 +102,8 @@ def _point(sizing: Sizing, workload: Workload, tokens: int) -> CurvePoint:
     )
 
 
-def _model_summary(sizing: Sizing) -> ModelSummary:
+def model_summary(sizing: Sizing) -> ModelSummary:
+    """Return what a result says of the model."""
     model, weighed = sizing.model, sizing.weighed
     return ModelSummary(
         id=sizing.checkpoint.id,
@@ -161,6 +163,7 @@ def _assumptions(sizing: Sizing, workload: Workload) -> Iterator[str]:
         yield from _llama_assumptions(sizing.engine, workload)
     elif sizing.device is None:
         yield "no device is named: the workspace follows MLX's rules for a Metal GPU of Max class"
+    yield from runtime_assumptions(sizing.engine, sizing.checkpoint)
     if workload.batch > 1:
         yield f"{workload.batch} sequences of equal length run together"
     if sizing.draft:
@@ -195,6 +198,7 @@ def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
         text = f"{size} of the checkpoint are not loaded by {sizing.engine.runtime}"
         yield Note("info", "not-loaded", text)
     yield from workload_notes(sizing, workload)
+    yield from runtime_notes(sizing.engine, model, sizing.weighed, workload, units)
     if sizing.device and sizing.device.note:
         yield Note("info", "device", sizing.device.note)
 

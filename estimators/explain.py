@@ -10,6 +10,7 @@ from memfit.estimators.components.llamacpp.caches import explained
 from memfit.estimators.engine import LlamaEngine
 from memfit.estimators.machine.allocator import PAGE
 from memfit.estimators.recommend import capacity_of
+from memfit.estimators.ruled import RuledEngine
 from memfit.estimators.sizing import Sizing
 from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.workload import Workload
@@ -31,7 +32,7 @@ def _kept(sizing: Sizing, workload: Workload) -> Iterator[str]:
     if isinstance(sizing.engine, LlamaEngine):
         room, types = sizing.engine.layout(workload)
         yield from explained(sizing.model, room, types, workload.total_tokens)
-    else:
+    elif not isinstance(sizing.engine, RuledEngine):
         yield from _caches(sizing, workload)
         yield from _states(sizing, workload)
 

@@ -7,7 +7,7 @@ from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.specs import MixtureOfExperts
 from memfit.estimators.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.runtime import MLX_LM, get_runtime
+from memfit.estimators.machine.runtime import MLX_LM, ON_MLX, get_runtime
 from memfit.estimators.planning.budget import judge
 from memfit.estimators.planning.capacity import ExpertCapacity, expert_capacity
 from memfit.estimators.planning.context import (
@@ -102,7 +102,7 @@ class _Advice:
 
     def wired(self, context: int | None) -> int | None:
         """The wired limit for the recommended context, else for the workload."""
-        if self.device.backend != "metal" or self.sizing.engine.runtime != MLX_LM:
+        if self.device.backend != "metal" or self.sizing.engine.runtime not in ON_MLX:
             return None
         workload = self._prompt(context) if context else self.workload
         need = self.sizing.need(workload).peak_bytes
@@ -134,11 +134,12 @@ class _Advice:
         """The largest step whose peak fits."""
         usual = get_runtime(self.sizing.engine.runtime).prefill_step
         step = first_fitting(
-            [step for step in PREFILL_STEPS if step <= usual],
+            [usual, *(step for step in PREFILL_STEPS if step < usual)],
             self._fits_with_step,
         )
         if step is None:
-            self._say(f"prefill step: none from {usual} down to 128 makes this workload fit")
+            least = min(usual, PREFILL_STEPS[-1])
+            self._say(f"prefill step: none from {usual} down to {least} makes this workload fit")
         elif step == usual:
             self._say(f"prefill step: {step}, the runtime's default, fits")
         else:

@@ -17,7 +17,10 @@ from memfit.estimators.components.weights.plans import declared
 from memfit.estimators.engine import MLX, Engine, Figures, LlamaEngine
 from memfit.estimators.errors import CheckpointError, UnsupportedError
 from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.machine.foundry import FoundrySettings
+from memfit.estimators.machine.runtime import Runtime, get_runtime
 from memfit.estimators.planning.budget import Need
+from memfit.estimators.ruled import MoeEngine, engine_under
 from memfit.estimators.workload import Workload
 
 
@@ -65,7 +68,38 @@ class Sizing:
     def on(self, device: Device | None) -> "Sizing":
         """Return the same model on another device; nothing is read or weighed again."""
         draft = self.draft.on(device) if self.draft else None
-        return replace(self, device=device, draft=draft, _answers={})
+        moved = replace(self, device=device, draft=draft, _answers={})
+        # mlx-moe keeps as many experts as fit: its weights depend on the machine.
+        return moved.under(get_runtime(self.runtime)) if self._sheds_experts else moved
+
+    def under(self, runtime: Runtime, settings: FoundrySettings | None = None) -> "Sizing":
+        """Return the same model under another runtime; ``settings`` are Foundry's.
+
+        Raises:
+            UnsupportedError: when the runtime cannot load the checkpoint.
+        """
+        if runtime.name == self.runtime and not self._sheds_experts and settings is None:
+            return self
+        engine = engine_under(
+            runtime,
+            self.engine,
+            self.checkpoint,
+            self.model,
+            self.weighed,
+            self.device,
+            settings or FoundrySettings(),
+        )
+        draft = self.draft.under(runtime, settings) if self.draft else None
+        return replace(self, engine=engine, draft=draft, _answers={})
+
+    @property
+    def runtime(self) -> str:
+        """The name of the runtime it is sized for."""
+        return self.engine.runtime
+
+    @property
+    def _sheds_experts(self) -> bool:
+        return isinstance(self.engine, MoeEngine)
 
     def draft_bytes(self, workload: Workload) -> int:
         """Return the bound of what a draft model adds: its own peak over the same tokens."""

@@ -1,6 +1,7 @@
 """``memfit compare``: models side by side, and which fit under every combination of settings."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,7 @@ from memfit.cli.requests import (
     named_device,
     requested_device,
     requested_quantization,
+    requested_runtime,
     requested_workload,
 )
 from memfit.estimators.errors import InputError, UnreachableError
@@ -82,6 +84,10 @@ def compare(
     working_set: WorkingSet = None,
     os_regime: Regime = DEFAULT_REGIME,
     runtime: RuntimeName = "mlx-lm",
+    runtimes: Annotated[
+        str | None,
+        typer.Option(metavar="all|A,B", help="One model under several runtimes, side by side."),
+    ] = None,
     margin: Margin = "64MB",
     format_: Annotated[
         CompareFormat, typer.Option("--format", help="How the answer is written.")
@@ -94,12 +100,13 @@ def compare(
     """Show models side by side, each against the first, and what fits where."""
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.compare import compare as answer
-    from memfit.estimators.machine.runtime import get_runtime
     from memfit.estimators.scenario import Scenario
 
     axes = _axes(matrix or [], os_regime)
-    if len(models) < 2 and not axes:
-        raise InputError("give two or more models to compare, or one with --matrix")
+    if len(models) < 2 and not axes and runtimes is None:
+        raise InputError("give two or more models to compare, or one with --matrix or --runtimes")
+    if len(models) > 1 and runtimes is not None:
+        raise InputError("--runtimes compares one model under several runtimes: give one model")
     _refuse_twice(
         {axis.name for axis in axes},
         {
@@ -113,7 +120,15 @@ def compare(
             "memory": any(value is not None for value in (device, memory, working_set)),
         },
     )
-    rules = get_runtime(runtime)
+    rules, settings = requested_runtime(runtime)
+    asked = {
+        "prefill_step": prefill_step is not None,
+        "kv_bits": kv_bits is not None,
+        "kv_group_size": kv_group_size is not None,
+        "quantized_kv_start": quantized_kv_start is not None,
+    }
+    varied = {axis.name.replace("-", "_") for axis in axes}
+    kept = frozenset(varied | {name for name, given in asked.items() if given})
     base = Scenario(
         requested_workload(
             rules,
@@ -133,10 +148,12 @@ def compare(
     )
     with reporting(verbose=verbose) as sink:
         candidates = _candidates(models, sink)
-    result = answer(candidates, base, axes, runtime=rules, units=units)
+    if runtimes is not None:
+        candidates = _under(candidates[0], runtimes, kept)
+    result = answer(candidates, base, axes, runtime=rules, settings=settings, units=units)
     form = CompareFormat.JSON if json_ else format_
     emit(_rendered(result, form, units, to_file=output is not None), output)
-    raise typer.Exit(_code(result))
+    raise typer.Exit(Exit.YES if _any_will_do(runtimes, result) else _code(result))
 
 
 def _axes(texts: Sequence[str], regime: OsRegime) -> "list[Axis]":
@@ -148,6 +165,28 @@ def _axes(texts: Sequence[str], regime: OsRegime) -> "list[Axis]":
         )
 
     return [axis for text in texts if (axis := parsed("--matrix", read, text))]
+
+
+def _under(candidate: "Candidate", names: str, kept: frozenset[str]) -> "list[Candidate]":
+    """The model under each of the runtimes, which share what was read and weighed."""
+    from memfit.estimators.compare import Under
+    from memfit.estimators.machine.runtime import list_runtimes
+
+    wanted = [name.strip() for name in names.split(",")]
+    if wanted == ["all"]:
+        wanted = [runtime.name for runtime in list_runtimes()]
+    if len(set(wanted)) < len(wanted):
+        raise InputError(f"--runtimes {names[:60]}: one is given twice")
+    found = []
+    for name in wanted:
+        rules, settings = requested_runtime(name)
+        found.append(replace(candidate, label=name, under=Under(rules, settings, kept)))
+    return found
+
+
+def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:
+    """Not every model can run under all runtimes: that is no failure while one can."""
+    return runtimes == "all" and any(model.undecided is None for model in result.models)
 
 
 def _refuse_twice(axes: set[str], options: dict[str, bool]) -> None:

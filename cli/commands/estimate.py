@@ -37,7 +37,12 @@ from memfit.cli.options import (
 )
 from memfit.cli.progress import reporting
 from memfit.cli.render.output import deliver
-from memfit.cli.requests import requested_device, requested_quantization, requested_workload
+from memfit.cli.requests import (
+    requested_device,
+    requested_quantization,
+    requested_runtime,
+    requested_workload,
+)
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.units import Units, parse_size
@@ -115,7 +120,7 @@ def estimate(
         max_kv_size=max_kv_size,
     )
     # Asked before anything is fetched, so that a bad option does not wait for it.
-    rules = get_runtime(runtime or MLX_LM)
+    rules, settings = requested_runtime(runtime or MLX_LM)
     workload = ask(rules)
     types = parsed("--cache-type", parse_cache_types, cache_type)
     machine = requested_device(device, memory, working_set, os_regime)
@@ -134,6 +139,7 @@ def estimate(
     if runtime is None:
         rules = get_runtime(sizing.engine.runtime)
         workload = ask(rules)
+    sizing = sizing.under(rules, settings)
     result = answer(sizing, workload, runtime=rules, units=units)
     deliver(
         result,

@@ -1,10 +1,14 @@
 """Results in words, the same for every format that people read."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from memfit.estimators.comparison import Comparison
 from memfit.estimators.result import Estimate, ModelSummary
 from memfit.estimators.units import Units, format_bytes
+
+if TYPE_CHECKING:
+    from memfit.estimators.plan_context import ContextPlan
 
 PARTS = {
     "embedding": "embedding",
@@ -54,7 +58,7 @@ def title(model: ModelSummary) -> str:
     )
 
 
-def task(result: Estimate | Comparison) -> str:
+def task(result: "Estimate | Comparison | ContextPlan") -> str:
     """The workload and the runtime in one line."""
     work = result.workload
     text = f"{work.prompt_tokens} prompt tokens"
@@ -68,7 +72,7 @@ def task(result: Estimate | Comparison) -> str:
     return f"{text}; {result.runtime.name} {result.runtime.version}"
 
 
-def machine(result: Estimate | Comparison, units: Units) -> str:
+def machine(result: "Estimate | Comparison | ContextPlan", units: Units) -> str:
     """The device in one line."""
     device = result.device
     if device is None:

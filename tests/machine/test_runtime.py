@@ -8,7 +8,7 @@ import pytest
 
 from memfit.estimators.errors import InputError
 from memfit.estimators.machine.device import GpuClass
-from memfit.estimators.machine.runtime import get_runtime
+from memfit.estimators.machine.runtime import get_runtime, list_runtimes
 from memfit.estimators.machine.scheduling import command_buffer_limits, scheduling
 from memfit.estimators.workload import Workload
 
@@ -80,8 +80,8 @@ def test_workload_defaults_are_those_of_mlx_lm() -> None:
 
 
 def test_unknown_runtime_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match="no runtime is called 'vllm'; there is mlx-lm"):
-        get_runtime("vllm")
+    with pytest.raises(InputError, match="no runtime is called 'exllama'; there is mlx-lm"):
+        get_runtime("exllama")
 
 
 # mlx/backend/metal/device.cpp, Device::Device.
@@ -99,3 +99,23 @@ def test_at_most_ten_tasks_are_in_flight() -> None:
     # mlx/transforms.cpp, MAX_ACTIVE_TASKS; mlx/backend/cpu/encoder.h, DISPATCHES_PER_TASK.
     assert scheduling().max_active_tasks == 10
     assert scheduling().cpu_dispatches_per_task == 10
+
+
+def test_every_row_has_its_source_and_allocation() -> None:
+    for runtime in list_runtimes():
+        assert runtime.source
+        assert runtime.allocates
+        assert runtime.keeps
+
+
+def test_the_runtimes_are_those_of_the_documentation() -> None:
+    assert [runtime.name for runtime in list_runtimes()] == [
+        "mlx-lm",
+        "mlx-swift-lm",
+        "mlx-moe",
+        "agent-memory",
+        "zinc",
+        "foundry",
+        "llama.cpp",
+        "vllm",
+    ]

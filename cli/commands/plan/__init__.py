@@ -5,7 +5,9 @@ One module a subcommand; each is added to the sub-app here.
 
 import typer
 
+from memfit.cli.commands.plan.context import context
 from memfit.cli.commands.plan.experts import experts
+from memfit.cli.commands.plan.growth import growth
 from memfit.cli.commands.plan.offload import offload
 from memfit.cli.commands.plan.request import request
 from memfit.cli.commands.plan.static import static
@@ -19,8 +21,10 @@ def root() -> None:
     """Exists so that a single subcommand keeps its name."""
 
 
+plan.command()(context)
 plan.command()(request)
 plan.command()(wired)
+plan.command()(growth)
 plan.command()(experts)
 plan.command()(offload)
 plan.command()(static)

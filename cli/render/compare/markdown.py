@@ -19,7 +19,7 @@ def _lines(result: Comparison, units: Units) -> Iterator[str]:
     yield "## Memory compared"
     yield ""
     for number, model in enumerate(result.models, 1):
-        title = estimate_words.title(model.model) if model.model else "undecided"
+        title = words.title(model)
         yield f"{number}. {_escaped(f'{model.label}: {title}')}"
     yield ""
     yield _escaped(estimate_words.task(result)) + "  "

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from memfit.cli.render import words as estimate_words
-from memfit.cli.render.compare import words
+from memfit.cli.render.compare import runtimes, words
 from memfit.cli.render.terminal import Page, open_page
 from memfit.estimators.comparison import Comparison, Figure, Matrix
 from memfit.estimators.units import Units
@@ -37,12 +37,17 @@ class _Column:
 def to_table(result: Comparison, units: Units, *, to_file: bool) -> str:
     """Return the tables as text; numbers are never cut, names give way."""
     page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
-    for number, model in enumerate(result.models, 1):
-        title = estimate_words.title(model.model) if model.model else "undecided"
-        page.console.print(f"{number} {model.label}: {title}", soft_wrap=True)
+    by_runtime = next((model for model in result.models if model.runtime), None)
+    if by_runtime:
+        page.console.print(words.title(by_runtime), soft_wrap=True)
+    for number, model in enumerate(() if by_runtime else result.models, 1):
+        page.console.print(f"{number} {model.label}: {words.title(model)}", soft_wrap=True)
     for line in (estimate_words.task(result), estimate_words.machine(result, units)):
         page.console.print(line, style="dim", soft_wrap=True)
-    _draw_figures(page, result, units)
+    if by_runtime:
+        runtimes.draw(page, result, units)
+    else:
+        _draw_figures(page, result, units)
     _list(page, words.remarks(result))
     if result.matrix:
         page.console.print()

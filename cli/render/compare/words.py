@@ -3,6 +3,7 @@
 from collections import Counter
 
 from memfit.cli.render.words import PARTS, percent
+from memfit.cli.render.words import title as estimate_title
 from memfit.estimators.comparison import Cell, Compared, Comparison, Matrix, SettingValue, Value
 from memfit.estimators.result import Basis
 from memfit.estimators.units import Units, format_bytes
@@ -32,6 +33,11 @@ class Footnotes:
     def lines(self) -> list[str]:
         """Return the remarks with their marks."""
         return [f"{mark} {text}" for text, mark in self._marks.items()]
+
+
+def title(model: Compared) -> str:
+    """What a column is about: the model in one line."""
+    return estimate_title(model.model) if model.model else "undecided"
 
 
 def figure_name(name: str) -> str:

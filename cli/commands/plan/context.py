@@ -1,0 +1,170 @@
+"""``memfit plan context``: which contexts fit, for how many requests, under a runtime's rules."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memfit.cli.commands.plan.subject import MODEL_HELP
+from memfit.cli.exits import Exit
+from memfit.cli.options import (
+    Batch,
+    ChosenRuntime,
+    Context,
+    DeviceName,
+    GroupSize,
+    Json,
+    KVBits,
+    KVGroupSize,
+    Margin,
+    Memory,
+    Output,
+    PlanForm,
+    PlanFormat,
+    PrefillStep,
+    Quantize,
+    QuantizedKVStart,
+    QuantMode,
+    Regime,
+    ShownUnits,
+    Verbose,
+    WorkingSet,
+    parsed,
+)
+from memfit.cli.progress import reporting
+from memfit.cli.render.output import emit
+from memfit.cli.requests import (
+    requested_device,
+    requested_quantization,
+    requested_runtime,
+    requested_workload,
+)
+from memfit.estimators.errors import InputError
+from memfit.estimators.machine.working_set import DEFAULT_REGIME
+from memfit.estimators.units import Units, parse_count, parse_size
+
+if TYPE_CHECKING:
+    from memfit.estimators.plan_context import Asked
+
+_MOST_VALUES = 64
+
+
+def context(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    context: Context = None,
+    batch: Batch = 1,
+    prefill_step: PrefillStep = None,
+    kv_bits: KVBits = None,
+    kv_group_size: KVGroupSize = None,
+    quantized_kv_start: QuantizedKVStart = None,
+    contexts: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Contexts of the matrix, such as 8k,32k.")
+    ] = None,
+    requests: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Requests at once of the matrix.")
+    ] = None,
+    ceiling: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Plan no longer context than this.")
+    ] = None,
+    backend_cap: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="The longest the backend allows.")
+    ] = None,
+    traffic: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV or JSONL of prompt_tokens and completion_tokens."),
+    ] = None,
+    quantize: Quantize = None,
+    group_size: GroupSize = None,
+    quant_mode: QuantMode = None,
+    device: DeviceName = None,
+    memory: Memory = None,
+    working_set: WorkingSet = None,
+    os_regime: Regime = DEFAULT_REGIME,
+    runtime: ChosenRuntime = None,
+    margin: Margin = "64MB",
+    plot: Annotated[bool, typer.Option("--plot", help="Draw memory against context.")] = False,
+    format_: PlanForm = PlanFormat.TABLE,
+    json_: Json = False,
+    output: Output = None,
+    units: ShownUnits = Units.GB,
+    verbose: Verbose = False,
+) -> None:
+    """Show the contexts that fit, the runtime's own choice, and how many requests at once."""
+    # The library is imported when it is needed: --help stays quick.
+    from memfit.cli.render.plan.context import to_sheet
+    from memfit.cli.render.plan.writing import written
+    from memfit.estimators.checkpoint.opening import open_checkpoint
+    from memfit.estimators.estimate import curve
+    from memfit.estimators.machine.runtime import MLX_LM
+    from memfit.estimators.plan_context import plan_context
+    from memfit.estimators.sizing import size
+
+    asked = _asked(contexts, requests, ceiling, backend_cap, traffic)
+    rules, settings = requested_runtime(runtime or MLX_LM)
+    machine = requested_device(device, memory, working_set, os_regime)
+    with reporting(verbose=verbose) as sink:
+        checkpoint = open_checkpoint(model, sink=sink)
+    sizing = size(
+        checkpoint,
+        device=machine,
+        margin_bytes=parsed("--margin", parse_size, margin) or 0,
+        quantize=requested_quantization(quantize, group_size, quant_mode),
+    )
+    if runtime is None:
+        rules, settings = requested_runtime(sizing.runtime)
+    workload = requested_workload(
+        rules,
+        context=context,
+        prompt_tokens=None,
+        max_tokens=None,
+        batch=batch,
+        prefill_step=prefill_step,
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        quantized_kv_start=quantized_kv_start,
+        max_kv_size=None,
+    )
+    sizing = sizing.under(rules, settings)
+    result = plan_context(sizing, workload, rules, asked, settings=settings, units=units)
+    sheet = to_sheet(result, units, curve(sizing, workload) if plot else ())
+    form = PlanFormat.JSON if json_ else format_
+    emit(written(result, sheet, form, to_file=output is not None), output)
+    raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+
+
+def _asked(
+    contexts: str | None,
+    requests: str | None,
+    ceiling: str | None,
+    backend_cap: str | None,
+    traffic: Path | None,
+) -> "Asked":
+    from memfit.estimators.plan_context import CONTEXTS, MOST_REQUESTS, REQUESTS, Asked
+    from memfit.estimators.planning.traffic import read_traffic
+
+    lengths = parsed("--contexts", _counts, contexts) or CONTEXTS
+    at_once = parsed("--requests", _counts, requests) or REQUESTS
+    if max(at_once) > MOST_REQUESTS:
+        raise InputError(f"--requests {max(at_once)}: {MOST_REQUESTS} are the most")
+    return Asked(
+        contexts=lengths,
+        requests=at_once,
+        ceiling=parsed("--ceiling", _positive, ceiling),
+        backend_cap=parsed("--backend-cap", _positive, backend_cap),
+        traffic=read_traffic(traffic) if traffic else (),
+    )
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Counts of a list, ascending and each once."""
+    found = {_positive(part) for part in text.split(",")}
+    if len(found) > _MOST_VALUES:
+        raise InputError(f"{len(found)} values: {_MOST_VALUES} are the most")
+    return tuple(sorted(found))
+
+
+def _positive(text: str) -> int:
+    value = parse_count(text)
+    if value < 1:
+        raise InputError(f"{text!r}: must be at least 1")
+    return value

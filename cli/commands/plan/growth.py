@@ -1,0 +1,128 @@
+"""``memfit plan growth``: sessions that grow token by token, under each runtime's rule."""
+
+from typing import Annotated
+
+import typer
+
+from memfit.cli.commands.plan.subject import MODEL_HELP
+from memfit.cli.exits import Exit
+from memfit.cli.options import (
+    DeviceName,
+    GroupSize,
+    Json,
+    Memory,
+    Output,
+    PlanForm,
+    PlanFormat,
+    Quantize,
+    QuantMode,
+    Regime,
+    ShownUnits,
+    Verbose,
+    WorkingSet,
+    parsed,
+)
+from memfit.cli.progress import reporting
+from memfit.cli.render.output import emit
+from memfit.cli.requests import requested_device, requested_quantization, requested_runtime
+from memfit.estimators.errors import InputError
+from memfit.estimators.machine.working_set import DEFAULT_REGIME
+from memfit.estimators.units import Units, parse_count, parse_size
+
+_DEFAULT_TOKENS = "32k"
+
+
+def growth(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    tokens: Annotated[
+        str | None,
+        typer.Option(help="A session's length at its end (32k), where it has no turns."),
+    ] = None,
+    sessions: Annotated[int, typer.Option(help="Sessions at once.")] = 1,
+    turns: Annotated[int | None, typer.Option(help="Turns of each session.")] = None,
+    turn_tokens: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Tokens a turn adds, question and answer.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="What all sessions begin with.")
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(help="What a contiguous cache is made for; the sessions' length otherwise."),
+    ] = None,
+    runtimes: Annotated[
+        str, typer.Option("--runtimes", "--runtime", metavar="all|A,B", help="Whose rules.")
+    ] = "all",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for all caches; without it, what the device leaves of 90 %.",
+        ),
+    ] = None,
+    quantize: Quantize = None,
+    group_size: GroupSize = None,
+    quant_mode: QuantMode = None,
+    device: DeviceName = None,
+    memory: Memory = None,
+    working_set: WorkingSet = None,
+    os_regime: Regime = DEFAULT_REGIME,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw caches over the turns.")] = False,
+    format_: PlanForm = PlanFormat.TABLE,
+    json_: Json = False,
+    output: Output = None,
+    units: ShownUnits = Units.GB,
+    verbose: Verbose = False,
+) -> None:
+    """Show what sessions allocate as they grow, what is copied, and where a budget ends."""
+    # The library is imported when it is needed: --help stays quick.
+    from memfit.cli.render.plan.growth import to_sheet
+    from memfit.cli.render.plan.writing import written
+    from memfit.estimators.checkpoint.opening import open_checkpoint
+    from memfit.estimators.machine.runtime import list_runtimes
+    from memfit.estimators.planning.sessions import Sessions, plan_growth
+    from memfit.estimators.sizing import size
+
+    lengths = _lengths(tokens, turns, turn_tokens, prefix)
+    asked = Sessions(sessions=sessions, **lengths)
+    names = [one.name for one in list_runtimes()] if runtimes == "all" else runtimes.split(",")
+    rules = [requested_runtime(name.strip())[0] for name in names]
+    machine = requested_device(device, memory, working_set, os_regime)
+    with reporting(verbose=verbose) as sink:
+        checkpoint = open_checkpoint(model, sink=sink)
+    conversion = requested_quantization(quantize, group_size, quant_mode)
+    sizing = size(checkpoint, device=machine, quantize=conversion)
+    left = parsed("--budget", parse_size, budget)
+    if left is None and machine is not None:
+        left = max(0, machine.working_set_bytes * 9 // 10 - sizing.resident_bytes)
+    result = plan_growth(
+        sizing.model,
+        checkpoint.id,
+        asked,
+        rules,
+        budget_bytes=left,
+        context=parsed("--context", parse_count, context),
+    )
+    form = PlanFormat.JSON if json_ else format_
+    sheet = to_sheet(result, units, plot=plot)
+    emit(written(result, sheet, form, to_file=output is not None), output)
+    if not result.rules:
+        raise typer.Exit(Exit.UNSUPPORTED)
+    crossed = all(rule.crossing for rule in result.rules)
+    raise typer.Exit(Exit.NO if crossed else Exit.YES)
+
+
+def _lengths(
+    tokens: str | None, turns: int | None, turn_tokens: str | None, prefix: str | None
+) -> dict[str, int]:
+    """A session's length, as one stretch or by turns after a prefix."""
+    start = parsed("--prefix", parse_count, prefix) or 0
+    if turns is None and turn_tokens is None:
+        end = parsed("--tokens", parse_count, tokens or _DEFAULT_TOKENS) or 0
+        if start >= end:
+            raise InputError(f"--prefix {start}: must be below the session's {end} tokens")
+        return {"prefix_tokens": start, "turns": 1, "turn_tokens": end - start}
+    if tokens is not None or turns is None or turn_tokens is None:
+        raise InputError("give --tokens, or --turns with --turn-tokens")
+    each = parsed("--turn-tokens", parse_count, turn_tokens) or 0
+    return {"prefix_tokens": start, "turns": turns, "turn_tokens": each}

@@ -1,0 +1,70 @@
+"""``memfit runtimes``: whose allocation rules memfit follows, and where each goes wrong."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from memfit.cli.options import Json, Output
+from memfit.cli.render.output import emit
+from memfit.estimators.version import __version__
+
+if TYPE_CHECKING:
+    from memfit.estimators.machine.runtime import Runtime
+
+SCHEMA = "memfit.runtimes/1"
+
+
+def runtimes(json_: Json = False, output: Output = None) -> None:
+    """List runtimes: how each allocates its cache, in what, by which budget, and its source."""
+    from memfit.estimators.machine.runtime import list_runtimes
+
+    found = list_runtimes()
+    if json_:
+        rows = [asdict(runtime) for runtime in found]
+        data = {"schema": SCHEMA, "memfit_version": __version__, "runtimes": rows}
+        emit(json.dumps(data, indent=2, ensure_ascii=False) + "\n", output)
+    else:
+        emit(_table(found, to_file=output is not None), output)
+
+
+def _table(found: "tuple[Runtime, ...]", *, to_file: bool) -> str:
+    from memfit.cli.render import grid
+    from memfit.cli.render.terminal import open_page
+
+    page = open_page(to_file=to_file, least_width=64)
+    grid.draw(page, _HEADINGS, [_row(runtime) for runtime in found], left=len(_HEADINGS))
+    for runtime in found:
+        page.console.print(f"\n{runtime.name}: {runtime.allocates}", soft_wrap=True)
+        page.console.print(f"  charges {runtime.charges}; keeps {runtime.keeps}", soft_wrap=True)
+        for fault in runtime.faults:
+            page.console.print(f"  known to be wrong: {fault}", soft_wrap=True)
+        page.console.print(f"  source: {runtime.source}", style="dim", soft_wrap=True)
+    return page.text()
+
+
+_HEADINGS = ("Runtime", "Version", "Growth", "Step", "Cache in", "Prefill", "Budget")
+_MEMORIES = {
+    "working_set": "of the working set",
+    "working_set_for_cache": "of the working set, for the cache",
+    "memory": "of the memory",
+}
+
+
+def _row(runtime: "Runtime") -> tuple[str, ...]:
+    from memfit.estimators.units import Units, format_bytes
+
+    kept = f"{runtime.kv_bits} bits" if runtime.kv_bits else runtime.cache_dtype or "activations"
+    budget = runtime.budget
+    if budget.bytes is not None:
+        limit = f"{format_bytes(budget.bytes, Units.GIB)} of cache"
+    else:
+        limit = f"{budget.share} % {_MEMORIES[budget.of]}"
+    return (
+        runtime.name,
+        runtime.version,
+        runtime.growth,
+        str(runtime.kv_step),
+        kept,
+        str(runtime.prefill_step),
+        limit,
+    )

@@ -1,0 +1,192 @@
+"""``memfit plan context`` and ``memfit plan growth`` as a user sees them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Memfit
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+DENSE = SAMPLES / "qwen3-8b-4bit.yaml"
+HYBRID = SAMPLES / "qwen3.5-35b-a3b.yaml"
+TRAFFIC = SAMPLES / "plans" / "traffic.csv"
+TOKEN = 147_456
+
+
+def test_the_plan_and_the_estimate_tell_the_same(memfit: Memfit) -> None:
+    plan = memfit("plan", "context", DENSE, "--memory", "16GB", "--json").json
+    alone = memfit("estimate", DENSE, "--memory", "16GB", "--json").json
+    assert plan["longest_context"] == alone["recommendation"]["context_tokens"]
+    assert plan["fit"]["required_bytes"] == alone["peak_bytes"] + 64_000_000
+    (cell,) = (c for c in plan["matrix"] if (c["context_tokens"], c["requests"]) == (4096, 1))
+    assert cell["needed_bytes"] == plan["fit"]["required_bytes"]
+
+
+def test_the_largest_context_fits_and_one_more_token_does_not(memfit: Memfit) -> None:
+    plan = memfit("plan", "context", DENSE, "--memory", "8GB", "--json").json
+    tokens, budget = plan["unified"]["tokens"], plan["unified"]["budget_bytes"]
+    assert 0 < tokens < plan["ceilings"]["effective"]
+    for count, fits in ((tokens, True), (tokens + 1, False)):
+        one = memfit("plan", "context", DENSE, "--memory", "8GB", "--context", str(count), "--json")
+        assert (one.json["fit"]["required_bytes"] <= budget) == fits
+
+
+def test_the_largest_batch_fits_and_one_more_does_not(memfit: Memfit) -> None:
+    plan = memfit("plan", "context", DENSE, "--memory", "16GB", "--json").json
+    most = plan["largest_batch"]
+    for batch, fits in ((most, True), (most + 1, False)):
+        run = memfit("estimate", DENSE, "--memory", "16GB", "--batch", str(batch), "--json")
+        assert (run.json["verdict"] == "fits") == fits
+
+
+def test_ceilings_bound_every_context(memfit: Memfit) -> None:
+    arguments = ("--memory", "64GB", "--ceiling", "8k", "--backend-cap", "4k", "--json")
+    plan = memfit("plan", "context", DENSE, *arguments).json
+    expected = {"model": 40960, "requested": 8192, "backend": 4096, "effective": 4096}
+    assert plan["ceilings"] == expected
+    assert plan["unified"]["tokens"] == plan["longest_context"] == 4096
+    assert {cell["context_tokens"] for cell in plan["matrix"]} == {4096}
+
+
+def test_zincs_floor_is_shown_beside_does_not_fit(memfit: Memfit) -> None:
+    run = memfit("plan", "context", HYBRID, "--memory", "32GB", "--runtime", "zinc", "--json")
+    own = run.json["automatic"]
+    assert (own["tokens"], own["right_tokens"]) == (4096, 0)
+    assert own["reason"].startswith("zinc's floor of 4096 tokens needs")
+    assert run.code == 1
+    profile = run.json["profile"]
+    assert profile["fixed_device_local_bytes"] == 89_078_784
+    assert profile["fixed_host_visible_bytes"] == 1_018_944
+    assert profile["device_local_bytes_per_token"] == 163_840
+    table = memfit("plan", "context", HYBRID, "--memory", "32GB", "--runtime", "zinc").out
+    assert "does not fit" in table
+    assert "163.8 kB as zinc charges it, 41.0 kB in the layers that attend" in table
+
+
+def test_foundrys_budget_is_exceeded_by_its_own_context(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METALLIC_KV_MEMORY_BUDGET_MB", "1000")
+    arguments = ("--memory", "32GB", "--runtime", "foundry", "--json")
+    own = memfit("plan", "context", DENSE, *arguments).json["automatic"]
+    paid = 1000 * 2**20 // TOKEN
+    assert own["budget_bytes"] == 1000 * 2**20
+    assert own["tokens"] == -(-paid // 128) * 128 > paid
+    assert own["right_tokens"] == paid // 128 * 128
+    assert "aligns up after dividing" in own["reason"]
+
+
+def test_foundrys_shared_cache_lies_in_host_memory(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METALLIC_KV_CACHE_SHARED", "1")
+    monkeypatch.setenv("METALLIC_MAX_CONTEXT_LEN", "2048")
+    plan = memfit("plan", "context", DENSE, "--runtime", "foundry", "--json").json
+    assert plan["profile"]["host_visible_bytes_per_token"] == TOKEN
+    assert plan["profile"]["device_local_bytes_per_token"] == 0
+    assert plan["ceilings"]["effective"] == 2048
+    assert any("Foundry stops at 2048 tokens" in note["message"] for note in plan["notes"])
+
+
+def test_traffic_is_sized_from_what_was_sent(memfit: Memfit, tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    rows = "".join(f"{prompt},100\n" for prompt in range(900, 99_900, 1000))
+    path.write_text("prompt_tokens,completion_tokens\n" + rows + "1,0\n")
+    arguments = ("--memory", "16GB", "--traffic", path, "--json")
+    traffic = memfit("plan", "context", DENSE, *arguments).json["traffic"]
+    assert traffic["requests"] == 100
+    assert traffic["total"]["p99"] == 98_000
+    assert traffic["context_for_99"] == 98_048
+    assert traffic["longest_context"] == 40_960
+    assert traffic["fitting"] == 41
+    assert traffic["at_once_for_99"] == 0
+    assert traffic["at_once_of_mean"] == 0
+
+
+def test_the_example_of_traffic_is_read(memfit: Memfit) -> None:
+    run = memfit("plan", "context", DENSE, "--memory", "32GB", "--traffic", TRAFFIC, "--plot")
+    assert run.code == 0
+    assert "99 % of the requests are served by a context of" in run.out
+    assert "Memory against context" in run.out
+
+
+def test_without_a_device_there_is_no_verdict(memfit: Memfit) -> None:
+    run = memfit("plan", "context", DENSE, "--json")
+    assert run.code == 0
+    assert run.json["fit"] is None
+    assert run.json["unified"] is None
+    assert "name a device" in memfit("plan", "context", DENSE).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--contexts", "4k,many"), "--contexts: 'many' is not a count"),
+        (("--contexts", "0"), "must be at least 1"),
+        (("--requests", "5000"), "4096 are the most"),
+        (("--traffic", "none.csv"), "none.csv"),
+        (("--ceiling", "0"), "--ceiling"),
+        (("--runtime", "other"), "no runtime is called 'other'"),
+    ],
+)
+def test_bad_input_is_one_line(memfit: Memfit, arguments: tuple[str, ...], message: str) -> None:
+    run = memfit("plan", "context", DENSE, *arguments)
+    assert run.code == 2
+    assert message in run.err
+    assert run.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["context", "growth"])
+def test_markdown_is_a_section(memfit: Memfit, command: str) -> None:
+    run = memfit("plan", command, DENSE, "--memory", "16GB", "--format", "markdown", "--plot")
+    assert run.out.startswith("## Qwen3-8B-4bit")
+    assert "| --- | ---: |" in run.out
+    assert "```text" in run.out
+
+
+def test_growth_shows_every_rule(memfit: Memfit) -> None:
+    run = memfit("plan", "growth", DENSE, "--tokens", "5000", "--json")
+    rules = {rule["runtimes"][0]: rule for rule in run.json["rules"]}
+    assert {rule["growth"] for rule in rules.values()} == {
+        "steps",
+        "doubling",
+        "contiguous",
+        "paged",
+    }
+    assert rules["foundry"]["peak_bytes"] == 3 * 4096 * TOKEN
+    assert rules["mlx-lm"]["allocated_bytes"] == 5120 * TOKEN
+    assert rules["vllm"]["allocated_bytes"] == 5008 * TOKEN
+
+
+def test_growth_tells_where_the_budget_ends(memfit: Memfit) -> None:
+    arguments = ("--turns", "10", "--turn-tokens", "1000", "--budget", f"{6144 * TOKEN - 1}")
+    run = memfit("plan", "growth", DENSE, *arguments, "--runtime", "foundry")
+    assert run.code == 1
+    assert "foundry: at token 2049 of a session, in turn 3: 906.0 MB alive" in run.out
+
+
+def test_growth_takes_the_budget_the_device_leaves(memfit: Memfit) -> None:
+    data = memfit("plan", "growth", DENSE, "--memory", "16GB", "--json").json
+    alone = memfit("estimate", DENSE, "--memory", "16GB", "--json").json
+    nine_tenths = alone["device"]["working_set_bytes"] * 9 // 10
+    weights = alone["components"]["weights"]["resident_bytes"]
+    assert data["budget_bytes"] == nine_tenths - weights
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tokens", "4k", "--turns", "2"), "give --tokens, or --turns with --turn-tokens"),
+        (("--turns", "2"), "give --tokens, or --turns with --turn-tokens"),
+        (("--tokens", "4k", "--prefix", "4k"), "must be below the session's 4096 tokens"),
+        (("--sessions", "0"), "sessions 0: must be from 1"),
+        (("--tokens", "8k", "--context", "4k"), "exceed the context of 4096"),
+        (("--budget", "64G"), "is not a size"),
+        (("--runtimes", "vllm,other"), "no runtime is called 'other'"),
+    ],
+)
+def test_bad_growth_is_one_line(memfit: Memfit, arguments: tuple[str, ...], message: str) -> None:
+    run = memfit("plan", "growth", DENSE, *arguments)
+    assert run.code == 2
+    assert message in run.err
+    assert run.err.count("\n") == 1

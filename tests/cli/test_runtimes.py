@@ -1,0 +1,196 @@
+"""Runtimes as a user meets them: estimates under each, side by side, and the table of them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Memfit
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+DENSE = SAMPLES / "qwen3-8b-4bit.yaml"
+HYBRID = SAMPLES / "qwen3-next-80b-a3b-4bit.yaml"
+TOKEN = 147_456  # Qwen3-8B, 16 bits: 36 layers x 8 heads x 2 x 128 x 2 bytes
+NAMES = [
+    "mlx-lm",
+    "mlx-swift-lm",
+    "mlx-moe",
+    "agent-memory",
+    "zinc",
+    "foundry",
+    "llama.cpp",
+    "vllm",
+]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "tokens", "token_bytes", "kv_bytes"),
+    [
+        ("mlx-lm", 3072, TOKEN, 3072 * TOKEN),
+        ("mlx-swift-lm", 3072, TOKEN, 3072 * TOKEN),
+        # 4 bits with a scale and bias for 64: 9/32 of 16 bits.
+        ("agent-memory", 3072, TOKEN * 9 // 32, 3072 * TOKEN * 9 // 32),
+        # float32 and a page table of 4 bytes a token, exactly as long as the context.
+        ("zinc", 3000, 2 * TOKEN + 4, 3000 * (2 * TOKEN + 4)),
+        ("foundry", 4096, TOKEN, 4096 * TOKEN),
+        ("llama.cpp", 3072, TOKEN, 3072 * TOKEN),
+        ("vllm", 3008, TOKEN, 3008 * TOKEN),
+    ],
+)
+def test_each_runtime_allocates_by_its_own_rule(
+    memfit: Memfit, runtime: str, tokens: int, token_bytes: int, kv_bytes: int
+) -> None:
+    run = memfit("estimate", DENSE, "--context", "3000", "--runtime", runtime, "--json")
+    kv = run.json["components"]["kv"]
+    assert run.json["runtime"]["name"] == runtime
+    assert kv["allocated_tokens"] == tokens
+    assert kv["bytes_per_token"] == token_bytes
+    assert kv["bytes"] == kv_bytes
+
+
+def test_a_runtimes_defaults_are_its_own(memfit: Memfit) -> None:
+    work = memfit("estimate", DENSE, "--runtime", "agent-memory", "--json").json["workload"]
+    assert (work["kv_bits"], work["quantized_kv_start"]) == (4, 0)
+    work = memfit("estimate", DENSE, "--runtime", "mlx-swift-lm", "--json").json["workload"]
+    assert (work["prefill_step"], work["quantized_kv_start"]) == (512, 0)
+
+
+def test_parts_of_a_peak_add_up_under_every_runtime(memfit: Memfit) -> None:
+    for name in NAMES:
+        data = memfit("estimate", HYBRID, "--memory", "64GB", "--runtime", name, "--json").json
+        parts = data["components"]
+        total = parts["weights"]["resident_bytes"]
+        total += sum(parts[part]["bytes"] for part in ("kv", "ssm", "workspace"))
+        assert total == data["peak_bytes"], name
+
+
+def test_zincs_charge_and_the_right_one_stand_side_by_side(memfit: Memfit) -> None:
+    run = memfit("estimate", HYBRID, "--context", "32k", "--runtime", "zinc")
+    text = " ".join(run.out.split())
+    assert "zinc charges its cache to all 48 layers: 6.443 GB" in text
+    assert "where those that attend need 1.611 GB" in text
+    assert "zinc charges" not in memfit("estimate", DENSE, "--runtime", "zinc").out
+
+
+def test_mlx_moe_keeps_208_experts_on_32_gb(memfit: Memfit) -> None:
+    # mlx-moe's published runs: 208 of 512 on a 32 GB Mac.
+    run = memfit("estimate", HYBRID, "--memory", "32GB", "--runtime", "mlx-moe", "--json")
+    notes = {note["code"]: note["message"] for note in run.json["notes"]}
+    assert notes["expert-capacity"] == "mlx-moe keeps 208 of 512 experts a layer: 17.666 GB"
+    lookup = 48 * 512 * 8
+    expected = 1_357_516_288 + 208 * 48 * 1_769_472 + lookup
+    # Small tensors are rounded by the allocator, 32,768 bytes in all.
+    assert run.json["components"]["weights"]["resident_bytes"] == expected + 32_768
+
+
+def test_mlx_moes_own_capacity_stands_beside_the_right_one(memfit: Memfit) -> None:
+    text = " ".join(
+        memfit("estimate", HYBRID, "--memory", "64GB", "--runtime", "mlx-moe").out.split()
+    )
+    assert "mlx-moe keeps 448 of 512 experts a layer" in text
+    assert "mlx-moe's own capacity is 456, 679.5 MB more than 71 %" in text
+
+
+def test_the_swift_guide_is_held_against_the_bytes(memfit: Memfit) -> None:
+    run = memfit(
+        "estimate", DENSE, "--context", "8k", "--kv-bits", "4", "--runtime", "mlx-swift-lm"
+    )
+    text = " ".join(run.out.split())
+    assert "guide tells 302.0 MB of cache at 4 bits; with scales and biases it is 339.7 MB" in text
+
+
+def test_foundry_takes_its_environment(memfit: Memfit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALLIC_PREFILL_CHUNK_SIZE", "64")
+    run = memfit("estimate", DENSE, "--runtime", "foundry", "--json")
+    assert run.json["workload"]["prefill_step"] == 64
+    monkeypatch.setenv("METALLIC_PREFILL_CHUNK_SIZE", "some")
+    run = memfit("estimate", DENSE, "--runtime", "foundry")
+    assert run.code == 2
+    assert run.err == "memfit: METALLIC_PREFILL_CHUNK_SIZE: 'some' is no whole number\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--runtime", "zinc", "--kv-bits", "8"), "zinc quantises its cache to these: none"),
+        (("--runtime", "vllm", "--kv-bits", "4"), "vllm quantises its cache to these: 8"),
+        (("--runtime", "mlx-moe"), "mlx-moe keeps experts"),
+        (("--runtime", "foundry", "--max-kv-size", "512"), "no limit of a rotating cache"),
+    ],
+)
+def test_what_a_runtime_cannot_do_is_not_supported(
+    memfit: Memfit, arguments: tuple[str, ...], message: str
+) -> None:
+    run = memfit("estimate", DENSE, *arguments)
+    assert run.code == 3
+    assert message in run.err
+    assert run.err.count("\n") == 1
+
+
+def test_all_runtimes_stand_side_by_side(memfit: Memfit) -> None:
+    run = memfit("compare", HYBRID, "--runtimes", "all", "--memory", "64GB", "--json")
+    assert run.code == 0
+    assert [model["label"] for model in run.json["models"]] == NAMES
+    assert [model["runtime"]["name"] for model in run.json["models"]] == NAMES
+    (kv,) = (figure for figure in run.json["figures"] if figure["name"] == "kv_per_token")
+    assert kv["values"][4]["value"] == 8 * 24_576 + 4  # twice as wide, in four times the layers
+
+
+def test_a_comparison_agrees_with_the_estimates(memfit: Memfit) -> None:
+    compared = memfit("compare", HYBRID, "--runtimes", "all", "--memory", "64GB", "--json").json
+    (peaks,) = (figure for figure in compared["figures"] if figure["name"] == "peak")
+    for name, peak in zip(NAMES, peaks["values"], strict=True):
+        alone = memfit("estimate", HYBRID, "--memory", "64GB", "--runtime", name, "--json").json
+        assert peak["value"] == alone["peak_bytes"], name
+
+
+def test_a_runtime_that_cannot_says_why_and_the_others_answer(memfit: Memfit) -> None:
+    run = memfit("compare", DENSE, "--runtimes", "all")
+    assert run.code == 0
+    assert "3: Qwen3-8B-4bit: mlx-moe keeps experts" in run.out
+    assert memfit("compare", DENSE, "--runtimes", "mlx-lm,mlx-moe").code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((DENSE, HYBRID, "--runtimes", "all"), "give one model"),
+        ((DENSE, "--runtimes", "other"), "no runtime is called 'other'"),
+        ((DENSE, "--runtimes", "vllm,vllm"), "one is given twice"),
+    ],
+)
+def test_runtimes_are_asked_for_by_name(
+    memfit: Memfit, arguments: tuple[str | Path, ...], message: str
+) -> None:
+    run = memfit("compare", *arguments)
+    assert run.code == 2
+    assert message in run.err
+
+
+def test_a_matrix_goes_with_runtimes(memfit: Memfit) -> None:
+    run = memfit("compare", DENSE, "--runtimes", "zinc,vllm", "--matrix", "context=4k,8k", "--json")
+    cells = run.json["matrix"]["cells"]
+    assert [(cell["model"], cell["settings"]["context"]) for cell in cells] == [
+        ("zinc", 4096),
+        ("vllm", 4096),
+        ("zinc", 8192),
+        ("vllm", 8192),
+    ]
+
+
+def test_the_table_of_runtimes_has_a_row_and_a_source_each(memfit: Memfit) -> None:
+    data = memfit("runtimes", "--json").json
+    assert [row["name"] for row in data["runtimes"]] == NAMES
+    out = memfit("runtimes").out
+    assert out.count("  source: ") == len(NAMES)
+    assert "known to be wrong: its automatic context is never below 4096 tokens" in out
+
+
+def test_models_are_compared_under_one_runtime(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METALLIC_MAX_CONTEXT_LEN", "3000")
+    run = memfit("compare", DENSE, HYBRID, "--runtime", "foundry", "--context", "2500", "--json")
+    assert run.json["runtime"]["name"] == "foundry"
+    assert [model["runtime"] for model in run.json["models"]] == [None, None]
+    (kv,) = (figure for figure in run.json["figures"] if figure["name"] == "kv")
+    assert kv["values"][0]["value"] == 3072 * TOKEN  # doubled, but no more than the longest
