@@ -1,9 +1,10 @@
-"""Whole-process times of `memfit estimate`: medians, held against the limits the project keeps.
+"""Whole-process times of the command line: medians, held against the limits the project keeps.
 
 Run it in an environment with memfit and mlx-lm: `python benchmarks/estimate_speed.py`.
 It prints the table of docs/performance.md and exits 1 when a limit is broken.
 """
 
+import json
 import multiprocessing
 import os
 import resource
@@ -93,6 +94,12 @@ def rows(folder: Path) -> Iterator[Row]:
     name = "DeepSeek-V3 4-bit, 88 shards, 2,536 tensors"
     yield Row(name, _estimate(folder / "deepseek"), 0.35, None)
     yield Row("160 shards, 100,428 tensors", _estimate(folder / "many"), 1.5, 200_000_000)
+    traced = [*_estimate(folder / "qwen")[:-1], "trace"]
+    yield Row("Qwen3-4B 4-bit by trace", traced, 0.45, 300_000_000)
+    traced = [*_estimate(folder / "deepseek")[:-1], "trace"]
+    yield Row("DeepSeek-V3 4-bit by trace", traced, 1.5, 300_000_000)
+    policy = ["gate", "--policy", str(folder / "memfit.yaml")]
+    yield Row("gate: 20 targets on 5 models", policy, 3.0, None)
 
 
 def make_checkpoints(folder: Path) -> None:
@@ -101,6 +108,28 @@ def make_checkpoints(folder: Path) -> None:
         quantised = {**config, "quantization": {"group_size": 64, "bits": 4}}
         write_checkpoint(folder / name, quantised, quantised_tensors(config, 4), shards)
     write_checkpoint(folder / "many", MANY_TENSORS, _hub_layout(MANY_TENSORS), shards=160)
+    limits = {"peak": "90%", "context": "8k"}
+    targets = {
+        f"{model}-{device}": {
+            "model": model,
+            "device": device,
+            "workload": {"context": "4k"},
+            "limits": limits,
+        }
+        for model in make_policy_models(folder)
+        for device in ("m4-pro-24", "m4-max-64", "m1-8", "m3-ultra-512")
+    }
+    document = {"schema": "memfit.policy/1", "targets": targets}
+    (folder / "memfit.yaml").write_text(json.dumps(document))
+
+
+def make_policy_models(folder: Path) -> Iterator[str]:
+    """Write five sizes of one model and yield their names."""
+    for layers in (16, 20, 24, 28, 36):
+        config = {**QWEN3_4B, "num_hidden_layers": layers}
+        quantised = {**config, "quantization": {"group_size": 64, "bits": 4}}
+        write_checkpoint(folder / f"layers-{layers}", quantised, quantised_tensors(config, 4))
+        yield f"layers-{layers}"
 
 
 def _estimate(path: Path) -> list[str]:

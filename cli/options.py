@@ -41,10 +41,11 @@ class PlanFormat(str, Enum):
 
 
 class Method(str, Enum):
-    """How figures are come by; the trace and the measurement are not built yet."""
+    """How figures are come by; auto is the formulas where they describe the model."""
 
     AUTO = "auto"
     FORMULA = "formula"
+    TRACE = "trace"
 
 
 def parsed(option: str, parse: Callable[[str], Value], text: str | None) -> Value | None:

@@ -11,6 +11,7 @@ from memfit.estimators.planning.budget import judge
 from memfit.estimators.recommend import longest_prompt, recommend
 from memfit.estimators.result import (
     KV,
+    Basis,
     Component,
     Components,
     CurvePoint,
@@ -25,6 +26,7 @@ from memfit.estimators.result import (
 )
 from memfit.estimators.ruled import runtime_assumptions, runtime_notes
 from memfit.estimators.sizing import Sizing
+from memfit.estimators.traced import TraceEngine, compared
 from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.version import __version__
 from memfit.estimators.workload import Workload
@@ -57,6 +59,7 @@ def estimate(
         recommendation=recommend(sizing, workload, units),
         assumptions=tuple(_assumptions(sizing, workload)),
         notes=tuple(_notes(sizing, workload, units)),
+        method="trace" if isinstance(sizing.engine, TraceEngine) else "formula",
     )
 
 
@@ -77,7 +80,10 @@ def curve(sizing: Sizing, workload: Workload) -> tuple[CurvePoint, ...]:
 
     It ends before a length that the runtime cannot run.
     """
-    return tuple(_points(sizing, workload, longest_prompt(sizing.model.max_context, workload)))
+    searching = sizing.searching()
+    if searching is None:
+        return ()
+    return tuple(_points(searching, workload, longest_prompt(sizing.model.max_context, workload)))
 
 
 def _points(sizing: Sizing, workload: Workload, most: int) -> Iterator[CurvePoint]:
@@ -133,6 +139,7 @@ def device_summary(device: Device) -> DeviceSummary:
 def _components(sizing: Sizing, workload: Workload, figures: Figures) -> Components:
     weighed, kv = sizing.weighed, figures.kv
     draft = sizing.draft_bytes(workload)
+    kept: Basis = "traced" if isinstance(sizing.engine, TraceEngine) else "exact"
     return Components(
         weights=Weights(
             bytes=weighed.nbytes,
@@ -143,13 +150,13 @@ def _components(sizing: Sizing, workload: Workload, figures: Figures) -> Compone
         ),
         kv=KV(
             bytes=kv.nbytes,
-            basis="exact",
+            basis=kept,
             held_bytes=kv.held_bytes,
             bytes_per_token=kv.bytes_per_token,
             held_tokens=kv.held_tokens,
             allocated_tokens=kv.allocated_tokens,
         ),
-        ssm=Component(figures.ssm_bytes, "exact"),
+        ssm=Component(figures.ssm_bytes, kept),
         workspace=Workspace(figures.moment.workspace_bytes, *sizing.engine.workspace_basis),
         margin=Component(sizing.margin_bytes, "exact"),
         draft=Component(draft, "bound") if draft else None,
@@ -157,6 +164,8 @@ def _components(sizing: Sizing, workload: Workload, figures: Figures) -> Compone
 
 
 def _assumptions(sizing: Sizing, workload: Workload) -> Iterator[str]:
+    if isinstance(sizing.engine, TraceEngine):
+        yield f"traced with {sizing.engine.versions()}"
     if sizing.checkpoint.tensors is None:
         yield f"floating parameters are {sizing.model.dtype}, from the config"
     if isinstance(sizing.engine, LlamaEngine):
@@ -198,6 +207,8 @@ def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
         text = f"{size} of the checkpoint are not loaded by {sizing.engine.runtime}"
         yield Note("info", "not-loaded", text)
     yield from workload_notes(sizing, workload)
+    if isinstance(sizing.engine, TraceEngine):
+        yield from compared(sizing.engine, model, workload, sizing.at(workload))
     yield from runtime_notes(sizing.engine, model, sizing.weighed, workload, units)
     if sizing.device and sizing.device.note:
         yield Note("info", "device", sizing.device.note)

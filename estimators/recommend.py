@@ -1,7 +1,7 @@
 """Settings that follow from a sizing, each with its reason and what would change it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.specs import MixtureOfExperts
@@ -36,7 +36,12 @@ def recommend(sizing: Sizing, workload: Workload, units: Units) -> Recommendatio
     """Return the settings for a workload on the sizing's device; empty without a device."""
     if sizing.device is None:
         return Recommendation(reasons=("name a device or a memory size for recommendations",))
-    advice = _Advice(sizing, workload, sizing.device, units)
+    searching = sizing.searching()
+    if searching is None:
+        return Recommendation(
+            reasons=("formulas do not describe this model, and settings are searched by them",)
+        )
+    advice = _Advice(sizing, workload, sizing.device, units, searching)
     context = advice.context()
     return Recommendation(
         context_tokens=context,
@@ -54,17 +59,14 @@ class _Advice:
     workload: Workload
     device: Device
     units: Units
-    reasons: list[str]
-
-    def __init__(self, sizing: Sizing, workload: Workload, device: Device, units: Units) -> None:
-        self.sizing, self.workload, self.device, self.units = sizing, workload, device, units
-        self.reasons = []
+    searching: Sizing  # asked of many prompts, where the sizing itself may be slow
+    reasons: list[str] = field(default_factory=list)
 
     def context(self) -> int | None:
         """The longest prompt that fits, everything else as asked."""
         limit = self.sizing.model.max_context
         most = longest_prompt(limit, self.workload)
-        context = longest_context(lambda tokens: self._fits(self._prompt(tokens)), most)
+        context = longest_context(lambda tokens: self._found_to_fit(self._prompt(tokens)), most)
         if (context or 0) + CONTEXT_STEP <= most:
             found = f"{context} tokens" if context else "none"
             self._say(f"context: {found}; {self._obstacle((context or 0) + CONTEXT_STEP)}")
@@ -82,7 +84,7 @@ class _Advice:
         """Why a prompt of ``tokens`` is too long, and what would change it."""
         longer = self._prompt(tokens)
         try:
-            need = self.sizing.need(longer)
+            need = self.searching.need(longer)
         except UnsupportedError as error:
             return f"{tokens} cannot be run: {error}"
         largest = self.device.max_buffer_bytes
@@ -93,7 +95,7 @@ class _Advice:
                 " largest the device gives"
             )
         quantised = (replace(longer, kv_bits=b, quantized_kv_start=0) for b in KV_BITS if b)
-        remedy = "a quantised KV cache or a" if any(map(self._fits, quantised)) else "a"
+        remedy = "a quantised KV cache or a" if any(map(self._found_to_fit, quantised)) else "a"
         budget = self._size(self.device.working_set_bytes * 9 // 10)
         return (
             f"{tokens} would need {self._size(need.peak_bytes)}, above {budget}, nine tenths"
@@ -105,7 +107,7 @@ class _Advice:
         if self.device.backend != "metal" or self.sizing.engine.runtime not in ON_MLX:
             return None
         workload = self._prompt(context) if context else self.workload
-        need = self.sizing.need(workload).peak_bytes
+        need = self.searching.need(workload).peak_bytes
         limit = wired_limit(need, self.device)
         tokens = workload.total_tokens
         if limit.nbytes == need:
@@ -181,8 +183,14 @@ class _Advice:
         return replace(self.workload, prompt_tokens=tokens, max_tokens=0)
 
     def _fits(self, workload: Workload) -> bool:
+        return self._judged(self.sizing, workload)
+
+    def _found_to_fit(self, workload: Workload) -> bool:
+        return self._judged(self.searching, workload)
+
+    def _judged(self, sizing: Sizing, workload: Workload) -> bool:
         try:
-            return judge(self.sizing.need(workload), self.device)[0] == "fits"
+            return judge(sizing.need(workload), self.device)[0] == "fits"
         except UnsupportedError:
             return False
 

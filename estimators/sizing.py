@@ -1,11 +1,13 @@
 """A model on a runtime and a device: every byte it takes at any workload."""
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.gguf import build_gguf_model
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.quantization import Quantization
-from memfit.estimators.arch.registry import build_model
+from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
 from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.components.llamacpp.caches import CacheTypes
@@ -15,13 +17,17 @@ from memfit.estimators.components.weights.ggml import weigh_gguf
 from memfit.estimators.components.weights.loading import Weighed, add_adapter, convert, weigh
 from memfit.estimators.components.weights.plans import declared
 from memfit.estimators.engine import MLX, Engine, Figures, LlamaEngine
-from memfit.estimators.errors import CheckpointError, UnsupportedError
+from memfit.estimators.errors import CheckpointError, MachineError, UnsupportedError
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.foundry import FoundrySettings
 from memfit.estimators.machine.runtime import Runtime, get_runtime
 from memfit.estimators.planning.budget import Need
 from memfit.estimators.ruled import MoeEngine, engine_under
+from memfit.estimators.traced import TraceEngine, traced_weights, undescribed_model
 from memfit.estimators.workload import Workload
+
+# How figures are come by: ``auto`` is the formulas where they describe the model, else the trace.
+Method = Literal["auto", "formula", "trace"]
 
 
 @dataclass(slots=True)
@@ -35,6 +41,7 @@ class Sizing:
     margin_bytes: int
     draft: "Sizing | None" = None
     engine: Engine = MLX
+    searches: Engine | None = None  # what many workloads are asked of, when not the engine
     _answers: dict[Workload, Figures] = field(default_factory=dict)
 
     @property
@@ -59,6 +66,12 @@ class Sizing:
             )
         return self._answers[workload]
 
+    def searching(self) -> "Sizing | None":
+        """Return the sizing that is asked of many workloads, None when only a trace could tell."""
+        if self.searches:
+            return replace(self, engine=self.searches, searches=None, _answers={})
+        return None if isinstance(self.engine, TraceEngine) else self
+
     def need(self, workload: Workload) -> Need:
         """Return what must fit: the peak with draft and margin, and the largest allocation."""
         moment = self.at(workload).moment
@@ -80,6 +93,10 @@ class Sizing:
         """
         if runtime.name == self.runtime and not self._sheds_experts and settings is None:
             return self
+        if self.searching() is None:
+            raise UnsupportedError(
+                f"{self.checkpoint.id}: only a trace sizes this model, and that for mlx-lm"
+            )
         engine = engine_under(
             runtime,
             self.engine,
@@ -90,7 +107,7 @@ class Sizing:
             settings or FoundrySettings(),
         )
         draft = self.draft.under(runtime, settings) if self.draft else None
-        return replace(self, engine=engine, draft=draft, _answers={})
+        return replace(self, engine=engine, draft=draft, searches=None, _answers={})
 
     @property
     def runtime(self) -> str:
@@ -115,6 +132,7 @@ def size(
     adapter: Adapter | None = None,
     draft: Checkpoint | None = None,
     cache_types: CacheTypes | None = None,
+    method: Method = "auto",
 ) -> Sizing:
     """Return the sizing of a checkpoint, as it is or as mlx_lm.convert would quantise it.
 
@@ -136,15 +154,46 @@ def size(
         raise UnsupportedError(
             f"{checkpoint.id}: the types of a cache are llama.cpp's; mlx-lm takes KV bits"
         )
-    model = _model_of(checkpoint)
+    try:
+        model = _model_of(checkpoint)
+    except UnsupportedError as error:
+        # A key nobody reads is for the user to judge: only an unknown type goes to the trace unasked.
+        known = checkpoint.config.get("model_type") in FAMILIES
+        if method == "formula" or (known and method == "auto"):
+            raise
+        sizing = _size_by_trace(checkpoint, device, margin_bytes, quantize, error)
+        return _drafting(sizing, drafted)
     block = declared(checkpoint.config, model, checkpoint.config_name)
     if quantize:
         weighed = convert(model, Plan(quantize, converting=True), block)
     else:
         weighed = weigh(checkpoint, model, block)
+    sizing = Sizing(checkpoint, model, weighed, device, margin_bytes)
+    if method == "trace":
+        engine = TraceEngine(checkpoint, quantize, model.dtype, described=True)
+        weighed = traced_weights(engine, weighed)
+        sizing = replace(sizing, weighed=weighed, engine=engine, searches=MLX)
     if adapter:
-        weighed = add_adapter(weighed, adapter.tensors)
-    return _drafting(Sizing(checkpoint, model, weighed, device, margin_bytes), drafted)
+        sizing = replace(sizing, weighed=add_adapter(weighed, adapter.tensors))
+    return _drafting(sizing, drafted)
+
+
+def _size_by_trace(
+    checkpoint: Checkpoint,
+    device: Device | None,
+    margin_bytes: int,
+    quantize: Quantization | None,
+    undescribed: UnsupportedError,
+) -> Sizing:
+    """A model that the formulas do not describe, if mlx-lm has a class for it."""
+    dtype = dtype_of(Fields(checkpoint.config, checkpoint.config_name), checkpoint.config_name)
+    engine = TraceEngine(checkpoint, quantize, dtype, described=False)
+    try:
+        weighed = traced_weights(engine, None)
+    except (MachineError, UnsupportedError) as error:
+        raise UnsupportedError(f"{undescribed}; by trace: {error}") from None
+    model = undescribed_model(checkpoint, dtype)
+    return Sizing(checkpoint, model, weighed, device, margin_bytes, engine=engine)
 
 
 def _size_gguf(
@@ -177,8 +226,8 @@ def _drafting(sizing: Sizing, draft: Sizing | None) -> Sizing:
 def _model_of(checkpoint: Checkpoint) -> Model:
     if not checkpoint.config:
         raise CheckpointError(
-            f"{checkpoint.id}: no config.json beside it; its {_known_bytes(checkpoint)}"
-            " bytes of tensors are exact, caches and workspace need the config"
+            f"{checkpoint.id}: its config is missing or empty; its {_known_bytes(checkpoint)}"
+            " bytes of tensors are exact, caches and workspace need a config.json beside it"
         )
     try:
         model = build_model(checkpoint.config, checkpoint.config_name)

@@ -135,6 +135,7 @@ def estimate(
         adapter=read_adapter(adapter) if adapter else None,
         draft=draft_checkpoint,
         cache_types=types,
+        method=method.value,
     )
     if runtime is None:
         rules = get_runtime(sizing.engine.runtime)

@@ -133,7 +133,7 @@ def build_model(config: Mapping[str, Any], name: str) -> Model:
             f" model type {model_type!r}; its caches and workspace cannot be given"
         )
     return replace(
-        model, dtype=_dtype(fields, name), max_context=model.max_context or _max_context(fields)
+        model, dtype=dtype_of(fields, name), max_context=model.max_context or context_limit(fields)
     )
 
 
@@ -154,7 +154,8 @@ def _sections(fields: Fields) -> tuple[Fields, ...]:
     return (fields, fields.section("text_config")) if fields.has("text_config") else (fields,)
 
 
-def _dtype(fields: Fields, name: str) -> str:
+def dtype_of(fields: Fields, name: str) -> str:
+    """Return the type of activations that the config names, bfloat16 when it names none."""
     for section in _sections(fields):
         for key in ("dtype", "torch_dtype"):
             if section.has(key):
@@ -163,7 +164,8 @@ def _dtype(fields: Fields, name: str) -> str:
     return "BF16"
 
 
-def _max_context(fields: Fields) -> int | None:
+def context_limit(fields: Fields) -> int | None:
+    """Return the longest context the config names, in tokens."""
     for section in reversed(_sections(fields)):
         for key in _MAX_CONTEXT_KEYS:
             if section.has(key):

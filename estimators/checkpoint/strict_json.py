@@ -48,9 +48,7 @@ def parse_object(
     return value
 
 
-def refuse_oversized(
-    text: bytes, place: str, *, error: type[InputError], max_values: int
-) -> None:
+def refuse_oversized(text: bytes, place: str, *, error: type[InputError], max_values: int) -> None:
     """Raise ``error`` for a text of more than ``max_values`` values, or with an endless number.
 
     To be called before parsing, because two bytes of text can become seventy of memory.

@@ -109,6 +109,7 @@ def context(
         device=machine,
         margin_bytes=parsed("--margin", parse_size, margin) or 0,
         quantize=requested_quantization(quantize, group_size, quant_mode),
+        method="formula",  # hundreds of workloads are asked: a trace of each takes too long
     )
     if runtime is None:
         rules, settings = requested_runtime(sizing.runtime)

@@ -91,7 +91,7 @@ def growth(
     with reporting(verbose=verbose) as sink:
         checkpoint = open_checkpoint(model, sink=sink)
     conversion = requested_quantization(quantize, group_size, quant_mode)
-    sizing = size(checkpoint, device=machine, quantize=conversion)
+    sizing = size(checkpoint, device=machine, quantize=conversion, method="formula")
     left = parsed("--budget", parse_size, budget)
     if left is None and machine is not None:
         left = max(0, machine.working_set_bytes * 9 // 10 - sizing.resident_bytes)

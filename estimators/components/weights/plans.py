@@ -74,6 +74,10 @@ def _mlx(block: Mapping[str, Any], name: str, key: str) -> Declared:
         elif isinstance(value, Mapping):
             # An empty object is false to MLX, and what it does not name is its mode's default.
             overrides[path] = _format(value, name, f"{key}.{path}") if value else None
+        elif "." in path:
+            raise ConfigError(
+                f"{name}: {key}.{path}: expected an object, true or false, got {value!r:.40}"
+            )
     plan = Plan(default, overrides)
     return Declared("mlx", default, plan, bits=default.bits)
 

@@ -94,9 +94,7 @@ def attend(
         return tape.new((queries, held_keys, held_values), wide, nbytes=wide * call.width)
     tape.over(queries, views=3)
     count = call.rows * spec.heads * keys
-    scores = tape.new(
-        (queries, held_keys), count, nbytes=count * call.width, views=2, name=SCORES
-    )
+    scores = tape.new((queries, held_keys), count, nbytes=count * call.width, views=2, name=SCORES)
     if call.tokens > 1:
         if array_mask:
             tape.over(scores, views=2)

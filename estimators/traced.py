@@ -1,0 +1,202 @@
+"""mlx-lm's own class run lazily in place of the formulas, as an engine like the others."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.arch.registry import context_limit
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.components.kv import KVCache, kv_cache
+from memfit.estimators.components.ssm import state_bytes
+from memfit.estimators.components.weights.loading import Weighed
+from memfit.estimators.components.weights.parts import part_of
+from memfit.estimators.components.workspace import Moment
+from memfit.estimators.engine import Figures
+from memfit.estimators.machine.allocator import allocated
+from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.machine.kernels import has_nax
+from memfit.estimators.machine.runtime import MLX_LM, get_runtime
+from memfit.estimators.result import Basis, Note, Phase
+from memfit.estimators.trace.graph import TracedShapes, record, trace_shapes
+from memfit.estimators.trace.libraries import versions
+from memfit.estimators.trace.peak import TracedPeak, peak
+from memfit.estimators.trace.standins import Target
+from memfit.estimators.workload import Workload
+
+# Predicted against measured peaks: docs/accuracy.md.
+TRACE_ERROR_PERCENT = 10
+_ANY_MAC = Device("any Mac", "metal", 0, 0, None, "flag", "s")
+_PREFILL = {"first_chunk", "converting", "full_chunk", "last_chunk"}
+_ONE_TOKEN = Workload(prompt_tokens=1)
+_NAMED_ALIVE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEngine:
+    """mlx-lm by trace: shapes from its class, the peak from its graph.
+
+    ``described`` says that the formulas know the model too, and what follows from many
+    workloads (the longest context) is searched by them.
+    """
+
+    checkpoint: Checkpoint
+    quantize: Quantization | None
+    dtype: str
+    described: bool
+    runtime: str = MLX_LM
+    workspace_basis: tuple[Basis, int] = ("traced", TRACE_ERROR_PERCENT)
+
+    def resident_bytes(self, weighed: Weighed, backend: Backend) -> int:
+        """Return the bytes as the backend's allocator rounds them."""
+        return sum(count * allocated(size, backend) for size, count in weighed.sizes.items())
+
+    def figures(
+        self, model: Model, weighed: Weighed, workload: Workload, device: Device | None
+    ) -> Figures:
+        """Return what a workload takes."""
+        shapes = self.shapes(workload)
+        moment = self.peak(workload, device)
+        per_token = (
+            kv_cache(model, workload).bytes_per_token if self.described else self._per_token()
+        )
+        kv = KVCache(
+            nbytes=shapes.kv_bytes,
+            held_bytes=shapes.kv_held_bytes,
+            bytes_per_token=per_token,
+            held_tokens=shapes.held_tokens,
+            allocated_tokens=shapes.allocated_tokens,
+        )
+        return Figures(kv, shapes.ssm_bytes, _moment(moment))
+
+    def shapes(self, workload: Workload) -> TracedShapes:
+        """Return the bytes that the class holds."""
+        return trace_shapes(self.checkpoint.config, workload, **self._source())
+
+    def peak(self, workload: Workload, device: Device | None) -> TracedPeak:
+        """Return the largest moment of the recorded graphs."""
+        machine = device or _ANY_MAC
+        target = Target(
+            backend=machine.backend,
+            nax=has_nax(machine),
+            compute_capability=machine.generation if machine.backend == "cuda" else None,
+            mlx_version=get_runtime(MLX_LM).mlx_version,
+        )
+        trace = record(self.checkpoint.config, workload, target=target, **self._source())
+        return peak(trace, machine)
+
+    def versions(self) -> str:
+        """Return the versions of what was run."""
+        return ", ".join(f"{name} {version}" for name, version in versions().items())
+
+    def _source(self) -> dict[str, Any]:
+        return {
+            "name": self.checkpoint.config_name,
+            "dtype": self.dtype,
+            "tensors": self.checkpoint.tensors if self.quantize is None else None,
+            "quantize": self.quantize,
+        }
+
+    def _per_token(self) -> int:
+        two, three = (self.shapes(replace(_ONE_TOKEN, prompt_tokens=n)) for n in (2, 3))
+        return three.kv_held_bytes - two.kv_held_bytes
+
+
+def undescribed_model(checkpoint: Checkpoint, dtype: str) -> Model:
+    """Return what a config says of a model that only the trace knows: no layers, no modules."""
+    fields = Fields(checkpoint.config, checkpoint.config_name)
+    return Model(
+        model_type=fields.text("model_type"),
+        hidden_size=0,
+        vocab_size=0,
+        layers=(),
+        modules=(),
+        dtype=dtype,
+        max_context=context_limit(fields),
+        notes=("formulas do not describe this model: every figure is by trace alone",),
+    )
+
+
+def traced_weights(engine: TraceEngine, weighed: Weighed | None) -> Weighed:
+    """Return the weights as the class holds them; ``weighed`` is what the formulas say.
+
+    A difference between the two is noted, never averaged.
+    """
+    shapes = engine.shapes(_ONE_TOKEN)
+    sizes = Counter(shapes.weights.values())
+    if weighed is None:
+        return _weighed_by_trace(engine, shapes, sizes)
+    notes = weighed.notes
+    if shapes.weight_bytes != weighed.loaded_bytes:
+        text = (
+            f"loaded weights: trace {shapes.weight_bytes} bytes, formula {weighed.loaded_bytes};"
+            " the trace is shown"
+        )
+        notes = (*notes, Note("warning", "methods-differ", text))
+    return replace(weighed, sizes=sizes, notes=notes)
+
+
+def compared(
+    engine: TraceEngine, model: Model, workload: Workload, figures: Figures
+) -> tuple[Note, ...]:
+    """Return a note for each cache that trace and formula see differently."""
+    if not engine.described:
+        return ()
+    pairs = (
+        ("KV cache", figures.kv.nbytes, kv_cache(model, workload).nbytes),
+        ("recurrent state", figures.ssm_bytes, state_bytes(model, workload.batch)),
+    )
+    return tuple(
+        Note("warning", "methods-differ", f"{name}: trace {traced} bytes, formula {derived}")
+        for name, traced, derived in pairs
+        if traced != derived
+    )
+
+
+def _weighed_by_trace(engine: TraceEngine, shapes: TracedShapes, sizes: "Counter[int]") -> Weighed:
+    tensors = engine.checkpoint.tensors if engine.quantize is None else None
+    named: Mapping[str, int] = (
+        shapes.weights if tensors is None else {t.name: t.nbytes for t in tensors}
+    )
+    parts = {part.value: 0 for part in Part}
+    for name, nbytes in named.items():
+        parts[part_of(name).value] += nbytes
+    return Weighed(
+        nbytes=sum(named.values()),
+        by_part=parts,
+        parameters=_parameters(engine),
+        sizes=sizes,
+        basis="exact" if tensors else "traced",
+        plan=None,
+    )
+
+
+def _parameters(engine: TraceEngine) -> int:
+    """In float32 and unquantised, the class's bytes count its parameters by four."""
+    plain = {
+        key: value
+        for key, value in engine.checkpoint.config.items()
+        if key not in ("quantization", "quantization_config")
+    }
+    shapes = trace_shapes(plain, _ONE_TOKEN, name=engine.checkpoint.config_name, dtype="F32")
+    return shapes.weight_bytes // 4
+
+
+def _moment(traced: TracedPeak) -> Moment:
+    phase: Phase = "prefill" if traced.phase in _PREFILL else "decode"
+    alive = ", ".join(f"{name} {nbytes}" for name, nbytes in traced.alive[:_NAMED_ALIVE])
+    return Moment(
+        phase=phase,
+        nbytes=traced.nbytes,
+        workspace_bytes=traced.workspace_bytes,
+        largest_buffer_bytes=traced.largest_buffer_bytes,
+        largest_buffer=traced.operation,
+        explanation=(
+            f"peak by trace = {traced.nbytes} bytes in {traced.phase}, at {traced.operation}",
+            f"  alive then: {alive}",
+        ),
+    )

@@ -1,0 +1,81 @@
+"""`--method`: the formulas, mlx-lm's own class run lazily, and which of them answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Memfit
+from tests.models import QWEN3_4B, QWEN3_4B_4BIT, quantised_tensors, write_checkpoint, write_config
+
+# A class that mlx-lm has and the formulas have not,
+# in the small shape of mlx-lm's own tests (tests/test_models.py, nanochat).
+UNDESCRIBED = {
+    "model_type": "nanochat",
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture(autouse=True)
+def _mlx_lm() -> None:
+    pytest.importorskip("mlx_lm")
+
+
+def test_the_trace_of_a_checkpoint_has_the_bytes_of_its_headers(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    path = write_checkpoint(tmp_path, QWEN3_4B_4BIT, quantised_tensors(QWEN3_4B, 4))
+    arguments = ("estimate", path, "--prompt-tokens", "2048", "--max-tokens", "128", "--json")
+    by_trace = memfit(*arguments, "--method", "trace").json
+    by_formula = memfit(*arguments, "--method", "formula").json
+    assert (by_trace["method"], by_formula["method"]) == ("trace", "formula")
+    assert by_trace["components"]["weights"] == by_formula["components"]["weights"]
+    traced, derived = by_trace["components"]["kv"], by_formula["components"]["kv"]
+    assert (traced.pop("basis"), derived.pop("basis")) == ("traced", "exact")
+    assert traced == derived
+    assert not [note for note in by_trace["notes"] if note["code"] == "methods-differ"]
+    assert any("mlx-lm" in text for text in by_trace["assumptions"])
+    # Two models of the same scheduler: they may differ by what docs/accuracy.md says of each.
+    assert by_trace["peak_bytes"] == pytest.approx(by_formula["peak_bytes"], rel=0.05)
+
+
+def test_a_model_that_only_mlx_lm_knows_is_traced(memfit: Memfit, tmp_path: Path) -> None:
+    path = write_config(tmp_path, UNDESCRIBED)
+    assert memfit("estimate", path, "--method", "formula").code == 3
+    data = memfit("estimate", path, "--memory", "16GB", "--context", "300", "--json").json
+    # 4 layers x 2 heads x 2 x 32 x 2 bytes, in two steps of 256 tokens.
+    assert data["components"]["kv"]["bytes_per_token"] == 4 * 2 * 2 * 32 * 2
+    assert data["components"]["kv"]["bytes"] == 4 * 2 * 2 * 32 * 2 * 512
+    assert data["method"] == "trace"
+    assert data["verdict"] == "fits"
+
+
+def test_what_the_class_rejects_is_said_in_its_terms(memfit: Memfit, tmp_path: Path) -> None:
+    config = {key: value for key, value in UNDESCRIBED.items() if key != "hidden_size"}
+    run = memfit("estimate", write_config(tmp_path, {**config, "hidden_size": "wide"}))
+    assert run.code in (2, 3)
+    assert run.err.count("\n") == 1
+    assert "nanochat" in run.err
+
+
+def test_code_of_a_model_repository_is_never_run(memfit: Memfit, tmp_path: Path) -> None:
+    path = write_config(tmp_path, {**UNDESCRIBED, "model_file": "model.py"})
+    (tmp_path / "model.py").write_text("raise SystemExit('this ran')")
+    run = memfit("estimate", path)
+    assert run.code == 3
+    assert "this ran" not in run.err
+    assert json.dumps("model_file").strip('"') in run.err
+
+
+def test_explain_names_what_is_alive_at_the_peak(memfit: Memfit, tmp_path: Path) -> None:
+    run = memfit("estimate", write_config(tmp_path, QWEN3_4B), "--method", "trace", "--explain")
+    assert "alive then: weights" in run.out

@@ -1,0 +1,40 @@
+"""Formula and trace, held against each other: whichever drifts, the difference shows here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx_lm")
+
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.components.kv import kv_cache
+from memfit.estimators.components.ssm import state_bytes
+from memfit.estimators.sizing import size
+from memfit.estimators.traced import TraceEngine
+from memfit.estimators.workload import Workload
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = sorted((ROOT / "sample_configs").glob("*.yaml"))
+CASES = sorted((ROOT / "tests" / "arch" / "cases").glob("*.json"))
+WORKLOAD = Workload(prompt_tokens=700, max_tokens=3, prefill_step=256, batch=2)
+
+
+def _opened(path: Path) -> Checkpoint:
+    if path.suffix == ".yaml":
+        return open_checkpoint(str(path))
+    config = json.loads(path.read_text())
+    return Checkpoint(id=path.name, source="config", config=config, config_name=path.name)
+
+
+@pytest.mark.parametrize("path", [*SAMPLES, *CASES], ids=lambda path: path.stem)
+def test_formula_and_trace_give_one_answer(path: Path) -> None:
+    checkpoint = _opened(path)
+    formula = size(checkpoint, device=None, method="formula")
+    engine = TraceEngine(checkpoint, None, formula.model.dtype, described=True)
+    shapes = engine.shapes(WORKLOAD)
+    if shapes.unread_format is None:
+        assert shapes.weight_bytes == formula.weighed.loaded_bytes
+    assert shapes.kv_bytes == kv_cache(formula.model, WORKLOAD).nbytes
+    assert shapes.ssm_bytes == state_bytes(formula.model, WORKLOAD.batch)
