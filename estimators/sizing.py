@@ -157,7 +157,7 @@ def size(
     try:
         model = _model_of(checkpoint)
     except UnsupportedError as error:
-        # A key nobody reads is for the user to judge: only an unknown type goes to the trace unasked.
+        # A key nobody reads is for the user to judge; an unknown type goes to the trace unasked.
         known = checkpoint.config.get("model_type") in FAMILIES
         if method == "formula" or (known and method == "auto"):
             raise

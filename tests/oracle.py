@@ -63,7 +63,7 @@ class Oracle:
         from mlx_lm.generate import maybe_quantize_kv_cache
         from mlx_lm.models.cache import make_prompt_cache
 
-        caches = make_prompt_cache(self.model, workload.max_kv_size)
+        caches: list[Any] = make_prompt_cache(self.model, workload.max_kv_size)
         steps = [*workload.prefill_chunks(), *[1] * (1 + workload.max_tokens)]
         for tokens in steps:
             self.model(mx.zeros((workload.batch, tokens), mx.int32), cache=caches)
