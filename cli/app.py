@@ -1,5 +1,6 @@
 """The command line; ``main`` is the one place where an error becomes a message and a code."""
 
+import gc
 import os
 import sys
 from typing import Annotated
@@ -51,6 +52,8 @@ def root(
 
 def main() -> None:
     """Run the command line and exit."""
+    # A short process: frequent collections cost a fifteenth of its time and free nothing.
+    gc.set_threshold(100_000)
     try:
         app()
     except MemfitError as error:

@@ -24,7 +24,6 @@ from memfit.estimators.result import (
     WorkloadSummary,
     Workspace,
 )
-from memfit.estimators.ruled import runtime_assumptions, runtime_notes
 from memfit.estimators.sizing import Sizing
 from memfit.estimators.traced import TraceEngine, compared
 from memfit.estimators.units import Units, format_bytes
@@ -172,7 +171,10 @@ def _assumptions(sizing: Sizing, workload: Workload) -> Iterator[str]:
         yield from _llama_assumptions(sizing.engine, workload)
     elif sizing.device is None:
         yield "no device is named: the workspace follows MLX's rules for a Metal GPU of Max class"
-    yield from runtime_assumptions(sizing.engine, sizing.checkpoint)
+    if sizing.runtime != MLX_LM:
+        from memfit.estimators.ruled import runtime_assumptions
+
+        yield from runtime_assumptions(sizing.engine, sizing.checkpoint)
     if workload.batch > 1:
         yield f"{workload.batch} sequences of equal length run together"
     if sizing.draft:
@@ -209,7 +211,10 @@ def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
     yield from workload_notes(sizing, workload)
     if isinstance(sizing.engine, TraceEngine):
         yield from compared(sizing.engine, model, workload, sizing.at(workload))
-    yield from runtime_notes(sizing.engine, model, sizing.weighed, workload, units)
+    if sizing.runtime != MLX_LM:
+        from memfit.estimators.ruled import runtime_notes
+
+        yield from runtime_notes(sizing.engine, model, sizing.weighed, workload, units)
     if sizing.device and sizing.device.note:
         yield Note("info", "device", sizing.device.note)
 

@@ -160,12 +160,15 @@ class _Advice:
         return found
 
     def _fits_with_step(self, step: int) -> bool:
-        chunks_allow = self.workload.prompt_tokens <= step * MAX_CHUNKS
-        return chunks_allow and self._fits(replace(self.workload, prefill_step=step))
+        if self.workload.prompt_tokens > step * MAX_CHUNKS:
+            return False
+        workload = replace(self.workload, prefill_step=step)
+        # A trace confirms what the formulas found, so that it is asked of few steps.
+        return self._found_to_fit(workload) and self._fits(workload)
 
     def _fits_with_bits(self, bits: int | None) -> bool:
         start = self.workload.quantized_kv_start if bits is None else 0
-        return self._fits(replace(self.workload, kv_bits=bits, quantized_kv_start=start))
+        return self._found_to_fit(replace(self.workload, kv_bits=bits, quantized_kv_start=start))
 
     def capacity(self) -> int | None:
         """Experts of each layer to keep resident, for runtimes that load the rest on demand."""

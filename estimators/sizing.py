@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.gguf import build_gguf_model
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
@@ -13,16 +12,14 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.components.llamacpp.caches import CacheTypes
 from memfit.estimators.components.weights.activations import activation_type
 from memfit.estimators.components.weights.derived import Plan
-from memfit.estimators.components.weights.ggml import weigh_gguf
 from memfit.estimators.components.weights.loading import Weighed, add_adapter, convert, weigh
 from memfit.estimators.components.weights.plans import declared
 from memfit.estimators.engine import MLX, Engine, Figures, LlamaEngine
 from memfit.estimators.errors import CheckpointError, MachineError, UnsupportedError
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.foundry import FoundrySettings
-from memfit.estimators.machine.runtime import Runtime, get_runtime
+from memfit.estimators.machine.runtime import MLX_MOE, Runtime, get_runtime
 from memfit.estimators.planning.budget import Need
-from memfit.estimators.ruled import MoeEngine, engine_under
 from memfit.estimators.traced import TraceEngine, traced_weights, undescribed_model
 from memfit.estimators.workload import Workload
 
@@ -97,6 +94,8 @@ class Sizing:
             raise UnsupportedError(
                 f"{self.checkpoint.id}: only a trace sizes this model, and that for mlx-lm"
             )
+        from memfit.estimators.ruled import engine_under  # most answers need no other runtime
+
         engine = engine_under(
             runtime,
             self.engine,
@@ -116,7 +115,7 @@ class Sizing:
 
     @property
     def _sheds_experts(self) -> bool:
-        return isinstance(self.engine, MoeEngine)
+        return self.engine.runtime == MLX_MOE
 
     def draft_bytes(self, workload: Workload) -> int:
         """Return the bound of what a draft model adds: its own peak over the same tokens."""
@@ -202,6 +201,10 @@ def _size_gguf(
     margin_bytes: int,
     cache_types: CacheTypes | None,
 ) -> Sizing:
+    # Two tables of llama.cpp's architectures and types, which no other checkpoint needs.
+    from memfit.estimators.arch.gguf import build_gguf_model
+    from memfit.estimators.components.weights.ggml import weigh_gguf
+
     tensors = checkpoint.tensors or ()
     try:
         model, trunk = build_gguf_model(checkpoint.config, tensors, checkpoint.config_name)

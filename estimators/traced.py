@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
@@ -22,11 +22,12 @@ from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.kernels import has_nax
 from memfit.estimators.machine.runtime import MLX_LM, get_runtime
 from memfit.estimators.result import Basis, Note, Phase
-from memfit.estimators.trace.graph import TracedShapes, record, trace_shapes
-from memfit.estimators.trace.libraries import versions
-from memfit.estimators.trace.peak import TracedPeak, peak
-from memfit.estimators.trace.standins import Target
 from memfit.estimators.workload import Workload
+
+# The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
+if TYPE_CHECKING:
+    from memfit.estimators.trace.graph import TracedShapes
+    from memfit.estimators.trace.peak import TracedPeak
 
 # Predicted against measured peaks: docs/accuracy.md.
 TRACE_ERROR_PERCENT = 10
@@ -73,12 +74,18 @@ class TraceEngine:
         )
         return Figures(kv, shapes.ssm_bytes, _moment(moment))
 
-    def shapes(self, workload: Workload) -> TracedShapes:
+    def shapes(self, workload: Workload) -> "TracedShapes":
         """Return the bytes that the class holds."""
+        from memfit.estimators.trace.graph import trace_shapes
+
         return trace_shapes(self.checkpoint.config, workload, **self._source())
 
-    def peak(self, workload: Workload, device: Device | None) -> TracedPeak:
+    def peak(self, workload: Workload, device: Device | None) -> "TracedPeak":
         """Return the largest moment of the recorded graphs."""
+        from memfit.estimators.trace.graph import record
+        from memfit.estimators.trace.peak import peak
+        from memfit.estimators.trace.standins import Target
+
         machine = device or _ANY_MAC
         target = Target(
             backend=machine.backend,
@@ -91,6 +98,8 @@ class TraceEngine:
 
     def versions(self) -> str:
         """Return the versions of what was run."""
+        from memfit.estimators.trace.libraries import versions
+
         return ", ".join(f"{name} {version}" for name, version in versions().items())
 
     def _source(self) -> dict[str, Any]:
@@ -157,7 +166,9 @@ def compared(
     )
 
 
-def _weighed_by_trace(engine: TraceEngine, shapes: TracedShapes, sizes: "Counter[int]") -> Weighed:
+def _weighed_by_trace(
+    engine: TraceEngine, shapes: "TracedShapes", sizes: "Counter[int]"
+) -> Weighed:
     tensors = engine.checkpoint.tensors if engine.quantize is None else None
     named: Mapping[str, int] = (
         shapes.weights if tensors is None else {t.name: t.nbytes for t in tensors}
@@ -177,6 +188,8 @@ def _weighed_by_trace(engine: TraceEngine, shapes: TracedShapes, sizes: "Counter
 
 def _parameters(engine: TraceEngine) -> int:
     """In float32 and unquantised, the class's bytes count its parameters by four."""
+    from memfit.estimators.trace.graph import trace_shapes
+
     plain = {
         key: value
         for key, value in engine.checkpoint.config.items()
@@ -186,7 +199,7 @@ def _parameters(engine: TraceEngine) -> int:
     return shapes.weight_bytes // 4
 
 
-def _moment(traced: TracedPeak) -> Moment:
+def _moment(traced: "TracedPeak") -> Moment:
     phase: Phase = "prefill" if traced.phase in _PREFILL else "decode"
     alive = ", ".join(f"{name} {nbytes}" for name, nbytes in traced.alive[:_NAMED_ALIVE])
     return Moment(

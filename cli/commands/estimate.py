@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,6 +46,10 @@ from memfit.cli.requests import (
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.units import Units, parse_size
+from memfit.estimators.workload import Workload
+
+if TYPE_CHECKING:
+    from memfit.estimators.sizing import Sizing
 
 SAMPLE = "qwen3-4b-4bit.yaml"
 
@@ -103,7 +107,6 @@ def estimate(
     from memfit.estimators.engine import parse_cache_types
     from memfit.estimators.estimate import curve
     from memfit.estimators.estimate import estimate as answer
-    from memfit.estimators.explain import explain as explanation
     from memfit.estimators.machine.runtime import MLX_LM, get_runtime
     from memfit.estimators.sizing import size
 
@@ -148,9 +151,15 @@ def estimate(
         output=output,
         units=units,
         curve=curve(sizing, workload) if plot else (),
-        explanation=explanation(sizing, workload, units) if explain else (),
+        explanation=_explained(sizing, workload, units) if explain else (),
     )
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+
+
+def _explained(sizing: "Sizing", workload: Workload, units: Units) -> tuple[str, ...]:
+    from memfit.estimators.explain import explain
+
+    return explain(sizing, workload, units)
 
 
 def _sample() -> Checkpoint:

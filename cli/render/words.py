@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memfit.estimators.comparison import Comparison
 from memfit.estimators.result import Estimate, ModelSummary
 from memfit.estimators.units import Units, format_bytes
 
 if TYPE_CHECKING:
+    from memfit.estimators.comparison import Comparison
     from memfit.estimators.plan_context import ContextPlan
 
 PARTS = {
