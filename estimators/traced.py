@@ -16,8 +16,7 @@ from memfit.estimators.components.ssm import state_bytes
 from memfit.estimators.components.weights.loading import Weighed
 from memfit.estimators.components.weights.parts import part_of
 from memfit.estimators.components.workspace import Moment
-from memfit.estimators.engine import Figures
-from memfit.estimators.machine.allocator import allocated
+from memfit.estimators.engine import MLX, Figures
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.kernels import has_nax
 from memfit.estimators.machine.runtime import MLX_LM, get_runtime
@@ -54,7 +53,7 @@ class TraceEngine:
 
     def resident_bytes(self, weighed: Weighed, backend: Backend) -> int:
         """Return the bytes as the backend's allocator rounds them."""
-        return sum(count * allocated(size, backend) for size, count in weighed.sizes.items())
+        return MLX.resident_bytes(weighed, backend)
 
     def figures(
         self, model: Model, weighed: Weighed, workload: Workload, device: Device | None
