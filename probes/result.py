@@ -1,0 +1,93 @@
+"""What ``memfit tune`` found, as data: every renderer shows it and none computes.
+
+The fields mirror the JSON of ``memfit tune --json`` (docs/schema/tune.schema.json); integers are
+bytes, tokens or nanoseconds.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memfit.estimators.machine.measurement import Loaded
+from memfit.estimators.result import DeviceSummary, ModelSummary, Note, Recommendation
+from memfit.estimators.workload import Workload
+
+SCHEMA = "memfit.tune/1"
+Status = Literal["measured", "skipped", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure measured and estimated; ``spread_bytes`` is largest less smallest repeat.
+
+    Either side is None where it has no such figure.
+    """
+
+    name: str  # "weights", "active", "kv", "kv_held", "ssm", "prefill_peak", "unaccounted", ...
+    estimated_bytes: int | None
+    basis: str | None  # of the estimate
+    measured_bytes: int | None
+    spread_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Medians over the repeats."""
+
+    first_token_ns: int
+    prefill_tokens_per_second: float  # for reading only
+    decode_tokens_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One setting: measured, skipped because it cannot fit, or failed on the way.
+
+    A failed point keeps the figures it reached.
+    """
+
+    workload: Workload
+    status: Status
+    reason: str | None
+    repeats: int
+    estimated_peak_bytes: int | None
+    peak_bytes: int | None  # median
+    figures: tuple[Figure, ...]
+    speed: Speed | None
+    measurement_id: str | None
+    wired_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """``peak = fixed + per_token * tokens + per_chunk_token * prefill step``, all bytes.
+
+    Numerators over ``denominator``, so that nothing is rounded; solved from two points along each
+    axis, and ``residual_bytes`` is how far the third lies from it (measured less predicted).
+    """
+
+    fixed_bytes: int
+    per_token: tuple[int, int]  # numerator, denominator
+    per_chunk_token: tuple[int, int] | None  # None when one step only was measured
+    residual_bytes: int | None  # None without a third point
+    points: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult:
+    """The answer of ``memfit tune``; the first point is the workload that was asked for."""
+
+    memfit_version: str
+    model: ModelSummary
+    device: DeviceSummary
+    mlx_version: str
+    mlx_lm_version: str
+    method: str  # of the estimates beside the measurements
+    prompt_tokens: int
+    loaded: Loaded | None
+    points: tuple[Point, ...]
+    line: Line | None
+    recommendation: Recommendation
+    trade: tuple[str, ...]  # speed against memory in words
+    flags: tuple[str, ...]  # command lines of mlx_lm.generate and mlx_lm.server
+    notes: tuple[Note, ...]
+    schema: str = SCHEMA
