@@ -3,35 +3,40 @@
 import gc
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
-from memfit.cli.commands.cache import cache
-from memfit.cli.commands.compare import compare
-from memfit.cli.commands.devices import devices
-from memfit.cli.commands.estimate import estimate
-from memfit.cli.commands.gate import gate
-from memfit.cli.commands.plan import plan
-from memfit.cli.commands.runtimes import runtimes
 from memfit.cli.exits import Exit, exit_of
+from memfit.cli.lazy_group import LazyGroup
 from memfit.estimators.errors import MemfitError
 from memfit.estimators.version import __version__
 
+
+class Commands(LazyGroup):
+    """Every command: a module of its own with a function or a sub-app of the same name."""
+
+    package = "memfit.cli.commands"
+    summaries: ClassVar = {
+        "estimate": "Say how much memory a model takes, whether it fits, and what to set.",
+        "compare": "Show models side by side, each against the first, and what fits where.",
+        "gate": "Say whether models still fit, by a policy file.",
+        "plan": "Plan memory for requests, contexts and limits.",
+        "devices": "List Macs and NVIDIA GPUs with the memory a model can have, and this machine.",
+        "runtimes": "List runtimes: how each allocates its cache, in what, by which budget, and its"
+        " source.",
+        "cache": "Headers kept of models on the Hub.",
+    }
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Size language models before they are loaded: weights, caches, workspace, and what fits.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
     no_args_is_help=True,
 )
-app.command()(estimate)
-app.command()(compare)
-app.add_typer(gate, name="gate")
-app.add_typer(plan, name="plan")
-app.command()(devices)
-app.command()(runtimes)
-app.add_typer(cache, name="cache")
 
 
 def _show_version(wanted: bool) -> None:

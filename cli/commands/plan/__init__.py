@@ -1,30 +1,36 @@
-"""``memfit plan``: what follows from a model and a machine before either is at hand.
+"""``memfit plan``: what follows from a model and a machine before either is at hand."""
 
-One module a subcommand; each is added to the sub-app here.
-"""
+from typing import ClassVar
 
 import typer
 
-from memfit.cli.commands.plan.context import context
-from memfit.cli.commands.plan.experts import experts
-from memfit.cli.commands.plan.growth import growth
-from memfit.cli.commands.plan.offload import offload
-from memfit.cli.commands.plan.request import request
-from memfit.cli.commands.plan.static import static
-from memfit.cli.commands.plan.wired import wired
+from memfit.cli.lazy_group import LazyGroup
 
-plan = typer.Typer(help="Plan memory for requests, contexts and limits.", no_args_is_help=True)
+
+class Plans(LazyGroup):
+    """Every plan: a module of its own with a function of the same name."""
+
+    package = "memfit.cli.commands.plan"
+    summaries: ClassVar = {
+        "context": "Show the contexts that fit, the runtime's own choice, and how many requests"
+        " at once.",
+        "request": "Say how many tokens a request gets, and the answer of a server.",
+        "wired": "Show the wired limit over time, who waits, who is refused, and what macOS must"
+        " allow.",
+        "growth": "Show what sessions allocate as they grow, what is copied, and where a budget"
+        " ends.",
+        "experts": "Show memory, coverage and disk reads against the experts kept of each layer.",
+        "offload": "Show what conversations take in memory and on disk, and what a reload saves.",
+        "static": "Place every intermediate of a recorded graph in one arena, and add what lies"
+        " beside it.",
+    }
+
+
+plan = typer.Typer(
+    cls=Plans, help="Plan memory for requests, contexts and limits.", no_args_is_help=True
+)
 
 
 @plan.callback()
 def root() -> None:
-    """Exists so that a single subcommand keeps its name."""
-
-
-plan.command()(context)
-plan.command()(request)
-plan.command()(wired)
-plan.command()(growth)
-plan.command()(experts)
-plan.command()(offload)
-plan.command()(static)
+    """Exists so that the group stands without a command of its own."""

@@ -1,0 +1,47 @@
+"""Commands are imported when they are called, and no listing says other than they do."""
+
+from pathlib import Path
+
+import pytest
+
+from memfit.cli.app import Commands
+from memfit.cli.commands.plan import Plans
+from memfit.cli.lazy_group import LazyGroup
+from tests.cli.running import Memfit
+
+ROOT = Path(__file__).parents[2]
+GROUPS = {"commands": Commands, "commands/plan": Plans}
+COMMANDS = [(group, name) for group in GROUPS.values() for name in group.summaries]
+
+
+@pytest.mark.parametrize(("group", "name"), COMMANDS, ids=str)
+def test_a_listing_says_of_a_command_what_it_says_of_itself(
+    group: type[LazyGroup], name: str
+) -> None:
+    own = group(name="memfit").load(name)
+    assert own.get_short_help_str(limit=200).rstrip(".") == group.summaries[name].rstrip(".")
+
+
+@pytest.mark.parametrize("folder", GROUPS)
+def test_every_module_of_a_command_is_listed(folder: str) -> None:
+    found = {path.stem for path in (ROOT / "cli" / folder).iterdir()}
+    assert set(GROUPS[folder].summaries) == found - {"__init__", "__pycache__", "subject"}
+
+
+def test_a_command_nobody_has_is_refused_with_the_nearest(memfit: Memfit) -> None:
+    ran = memfit("estimat", "somewhere")
+    assert ran.code == 2
+    assert "No such command 'estimat'. Did you mean 'estimate'?" in ran.err
+
+
+def test_an_option_nobody_has_is_refused(memfit: Memfit) -> None:
+    ran = memfit("estimate", "--nothing")
+    assert ran.code == 2
+    assert "No such option: --nothing" in ran.err
+
+
+@pytest.mark.parametrize("words", [["estimate"], ["plan", "wired"], ["gate", "init"], ["cache"]])
+def test_help_reaches_every_depth(memfit: Memfit, words: list[str]) -> None:
+    ran = memfit(*words, "--help")
+    assert ran.code == 0
+    assert f"memfit {' '.join(words)} [OPTIONS]" in ran.out.splitlines()[0]
