@@ -132,9 +132,18 @@ def build_model(config: Mapping[str, Any], name: str) -> Model:
             f"{name}: {', '.join(unknown[:5])}: looks structural and is not described for"
             f" model type {model_type!r}; its caches and workspace cannot be given"
         )
+    for section in _sections(fields):
+        _hold_layer_types(section, len(model.layers))
     return replace(
         model, dtype=dtype_of(fields, name), max_context=model.max_context or context_limit(fields)
     )
+
+
+def _hold_layer_types(section: Fields, layers: int) -> None:
+    """A class that does without the list still shows, by a short one, that the config is cut."""
+    kinds = section.texts("layer_types")
+    if kinds is not None and len(kinds) < layers:
+        raise section.fail("layer_types", f"{len(kinds)} entries for {layers} layers")
 
 
 def family(model_type: str) -> Any:

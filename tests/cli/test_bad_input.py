@@ -63,8 +63,11 @@ def test_heads_that_no_group_divides(memfit: Memfit, tmp_path: Path) -> None:
     assert_one_line(memfit("estimate", directory), 2, "num_key_value_heads")
 
 
-def test_layer_types_shorter_than_the_layers(memfit: Memfit, tmp_path: Path) -> None:
-    config = {**QWEN3_4B, "model_type": "llama", "layer_types": ["full_attention"] * 35}
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])  # qwen3's class does not look at them
+def test_layer_types_shorter_than_the_layers(
+    memfit: Memfit, tmp_path: Path, model_type: str
+) -> None:
+    config = {**QWEN3_4B, "model_type": model_type, "layer_types": ["full_attention"] * 35}
     assert_one_line(memfit("estimate", write_config(tmp_path, config)), 2, "layer_types")
 
 
