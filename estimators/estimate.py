@@ -215,8 +215,21 @@ def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
         from memfit.estimators.ruled import runtime_notes
 
         yield from runtime_notes(sizing.engine, model, sizing.weighed, workload, units)
-    if sizing.device and sizing.device.note:
-        yield Note("info", "device", sizing.device.note)
+    if sizing.device:
+        yield from _device_notes(sizing.device, sizing.at(workload), units)
+
+
+def _device_notes(device: Device, figures: Figures, units: Units) -> Iterator[Note]:
+    largest, moment = device.max_buffer_bytes, figures.moment
+    if largest is not None and moment.largest_buffer_bytes > largest:
+        text = (
+            f"one allocation, {moment.largest_buffer}, takes"
+            f" {format_bytes(moment.largest_buffer_bytes, units)}, above"
+            f" {format_bytes(largest, units)}, the largest the device gives"
+        )
+        yield Note("warning", "max-buffer", text)
+    if device.note:
+        yield Note("info", "device", device.note)
 
 
 def workload_notes(sizing: Sizing, workload: Workload) -> Iterator[Note]:

@@ -87,3 +87,14 @@ def test_the_sysctl_line_is_for_the_workload_that_was_asked_for(
     assert "working set" not in _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options, "4k")
     # More than the machine has.
     assert "working set" not in _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options, "64k")
+
+
+def test_an_allocation_that_no_device_gives_is_named_with_both_sizes(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    asked = ("--context", "128k", "--prefill-step", "16384", "--device", "m4-max-64")
+    run = memfit("estimate", write_config(tmp_path, QWEN3_NEXT_80B), "--json", *asked)
+    assert run.json["exceeded"] == ["working_set", "max_buffer"]
+    notes = {note["code"]: note["message"] for note in run.json["notes"]}
+    # 16 heads x 16,383 queries x 131,071 keys x 2 bytes: the last token runs alone.
+    assert notes["max-buffer"].startswith("one allocation, attention scores, takes 68.715 GB")
