@@ -166,6 +166,13 @@ def test_a_format_mlx_lm_does_not_load_is_bounded_by_the_unquantised_model(metho
     assert "does not load" in weighed.notes[0].message
 
 
+def test_fp8_of_a_class_that_dequantises_it_says_that_the_files_are_smaller() -> None:
+    config = small(model_type="ministral3", rope_parameters={"rope_theta": 1e6})
+    weighed = weigh_config({**config, "quantization_config": {"quant_method": "fp8"}})
+    assert (weighed.basis, weighed.nbytes) == ("derived", weigh_config(config).nbytes)
+    assert [note.code for note in weighed.notes] == ["dequantised-at-load"]
+
+
 def test_conversion_of_a_quantised_checkpoint_says_that_mlx_lm_would_not_do_it() -> None:
     model = build_model(QWEN3_4B, "config.json")
     plan = Plan(Quantization(4, 64), converting=True)

@@ -56,6 +56,12 @@ def weigh(checkpoint: Checkpoint, model: Model, declared: Declared) -> Weighed:
     if checkpoint.weight_bytes_bound is not None:
         return _from_file_sizes(checkpoint.weight_bytes_bound, derived)
     result = _result(derived, "derived", declared.plan)
+    if declared.method and declared.plan is None:
+        text = (
+            f"the config declares {declared.method} weights, which mlx-lm dequantises while"
+            " loading: the figure is of what it holds, the files are smaller"
+        )
+        result = replace(result, notes=(Note("info", "dequantised-at-load", text),))
     return _as_declared(result, declared)
 
 
