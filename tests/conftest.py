@@ -3,7 +3,10 @@
 import os
 import tempfile
 
+import pytest
 from hypothesis import settings
+
+from tests.checkpoints import Checkpoints
 
 # Nobody's token, settings or downloads take part; huggingface-hub reads these when it is imported.
 for name in [name for name in os.environ if name.startswith("HF_")]:
@@ -14,3 +17,9 @@ os.environ["HF_HOME"] = os.path.join(tempfile.gettempdir(), f"memfit-tests-no-ho
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """Checkpoints that really run, by the names of tests.checkpoints.RECIPES."""
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))

@@ -1,0 +1,128 @@
+"""Small checkpoints that really run: random weights and a trained tokenizer, saved as mlx-lm does.
+
+The configs are those of tests/arch/cases. Mixtures of experts are in 4 bits: MLX's CPU backend
+has no 16-bit `gather_mm`.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CASES = Path(__file__).parent / "arch" / "cases"
+SENTENCES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "A model's memory is its weights, its cache and what is in flight.",
+    "Every figure here is counted in bytes, and every byte has a reason.",
+)
+BEGINNING, END = "<s>", "</s>"
+# Two marks around each message, as most templates have them.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to make: a case by name, its bits (None: bf16), shard files and tokenizer."""
+
+    case: str
+    bits: int | None = None
+    shards: int = 1
+    has_tokenizer: bool = True
+    has_chat_template: bool = False
+
+
+RECIPES = {
+    "dense": Recipe("qwen3"),
+    "dense-4bit": Recipe("qwen3", bits=4),
+    "chat": Recipe("llama", bits=4, has_chat_template=True),
+    "sharded": Recipe("llama", shards=3),
+    "sliding": Recipe("gemma3_text"),
+    "moe": Recipe("qwen3_moe", bits=4),
+    "hybrid": Recipe("falcon_h1"),
+    "delta-net": Recipe("qwen3_next", bits=4),
+    "mla": Recipe("deepseek_v3", bits=4),
+    "state": Recipe("mamba2"),
+    "no-tokenizer": Recipe("qwen3", has_tokenizer=False),
+}
+
+
+class Checkpoints:
+    """Makes each checkpoint when it is first asked for; nobody may write into one."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __call__(self, name: str) -> Path:
+        """Return the directory of a recipe's checkpoint."""
+        path = self._directory / name
+        if not path.exists():
+            save_checkpoint(path, RECIPES[name])
+        return path
+
+
+def save_checkpoint(path: Path, recipe: Recipe) -> None:
+    """Make a checkpoint; the same recipe makes the same weights."""
+    mx = pytest.importorskip("mlx.core", reason="the weights are MLX's")
+    pytest.importorskip("mlx_lm", reason="the classes are mlx-lm's")
+    from mlx_lm.utils import quantize_model, save_config
+
+    from tests.oracle import Oracle
+
+    config = json.loads((CASES / f"{recipe.case}.json").read_text())
+    config |= {"torch_dtype": "bfloat16", "eos_token_id": 1}
+    mx.random.seed(0)
+    oracle = Oracle(config)
+    if recipe.bits:
+        oracle.model, config = quantize_model(oracle.model, config, 32, recipe.bits)
+    save_weights(path, oracle.tensors(), recipe.shards)
+    save_config(config, path / "config.json")
+    if recipe.has_tokenizer:
+        save_tokenizer(path, recipe.has_chat_template)
+
+
+def save_weights(path: Path, tensors: dict[str, Any], shards: int = 1) -> None:
+    """Save tensors under the names of mlx-lm's save_model, whose own shards are of 5 GB."""
+    mx = pytest.importorskip("mlx.core")
+    path.mkdir(parents=True, exist_ok=True)
+    names = list(tensors)
+    weight_map = {}
+    for index in range(shards):
+        part = names[index::shards]
+        file = f"model-{index + 1:05d}-of-{shards:05d}.safetensors"
+        file = file if shards > 1 else "model.safetensors"
+        arrays = {name: tensors[name] for name in part}
+        mx.save_safetensors(str(path / file), arrays, metadata={"format": "mlx"})
+        weight_map.update(dict.fromkeys(part, file))
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index_text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map})
+    (path / "model.safetensors.index.json").write_text(index_text)
+
+
+def save_tokenizer(path: Path, has_chat_template: bool) -> None:
+    """Train a byte-level BPE on a few sentences, and save it as transformers does."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=[BEGINNING, END],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BEGINNING,
+        "eos_token": END,
+        "clean_up_tokenization_spaces": False,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if has_chat_template:
+        (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
