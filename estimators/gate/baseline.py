@@ -3,7 +3,6 @@
 The bytes are stable: names sorted, no dates, so that a diff of the file is a change of figures.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit.estimators.checkpoint.files import read_whole, shown
+from memfit.estimators.checkpoint.fingerprint import config_sha256
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.strict_json import parse_object
 from memfit.estimators.errors import InputError
@@ -59,9 +59,8 @@ class Lock:
 
 def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     """Return the fingerprint of a checkpoint; spacing and order of its config do not matter."""
-    text = json.dumps(checkpoint.config, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    return Fingerprint(checkpoint.revision, digest, dict(checkpoint.header_sha256))
+    headers = dict(checkpoint.header_sha256)
+    return Fingerprint(checkpoint.revision, config_sha256(checkpoint), headers)
 
 
 def asked(target: Target) -> dict[str, Any]:
