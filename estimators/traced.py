@@ -211,4 +211,6 @@ def _moment(traced: "TracedPeak") -> Moment:
             f"peak by trace = {traced.nbytes} bytes in {traced.phase}, at {traced.operation}",
             f"  alive then: {alive}",
         ),
+        prefill_bytes=traced.prefill_bytes,
+        decode_bytes=traced.decode_bytes,
     )

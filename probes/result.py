@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memfit.estimators.machine.measurement import Loaded
-from memfit.estimators.result import DeviceSummary, ModelSummary, Note, Recommendation
+from memfit.estimators.result import (
+    Basis,
+    DeviceSummary,
+    ModelSummary,
+    Note,
+    Recommendation,
+    Verdict,
+)
 from memfit.estimators.workload import Workload
 
 SCHEMA = "memfit.tune/1"
@@ -17,15 +24,17 @@ Status = Literal["measured", "skipped", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure measured and estimated; ``spread_bytes`` is largest less smallest repeat.
+    """One figure measured and estimated, and what was measured less what was estimated.
 
-    Either side is None where it has no such figure.
+    ``measured_bytes`` is the median, ``spread_bytes`` the largest repeat less the smallest. Any
+    side is None where it has no such figure.
     """
 
     name: str  # "weights", "active", "kv", "kv_held", "ssm", "prefill_peak", "unaccounted", ...
     estimated_bytes: int | None
-    basis: str | None  # of the estimate
+    basis: Basis | None  # of the estimate
     measured_bytes: int | None
+    difference_bytes: int | None
     spread_bytes: int
 
 
@@ -74,7 +83,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
-    """The answer of ``memfit tune``; the first point is the workload that was asked for."""
+    """The answer of ``memfit tune``; the first point is the workload that was asked for.
+
+    The verdict is about its measured peak and the margin; unknown when it was not reached.
+    """
 
     memfit_version: str
     model: ModelSummary
@@ -85,6 +97,9 @@ class TuneResult:
     prompt_tokens: int
     loaded: Loaded | None
     points: tuple[Point, ...]
+    margin_bytes: int
+    verdict: Verdict
+    exceeded: tuple[str, ...]
     line: Line | None
     recommendation: Recommendation
     trade: tuple[str, ...]  # speed against memory in words

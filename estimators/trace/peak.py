@@ -31,7 +31,7 @@ class TracedPeak:
     ``nbytes`` is everything in use then; ``workspace_bytes`` what of it is neither weights nor the
     caches as the run leaves them. ``operation`` made the allocation that reached it. ``alive``
     names what was in use, the most bytes first; ``curve`` is the memory after each operation of
-    the call.
+    the call. ``prefill_bytes`` and ``decode_bytes`` are the largest of each part of the run.
     """
 
     nbytes: int
@@ -41,6 +41,8 @@ class TracedPeak:
     largest_buffer_bytes: int
     alive: tuple[tuple[str, int], ...]
     curve: tuple[int, ...]
+    prefill_bytes: int
+    decode_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,13 @@ def peak(trace: Trace, device: Device) -> TracedPeak:
         largest_buffer_bytes=max(largest_weight, *(moment.largest for moment in moments)),
         alive=(("weights", weights), *highest.alive),
         curve=tuple(weights + used for used in highest.curve),
+        prefill_bytes=weights + max((m.nbytes for m in moments if _in_prefill(m)), default=0),
+        decode_bytes=weights + max((m.nbytes for m in moments if not _in_prefill(m)), default=0),
     )
+
+
+def _in_prefill(moment: _Highest) -> bool:
+    return moment.call.phase in _CHUNKS
 
 
 def _kept(call: Call) -> int:

@@ -47,6 +47,7 @@ class Moment:
     ``nbytes`` is everything alive: weights, caches, states and the transient. ``workspace_bytes``
     is what of it is neither weights nor the caches and states as the workload leaves them.
     ``largest_buffer_bytes`` is the biggest single allocation, named by ``largest_buffer``.
+    ``prefill_bytes`` and ``decode_bytes`` are the largest of each phase, where phases are told.
     """
 
     phase: Phase
@@ -55,6 +56,8 @@ class Moment:
     largest_buffer_bytes: int
     largest_buffer: str
     explanation: tuple[str, ...]
+    prefill_bytes: int | None = None
+    decode_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ class Workspace:
             largest_buffer_bytes=largest,
             largest_buffer=name,
             explanation=best.explanation,
+            prefill_bytes=max(c.nbytes for c in candidates if c.phase != "decode"),
+            decode_bytes=max(c.nbytes for c in candidates if c.phase == "decode"),
         )
 
 
