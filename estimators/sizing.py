@@ -170,7 +170,7 @@ def size(
     sizing = Sizing(checkpoint, model, weighed, device, margin_bytes)
     if method == "trace":
         engine = TraceEngine(checkpoint, quantize, model.dtype, described=True)
-        weighed = traced_weights(engine, weighed)
+        weighed = traced_weights(engine, weighed, device)
         sizing = replace(sizing, weighed=weighed, engine=engine, searches=MLX)
     if adapter:
         sizing = replace(sizing, weighed=add_adapter(weighed, adapter.tensors))
@@ -188,7 +188,7 @@ def _size_by_trace(
     dtype = dtype_of(Fields(checkpoint.config, checkpoint.config_name), checkpoint.config_name)
     engine = TraceEngine(checkpoint, quantize, dtype, described=False)
     try:
-        weighed = traced_weights(engine, None)
+        weighed = traced_weights(engine, None, device)
     except (MachineError, UnsupportedError) as error:
         raise UnsupportedError(f"{undescribed}; by trace: {error}") from None
     model = undescribed_model(checkpoint, dtype)

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
@@ -25,7 +25,7 @@ from memfit.estimators.workload import Workload
 
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
 if TYPE_CHECKING:
-    from memfit.estimators.trace.graph import TracedShapes
+    from memfit.estimators.trace.graph import Built, TracedShapes
     from memfit.estimators.trace.peak import TracedPeak
 
 # Predicted against measured peaks: docs/accuracy.md.
@@ -41,7 +41,7 @@ class TraceEngine:
     """mlx-lm by trace: shapes from its class, the peak from its graph.
 
     ``described`` says that the formulas know the model too, and what follows from many
-    workloads (the longest context) is searched by them.
+    workloads (the longest context) is searched by them. The class is built once for a backend.
     """
 
     checkpoint: Checkpoint
@@ -50,6 +50,10 @@ class TraceEngine:
     described: bool
     runtime: str = MLX_LM
     workspace_basis: tuple[Basis, int] = ("traced", TRACE_ERROR_PERCENT)
+    _built: dict[Backend, "Built"] = field(default_factory=dict, compare=False, repr=False)
+    _runs: dict[tuple[Workload, Device], "Run"] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def resident_bytes(self, weighed: Weighed, backend: Backend) -> int:
         """Return the bytes as the backend's allocator rounds them."""
@@ -59,8 +63,7 @@ class TraceEngine:
         self, model: Model, weighed: Weighed, workload: Workload, device: Device | None
     ) -> Figures:
         """Return what a workload takes."""
-        shapes = self.shapes(workload)
-        moment = self.peak(workload, device)
+        shapes, moment = self.run(workload, device)
         per_token = (
             kv_cache(model, workload).bytes_per_token if self.described else self._per_token()
         )
@@ -73,27 +76,42 @@ class TraceEngine:
         )
         return Figures(kv, shapes.ssm_bytes, _moment(moment))
 
-    def shapes(self, workload: Workload) -> "TracedShapes":
-        """Return the bytes that the class holds."""
-        from memfit.estimators.trace.graph import trace_shapes
-
-        return trace_shapes(self.checkpoint.config, workload, **self._source())
-
-    def peak(self, workload: Workload, device: Device | None) -> "TracedPeak":
-        """Return the largest moment of the recorded graphs."""
-        from memfit.estimators.trace.graph import record
+    def run(self, workload: Workload, device: Device | None) -> "Run":
+        """Return what the class holds when a workload ends, and its largest moment on the way."""
         from memfit.estimators.trace.peak import peak
         from memfit.estimators.trace.standins import Target
 
         machine = device or _ANY_MAC
-        target = Target(
-            backend=machine.backend,
-            nax=has_nax(machine),
-            compute_capability=machine.generation if machine.backend == "cuda" else None,
-            mlx_version=get_runtime(MLX_LM).mlx_version,
-        )
-        trace = record(self.checkpoint.config, workload, target=target, **self._source())
-        return peak(trace, machine)
+        if (workload, machine) not in self._runs:
+            target = Target(
+                backend=machine.backend,
+                nax=has_nax(machine),
+                compute_capability=machine.generation if machine.backend == "cuda" else None,
+                mlx_version=get_runtime(MLX_LM).mlx_version,
+            )
+            trace, shapes = self.built(machine.backend).record(workload, target)
+            self._runs[workload, machine] = Run(shapes, peak(trace, machine))
+        return self._runs[workload, machine]
+
+    def shapes(self, workload: Workload) -> "TracedShapes":
+        """Return the bytes that the class holds when a workload ends."""
+        built = next(iter(self._built.values()), None) or self.built(_ANY_MAC.backend)
+        return built.shapes(workload)
+
+    def built(self, backend: Backend) -> "Built":
+        """Return the class as it is built on a backend's machine."""
+        from memfit.estimators.trace.graph import Built
+
+        if backend not in self._built:
+            self._built[backend] = Built(
+                self.checkpoint.config,
+                backend,
+                name=self.checkpoint.config_name,
+                dtype=self.dtype,
+                tensors=self.checkpoint.tensors if self.quantize is None else None,
+                quantize=self.quantize,
+            )
+        return self._built[backend]
 
     def versions(self) -> str:
         """Return the versions of what was run."""
@@ -101,17 +119,16 @@ class TraceEngine:
 
         return ", ".join(f"{name} {version}" for name, version in versions().items())
 
-    def _source(self) -> dict[str, Any]:
-        return {
-            "name": self.checkpoint.config_name,
-            "dtype": self.dtype,
-            "tensors": self.checkpoint.tensors if self.quantize is None else None,
-            "quantize": self.quantize,
-        }
-
     def _per_token(self) -> int:
         two, three = (self.shapes(replace(_ONE_TOKEN, prompt_tokens=n)) for n in (2, 3))
         return three.kv_held_bytes - two.kv_held_bytes
+
+
+class Run(NamedTuple):
+    """One workload on one device: what is left of it, and its largest moment."""
+
+    shapes: "TracedShapes"
+    peak: "TracedPeak"
 
 
 def undescribed_model(checkpoint: Checkpoint, dtype: str) -> Model:
@@ -129,19 +146,20 @@ def undescribed_model(checkpoint: Checkpoint, dtype: str) -> Model:
     )
 
 
-def traced_weights(engine: TraceEngine, weighed: Weighed | None) -> Weighed:
+def traced_weights(engine: TraceEngine, weighed: Weighed | None, device: Device | None) -> Weighed:
     """Return the weights as the class holds them; ``weighed`` is what the formulas say.
 
     A difference between the two is noted, never averaged.
     """
-    shapes = engine.shapes(_ONE_TOKEN)
-    sizes = Counter(shapes.weights.values())
+    weights = engine.built((device or _ANY_MAC).backend).weights
+    sizes = Counter(weights.values())
     if weighed is None:
-        return _weighed_by_trace(engine, shapes, sizes)
+        return _weighed_by_trace(engine, weights, sizes)
     notes = weighed.notes
-    if shapes.weight_bytes != weighed.loaded_bytes:
+    traced_bytes = sum(weights.values())
+    if traced_bytes != weighed.loaded_bytes:
         text = (
-            f"loaded weights: trace {shapes.weight_bytes} bytes, formula {weighed.loaded_bytes};"
+            f"loaded weights: trace {traced_bytes} bytes, formula {weighed.loaded_bytes};"
             " the trace is shown"
         )
         notes = (*notes, Note("warning", "methods-differ", text))
@@ -166,12 +184,10 @@ def compared(
 
 
 def _weighed_by_trace(
-    engine: TraceEngine, shapes: "TracedShapes", sizes: "Counter[int]"
+    engine: TraceEngine, weights: Mapping[str, int], sizes: "Counter[int]"
 ) -> Weighed:
     tensors = engine.checkpoint.tensors if engine.quantize is None else None
-    named: Mapping[str, int] = (
-        shapes.weights if tensors is None else {t.name: t.nbytes for t in tensors}
-    )
+    named = weights if tensors is None else {t.name: t.nbytes for t in tensors}
     parts = {part.value: 0 for part in Part}
     for name, nbytes in named.items():
         parts[part_of(name).value] += nbytes
@@ -187,15 +203,15 @@ def _weighed_by_trace(
 
 def _parameters(engine: TraceEngine) -> int:
     """In float32 and unquantised, the class's bytes count its parameters by four."""
-    from memfit.estimators.trace.graph import trace_shapes
+    from memfit.estimators.trace.graph import Built
 
     plain = {
         key: value
         for key, value in engine.checkpoint.config.items()
         if key not in ("quantization", "quantization_config")
     }
-    shapes = trace_shapes(plain, _ONE_TOKEN, name=engine.checkpoint.config_name, dtype="F32")
-    return shapes.weight_bytes // 4
+    built = Built(plain, _ANY_MAC.backend, name=engine.checkpoint.config_name, dtype="F32")
+    return sum(built.weights.values()) // 4
 
 
 def _moment(traced: "TracedPeak") -> Moment:

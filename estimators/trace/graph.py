@@ -10,7 +10,10 @@ from typing import Any
 
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace.building import build, class_errors, nothing_computed, unread_format
+from memfit.estimators.trace.collecting import not_collecting
+from memfit.estimators.trace.leaves import Untouched
 from memfit.estimators.trace.libraries import mlx_lm_for, versions
 from memfit.estimators.trace.nodes import Trace
 from memfit.estimators.trace.running import Running
@@ -56,21 +59,10 @@ def trace_shapes(
 ) -> TracedShapes:
     """Return the bytes of weights, caches and states when the workload ends.
 
-    ``name`` is how messages name the config. With ``tensors`` the model is what mlx-lm would load
-    from them, else floating parameters take ``dtype``; ``quantize`` converts it then.
-
-    Raises:
-        MachineError: when MLX or mlx-lm is not installed.
-        UnsupportedError: when mlx-lm has no class for the config, or the class fails on it.
+    The arguments and errors are those of `Built`.
     """
-    target = Target()
-    with _library(config, name, target) as installed:
-        model = build(config, name, dtype=dtype, tensors=tensors, quantize=quantize)
-        weights = _weight_bytes(model)  # before any call: Gemma 3n's widens some
-        running = Running(model, workload, target)
-        running.finish()
-        unread = unread_format(config) if tensors is None else None
-        return _shapes(weights, unread, model, running.caches, workload, installed)
+    built = Built(config, "metal", name=name, dtype=dtype, tensors=tensors, quantize=quantize)
+    return built.shapes(workload)
 
 
 def record(
@@ -85,31 +77,107 @@ def record(
 ) -> Trace:
     """Return the graphs of a workload's calls as ``target`` would build them.
 
-    The other arguments and errors are those of `trace_shapes`.
+    The other arguments and errors are those of `Built`.
 
     Raises:
         UnsupportedError: besides, when the graph of a call would be too large.
     """
-    with _library(config, name, target) as installed:
-        model = build(config, name, dtype=dtype, tensors=tensors, quantize=quantize)
-        return Trace(
-            model_type=str(config["model_type"]),
-            backend=target.backend,
-            versions=installed,
-            weights=_weight_bytes(model),
-            calls=tuple(Running(model, workload, target).calls()),
+    built = Built(
+        config, target.backend, name=name, dtype=dtype, tensors=tensors, quantize=quantize
+    )
+    return built.record(workload, target)[0]
+
+
+class Built:
+    """mlx-lm's class for a config, built once to be asked about many workloads.
+
+    ``name`` is how messages name the config. With ``tensors`` the model is what mlx-lm would load
+    from them, else floating parameters take ``dtype``; ``quantize`` converts it then. ``weights``
+    are the bytes of each parameter by path.
+
+    Raises:
+        MachineError: when MLX or mlx-lm is not installed.
+        UnsupportedError: when mlx-lm has no class for the config, or the class fails on it.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        backend: Backend,
+        *,
+        name: str = "config.json",
+        dtype: str = "BF16",
+        tensors: Iterable[Tensor] | None = None,
+        quantize: Quantization | None = None,
+    ) -> None:
+        self._config, self._backend, self._name = config, backend, name
+        self._unread_format = unread_format(config) if tensors is None else None
+        self._versions = versions()
+        with self._library(Target(backend=backend)):
+            self._model = build(config, name, dtype=dtype, tensors=tensors, quantize=quantize)
+            self._untouched = Untouched(self._model)
+            self.weights: Mapping[str, int] = _weight_bytes(self._model)
+
+    def shapes(self, workload: Workload) -> TracedShapes:
+        """Return the bytes when the workload ends; no graph is recorded."""
+        target = Target(backend=self._backend)
+        with self._library(target):
+            running = Running(self._model, self._untouched, workload, target)
+            running.finish()
+            return self._shapes(running.caches, workload)
+
+    def record(self, workload: Workload, target: Target) -> tuple[Trace, TracedShapes]:
+        """Return the graphs of a workload's calls for a target of the backend, and the bytes then.
+
+        Raises:
+            UnsupportedError: besides, when the graph of a call would be too large.
+        """
+        with self._library(target):
+            running = Running(self._model, self._untouched, workload, target)
+            trace = Trace(
+                model_type=str(self._config["model_type"]),
+                backend=self._backend,
+                versions=self._versions,
+                weights=self.weights,
+                calls=tuple(running.calls()),
+            )
+            return trace, self._shapes(running.caches, workload)
+
+    @contextmanager
+    def _library(self, target: Target) -> Iterator[None]:
+        with (
+            not_collecting(),
+            mlx_lm_for(self._backend, library_changes(target)),
+            class_errors(self._name, self._config),
+            nothing_computed(),
+        ):
+            yield
+
+    def _shapes(self, caches: list[Any], workload: Workload) -> TracedShapes:
+        total = workload.total_tokens
+        kv = held = states = longest = needed = 0
+        for cache in leaves(caches):
+            if type(cache).__name__ == "ArraysCache":
+                states += cache.nbytes
+                continue
+            if cache.empty():
+                continue
+            allocated = length_of(cache)
+            limit = getattr(cache, "max_size", getattr(cache, "chunk_size", total))
+            kv += cache.nbytes
+            held += cache.nbytes // allocated * min(total, limit)
+            longest, needed = max(longest, allocated), max(needed, min(total, limit))
+        return TracedShapes(
+            weights=self.weights,
+            kv_bytes=kv,
+            kv_held_bytes=held,
+            ssm_bytes=states,
+            allocated_tokens=longest,
+            held_tokens=needed,
+            makes_own_cache=hasattr(self._model, "make_cache"),
+            unread_format=self._unread_format,
+            versions=self._versions,
         )
-
-
-@contextmanager
-def _library(config: Mapping[str, Any], name: str, target: Target) -> Iterator[Mapping[str, str]]:
-    installed = versions()
-    with (
-        mlx_lm_for(target.backend, library_changes(target)),
-        class_errors(name, config),
-        nothing_computed(),
-    ):
-        yield installed
 
 
 def _weight_bytes(model: Any) -> dict[str, int]:
@@ -117,37 +185,3 @@ def _weight_bytes(model: Any) -> dict[str, int]:
 
     flat: Any = tree_flatten(model.parameters())
     return {path: array.nbytes for path, array in flat}
-
-
-def _shapes(
-    weights: Mapping[str, int],
-    unread: str | None,
-    model: Any,
-    caches: list[Any],
-    workload: Workload,
-    installed: Mapping[str, str],
-) -> TracedShapes:
-    total = workload.total_tokens
-    kv = held = states = longest = needed = 0
-    for cache in leaves(caches):
-        if type(cache).__name__ == "ArraysCache":
-            states += cache.nbytes
-            continue
-        if cache.empty():
-            continue
-        allocated = length_of(cache)
-        limit = getattr(cache, "max_size", getattr(cache, "chunk_size", total))
-        kv += cache.nbytes
-        held += cache.nbytes // allocated * min(total, limit)
-        longest, needed = max(longest, allocated), max(needed, min(total, limit))
-    return TracedShapes(
-        weights=weights,
-        kv_bytes=kv,
-        kv_held_bytes=held,
-        ssm_bytes=states,
-        allocated_tokens=longest,
-        held_tokens=needed,
-        makes_own_cache=hasattr(model, "make_cache"),
-        unread_format=unread,
-        versions=installed,
-    )

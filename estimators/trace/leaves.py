@@ -15,6 +15,21 @@ class Leaf(NamedTuple):
     put: Callable[[Any], None]
 
 
+class Untouched:
+    """A model's modules as they were made: what its calls make for themselves is not in them."""
+
+    def __init__(self, model: Any) -> None:
+        self._modules = [(m, dict(m), dict(vars(m))) for m in model.modules()]
+
+    def restore(self) -> None:
+        """Forget what calls have made."""
+        for module, items, attributes in self._modules:
+            dict.clear(module)
+            dict.update(module, items)
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
 def weights_of(model: Any) -> Iterator[Leaf]:
     """Yield the arrays of a model's modules: its parameters, and what they made for themselves."""
     for path, module in model.named_modules():

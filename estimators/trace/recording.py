@@ -1,6 +1,5 @@
 """What MLX exports of a call, as arrays and nodes with numbers for names."""
 
-import gc
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,16 +27,12 @@ class Recorded(NamedTuple):
     outputs: tuple[int, ...]
 
 
-def record_call(
-    function: Callable[[], list[Any]], leaves: Sequence[Leaf], *, expected_nodes: int = 0
-) -> Recorded:
+def record_call(function: Callable[[], list[Any]], leaves: Sequence[Leaf]) -> Recorded:
     """Return the graph of ``function``, called with placeholders put in place of all leaves.
 
     Raises:
-        UnsupportedError: when the graph has, or is expected to have, more than ``MAX_NODES``.
+        UnsupportedError: when the graph has more than ``MAX_NODES``.
     """
-    if expected_nodes > MAX_NODES:
-        raise _too_large(expected_nodes)
     recorder = _Recorder(leaves)
 
     def call(*placeholders: Any) -> list[Any]:
@@ -62,6 +57,12 @@ def count_nodes(function: Callable[[], list[Any]]) -> int:
     return drawing.getvalue().count("[label")
 
 
+def expect(nodes: int) -> None:
+    """Raise `UnsupportedError` when a graph of so many nodes would be too large."""
+    if nodes > MAX_NODES:
+        raise _too_large(nodes)
+
+
 def _too_large(nodes: int) -> UnsupportedError:
     return UnsupportedError(
         f"the graph of one call has {nodes} operations or more, above the {MAX_NODES} that are"
@@ -84,13 +85,7 @@ def _deep_thread() -> ThreadPoolExecutor:
 def _export(take: Callable[[Any], None], function: Callable[..., Any], arrays: list[Any]) -> None:
     import mlx.core as mx
 
-    collecting = gc.isenabled()
-    gc.disable()  # a graph has no cycles, and searching it for some takes as long as making it
-    try:
-        _deep_thread().submit(lambda: mx.export_function(take, function, *arrays)).result()
-    finally:
-        if collecting:
-            gc.enable()
+    _deep_thread().submit(lambda: mx.export_function(take, function, *arrays)).result()
 
 
 class _EnoughError(Exception):

@@ -1,35 +1,49 @@
 """One model of mlx-lm and its caches, run call by call as mlx-lm's loop would."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
-from memfit.estimators.trace.leaves import Leaf, caches_of, weights_of
+from memfit.estimators.trace.leaves import Leaf, Untouched, caches_of, weights_of
+from memfit.estimators.trace.looping import LoopError, few_slices
 from memfit.estimators.trace.nodes import Call, Phase
-from memfit.estimators.trace.recording import count_nodes, record_call, run_unrecorded
+from memfit.estimators.trace.recording import count_nodes, expect, record_call, run_unrecorded
 from memfit.estimators.trace.standins import Target, recorded
 from memfit.estimators.trace.stepping import Stepper
 from memfit.estimators.workload import Workload
 
 # Tokens that show what a cache holds; more than any convolution looks back.
 _LEARNING_TOKENS = 32
-# A chunk of so many tokens is sized up first: some classes loop over tokens in Python.
-_LONG_CHUNK = 256
+# Tokens of the calls whose nodes are counted to tell what a loop over tokens adds for each.
 _PROBES = (8, 16)
 # Buffers grow in steps of so many tokens: mlx-lm models/cache.py.
 _GROWTH_STEP = 256
 
 
 class Running:
-    """A built model under one workload; to be used inside `mlx_lm_for`."""
+    """A built model under one workload; to be used inside `mlx_lm_for`.
 
-    def __init__(self, model: Any, workload: Workload, target: Target) -> None:
+    ``untouched`` is the model before any call, and it is made that again.
+    """
+
+    def __init__(
+        self, model: Any, untouched: Untouched, workload: Workload, target: Target
+    ) -> None:
+        self._model, self._untouched = model, untouched
+        self._workload, self._target = workload, target
+        self._begin()
+
+    def _begin(self) -> None:
+        self._untouched.restore()
+        self.caches = self._new_caches()
+        self._stepper = Stepper(self.caches, self._workload)
+        self._is_first = True
+
+    def _new_caches(self) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache
 
-        self._model, self._workload, self._target = model, workload, target
-        self.caches: list[Any] = make_prompt_cache(model, workload.max_kv_size)
-        self._stepper = Stepper(self.caches, workload)
-        self._is_first = True
-        self._nodes_by_tokens: list[int] | None = None
+        caches: list[Any] = make_prompt_cache(self._model, self._workload.max_kv_size)
+        return caches
 
     def finish(self) -> None:
         """Bring the caches to where they are when the workload ends, recording nothing."""
@@ -61,7 +75,7 @@ class Running:
     def calls(self) -> Iterator[Call]:
         """Yield the calls that decide the peak, in the order mlx-lm makes them."""
         first, *others = self._points()
-        yield self._call(*first)
+        yield self._first_call(*first)
         for phase, tokens, position in others:
             if phase != "growing" or self._stepper.grows_at(position):
                 self._stepper.jump(position)
@@ -101,7 +115,17 @@ class Running:
             return start - 1
         return (start - 1) // workload.prefill_step * workload.prefill_step
 
-    def _call(self, phase: Phase, tokens: int, position: int) -> Call:
+    def _first_call(self, phase: Phase, tokens: int, position: int) -> Call:
+        try:
+            return self._call(phase, tokens, position, few=True)
+        except LoopError:
+            (few, many), (base, more) = _PROBES, map(self._count, _PROBES)
+            self._begin()
+            expect(base + (more - base) * (tokens - few) // (many - few))
+            return self._call(phase, tokens, position)
+
+    def _call(self, phase: Phase, tokens: int, position: int, *, few: bool = False) -> Call:
+        """Record one call; with ``few``, only as long as it takes few slices of arrays."""
         import mlx.core as mx
 
         given: dict[str, Any] = {}
@@ -112,7 +136,7 @@ class Running:
         counts: list[int] = []
 
         def run() -> list[Any]:
-            with recorded(self._target):
+            with recorded(self._target), few_slices() if few else nullcontext():
                 logits = self._model(given["tokens"], cache=self.caches)
                 self._learn()
                 self._stepper.quantize()
@@ -122,7 +146,7 @@ class Running:
             counts.append(len(ends))
             return ends + [leaf.array for leaf in caches_of(self.caches)]
 
-        graph = record_call(run, leaves, expected_nodes=self._expected_nodes(tokens))
+        graph = record_call(run, leaves)
         self._stepper.forget(lambda array: mx.zeros(array.shape, array.dtype))
         return Call(
             phase=phase,
@@ -134,34 +158,19 @@ class Running:
             held=tuple(dict.fromkeys(graph.outputs)),
         )
 
-    def _expected_nodes(self, tokens: int) -> int:
-        if tokens < _LONG_CHUNK:
-            return 0
-        if self._nodes_by_tokens is None:
-            self._nodes_by_tokens = [self._count(probe) for probe in _PROBES]
-        (few, many), (base, more) = _PROBES, self._nodes_by_tokens
-        return base + (more - base) * (tokens - few) // (many - few)
-
     def _count(self, tokens: int) -> int:
+        """Return the nodes of a first call of so many tokens."""
         import mlx.core as mx
-        from mlx_lm.models.cache import make_prompt_cache
 
-        caches = make_prompt_cache(self._model, self._workload.max_kv_size)
+        self._untouched.restore()
+        caches = self._new_caches()
 
         def run() -> list[Any]:
             with recorded(self._target):
                 logits = self._model(mx.zeros((1, tokens), mx.int32), cache=caches)
             return [logits, *_states(caches)]
 
-        # What a class makes for itself at its first call is to be made by a recorded one.
-        modules = [(m, dict(m), dict(vars(m))) for m in self._model.modules()]
-        nodes = count_nodes(run)
-        for module, items, attributes in modules:
-            dict.clear(module)
-            dict.update(module, items)
-            vars(module).clear()
-            vars(module).update(attributes)
-        return nodes
+        return count_nodes(run)
 
     def _is_given(self, leaf: Leaf) -> bool:
         # What a class made for itself is computed by the first call that needs it, once.

@@ -1,0 +1,37 @@
+"""Classes that loop over tokens in Python, noticed while they do.
+
+Where a target has no kernel for a recurrence, mlx-lm's class runs it step by step, and the graph
+of a chunk has tens of operations for each token in each layer. Every such loop slices its arrays.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from memfit.estimators.trace.libraries import changed
+
+# Some ten slices a layer are taken without a loop.
+MAX_SLICES = 10_000
+
+
+class LoopError(Exception):
+    """A call takes more slices than a class without a loop over tokens would."""
+
+
+@contextmanager
+def few_slices() -> Iterator[None]:
+    """Raise `LoopError` once more than ``MAX_SLICES`` are taken of arrays inside the block."""
+    import mlx.core as mx
+
+    take = mx.array.__getitem__
+    taken = 0
+
+    def counted(array: Any, index: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken > MAX_SLICES:
+            raise LoopError
+        return take(array, index)
+
+    with changed({"array.__getitem__": counted}):
+        yield

@@ -1,0 +1,52 @@
+"""A class built once answers as one built for each question."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.estimators.workload import Workload
+
+pytest.importorskip("mlx_lm")
+
+from memfit.estimators.trace import looping
+from memfit.estimators.trace.graph import Built, record
+from memfit.estimators.trace.standins import Target
+
+CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
+SHORT = Workload(prompt_tokens=40, max_tokens=2)
+LONG = Workload(prompt_tokens=300, max_tokens=5, prefill_step=128, batch=2)
+METAL = Target(backend="metal")
+
+
+def config(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_the_recorded_calls_end_with_the_bytes_that_shapes_say(path: Path) -> None:
+    built = Built(config(path), "metal")
+    for workload in (SHORT, LONG):
+        assert built.record(workload, METAL)[1] == built.shapes(workload)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3n", "qwen3_next", "llama4", "deepseek_v3"])
+def test_what_was_asked_before_changes_no_answer(name: str) -> None:
+    case = config(next(path for path in CASES if path.stem == name))
+    built = Built(case, "metal")
+    built.record(LONG, METAL)
+    built.shapes(LONG)
+    assert built.record(SHORT, METAL)[0] == record(case, SHORT, target=METAL)
+
+
+@pytest.mark.parametrize("name", ["rwkv7", "mamba", "jamba", "recurrent_gemma"])
+def test_a_loop_over_tokens_is_noticed_and_then_recorded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = config(next(path for path in CASES if path.stem == name))
+    target = Target(backend="cpu")
+    whole = record(case, SHORT, target=target)
+    monkeypatch.setattr(looping, "MAX_SLICES", 20)
+    assert record(case, SHORT, target=target) == whole
