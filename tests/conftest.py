@@ -12,6 +12,8 @@ from tests.checkpoints import Checkpoints
 for name in [name for name in os.environ if name.startswith("HF_")]:
     del os.environ[name]
 os.environ["HF_HOME"] = os.path.join(tempfile.gettempdir(), f"memfit-tests-no-home-{os.getpid()}")
+# Nor does what was measured on this machine.
+os.environ["MEMFIT_HOME"] = os.path.join(os.environ["HF_HOME"], "memfit")
 
 # No deadline: a busy machine is not a bug. CI draws the same examples each time.
 settings.register_profile("local", deadline=None)

@@ -1,0 +1,46 @@
+"""The directory where memfit keeps what it measured, and the one way files get there."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.errors import InputError
+
+
+def memfit_home() -> Path:
+    """Return MEMFIT_HOME, else where the platform keeps a user's data."""
+    if told := os.environ.get("MEMFIT_HOME"):
+        return Path(os.path.expanduser(told))
+    from platformdirs import user_data_dir
+
+    return Path(user_data_dir("memfit", appauthor=False))
+
+
+def write_atomically(path: Path, text: str, *, overwrite: bool = True) -> bool:
+    """Write a file that is whole or not there, whatever happens and whoever else writes it.
+
+    Its directory is made. Without ``overwrite`` a file that is there stays, and False is returned.
+
+    Raises:
+        InputError: when the directory or the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(handle)  # a name without content after a power cut is a damaged file
+            place = os.replace if overwrite else os.link  # a link never replaces
+            place(temporary, path)
+            return True
+        except FileExistsError:
+            return False
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{shown(path)}: cannot be written: {error.strerror}; MEMFIT_HOME names another place"
+        ) from None
