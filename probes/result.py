@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memfit.estimators.machine.measurement import Loaded
+from memfit.estimators.planning.coefficients import Line
 from memfit.estimators.result import (
     Basis,
     DeviceSummary,
@@ -64,21 +65,6 @@ class Point:
     speed: Speed | None
     measurement_id: str | None
     wired_limit_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """``peak = fixed + per_token * tokens + per_chunk_token * prefill step``, all bytes.
-
-    Numerators over ``denominator``, so that nothing is rounded; solved from two points along each
-    axis, and ``residual_bytes`` is how far the third lies from it (measured less predicted).
-    """
-
-    fixed_bytes: int
-    per_token: tuple[int, int]  # numerator, denominator
-    per_chunk_token: tuple[int, int] | None  # None when one step only was measured
-    residual_bytes: int | None  # None without a third point
-    points: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
