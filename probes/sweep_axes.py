@@ -1,0 +1,113 @@
+"""What a sweep varies: texts such as ``kv-bits=none,8,4`` made into the workloads to measure.
+
+parse_axis("context=1k,4k") -> Axis
+swept(axes, asked, quantized_kv_start=None) -> tuple[Workload, ...]
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple, TypeVar
+
+from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.errors import InputError
+from memfit.estimators.units import parse_count
+from memfit.estimators.workload import KV_BITS, Workload
+
+MAX_POINTS = 256
+_MAX_TEXT = 4096
+_NONE = "none"
+
+Value = TypeVar("Value")
+
+
+class Axis(NamedTuple):
+    """One setting and its values, each once, as they were given."""
+
+    name: str
+    values: tuple[int | None, ...]
+
+
+def parse_axis(text: str) -> Axis:
+    """Return the axis of a text such as ``prefill-step=256,512``.
+
+    Raises:
+        InputError: when the setting is none that can be swept, or a value cannot be read or is
+            there twice.
+    """
+    name, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or name not in _SETTINGS or len(text) > _MAX_TEXT:
+        *first, last = (setting.example for setting in _SETTINGS.values())
+        raise InputError(f"{shown(text)}: not a sweep; write it as {', '.join(first)} or {last}")
+    axis = Axis(name, tuple(_read(name, value.strip()) for value in values.split(",")))
+    if repeated := _repeated(axis.values):
+        raise InputError(f"{name}: {_NONE if repeated[0] is None else repeated[0]} is given twice")
+    return axis
+
+
+def swept(
+    axes: Sequence[Axis], asked: Workload, *, quantized_kv_start: int | None = None
+) -> tuple[Workload, ...]:
+    """Return every combination of the axes' values, all else as asked; the last axis moves first.
+
+    Where nobody said from which token on a cache is quantised, it is from the first: mlx-lm's own
+    5000 would leave the caches of short prompts as they are.
+
+    Raises:
+        InputError: when an axis is given twice, there are more than `MAX_POINTS` points, or a
+            value is out of range.
+    """
+    names = [axis.name for axis in axes]
+    if repeated := _repeated(names):
+        raise InputError(f"{repeated[0]}: is swept twice; give all its values at once")
+    count = prod(len(axis.values) for axis in axes)
+    if count > MAX_POINTS:
+        raise InputError(f"{count} points to measure: {MAX_POINTS} are the most; give fewer values")
+    points = (dict(zip(names, each, strict=True)) for each in product(*(a.values for a in axes)))
+    return tuple(_workload(asked, point, quantized_kv_start or 0) for point in points)
+
+
+def _workload(asked: Workload, point: dict[str, int | None], quantized_kv_start: int) -> Workload:
+    changes: dict[str, Any] = {_SETTINGS[name].field: value for name, value in point.items()}
+    if point.get("kv-bits") is not None:
+        changes["quantized_kv_start"] = quantized_kv_start
+    return replace(asked, **changes)
+
+
+def _read(name: str, text: str) -> int | None:
+    try:
+        return _SETTINGS[name].read(text)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+def _repeated(values: Sequence[Value]) -> list[Value]:
+    return [each for index, each in enumerate(values) if each in values[:index]]
+
+
+def _tokens(text: str) -> int:
+    count = parse_count(text)
+    if count < 1:
+        raise InputError(f"{shown(text)}: must be at least 1 token")
+    return count
+
+
+def _bits(text: str) -> int | None:
+    bits = {_NONE: None, **{str(each): each for each in KV_BITS}}
+    if text not in bits:
+        raise InputError(f"{shown(text)}: MLX quantises a cache to one of {', '.join(bits)}")
+    return bits[text]
+
+
+class _Setting(NamedTuple):
+    field: str  # of a workload
+    read: Callable[[str], int | None]
+    example: str
+
+
+_SETTINGS = {
+    "prefill-step": _Setting("prefill_step", _tokens, "prefill-step=256,512,1024"),
+    "kv-bits": _Setting("kv_bits", _bits, "kv-bits=none,8,4"),
+    "context": _Setting("prompt_tokens", _tokens, "context=1k,4k"),
+}
