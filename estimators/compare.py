@@ -23,6 +23,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.foundry import FoundrySettings
 from memfit.estimators.machine.runtime import Runtime
 from memfit.estimators.planning.budget import judge
+from memfit.estimators.records import record
 from memfit.estimators.result import Basis, Estimate, RuntimeSummary, WorkloadSummary
 from memfit.estimators.scenario import Axis, Scenario, check_axes, scenarios
 from memfit.estimators.sizing import Sizing, size
@@ -43,7 +44,7 @@ def attempt(make: Callable[[], Answer]) -> Answer | Undecided:
         return Undecided(error.slug, str(error))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Under:
     """A runtime to size under; ``asked`` are the workload's fields that are not its defaults."""
 
@@ -134,7 +135,7 @@ def compare(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Ready:
     """A model under a runtime with the workload it is asked."""
 

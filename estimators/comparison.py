@@ -3,10 +3,10 @@
 docs/schema/compare.schema.json describes it; integers are bytes or tokens.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.records import record
 from memfit.estimators.result import (
     Basis,
     DeviceSummary,
@@ -21,7 +21,7 @@ SCHEMA = "memfit.compare/1"
 SettingValue = int | str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Undecided:
     """Why there is no figure: the slug of docs/errors.md, and the reason in one line."""
 
@@ -29,7 +29,7 @@ class Undecided:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Difference:
     """Against the first model; ``percent`` is for reading, None where the first has nothing."""
 
@@ -37,7 +37,7 @@ class Difference:
     percent: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Value:
     """One model's figure; ``difference`` is None for the first model, or where it has none."""
 
@@ -46,7 +46,7 @@ class Value:
     difference: Difference | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Figure:
     """One figure of every model, in their order; None where a model has none."""
 
@@ -55,7 +55,7 @@ class Figure:
     values: tuple[Value | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Compared:
     """One model; all but ``label`` and ``undecided`` is None or empty when it is undecided.
 
@@ -75,7 +75,7 @@ class Compared:
     notes: tuple[Note, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One model under one combination of settings; ``working_set_bytes`` is the budget."""
 
@@ -90,7 +90,7 @@ class Cell:
     notes: tuple[Note, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Matrix:
     """Every combination of the axes for every model, the last axis changing fastest."""
 
@@ -98,7 +98,7 @@ class Matrix:
     cells: tuple[Cell, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """The answer of ``memfit compare``.
 

@@ -1,6 +1,5 @@
 """The runtimes' rules: what a model with its weights takes at a workload, under each of them."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from memfit.estimators.arch.model import Model
@@ -23,6 +22,7 @@ from memfit.estimators.errors import InputError, UnsupportedError
 from memfit.estimators.machine.allocator import allocated
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.runtime import LLAMA_CPP, MLX_LM, get_runtime
+from memfit.estimators.records import record
 from memfit.estimators.result import Basis
 from memfit.estimators.units import round_up
 from memfit.estimators.workload import Workload
@@ -30,7 +30,7 @@ from memfit.estimators.workload import Workload
 _TENSOR_ALIGNMENT = 32  # general.alignment's default, and ggml's own (ggml-backend)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Figures:
     """What one workload takes; ``moment`` is its largest moment."""
 
@@ -63,7 +63,7 @@ class Engine(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MlxEngine:
     """mlx-lm: caches grow with the tokens, the workspace follows MLX's scheduler."""
 
@@ -88,7 +88,7 @@ class MlxEngine:
         return Figures(kv_cache(model, workload), state_bytes(model, workload.batch), moment)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LlamaEngine:
     """llama.cpp: everything is allocated before the first token, for the whole context.
 

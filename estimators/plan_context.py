@@ -1,7 +1,7 @@
 """``memfit plan context``: which contexts fit, for how many requests, under a runtime's rules."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from memfit.estimators.errors import UnsupportedError
 from memfit.estimators.estimate import device_summary, model_summary, workload_notes
@@ -30,6 +30,7 @@ from memfit.estimators.planning.memory_plan import (
 )
 from memfit.estimators.planning.traffic import Distribution, Request, distribution, percentile
 from memfit.estimators.recommend import longest_prompt
+from memfit.estimators.records import record
 from memfit.estimators.result import (
     DeviceSummary,
     ModelSummary,
@@ -51,7 +52,7 @@ REQUESTS = (1, 2, 4, 8, 16)
 MOST_REQUESTS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ceilings:
     """What bounds a context, in tokens: the model, the caller, the backend; and the least."""
 
@@ -61,7 +62,7 @@ class Ceilings:
     effective: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Largest:
     """The largest context in a budget; 0 where nothing fits. None without a device."""
 
@@ -69,7 +70,7 @@ class Largest:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Fit:
     """The need at the context against the machine; ``headroom_bytes`` below its working set."""
 
@@ -80,7 +81,7 @@ class Fit:
     headroom_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Cell:
     """So many requests of so many tokens each."""
 
@@ -90,7 +91,7 @@ class Cell:
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TrafficPlan:
     """What real requests need; ``fitting`` of them are within ``longest_context``.
 
@@ -108,7 +109,7 @@ class TrafficPlan:
     at_once_of_mean: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class ContextPlan:
     """The answer of ``memfit plan context``."""
 
@@ -135,7 +136,7 @@ class ContextPlan:
     schema: str = SCHEMA
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What a plan is asked for beside the workload; all in tokens or requests."""
 
@@ -164,7 +165,7 @@ def plan_context(
     return plan.answer()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Plan:
     sizing: Sizing
     workload: Workload

@@ -4,8 +4,9 @@ The fields mirror the JSON of ``memfit estimate --json`` (docs/schema/estimate.s
 integers are bytes or tokens.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+from memfit.estimators.records import record
 
 Basis = Literal["exact", "traced", "derived", "measured", "bound"]
 Verdict = Literal["fits", "tight", "exceeds", "unknown"]
@@ -15,7 +16,7 @@ Level = Literal["info", "warning"]
 SCHEMA = "memfit.estimate/1"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Component:
     """Bytes of one kind, and how far to trust them."""
 
@@ -23,7 +24,7 @@ class Component:
     basis: Basis
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Weights(Component):
     """``bytes`` are of the checkpoint's tensors; ``loaded_bytes`` of those the runtime keeps,
     in the form it keeps them; ``resident_bytes`` the same as its allocator rounds them."""
@@ -33,7 +34,7 @@ class Weights(Component):
     resident_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class KV(Component):
     """``bytes`` are allocated when the workload ends, ``held_bytes`` are of tokens needed."""
 
@@ -43,14 +44,14 @@ class KV(Component):
     allocated_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Workspace(Component):
     """``error_percent`` is how far the figure has been from measurements, docs/accuracy.md."""
 
     error_percent: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Components:
     """What the memory is made of; ``draft`` is everything a draft model adds."""
 
@@ -62,7 +63,7 @@ class Components:
     draft: Component | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ModelSummary:
     """The model as the estimate understood it."""
 
@@ -76,7 +77,7 @@ class ModelSummary:
     layers: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class WorkloadSummary:
     """The workload the figures are for."""
 
@@ -90,7 +91,7 @@ class WorkloadSummary:
     max_kv_size: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RuntimeSummary:
     """The runtime whose allocation rules were applied."""
 
@@ -98,7 +99,7 @@ class RuntimeSummary:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DeviceSummary:
     """The machine the verdict is about."""
 
@@ -111,7 +112,7 @@ class DeviceSummary:
     used_by_others_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Recommendation:
     """Settings that follow from the figures; None where nothing fits or nothing applies."""
 
@@ -123,7 +124,7 @@ class Recommendation:
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Note:
     """Something the reader of a figure must know; ``code`` is stable."""
 
@@ -132,7 +133,7 @@ class Note:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The answer of ``memfit estimate``."""
 
@@ -153,7 +154,7 @@ class Estimate:
     method: str = "formula"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CurvePoint:
     """Memory at one context length, for plots."""
 

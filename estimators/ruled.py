@@ -1,7 +1,7 @@
 """Runtimes beside mlx-lm and llama.cpp: what they take, and where their own rules go wrong."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from memfit.estimators import dtypes
 from memfit.estimators.arch.model import Model
@@ -43,6 +43,7 @@ from memfit.estimators.planning.growth import (
     rule_of,
 )
 from memfit.estimators.planning.memory_plan import model_config, profile
+from memfit.estimators.records import record
 from memfit.estimators.result import Basis, Note
 from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.workload import Workload
@@ -54,7 +55,7 @@ _DERIVED: tuple[Basis, int] = ("derived", ERROR_PERCENT)
 _BOUND: tuple[Basis, int] = ("bound", 0)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MoeEngine(MlxEngine):
     """mlx-moe: as mlx-lm, with as many experts as fit in its share of the working set."""
 
@@ -102,7 +103,7 @@ class MoeEngine(MlxEngine):
         return right, min(self.experts, its_own)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RuledEngine:
     """A runtime described by its row of the table.
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -12,6 +12,7 @@ from memfit.estimators.errors import InputError
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.records import record
 from memfit.estimators.units import parse_count, parse_size
 from memfit.estimators.workload import Workload
 
@@ -27,7 +28,7 @@ _COUNTS = {
 AXES = (*_COUNTS, "quantize", "device", "memory")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Scenario:
     """What is run where; ``quantize`` is a conversion before it, None for the model as it is.
 
@@ -40,7 +41,7 @@ class Scenario:
     margin_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Setting:
     """One value of an axis, and the field of the workload or the scenario that it sets."""
 
@@ -49,7 +50,7 @@ class Setting:
     change: int | Device | Quantization | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Axis:
     """A setting that is varied, with its values as they were given."""
 

@@ -2,15 +2,16 @@
 
 import io
 import sys
-from dataclasses import dataclass
 
 from rich.console import Console
+
+from memfit.estimators.records import record
 
 # One mark for one: columns stay where they are.
 _ASCII = str.maketrans("±…", "~~")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Page:
     """What is drawn on ``console`` becomes text; ``ascii_only`` terminals know no other marks."""
 

@@ -3,9 +3,9 @@
 Source of every rule: mlx-lm models/cache.py (version in machine/runtime).
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
+from memfit.estimators.records import record
 from memfit.estimators.units import ceil_div, round_up
 from memfit.estimators.workload import Workload
 
@@ -20,7 +20,7 @@ class Growth(Enum):
     CHUNKED = "chunked"  # ChunkedKVCache: trimmed to a chunk before each call
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class KVBuffer:
     """Keys and values of one layer: (batch, heads, tokens, key_dim + value_dim).
 
@@ -85,7 +85,7 @@ class KVBuffer:
         return min(self.limit, max(capacity, stepped))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StateBuffer:
     """A recurrent or convolution state whose size does not depend on tokens.
 

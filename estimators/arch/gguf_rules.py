@@ -5,11 +5,12 @@ src/models/*.cpp (commit 0c1e57098). A key that llama.cpp does not read changes 
 it reads are matched whole, under the file's own architecture.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
+from memfit.estimators.records import record
 
-@dataclass(frozen=True, slots=True)
+
+@record(frozen=True, slots=True)
 class Sliding:
     """Which layers slide: of every ``period`` the last is full, or the first.
 
@@ -50,7 +51,7 @@ class State(Enum):
     LINEAR = "linear"  # a matrix a head, no convolution
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rule:
     """The memory of one architecture.
 

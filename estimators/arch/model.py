@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memfit.estimators.arch.modules import Module, Modules, Part
 from memfit.estimators.arch.specs import FeedForward, Mixer
+from memfit.estimators.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Layer:
     """One decoder layer; a layer may have several mixers (Falcon-H1) or none (Nemotron-H MLPs)."""
 
@@ -17,7 +17,7 @@ class Layer:
     modules: Modules  # paths relative to the layer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Model:
     """An architecture with every size put in.
 

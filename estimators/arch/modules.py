@@ -1,11 +1,12 @@
 """Parameters of a model by module, and short ways to write the common blocks."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from math import prod
 
 from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.records import record
 
 
 class Part(str, Enum):
@@ -27,7 +28,7 @@ class Part(str, Enum):
 ROUTER_8BIT = Quantization(8, 64)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Module:
     """One weight of the mlx-lm model class, with its bias; shapes as MLX holds them.
 

@@ -1,8 +1,7 @@
 """Bytes of a quantised matrix, as MLX packs it."""
 
-from dataclasses import dataclass
-
 from memfit.estimators.errors import InputError
+from memfit.estimators.records import record
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
@@ -13,7 +12,7 @@ MODES = ("affine", *FLOAT_MODES)
 DEFAULTS = {"affine": (4, 64), **FLOAT_MODES}
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Quantization:
     """Bits, group size and mode of one matrix.
 

@@ -1,12 +1,12 @@
 """One frozen class a layer kind; each knows what it keeps between tokens."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from memfit.estimators.arch.caches import Cache, Growth, KVBuffer, StateBuffer
+from memfit.estimators.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Attention:
     """Full attention (MHA, GQA, MQA); keys and values may differ in width.
 
@@ -48,7 +48,7 @@ class Attention:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class SlidingAttention(Attention):
     """Attention over the last ``window`` tokens, in a rotating buffer.
 
@@ -68,7 +68,7 @@ class SlidingAttention(Attention):
         return (KVBuffer(self.kv_heads, self.key_dim, self.value_dim, growth, limit),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class ChunkedAttention(Attention):
     """Attention inside chunks of ``chunk`` tokens (Llama 4)."""
 
@@ -80,7 +80,7 @@ class ChunkedAttention(Attention):
         return (KVBuffer(self.kv_heads, self.key_dim, self.value_dim, Growth.CHUNKED, self.chunk),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention: one latent and one rope key a token for all heads.
 
@@ -102,7 +102,7 @@ class LatentAttention:
         return (KVBuffer(1, self.latent_dim, self.rope_dim),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class SparseLatentAttention(LatentAttention):
     """Latent attention over the tokens an indexer picks (DSA), with the indexer's key cache."""
 
@@ -120,7 +120,7 @@ class SparseLatentAttention(LatentAttention):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class GatedDelta:
     """Gated delta net: a convolution state and a float32 matrix a value head."""
 
@@ -144,7 +144,7 @@ class GatedDelta:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Recurrent:
     """Any other recurrence: Mamba, linear attention, RG-LRU, RWKV, short convolution.
 
@@ -163,7 +163,7 @@ class Recurrent:
 Mixer = Attention | LatentAttention | GatedDelta | Recurrent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class DenseMLP:
     """A dense feed-forward block; ``gated`` ones have two input projections."""
 
@@ -171,7 +171,7 @@ class DenseMLP:
     gated: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class MixtureOfExperts:
     """Routed experts of width ``intermediate``, shared ones of ``shared_intermediate`` in all.
 

@@ -1,7 +1,6 @@
 """Adapters: the low-rank weights that a fine-tuning adds to a model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,14 @@ from memfit.estimators.checkpoint.files import names_in, shown
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.checkpoint.safetensors import read_header
 from memfit.estimators.errors import CheckpointError
+from memfit.estimators.records import record
 
 CONFIG = "adapter_config.json"
 MLX_WEIGHTS = "adapters.safetensors"  # the one file that mlx_lm/tuner/utils.py loads
 PEFT_WEIGHTS = "adapter_model.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Adapter:
     """An adapter's config and tensors; its sizes are bytes."""
 

@@ -9,7 +9,6 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +17,7 @@ from urllib.parse import urljoin, urlsplit
 from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.checkpoint.hub_refusals import refusal
 from memfit.estimators.errors import InputError, UnreachableError
+from memfit.estimators.records import record
 from memfit.estimators.sink import Request, Sink
 from memfit.estimators.version import __version__
 
@@ -47,7 +47,7 @@ class _AgainError(Exception):
         self.pause = pause
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Hub:
     """Which Hub is asked, and how; the token is looked up when the first request is made."""
 

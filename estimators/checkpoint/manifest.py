@@ -1,8 +1,9 @@
 """What a checkpoint's files say, before anything is derived from it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from memfit.estimators.records import record
 
 Source = Literal["local", "hub", "config", "sample", "gguf"]
 
@@ -24,7 +25,7 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Checkpoint:
     """A model's config and, where there are weight files, their tensors.
 

@@ -1,7 +1,6 @@
 """A sample: a YAML file that carries a model's config, its origin and what is known of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,14 @@ from memfit.estimators.checkpoint.files import read_whole, shown
 from memfit.estimators.checkpoint.strict_json import plain
 from memfit.estimators.checkpoint.strict_yaml import parse_document
 from memfit.estimators.errors import ConfigError
+from memfit.estimators.records import record
 
 MAX_SAMPLE_BYTES = 1_000_000
 SCHEMA = "memfit.sample/1"
 _KEYS = frozenset({"schema", "name", "source", "config", "expected"})
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Sample:
     """A config with its origin, and the figures that are known of it."""
 

@@ -1,16 +1,16 @@
 """Bytes of the key-value cache, by mlx-lm's allocation rules."""
 
 from collections import Counter
-from dataclasses import dataclass
 
 from memfit.estimators import dtypes
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.records import record
 from memfit.estimators.workload import Workload
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class KVCache:
     """The cache when a workload ends; ``held_bytes`` are of tokens still needed.
 

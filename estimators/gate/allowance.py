@@ -1,16 +1,16 @@
 """How much a limit allows: bytes, or a share of something, without a float between."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from memfit.estimators.errors import InputError
+from memfit.estimators.records import record
 from memfit.estimators.units import ceil_div, parse_size
 
 _SHARE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)\s*%")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Allowance:
     """An amount as written; a share is ``numerator / denominator``, bytes have no denominator."""
 

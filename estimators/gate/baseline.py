@@ -6,7 +6,7 @@ The bytes are stable: names sorted, no dates, so that a diff of the file is a ch
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from memfit.estimators.checkpoint.strict_json import parse_object
 from memfit.estimators.errors import InputError
 from memfit.estimators.gate.figures import Figures
 from memfit.estimators.gate.policy import Target
+from memfit.estimators.records import record
 from memfit.estimators.version import __version__
 
 NAME = "memfit.lock.json"
@@ -28,7 +29,7 @@ _BASES = ("exact", "traced", "derived", "measured", "bound")
 _OPTIONAL = ("context_tokens", "expert_capacity", "experts")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Fingerprint:
     """Which checkpoint the figures are of: its revision and digests of its config and headers."""
 
@@ -37,7 +38,7 @@ class Fingerprint:
     headers_sha256: Mapping[str, str]  # by file name
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Entry:
     """One target as it was: ``asked`` is the question but for the model, ``figures`` the answer."""
 
@@ -49,7 +50,7 @@ class Entry:
     figures: Figures
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Lock:
     """The entries by target, and the memfit that computed them."""
 

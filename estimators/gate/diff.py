@@ -1,9 +1,9 @@
 """What changed between the figures of a baseline and those of now."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memfit.estimators.gate.figures import Figures
+from memfit.estimators.records import record
 
 COMPARED = (
     "weights_bytes",
@@ -16,7 +16,7 @@ COMPARED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Change:
     """One figure before and now; None where there is none. ``by`` is now less before."""
 

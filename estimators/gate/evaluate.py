@@ -1,7 +1,7 @@
 """The gate: every target of a policy answered, judged and compared with its baseline."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from memfit.estimators.checkpoint.files import shown
@@ -22,6 +22,7 @@ from memfit.estimators.gate.policy import Limit, Policy, Target
 from memfit.estimators.gate.report import Report, Status, TargetReport, overall
 from memfit.estimators.gate.shelf import Shelf
 from memfit.estimators.gate.verdict import Check, Reference, judge_limit, judge_limits
+from memfit.estimators.records import record
 from memfit.estimators.result import Note
 from memfit.estimators.sink import SILENT, Sink
 from memfit.estimators.sizing import Sizing
@@ -32,7 +33,7 @@ from memfit.estimators.version import __version__
 Before = Callable[[Target, Entry], Entry | None]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Outcome:
     """The report, and what a baseline would keep of the targets that have figures."""
 
@@ -171,7 +172,7 @@ def _without_figures(target: Target, model: str, error: MemfitError) -> TargetRe
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Answer:
     """One target with its figures of now and before."""
 

@@ -1,10 +1,11 @@
 """The figures of a target that limits are set on and that a baseline keeps."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memfit.estimators.planning.budget import judge
 from memfit.estimators.planning.context import longest_context
 from memfit.estimators.recommend import UNBOUNDED_CONTEXT, capacity_of
+from memfit.estimators.records import record
 from memfit.estimators.result import Basis
 from memfit.estimators.sizing import Sizing
 from memfit.estimators.workload import Workload
@@ -14,7 +15,7 @@ from memfit.estimators.workload import Workload
 MARGIN_BYTES = 64_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Integers are bytes or tokens.
 

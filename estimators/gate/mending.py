@@ -1,7 +1,7 @@
 """What would mend a broken limit: settings that were tried, and pass."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from memfit.estimators.arch.quantization import AFFINE_BITS
@@ -12,6 +12,7 @@ from memfit.estimators.planning.context import (
     first_fitting,
     longest_context,
 )
+from memfit.estimators.records import record
 from memfit.estimators.workload import Workload
 
 Setting = Literal["context", "kv_bits", "prefill_step", "quantize"]
@@ -31,7 +32,7 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Mend:
     """One setting that alone makes the limit pass, and the value it takes.
 
@@ -43,7 +44,7 @@ class Mend:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Question:
     """A workload, and the bits the model would be converted to; None as it is."""
 

@@ -5,7 +5,6 @@ docs/gate.md lists every key; tests/gate/test_docs.py holds it against the table
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.runtime import Runtime, get_runtime
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
+from memfit.estimators.records import record
 from memfit.estimators.units import MAX_COUNT, parse_count, parse_size
 from memfit.estimators.workload import MAX_TOKENS, Workload
 
@@ -48,7 +48,7 @@ RequiredBasis = Literal["exact", "derived", "bound"]
 BASES: tuple[RequiredBasis, ...] = ("exact", "derived", "bound")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Limit:
     """One limit of a target; ``name`` is its key, such as ``peak`` or ``growth.peak``.
 
@@ -61,7 +61,7 @@ class Limit:
     amount: Allowance
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class BasisLimit:
     """The weakest basis the weights may have; ``bound`` accepts an upper bound."""
 
@@ -69,7 +69,7 @@ class BasisLimit:
     line: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Target:
     """One thing the gate decides about: a model on a machine at a workload, and its limits."""
 
@@ -89,7 +89,7 @@ class Target:
         return any(limit.name.startswith("growth.") for limit in self.limits)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Policy:
     """The targets of one file, in its order."""
 

@@ -3,12 +3,12 @@
 The fields mirror the JSON of ``memfit gate --format json`` (docs/schema/gate.schema.json).
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from memfit.estimators.gate.diff import Change
 from memfit.estimators.gate.figures import Figures
 from memfit.estimators.gate.verdict import Check
+from memfit.estimators.records import record
 from memfit.estimators.result import Note
 
 SCHEMA = "memfit.gate/1"
@@ -22,7 +22,7 @@ Status = Literal["passed", "broken", "invalid", "unreachable", "undecided"]
 _GRAVEST_FIRST: tuple[Status, ...] = ("broken", "invalid", "unreachable", "undecided", "passed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class TargetReport:
     """One target: its checks, or the ``message`` why there are none."""
 
@@ -40,7 +40,7 @@ class TargetReport:
     notes: tuple[Note, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Report:
     """All targets that were looked at, in the order of the policy; there is at least one.
 

@@ -1,18 +1,18 @@
 """A policy's limits against figures: pure, in integers, and exactly at a limit passes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from memfit.estimators.gate.figures import Figures
 from memfit.estimators.gate.mending import Mend
 from memfit.estimators.gate.policy import BasisLimit, Limit
+from memfit.estimators.records import record
 
 Sense = Literal["at most", "at least"]
 Unit = Literal["bytes", "tokens", "experts", "basis"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Check:
     """One limit against its figure; both are integers of ``unit``, or the names of bases.
 
@@ -33,7 +33,7 @@ class Check:
     mends: tuple[Mend, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Reference:
     """What shares are of: the machine's working set, and the figures of the baseline."""
 
@@ -89,7 +89,7 @@ def _judge_basis(limit: BasisLimit, figures: Figures) -> Check:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Rule:
     figure: Callable[[Figures], int | None]
     allowed: Callable[[Limit, Figures, Reference], int]

@@ -1,14 +1,15 @@
 """Machines a model could run on, and the memory each gives it."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from memfit.estimators.records import record
 
 Backend = Literal["metal", "cuda", "cpu"]
 DeviceSource = Literal["detected", "table", "flag"]
 GpuClass = Literal["p", "g", "s", "d"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Device:
     """A machine, with its memory in bytes.
 

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memfit.estimators.errors import InputError
 from memfit.estimators.machine.runtime import Budget, Runtime
+from memfit.estimators.records import record
 
 _MEBIBYTE = 2**20
 _NUMBER = re.compile(r"[0-9]{1,12}")
@@ -13,7 +14,7 @@ _DECODE_BATCH = 64
 _PREFILL_CHUNKS = (1, 512)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class FoundrySettings:
     """What the variables set; tokens, and whether buffers are visible to the host."""
 

@@ -3,15 +3,14 @@
 Bytes are as MLX counts them, weights included in every peak.
 """
 
-from dataclasses import dataclass
-
 from memfit.estimators.machine.device import Backend
+from memfit.estimators.records import record
 from memfit.estimators.workload import Workload
 
 SCHEMA = "memfit.measurement/1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Loaded:
     """A model once loaded.
 
@@ -26,7 +25,7 @@ class Loaded:
     load_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Run:
     """One generation by mlx-lm's own loop.
 
@@ -52,7 +51,7 @@ class Run:
         return max(self.prefill_peak_bytes, self.decode_peak_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """Repeated runs of one workload, with all that has to be equal for them to hold again."""
 

@@ -1,7 +1,8 @@
 """What the system's own tools print, read without trust: odd text gives None, never an error."""
 
 import re
-from dataclasses import dataclass
+
+from memfit.estimators.records import record
 
 MIB = 2**20
 MAX_BYTES = 2**60
@@ -12,7 +13,7 @@ _VM_STAT_LINE = re.compile(r'^"?([A-Z][A-Za-z -]{1,64})"?:\s+([0-9]{1,15})\.?$',
 _CGROUP_LINE = re.compile(r"^[0-9]{1,9}:([a-z0-9_=,]{0,256}):(/[^\n]{0,4096})$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Memory:
     """Memory of a machine or a GPU in bytes; ``used_bytes`` is what cannot be had right now."""
 
@@ -20,7 +21,7 @@ class Memory:
     used_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Gpu:
     """A row of nvidia-smi; ``memory`` is None where the GPU shares the system's."""
 
@@ -28,7 +29,7 @@ class Gpu:
     memory: Memory | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MacFacts:
     """A Mac by its sysctl values; ``wired_limit_mebibytes`` 0 is stock."""
 

@@ -1,18 +1,18 @@
 """Runtimes and the constants their memory follows from."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from memfit.estimators.errors import InputError
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.tables import load_table
+from memfit.estimators.records import record
 
 Growth = Literal["steps", "doubling", "contiguous", "paged"]
 Charges = Literal["its own caches", "attention layers", "every layer"]
 Limited = Literal["working_set", "working_set_for_cache", "memory", "cache"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Budget:
     """What a runtime gives itself: ``share`` percent of a memory, or so many bytes of cache.
 
@@ -36,7 +36,7 @@ class Budget:
         return self.of in ("cache", "working_set_for_cache")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """A runtime as it comes; all counts are tokens. Versions are those the rules were read in.
 

@@ -1,13 +1,13 @@
 """How MLX batches work before it waits, which decides how many buffers are alive at once."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from memfit.estimators.machine.device import GpuClass
 from memfit.estimators.machine.tables import load_table
+from memfit.estimators.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Scheduling:
     """MLX's constants, the same on every machine; sources in machine/data/scheduling.yaml."""
 

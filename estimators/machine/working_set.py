@@ -1,10 +1,10 @@
 """How much of a Mac's memory macOS recommends to its GPU, and the largest single allocation."""
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from memfit.estimators.machine.tables import load_table
+from memfit.estimators.records import record
 from memfit.estimators.units import ceil_div, round_down
 
 GIB = 2**30
@@ -22,7 +22,7 @@ class OsRegime(str, Enum):
 DEFAULT_REGIME = OsRegime.MACOS_26
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class WorkingSet:
     """The recommended working set in bytes; ``measured`` when a machine reported exactly it."""
 

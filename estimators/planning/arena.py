@@ -6,11 +6,11 @@ for Deep Neural Net Inference, 2020, section 5 (https://arxiv.org/abs/2001.03288
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.records import record
 from memfit.estimators.trace.nodes import Call, Node
 from memfit.estimators.units import round_up
 
@@ -48,7 +48,7 @@ class Placed(NamedTuple):
     buffer: Lifetime
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Arena:
     """Where a call's intermediates lie; no arena can be smaller than ``lower_bound_bytes``.
 
@@ -121,7 +121,7 @@ def lower_bound(buffers: Iterable[Lifetime]) -> int:
     return most
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Needs:
     """What a call needs besides weights and caches: intermediates, and bytes of the rest."""
 

@@ -1,12 +1,11 @@
 """The context a runtime chooses by itself, and the one its budget pays for."""
 
-from dataclasses import dataclass
-
 from memfit.estimators.planning.growth import align_budget, align_capacity
+from memfit.estimators.records import record
 from memfit.estimators.units import round_down
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Automatic:
     """A runtime's own context, the right one, and why they differ (empty: they do not).
 

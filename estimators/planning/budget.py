@@ -1,8 +1,7 @@
 """Whether a peak fits a device, by the device's recommended working set."""
 
-from dataclasses import dataclass
-
 from memfit.estimators.machine.device import Device
+from memfit.estimators.records import record
 from memfit.estimators.result import Verdict
 
 # mlx-lm warns when the weights alone exceed nine tenths of the working set
@@ -10,7 +9,7 @@ from memfit.estimators.result import Verdict
 COMFORTABLE = (9, 10)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Need:
     """The bytes a run needs at its largest moment, margin included, and its largest array."""
 

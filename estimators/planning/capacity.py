@@ -1,6 +1,6 @@
 """How many experts of each layer to keep resident when not all fit (mlx-moe's rule)."""
 
-from dataclasses import dataclass
+from memfit.estimators.records import record
 
 # Source: mlx-moe, select_capacity: 71 % of the recommended working set, multiples of 8 from 16
 # up. memfit computes in bytes and integers; the original divides decimal units by 1024.
@@ -9,7 +9,7 @@ MULTIPLE = 8
 LEAST_MULTIPLE = 16
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ExpertCapacity:
     """Experts of each layer that fit, the bytes they take and the bytes left in the budget."""
 

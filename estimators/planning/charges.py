@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memfit.estimators import dtypes
 from memfit.estimators.arch.caches import Growth, KVBuffer
@@ -19,13 +18,14 @@ from memfit.estimators.machine.runtime import (
     Runtime,
 )
 from memfit.estimators.planning.growth import block_bytes
+from memfit.estimators.records import record
 from memfit.estimators.units import ceil_div, round_up
 from memfit.estimators.workload import Workload
 
 _FLOAT8_BITS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Charge:
     """Layers alike: the bytes of a token in one of them, and their window in tokens.
 

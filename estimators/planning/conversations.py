@@ -1,7 +1,6 @@
 """Cached conversations: bytes in blocks as agent-memory keeps them, and the peak of a restore."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from memfit.estimators import dtypes
 from memfit.estimators.arch.caches import KVBuffer
@@ -9,6 +8,7 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.components.ssm import state_bytes
 from memfit.estimators.errors import InputError, UnsupportedError
 from memfit.estimators.planning.growth import block_bytes
+from memfit.estimators.records import record
 from memfit.estimators.units import ceil_div, round_up
 
 BLOCK_TOKENS = 256
@@ -16,7 +16,7 @@ PLAIN_BITS = 16
 STORED_BITS = (4, 8, PLAIN_BITS)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Shape:
     """Keys and values of one layer; ``window`` limits the tokens it keeps."""
 
@@ -43,7 +43,7 @@ class Shape:
         return tokens if self.window is None else min(tokens, self.window)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Storage:
     """How a conversation of a model is stored: shapes of its layers, and states as they are.
 

@@ -4,7 +4,6 @@ Rules of mlx-moe, in bytes and integers; docs/offload.md shows where they come f
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
@@ -29,13 +28,14 @@ from memfit.estimators.planning.routing import (
     missed_by_chance,
 )
 from memfit.estimators.planning.slots import Inventory, startup_bytes
+from memfit.estimators.records import record
 from memfit.estimators.result import DeviceSummary
 from memfit.estimators.version import __version__
 
 _TABLE_PARTS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Run:
     """What a run takes besides weights, at ``context_tokens``."""
 
@@ -45,7 +45,7 @@ class Run:
     workspace_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ExpertQuestion:
     """What is asked: ``capacities`` are the rows wanted, none for a spread of them."""
 

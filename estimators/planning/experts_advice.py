@@ -1,7 +1,6 @@
 """What was published of running with a part of the experts, held against a plan."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from memfit.estimators.machine.device import Device
@@ -9,6 +8,7 @@ from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.planning.experts_result import CapacityRow, Worth
 from memfit.estimators.planning.routing import RoutingProfile
 from memfit.estimators.planning.slots import Inventory
+from memfit.estimators.records import record
 from memfit.estimators.result import Note
 
 # mlx-moe warns when the peak is above this share of the working set.
@@ -19,7 +19,7 @@ LEAST_COVERED = (3, 4)  # of the experts, where no shared expert stands in for t
 MOST_UNIVERSAL = (1, 2)  # published: 15 % and 44 % work, 95 % and 100 % do not
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Published:
     """What was published of one model: below ``least`` its text is garbled."""
 

@@ -3,14 +3,13 @@
 The fields are those of docs/schema/plan-experts.schema.json.
 """
 
-from dataclasses import dataclass
-
+from memfit.estimators.records import record
 from memfit.estimators.result import Basis, DeviceSummary, Note, Verdict
 
 SCHEMA = "memfit.plan-experts/1"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Regime:
     """The capacity under one macOS; ``budget_bytes`` are 71 % of the working set."""
 
@@ -21,7 +20,7 @@ class Regime:
     capacity: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Misses:
     """What does not lie in a slot, for each token; percentages are for reading.
 
@@ -35,7 +34,7 @@ class Misses:
     basis: Basis
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CapacityRow:
     """Memory with so many experts of each layer; ``warnings`` are codes of the plan's notes.
 
@@ -62,7 +61,7 @@ class CapacityRow:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Adaptive:
     """Slots given to the layers that need them, within the bytes of the uniform capacity."""
 
@@ -71,7 +70,7 @@ class Adaptive:
     misses: Misses
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Worth:
     """Whether keeping only a part of the experts pays; None where a condition is not known."""
 
@@ -79,7 +78,7 @@ class Worth:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class ExpertPlan:
     """The answer of ``memfit plan experts``.
 

@@ -6,13 +6,13 @@ arch/caches.py's; the rule of steps here is what they do while one token follows
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memfit.estimators.machine.runtime import Growth, Runtime
+from memfit.estimators.records import record
 from memfit.estimators.units import ceil_div, round_down, round_up
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class GrowthRule:
     """A way to grow; all counts are tokens.
 
@@ -54,7 +54,7 @@ class GrowthRule:
         return align_capacity(wanted, self.step)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class GrowthEvent:
     """One reallocation: the token that asked for it, capacities and tokens copied.
 

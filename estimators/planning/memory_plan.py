@@ -25,6 +25,7 @@ from memfit.estimators.planning.requests import (
     request_budget,
     request_context_target,
 )
+from memfit.estimators.records import record
 from memfit.estimators.units import round_down
 
 __all__ = [
@@ -54,7 +55,7 @@ _HEADROOM = 2**30
 Status = Literal["ok", "warn", "fail"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class RuntimeMemoryProfile:
     """Runtime memory in bytes: what does not depend on tokens, and what a token adds.
 

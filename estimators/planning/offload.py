@@ -5,7 +5,7 @@ that follows from the budget.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memfit.estimators.errors import InputError
 from memfit.estimators.machine.device import Device
@@ -33,6 +33,7 @@ from memfit.estimators.planning.tiers import (
     milliseconds,
     simulate,
 )
+from memfit.estimators.records import record
 from memfit.estimators.result import DeviceSummary, Note
 from memfit.estimators.units import ceil_div
 from memfit.estimators.version import __version__
@@ -47,7 +48,7 @@ _UNBOUNDED = 2**20
 _FIRST_ROW = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class OffloadQuestion:
     """What is asked: so many conversations of so many tokens, and the room for them.
 
@@ -70,7 +71,7 @@ class OffloadQuestion:
             raise InputError("a conversation of 0 tokens: give at least 1")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Server:
     """What runs beside the conversations: weights, and the largest moment of the active one."""
 

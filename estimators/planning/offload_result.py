@@ -3,15 +3,14 @@
 The fields are those of docs/schema/plan-offload.schema.json.
 """
 
-from dataclasses import dataclass
-
 from memfit.estimators.planning.tiers import Simulation
+from memfit.estimators.records import record
 from memfit.estimators.result import DeviceSummary, Note
 
 SCHEMA = "memfit.plan-offload/1"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SizeRow:
     """One conversation of ``tokens``, exactly and in blocks; ``in_budget`` fit in memory."""
 
@@ -25,7 +24,7 @@ class SizeRow:
     next_chunk_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Pool:
     """Memory for conversations, in blocks of 256 tokens of a layer."""
 
@@ -34,7 +33,7 @@ class Pool:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Restore:
     """The peaks of one conversation's restore, alone and with all else that is in memory.
 
@@ -50,7 +49,7 @@ class Restore:
     streaming_fits: bool | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Times:
     """Milliseconds for one conversation; ``times_faster`` is saving and reading against prefill."""
 
@@ -60,7 +59,7 @@ class Times:
     times_faster: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Disk:
     """Files of all conversations, with the reserve; ``conversations`` are what the disk takes."""
 
@@ -69,7 +68,7 @@ class Disk:
     conversations: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Threshold:
     """The tokens up to which conversations stay in memory, and what agent-memory's would take."""
 
@@ -79,7 +78,7 @@ class Threshold:
     fixed_stored_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class OffloadPlan:
     """The answer of ``memfit plan offload``."""
 

@@ -4,10 +4,10 @@ All counts are tokens and saturate: nothing is ever negative or above the capaci
 zinc, src/gpu/memory_plan.zig, whose exported names these are in snake case.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from memfit.estimators.errors import InputError
+from memfit.estimators.records import record
 from memfit.estimators.units import MAX_COUNT
 from memfit.estimators.version import __version__
 
@@ -15,7 +15,7 @@ SCHEMA = "memfit.plan-request/1"
 Admission = Literal["admitted", "shortened", "refused"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RequestBudget:
     """The tokens a request may generate, and the context to make room for."""
 
@@ -23,7 +23,7 @@ class RequestBudget:
     context_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RequestPlan:
     """A request against a window: what remains, what it gets, and the server's answer.
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from memfit.estimators.checkpoint.files import read_whole, shown
 from memfit.estimators.checkpoint.strict_json import parse_object
 from memfit.estimators.errors import InputError
 from memfit.estimators.planning.slots import ExpertLayer
+from memfit.estimators.records import record
 
 # A thousand layers of as many experts; their names and counts are about twenty bytes each.
 _MOST_VALUES = 2_000_000
@@ -20,7 +20,7 @@ _SCALE = 10**18
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RoutingProfile:
     """How often each expert was used: one tuple a layer, in the order of the plan's layers.
 

@@ -5,13 +5,13 @@ grows lives twice for that moment; sessions grow one at a time.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.errors import InputError, UnsupportedError
 from memfit.estimators.machine.runtime import Growth, Runtime
 from memfit.estimators.planning.charges import Charge, charges
 from memfit.estimators.planning.growth import GrowthEvent, GrowthRule, growth_events, rule_of
+from memfit.estimators.records import record
 from memfit.estimators.units import round_down
 from memfit.estimators.version import __version__
 from memfit.estimators.workload import MAX_TOKENS, Workload
@@ -21,7 +21,7 @@ MOST_SESSIONS = 100_000
 MOST_TURNS = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Sessions:
     """Sessions alike: a prefix all of them share, and turns of so many tokens each.
 
@@ -55,7 +55,7 @@ class Sessions:
         return self.prefix_tokens + turn * self.turn_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Turn:
     """All sessions after a turn: the bytes that are allocated, and needed."""
 
@@ -65,7 +65,7 @@ class Turn:
     held_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Crossing:
     """Where the caches first exceed the budget: tokens of a session, its turn, and the bytes."""
 
@@ -74,7 +74,7 @@ class Crossing:
     alive_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Grown:
     """Sessions under one rule; runtimes whose figures are equal stand together.
 
@@ -96,7 +96,7 @@ class Grown:
     turns: tuple[Turn, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ungrown:
     """A runtime that cannot keep this model's cache, and why."""
 
@@ -104,7 +104,7 @@ class Ungrown:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class GrowthPlan:
     """The answer of ``memfit plan growth``; ``budget_bytes`` is for all caches."""
 
@@ -161,7 +161,7 @@ def plan_growth(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Growing:
     sessions: Sessions
     rule: GrowthRule

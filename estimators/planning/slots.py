@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from memfit.estimators.arch.model import Model
@@ -14,6 +13,7 @@ from memfit.estimators.components.weights.derived import Plan, tensor_bytes
 from memfit.estimators.components.weights.loading import Weighed
 from memfit.estimators.components.weights.parts import part_of
 from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.records import record
 from memfit.estimators.result import Basis
 from memfit.estimators.units import ceil_div
 
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     stacked: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ExpertLayer:
     """The experts of one layer; ``slot_bytes`` are of gate, up and down with all they need."""
 
@@ -47,7 +47,7 @@ class ExpertLayer:
     slot_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Inventory:
     """A model's experts, the weights beside them, and all tensors in the order of the files."""
 

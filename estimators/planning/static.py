@@ -6,7 +6,6 @@ whatever value.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from memfit.estimators.arch.caches import KVBuffer
@@ -15,6 +14,7 @@ from memfit.estimators.arch.specs import Attention, LatentAttention
 from memfit.estimators.components.ssm import state_bytes
 from memfit.estimators.errors import InputError
 from memfit.estimators.planning.arena import Arena, arena, needs
+from memfit.estimators.records import record
 from memfit.estimators.result import Note
 from memfit.estimators.trace.nodes import Call, Phase, Trace
 from memfit.estimators.units import round_up
@@ -33,7 +33,7 @@ SHARED_BY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CallPlan:
     """The arena of one call; ``buffers`` are its intermediates."""
 
@@ -51,7 +51,7 @@ class CallPlan:
     constant_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Placement:
     """One intermediate in the arena, from operation ``first`` to ``last``."""
 
@@ -62,7 +62,7 @@ class Placement:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Provision:
     """One thing that is allocated; ``lasting`` is False for what is given up after loading."""
 
@@ -72,7 +72,7 @@ class Provision:
     lasting: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class StaticPlan:
     """The answer of ``memfit plan static``.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from memfit.estimators.checkpoint.files import read_whole, shown
 from memfit.estimators.errors import InputError
 from memfit.estimators.planning.conversations import Storage
+from memfit.estimators.records import record
 from memfit.estimators.units import ceil_div, parse_count
 
 COLUMNS = ("agent", "prompt_tokens", "completion_tokens")
@@ -20,7 +21,7 @@ _LONGEST_FIELD = 4096
 _MOST_TOKENS = 2**30
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Request:
     """One request: the whole prompt with all that was said before, and what is answered."""
 
@@ -29,7 +30,7 @@ class Request:
     completion_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Speeds:
     """Bytes a second of the disk, and tokens a second of prefill; None where not known.
 
@@ -47,7 +48,7 @@ class Speeds:
                 raise InputError(f"{name} speed {speed}: must be at least 1 a second")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Tiers:
     """Bytes for conversations in memory and on disk."""
 
@@ -55,7 +56,7 @@ class Tiers:
     disk_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Simulation:
     """What a trace of requests meets; milliseconds are None where a speed is not known.
 

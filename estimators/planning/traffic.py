@@ -5,12 +5,12 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from memfit.estimators.checkpoint.files import open_regular, read_exactly, regular_file_bytes, shown
 from memfit.estimators.errors import InputError
+from memfit.estimators.records import record
 from memfit.estimators.units import MAX_COUNT, ceil_div
 
 _KEYS = ("prompt_tokens", "completion_tokens")
@@ -31,7 +31,7 @@ class Request(NamedTuple):
         return self.prompt + self.completion
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Distribution:
     """Nearest-rank percentiles of a count of tokens; the mean is rounded up."""
 

@@ -1,14 +1,13 @@
 """The wired limit to set, and what the system must be told for it."""
 
-from dataclasses import dataclass
-
 from memfit.estimators.machine.device import Device
+from memfit.estimators.records import record
 from memfit.estimators.units import ceil_div
 
 MEBIBYTE = 2**20
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class WiredLimit:
     """The limit, and the ``iogpu.wired_limit_mb`` it needs when the stock one is too small."""
 

@@ -6,20 +6,21 @@ server's manager and a plan on paper run the same rules.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from typing import Literal, Protocol
 from uuid import uuid4
 
 from memfit.estimators.errors import InputError
 from memfit.estimators.planning.wired_policies import WiredPolicy
+from memfit.estimators.records import record
 
 TicketKind = Literal["active", "reservation"]
 Standing = Literal["started", "waiting", "refused"]
 EventKind = Literal["started", "waiting", "refused", "cancelled", "ended", "limit", "limit_refused"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ticket:
     """A demand of ``size`` bytes; a reservation counts, but alone does not raise the limit."""
 
@@ -34,7 +35,7 @@ class Ticket:
             raise InputError(f"ticket {self.name}: a size of {self.size} bytes is negative")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class WiredSettings:
     """How the limit moves.
 
@@ -73,7 +74,7 @@ class WiredBackend(Protocol):
         """Set the limit; say whether it was taken."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PaperBackend:
     """A machine of which only the figures are at hand: it takes what MLX would take there."""
 
@@ -85,7 +86,7 @@ class PaperBackend:
         return self.recommended_bytes is None or limit <= self.recommended_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class WiredEvent:
     """Something that happened: to a ticket, or to the limit (``limit_bytes``)."""
 

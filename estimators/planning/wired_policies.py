@@ -5,11 +5,12 @@ SpeculativeDecoding.swift, and of mlx-swift's own max policy. All amounts are by
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Protocol
 from uuid import uuid4
 
 from memfit.estimators.errors import InputError
+from memfit.estimators.records import record
 
 
 class WiredPolicy(Protocol):
@@ -34,7 +35,7 @@ def clamp(value: int, cap: int | None, recommended: int | None) -> int:
     return value if recommended is None else min(value, recommended)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SumPolicy:
     """Baseline and all tickets together, at most the cap; admits what stays within it.
 
@@ -61,7 +62,7 @@ class SumPolicy:
         return clamp(projected, self.cap, recommended) == projected
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MaxPolicy:
     """The largest ticket alone; always admits.
 
@@ -87,7 +88,7 @@ class MaxPolicy:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FixedPolicy:
     """One limit whatever the tickets; always admits.
 
@@ -113,7 +114,7 @@ class FixedPolicy:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class BudgetPolicy:
     """Baseline, a base budget such as weights and workspace, and all tickets, at most the cap.
 
@@ -146,7 +147,7 @@ class BudgetPolicy:
 OverBudget = Literal["allow", "fallback", "fail"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PairEvaluation:
     """A main and a draft model against a limit; ``limit_bytes`` None: nothing limits them."""
 
@@ -156,7 +157,7 @@ class PairEvaluation:
     use_draft: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SpeculativePolicy:
     """Whether a draft model is loaded beside a main model, and what happens when it does not fit.
 

@@ -4,10 +4,10 @@ The fields are those of docs/schema/plan-wired.schema.json.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from memfit.estimators.planning.wired_ledger import TicketKind
+from memfit.estimators.records import record
 from memfit.estimators.version import __version__
 
 SCHEMA = "memfit.plan-wired/1"
@@ -15,7 +15,7 @@ Outcome = Literal["admitted", "refused", "gave_up", "waiting", "left_out"]
 Verdict = Literal["holds", "waits", "fails"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TicketPlan:
     """What becomes of one ticket; times are milliseconds from the scenario's beginning.
 
@@ -35,7 +35,7 @@ class TicketPlan:
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Moment:
     """The state after everything that happens at one time has happened.
 
@@ -54,7 +54,7 @@ class Moment:
     waiting: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class WiredMachine:
     """The machine of a plan, in bytes."""
 
@@ -64,7 +64,7 @@ class WiredMachine:
     working_set_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class WiredPlan:
     """The answer; ``fails`` when a ticket is refused or never admitted, or MLX refuses a limit.
 

@@ -5,7 +5,6 @@ here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from memfit.estimators.machine.device import Device
@@ -31,6 +30,7 @@ from memfit.estimators.planning.wired_policies import (
     SumPolicy,
     WiredPolicy,
 )
+from memfit.estimators.records import record
 
 SCHEMA = "memfit.wired-scenario/1"
 MAX_SCENARIO_BYTES = 1_000_000
@@ -54,7 +54,7 @@ KINDS: tuple[TicketKind, ...] = ("active", "reservation")
 OVER_BUDGET: tuple[OverBudget, ...] = ("allow", "fallback", "fail")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Draft:
     """What decides about a draft model: its policy, and the ticket of its main model."""
 
@@ -62,7 +62,7 @@ class Draft:
     main: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Appointment:
     """A ticket with its times in milliseconds; ``runs_ms`` counts from when it is admitted.
 
@@ -77,7 +77,7 @@ class Appointment:
     draft: Draft | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class WiredScenario:
     """A machine, how its limit moves, and what starts when."""
 

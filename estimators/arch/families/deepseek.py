@@ -4,7 +4,7 @@ Source: mlx-lm models/deepseek_v2.py, deepseek_v3.py, deepseek_v32.py and glm_mo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memfit.estimators.arch.decoder import (
     FeedForwardBlock,
@@ -19,6 +19,7 @@ from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, array, linear, multi_linear, norm, under
 from memfit.estimators.arch.specs import LatentAttention, SparseLatentAttention
+from memfit.estimators.records import record
 
 _SIZES = {
     "vocab_size": 102400,
@@ -37,7 +38,7 @@ _SIZES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Row:
     """How one class differs; ``defaults`` are its own.
 

@@ -3,7 +3,7 @@
 Source: the mlx-lm module of the model type's name.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memfit.estimators.arch.families.dense_axes import Dense, Flag, HeadDim, QKNorm, Width
 from memfit.estimators.arch.families.dense_rows import ROWS
@@ -22,6 +22,7 @@ from memfit.estimators.arch.modules import (
 )
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.specs import Attention, DenseMLP
+from memfit.estimators.records import record
 
 # A norm for each head is a module for each head; no published model comes near this many.
 MAX_NORMED_HEADS = 256
@@ -35,7 +36,7 @@ _WINDOW_KEYS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Sizes:
     """The sizes that shape a layer."""
 

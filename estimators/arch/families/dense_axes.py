@@ -1,16 +1,17 @@
 """The few axes on which dense transformers differ; the defaults are what most of them share."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, auto
 
 from memfit.estimators.arch.fields import Fields
+from memfit.estimators.records import record
 
 # The window in tokens of each layer, None for full attention.
 Windows = Callable[[Fields, int], tuple[int | None, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Key:
     """A flag that the config gives; without a default the key must be there."""
 
@@ -48,7 +49,7 @@ class QKNorm(Enum):
     EACH_HEAD = auto()  # a list of norms, one a head
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Dense:
     """One model class of mlx-lm; every path and every key as that class has it.
 

@@ -5,7 +5,6 @@ Sources: mlx-lm models/jamba.py and mamba.py (Mamba), ssm.py, mamba2.py and gran
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.fields import Fields
@@ -19,6 +18,7 @@ from memfit.estimators.arch.modules import (
     norm,
 )
 from memfit.estimators.arch.specs import Attention, Mixer, Recurrent
+from memfit.estimators.records import record
 
 MixerBlock = tuple[Mixer, Modules]
 
@@ -104,7 +104,7 @@ def mamba(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Mamba2:
     """Sizes of a Mamba-2 mixer; ``float32_decay`` where `cast_predicate` refuses A_log."""
 

@@ -5,10 +5,11 @@ granitemoe.py, minimax.py, glm4_moe.py and ernie4_5_moe.py.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, auto
 
 from memfit.estimators.arch.fields import Fields
+from memfit.estimators.records import record
 
 
 class HeadDim(Enum):
@@ -53,7 +54,7 @@ def _outside_span(fields: Fields, count: int) -> frozenset[int]:
     return frozenset(index for index in range(count) if index not in span or (index + 1) % step)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Row:
     """How one model type differs from the rest.
 

@@ -5,7 +5,7 @@ as qwen2_vl and `gemma4_unified` as gemma4: mlx-lm utils.py, MODEL_REMAPPING).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from memfit.estimators.arch.families import llama4
@@ -16,11 +16,12 @@ from memfit.estimators.arch.modules import under
 from memfit.estimators.arch.registry import FAMILIES, family
 from memfit.estimators.arch.specs import SlidingAttention
 from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.records import record
 
 _PREFIX = "language_model"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Wrapper:
     """One wrapper class of mlx-lm.
 

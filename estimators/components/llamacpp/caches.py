@@ -6,7 +6,6 @@ llama-kv-cache-dsa.cpp and llama-memory-recurrent.cpp (commit 0c1e57098).
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from memfit.estimators.arch.caches import StateBuffer
@@ -24,6 +23,7 @@ from memfit.estimators.arch.specs import (
 from memfit.estimators.checkpoint.ggml_types import BY_NAME, GgmlType
 from memfit.estimators.errors import UnsupportedError
 from memfit.estimators.machine.runtime import Runtime
+from memfit.estimators.records import record
 from memfit.estimators.units import round_up
 from memfit.estimators.workload import Workload
 
@@ -41,7 +41,7 @@ class CacheTypes(NamedTuple):
     values: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Cells:
     """Room for tokens of one sequence; ``sequences`` have each their own."""
 
@@ -59,7 +59,7 @@ class Cells:
         return round_up(min(self.full, window + self.microbatch), self.padding)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Buffer:
     """Keys and values of one layer: elements a cell, the cells, and the tokens held in them."""
 
@@ -74,7 +74,7 @@ class Buffer:
         return keys.nbytes(self.key_width) + values.nbytes(self.value_width)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Caches:
     """All caches together; ``bytes_per_token`` is one more token where no window is full."""
 

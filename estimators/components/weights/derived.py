@@ -9,9 +9,10 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Plan:
     """Which module is quantised how.
 

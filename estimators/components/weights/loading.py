@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part, linear
@@ -17,10 +17,11 @@ from memfit.estimators.components.weights.renaming import renamed
 from memfit.estimators.components.weights.rewriting import by_class, repacked_awq
 from memfit.estimators.components.weights.strict import Match, match
 from memfit.estimators.errors import CheckpointError
+from memfit.estimators.records import record
 from memfit.estimators.result import Basis, Note
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Weighed:
     """Weights as the checkpoint holds them and as the runtime does.
 

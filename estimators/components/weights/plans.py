@@ -1,7 +1,7 @@
 """The quantisation a config declares, as mlx-lm reads it when it loads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memfit.estimators.arch.model import Model
@@ -10,9 +10,10 @@ from memfit.estimators.arch.quantization import DEFAULTS, Quantization
 from memfit.estimators.components.weights.derived import Plan
 from memfit.estimators.components.weights.rewriting import DEQUANTISES_FP8, UNPACKS_INTEGERS
 from memfit.estimators.errors import ConfigError, InputError
+from memfit.estimators.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Declared:
     """What a config says of its weights' format.
 

@@ -1,12 +1,12 @@
 """A layer's matrices as operations need them: how wide, and how many elements MLX touches."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from memfit.estimators.arch.model import Layer
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.specs import FeedForward, Mixer
+from memfit.estimators.records import record
 
 # Which quantisation a module at a path has; None: none.
 QuantizationOf = Callable[[str, Module], Quantization | None]
@@ -19,7 +19,7 @@ _STACKED = "b_layernorm"
 _ATTENTION_WORDS = ("attn", "attention")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Projection:
     """A matrix product: the last name of its path, its widths and touched elements."""
 
@@ -30,7 +30,7 @@ class Projection:
     views: int  # reshapes and transposes around the product
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MixerPlan:
     """One token mixer with its projections, the one back to the hidden size last."""
 
@@ -51,7 +51,7 @@ class MixerPlan:
         return self.projections[-1]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LayerPlan:
     """Everything about a layer that does not depend on tokens."""
 

@@ -1,13 +1,12 @@
 """One call of the model: how many tokens, on what, and what is in the caches."""
 
-from dataclasses import dataclass
-
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.components.workspace.tape import Backend
 from memfit.estimators.machine.kernels import is_fused
+from memfit.estimators.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Target:
     """What decides which kernels run and how far ahead MLX allocates."""
 
@@ -16,7 +15,7 @@ class Target:
     nax: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class KVFormat:
     """How keys and values are held: ``bits`` None means at activation width."""
 
@@ -31,7 +30,7 @@ class KVFormat:
         return elements * self.bits // 8 + elements // self.group_size * 2 * self.width
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Occupancy:
     """A buffer around one call: capacity before and after in tokens, and the keys attended to."""
 
@@ -41,7 +40,7 @@ class Occupancy:
     kv: KVFormat
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Call:
     """One call of the model on ``tokens`` tokens of ``batch`` sequences.
 

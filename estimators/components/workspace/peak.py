@@ -6,7 +6,7 @@ MLX's scheduler is followed over them. docs/accuracy.md holds it against measure
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from memfit.estimators import dtypes
@@ -32,6 +32,7 @@ from memfit.estimators.components.workspace.timeline import (
 )
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.kernels import has_nax
+from memfit.estimators.records import record
 from memfit.estimators.workload import Workload
 
 Phase = Literal["load", "prefill", "decode"]
@@ -40,7 +41,7 @@ Phase = Literal["load", "prefill", "decode"]
 _WINDOW = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Moment:
     """The most memory in use at once during a run, with the phase it falls in.
 
@@ -60,7 +61,7 @@ class Moment:
     decode_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Candidate:
     phase: Phase
     nbytes: int
@@ -69,7 +70,7 @@ class _Candidate:
     explanation: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Workspace:
     """A model prepared for one device; ``peak`` is then cheap to ask for many workloads."""
 

@@ -8,16 +8,16 @@ Either way evaluation waits once more than ten are in flight (transforms.cpp, MA
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from memfit.estimators.components.workspace.tape import Step
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.scheduling import command_buffer_limits, scheduling
+from memfit.estimators.records import record
 
 NO_LIMIT = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class BatchRule:
     """A batch of work is closed at ``dispatches``, or above ``mebi_elements``.
 

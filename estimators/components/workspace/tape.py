@@ -7,6 +7,8 @@ buffer of an input with a single consumer: mlx array.h, is_donatable).
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from memfit.estimators.records import record
+
 Backend = Literal["metal", "cuda", "cpu"]
 
 
@@ -25,7 +27,7 @@ class Step(NamedTuple):
     repeated: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Program:
     """The steps of a layer and the largest single allocation among them."""
 

@@ -1,13 +1,12 @@
 """Which calls of the model a workload makes, and what its buffers hold around each."""
 
-from dataclasses import dataclass
-
 from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
 from memfit.estimators.components.workspace.moment import KVFormat, Occupancy
+from memfit.estimators.records import record
 from memfit.estimators.workload import Workload
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Span:
     """A call of the model on ``tokens`` tokens with ``position`` tokens before them."""
 
