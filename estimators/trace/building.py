@@ -76,7 +76,8 @@ def build(
             model, _ = utils.quantize_model(
                 model, {}, quantize.group_size, quantize.bits, mode=quantize.mode
             )
-        model.eval()
+        if quantize or tensors is None:  # load_model has done it
+            model.eval()
     return model
 
 

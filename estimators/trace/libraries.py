@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.machinery import PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -35,7 +35,18 @@ def versions() -> dict[str, str]:
             "a trace needs MLX and mlx-lm, which are not installed here;"
             " install memfit[mlx] or use --method formula"
         )
-    return {"mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
+    core = importlib.import_module("mlx.core")
+    return {"mlx": core.__version__, "mlx-lm": _mlx_lm_version()}
+
+
+def _mlx_lm_version() -> str:
+    # importlib.metadata would read it too, and imports the parser of e-mails for it.
+    spec = PathFinder.find_spec("mlx_lm._version", _bare_package().__path__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module.__version__)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from memfit.estimators import dtypes
 from memfit.estimators.errors import InputError
@@ -29,8 +29,7 @@ _SCALAR = (bool, int, float, str)
 Argument = bool | int | float | str | tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(NamedTuple):
     """One array of a call; ``dtype`` as safetensors spells it, a key of `dtypes.BITS`.
 
     ``name`` is a weight's path, a cache's place ("3.keys": of the fourth cache) or empty.
@@ -60,8 +59,7 @@ class Array:
         return dtypes.nbytes(self.size, self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One primitive: ``inputs`` and ``outputs`` are positions in the call's arrays.
 
     ``name`` is MLX's own name of the primitive, "Compiled" for what mx.compile fuses and the
@@ -127,15 +125,9 @@ def to_json(trace: Trace) -> str:
 
 
 def _call_json(call: dict[str, Any]) -> str:
-    arrays, nodes = call.pop("arrays"), call.pop("nodes")
+    arrays, nodes = (",\n".join(map(json.dumps, call.pop(key))) for key in ("arrays", "nodes"))
     head = json.dumps(call)[:-1]
-    rows = [_rows(arrays, ("shape", "dtype", "role", "name"))]
-    rows.append(_rows(nodes, ("name", "inputs", "outputs", "arguments")))
-    return f'{head},\n"arrays": [\n{rows[0]}],\n"nodes": [\n{rows[1]}]}}'
-
-
-def _rows(values: list[dict[str, Any]], keys: tuple[str, ...]) -> str:
-    return ",\n".join(json.dumps([value[key] for key in keys]) for value in values)
+    return f'{head},\n"arrays": [\n{arrays}],\n"nodes": [\n{nodes}]}}'
 
 
 def from_json(text: str) -> Trace:

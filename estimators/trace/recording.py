@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from io import StringIO
@@ -70,22 +69,31 @@ def _too_large(nodes: int) -> UnsupportedError:
     )
 
 
-@cache
-def _deep_thread() -> ThreadPoolExecutor:
-    """Return a thread for MLX to walk graphs in: it recurses in C++, where nothing checks."""
-    pool = ThreadPoolExecutor(1, "memfit-trace")
-    before = threading.stack_size(_DEEP_STACK_BYTES)
-    try:
-        pool.submit(int).result()  # the thread begins with the first task
-    finally:
-        threading.stack_size(before)
-    return pool
-
-
 def _export(take: Callable[[Any], None], function: Callable[..., Any], arrays: list[Any]) -> None:
     import mlx.core as mx
 
-    _deep_thread().submit(lambda: mx.export_function(take, function, *arrays)).result()
+    _deeply(lambda: mx.export_function(take, function, *arrays))
+
+
+def _deeply(function: Callable[[], None]) -> None:
+    """Call ``function`` on a deep stack: MLX walks graphs by recursion, and nothing checks it."""
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - raised again where it was called
+            raised.append(error)
+
+    before = threading.stack_size(_DEEP_STACK_BYTES)
+    try:
+        thread = threading.Thread(target=call, name="memfit-trace")
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    if raised:
+        raise raised.pop()
 
 
 class _EnoughError(Exception):

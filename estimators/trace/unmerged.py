@@ -36,7 +36,7 @@ def unmerged(call: Call) -> Call:
 
     for node in call.nodes:
         inputs = tuple(map(own, node.inputs)) if made_by.keys() & node.inputs else node.inputs
-        changed = node if inputs == node.inputs else replace(node, inputs=inputs)
+        changed = node if inputs == node.inputs else node._replace(inputs=inputs)
         nodes.append(changed)
         stretches = node.name in _STRETCHES and _is_scalar(node.inputs, arrays, made_by)
         if stretches or node.name == _FLATTENS:
