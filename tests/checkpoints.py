@@ -17,6 +17,7 @@ SENTENCES = (
     "A model's memory is its weights, its cache and what is in flight.",
     "Every figure here is counted in bytes, and every byte has a reason.",
 )
+VOCABULARY = 320  # at least that of the tokenizer
 BEGINNING, END = "<s>", "</s>"
 # Two marks around each message, as most templates have them.
 CHAT_TEMPLATE = (
@@ -74,7 +75,7 @@ def save_checkpoint(path: Path, recipe: Recipe) -> None:
     from tests.oracle import Oracle
 
     config = json.loads((CASES / f"{recipe.case}.json").read_text())
-    config |= {"torch_dtype": "bfloat16", "eos_token_id": 1}
+    config |= {"torch_dtype": "bfloat16", "eos_token_id": 1, "vocab_size": VOCABULARY}
     mx.random.seed(0)
     oracle = Oracle(config)
     if recipe.bits:
@@ -110,7 +111,7 @@ def save_tokenizer(path: Path, has_chat_template: bool) -> None:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
+        vocab_size=VOCABULARY,
         special_tokens=[BEGINNING, END],
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

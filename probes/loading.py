@@ -1,0 +1,97 @@
+"""mlx-lm's load_model, with every way it fails as one clear line."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from memfit.estimators.checkpoint.config import CONFIG, read_model_config
+from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.errors import CheckpointError, MachineError, UnsupportedError
+from memfit.estimators.trace.building import class_errors
+
+# How MLX says that memory was refused: backend/{metal,cuda}/allocator.cpp, and Metal itself.
+_NO_MEMORY = ("[metal::malloc]", "[malloc]", "Unable to allocate", "Insufficient Memory")
+# Functions of mlx-lm and MLX that handle a checkpoint's tensors; others handle its config.
+_OF_WEIGHTS = {"sanitize", "load_weights", "infer_quant_config", "_quantize"}
+_UNEXPECTED = re.compile(r"Received (\d+) parameters not in model: \s*([^,\s]+?)[,.]?(?:\s|$)")
+_MISSING = re.compile(r"Missing (\d+) parameters: \s*([^,\s]+?)[,.]?(?:\s|$)")
+_SHAPE = re.compile(r"Expected shape (\(.*?\)) but received shape (\(.*?\)) for parameter (\S+)")
+
+
+def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the model, evaluated, and its config; no code of a repository is ever run.
+
+    Raises:
+        CheckpointError: when there are no weights, or not those that the config describes.
+        UnsupportedError: when mlx-lm has no class for the model, or it brings its own code.
+        MachineError: when there is not memory enough.
+    """
+    name = shown(path / CONFIG)
+    config = read_model_config(path / CONFIG)
+    if config.get("model_file") is not None:
+        raise UnsupportedError(
+            f"{name}: model_file: the model brings its own code, which memfit never runs"
+        )
+    from mlx_lm.utils import load_model as load
+
+    with class_errors(name, config), _weight_errors(path), memory_errors():
+        model, config = load(path, lazy=False, strict=True, trust_remote_code=False)
+    return model, config
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Turn MLX's ways to say that memory was refused into a MachineError."""
+    try:
+        yield
+    except MemoryError as error:
+        raise MachineError(f"out of memory: {_line(error) or 'MLX was refused more'}") from None
+    except (RuntimeError, ValueError) as error:
+        if not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        raise MachineError(f"out of memory: {_line(error)}") from None
+
+
+@contextmanager
+def _weight_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{shown(path)}: {_line(error)}") from None
+    except Exception as error:
+        if not _is_of_weights(error):
+            raise
+        raise CheckpointError(f"{shown(path)}: {_mismatch(error)}") from None
+
+
+def _is_of_weights(error: Exception) -> bool:
+    traceback = error.__traceback__
+    while traceback:
+        if traceback.tb_frame.f_code.co_name in _OF_WEIGHTS:
+            return True
+        traceback = traceback.tb_next
+    return str(error).startswith(("[load", "[safetensor"))
+
+
+def _mismatch(error: Exception) -> str:
+    text = str(error)
+    if found := _SHAPE.search(text):
+        wanted, got, name = found.groups()
+        return f"tensor {shown(name)} has shape {got}, the config describes {wanted}"
+    if found := _UNEXPECTED.search(text):
+        return f"tensor {shown(found[2])}{_others(found[1])} is not in the model of the config"
+    if found := _MISSING.search(text):
+        return f"tensor {shown(found[2])}{_others(found[1])} is missing"
+    if isinstance(error, KeyError):
+        return f"tensor {shown(error.args[0])} is missing" if error.args else "a tensor is missing"
+    return f"the weights do not match the config: {type(error).__name__}: {_line(error)}"
+
+
+def _others(count: str) -> str:
+    return f" (and {int(count) - 1} more)" if count != "1" else ""
+
+
+def _line(error: BaseException) -> str:
+    return shown(" ".join(str(error).split()))

@@ -1,0 +1,264 @@
+"""A model in a process of its own: whatever becomes of that process, the caller lives on.
+
+    with ModelProcess(path, timeout_seconds=600) as process:
+        process.prompt(None, 2048)
+        process.load()
+        run = process.run(Workload(prompt_tokens=2048, max_tokens=32))
+
+A process that has stopped stays so: a new one is a new ModelProcess.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import IO, Any, NamedTuple
+
+from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.errors import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    MachineError,
+    MemfitError,
+    UnsupportedError,
+)
+from memfit.estimators.machine.measurement import Loaded, Run
+from memfit.estimators.workload import Workload
+
+# Errors of the model or the request; any other is of this machine.
+_ERRORS: dict[str, type[MemfitError]] = {
+    kind.__name__: kind for kind in (CheckpointError, ConfigError, InputError, UnsupportedError)
+}
+# The model is a directory here, so nothing is looked up elsewhere; and no module of the working
+# directory, which may be the model's, is imported in place of a library.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
+_COMMAND = (sys.executable, "-m", "memfit.probes.child")
+_LAST_WORDS_BYTES = 4096
+_LIKELY_REASONS = {
+    "SIGKILL": "probably for want of memory",
+    "SIGSEGV": "as MLX's CPU backend does when it is refused memory",
+    "SIGABRT": "as MLX does when the GPU runs out of memory",
+}
+
+
+class ProbeStopped(MachineError):  # noqa: N818 - as KeyboardInterrupt, it is what happened
+    """The measuring process ended, hung or ran out of memory.
+
+    ``reached`` holds the figures that arrived before, by the names of `Run`'s fields.
+    """
+
+    def __init__(self, text: str, reached: dict[str, int]) -> None:
+        """Take the message and the figures."""
+        super().__init__(text)
+        self.reached = reached
+
+
+class Prompt(NamedTuple):
+    """A prompt's tokens, and what was done otherwise than asked."""
+
+    tokens: int
+    notes: tuple[str, ...]
+
+
+class ModelProcess:
+    """A context manager around the one process; nothing of it is left after the block."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        memory_limit_bytes: int | None = None,
+        timeout_seconds: float,
+        image: Path | None = None,
+    ) -> None:
+        """Take the model's directory; ``timeout_seconds`` is the longest silence of the process.
+
+        It speaks when a call is done, at every chunk of a prompt, and each second of decode.
+        """
+        self._path, self._timeout = path, timeout_seconds
+        self._opening = {"path": str(path), "memory_limit_bytes": memory_limit_bytes}
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: SimpleQueue[str] = SimpleQueue()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        self.versions: dict[str, str] = {}  # "mlx", "mlx_lm", "backend" and "device"
+
+    def __enter__(self) -> "ModelProcess":
+        """Start the process.
+
+        Raises:
+            MachineError: when MLX or mlx-lm is not installed, or Python cannot be started.
+        """
+        if missing := [n for n in ("mlx", "mlx_lm") if importlib.util.find_spec(n) is None]:
+            raise MachineError(
+                f"measuring needs {' and '.join(missing)}, not installed here: install memfit[mlx]"
+            )
+        try:
+            self._process = subprocess.Popen(
+                _COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env={**os.environ, **_ENVIRONMENT},
+                encoding="utf-8",
+                start_new_session=True,  # Ctrl-C is this process's to handle
+            )
+        except OSError as error:
+            raise MachineError(f"{_COMMAND[0]} cannot be started: {error.strerror}") from None
+        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+        try:
+            self._send(self._opening)
+            self.versions = self._ask("versions")
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Kill the process, whatever it does."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                _close(pipe)
+        self._stderr.close()
+
+    def prompt(self, text: str | None, tokens: int | None) -> Prompt:
+        """Tokenise a text as mlx_lm.generate would, or as many tokens of any text.
+
+        Raises:
+            InputError: when the text is empty, or there is no tokenizer that can be loaded.
+        """
+        answer = self._ask("prompt", text=text, tokens=tokens)
+        return Prompt(answer["tokens"], tuple(answer["notes"]))
+
+    def load(self) -> Loaded:
+        """Load the model.
+
+        Raises:
+            CheckpointError: when the weights are not those that the config describes.
+            UnsupportedError: when mlx-lm has no class for the model, or it brings its own code.
+            ProbeStopped: when the process ends, hangs or runs out of memory.
+        """
+        return Loaded(**self._ask("load"))
+
+    def run(self, workload: Workload, *, wired_limit_bytes: int | None = None) -> Run:
+        """Generate once by mlx-lm's loop, from the prompt cut or repeated to the workload's tokens.
+
+        The wired limit holds during the run.
+
+        Raises:
+            InputError: for a batch: mlx-lm's loop generates one sequence.
+            UnsupportedError: when the model's class fails, e.g. on KV bits of a rotating cache.
+            ProbeStopped: when the process ends, hangs or runs out of memory.
+        """
+        if workload.batch != 1:
+            raise InputError(
+                f"batch {workload.batch}: mlx-lm's generation loop, which is measured, takes one"
+                " sequence"
+            )
+        if wired_limit_bytes is not None and self.versions["backend"] != "metal":
+            raise MachineError("a wired limit can be set on Metal only")
+        answer = self._ask("run", workload=asdict(workload), wired_limit_bytes=wired_limit_bytes)
+        return Run(**answer)
+
+    def swift_workspace(self, workload: Workload) -> int:
+        """Return the workspace by the rule of mlx-swift-lm's tune, in bytes.
+
+        The last chunk's logits are evaluated, and caches count their tokens, not their buffers.
+
+        Raises:
+            UnsupportedError: as `run`.
+            ProbeStopped: as `run`.
+        """
+        answer: int = self._ask("swift_workspace", workload=asdict(workload))
+        return answer
+
+    def _ask(self, call: str, **arguments: Any) -> Any:
+        """Return the answer to a call; figures on the way are kept for the error."""
+        self._send({"call": call, **arguments})
+        reached: dict[str, int] = {}
+        while True:
+            answer = self._next_answer(call, reached)
+            if "result" in answer:
+                return answer["result"]
+            if error := answer.get("error"):
+                kind = _ERRORS.get(error["kind"])
+                raise kind(error["text"]) if kind else ProbeStopped(error["text"], reached)
+            reached.update(answer["progress"])
+
+    def _send(self, request: dict[str, Any]) -> None:
+        if self._process is None or self._process.stdin is None:
+            raise MachineError("the measuring process was not started")
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            pass  # it has ended: how is said where its answer is waited for
+
+    def _next_answer(self, call: str, reached: dict[str, int]) -> Any:
+        try:
+            line = self._answers.get(timeout=self._timeout)
+        except Empty:
+            self._kill()
+            text = f"{self._doing(call)}: no sign of life for {self._timeout:g} s, stopped"
+            raise ProbeStopped(text, reached) from None
+        if not line:
+            raise ProbeStopped(f"{self._doing(call)}: {self._end()}", reached)
+        return json.loads(line)
+
+    def _doing(self, call: str) -> str:
+        words = {"load": "loading", "prompt": "tokenising for", "versions": "starting for"}
+        return f"{words.get(call, 'running')} {shown(self._path)}"
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        try:
+            for line in process.stdout or ():
+                self._answers.put(line)
+        except ValueError:
+            pass  # closed at the end of the block
+        self._answers.put("")
+
+    def _end(self) -> str:
+        """Say how the process ended."""
+        self._answers.put("")  # for whoever asks again
+        code = self._process.wait() if self._process else 0
+        last_words = self._last_words()
+        if code >= 0:
+            return f"exited with {code}" + (f": {last_words}" if last_words else "")
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+        text = f"killed by signal {-code} ({name})"
+        if reason := _LIKELY_REASONS.get(name):
+            text += f", {reason}"
+        return f"{text}: {last_words}" if last_words and -code == signal.SIGABRT else text
+
+    def _last_words(self) -> str:
+        end = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, end - _LAST_WORDS_BYTES))
+        lines = self._stderr.read().decode("utf-8", "replace").split("\n")
+        return next((shown(line.strip()) for line in reversed(lines) if line.strip()), "")
+
+    def _kill(self) -> None:
+        if self._process:
+            self._process.kill()
+
+
+def _close(pipe: IO[str] | None) -> None:
+    try:
+        if pipe:
+            pipe.close()
+    except OSError:
+        pass  # what was not yet sent to a process that is gone
