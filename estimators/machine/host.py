@@ -33,12 +33,16 @@ _NVIDIA_SMI = (
 )
 
 
-def detect_host() -> Device | None:
-    """Return this machine: its GPU where MLX could use one, else its memory; None if unknown."""
+def detect_host(*, with_gpu: bool = True) -> Device | None:
+    """Return this machine: its GPU where MLX could use one, else its memory; None if unknown.
+
+    Without a GPU it is the machine as MLX's CPU backend sees it.
+    """
     if platform.system() == "Darwin" and platform.machine() == "arm64":
-        return _detect_mac()
+        mac = _detect_mac()
+        return mac if with_gpu or mac is None else _cpu_of(mac)
     if platform.system() == "Linux":
-        return _detect_linux()
+        return _detect_linux(with_gpu=with_gpu)
     return None
 
 
@@ -122,13 +126,27 @@ def _detect_mac() -> Device | None:
     return replace(device, used_by_others_bytes=parse_vm_stat(_output(("/usr/bin/vm_stat",))))
 
 
-def _detect_linux() -> Device | None:
+def _cpu_of(mac: Device) -> Device:
+    """One memory, and no limit but its size."""
+    return Device(
+        name=f"{mac.name} CPU",
+        backend="cpu",
+        memory_bytes=mac.memory_bytes,
+        working_set_bytes=mac.memory_bytes,
+        max_buffer_bytes=None,
+        source="detected",
+        used_by_others_bytes=mac.used_by_others_bytes,
+    )
+
+
+def _detect_linux(*, with_gpu: bool) -> Device | None:
     memory = parse_meminfo(_contents("/proc/meminfo"))
     if memory is None:
         return None
     limits = map(parse_cgroup_limit, map(_contents, parse_cgroup(_contents("/proc/self/cgroup"))))
     limit = min((limit for limit in limits if limit), default=None)
-    gpus = parse_nvidia_smi(_output(_NVIDIA_SMI)) if shutil.which(_NVIDIA_SMI[0]) else None
+    has_gpu = with_gpu and shutil.which(_NVIDIA_SMI[0])
+    gpus = parse_nvidia_smi(_output(_NVIDIA_SMI)) if has_gpu else None
     return linux_from(memory, limit, gpus)
 
 

@@ -1,0 +1,147 @@
+"""What was measured beside what was estimated; plain arithmetic on bytes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median_low
+from typing import NamedTuple
+
+from memfit.estimators.machine.measurement import Loaded, Run
+from memfit.estimators.result import Basis
+from memfit.estimators.sizing import Sizing
+from memfit.estimators.traced import TraceEngine
+from memfit.estimators.workload import Workload
+from memfit.probes.result import Figure, Speed
+
+NAMES = (
+    "weights",
+    "active",
+    "kv",
+    "kv_held",
+    "ssm",
+    "prefill_kv",
+    "prefill_kv_held",
+    "prefill_ssm",
+    "prefill_peak",
+    "decode_peak",
+    "peak",
+    "workspace",
+    "unaccounted",
+    "swift_workspace",
+    "process",
+)
+
+# By the name of a figure, one value for each repeat.
+Measured = Mapping[str, Sequence[int]]
+
+
+class Estimated(NamedTuple):
+    """One figure as the sizing has it."""
+
+    nbytes: int
+    basis: Basis
+
+
+def estimated(sizing: Sizing, workload: Workload) -> dict[str, Estimated]:
+    """Return the figures that a sizing has of a workload, by name.
+
+    Raises:
+        UnsupportedError: when the runtime cannot run the workload.
+    """
+    figures, weighed = sizing.at(workload), sizing.weighed
+    kept: Basis = "traced" if isinstance(sizing.engine, TraceEngine) else "exact"
+    reached, _ = sizing.engine.workspace_basis
+    moment, caches = figures.moment, figures.kv.nbytes + figures.ssm_bytes
+    found = {
+        "weights": Estimated(weighed.loaded_bytes, weighed.basis),
+        "active": Estimated(sizing.resident_bytes, weighed.basis),
+        "kv": Estimated(figures.kv.nbytes, kept),
+        "kv_held": Estimated(figures.kv.held_bytes, kept),
+        "ssm": Estimated(figures.ssm_bytes, kept),
+        "peak": Estimated(moment.nbytes, reached),
+        "workspace": Estimated(moment.nbytes - weighed.loaded_bytes - caches, reached),
+    }
+    phases = {"prefill_peak": moment.prefill_bytes, "decode_peak": moment.decode_bytes}
+    return found | {name: Estimated(b, reached) for name, b in phases.items() if b is not None}
+
+
+def measured(
+    loaded: Loaded | None, runs: Sequence[Run], swift_bytes: int | None
+) -> dict[str, list[int]]:
+    """Return what was measured, by name; a figure that was not reached is left out."""
+    if loaded is None:
+        return {}
+    found: dict[str, list[int]] = {
+        "weights": [loaded.weights_bytes],
+        "active": [loaded.active_bytes],
+        "prefill_kv": [run.prefill_kv_bytes for run in runs],
+        "prefill_kv_held": [run.prefill_kv_held_bytes for run in runs],
+        "prefill_ssm": [run.prefill_ssm_bytes for run in runs],
+        "kv": [run.kv_bytes for run in runs],
+        "kv_held": [run.kv_held_bytes for run in runs],
+        "ssm": [run.ssm_bytes for run in runs],
+        "prefill_peak": [run.prefill_peak_bytes for run in runs],
+        "decode_peak": [run.decode_peak_bytes for run in runs],
+        "peak": [run.peak_bytes for run in runs],
+        "workspace": [
+            run.peak_bytes - loaded.weights_bytes - run.kv_bytes - run.ssm_bytes for run in runs
+        ],
+        "swift_workspace": [] if swift_bytes is None else [swift_bytes],
+        "process": [run.process_bytes for run in runs if run.process_bytes is not None],
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def reached(figures: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return the figures that arrived of a run before it stopped, by name."""
+    found = {name: figures.get(f"{name}_bytes") for name in NAMES}
+    return {name: [nbytes] for name, nbytes in found.items() if nbytes is not None}
+
+
+def side_by_side(measured: Measured, estimated: Mapping[str, Estimated]) -> tuple[Figure, ...]:
+    """Return every figure that either side has, in the order of `NAMES`."""
+    taken: Measured = {**measured, **_unaccounted(measured, estimated)}
+    return tuple(
+        _figure(name, taken.get(name, ()), estimated.get(name))
+        for name in NAMES
+        if name in taken or name in estimated
+    )
+
+
+def speed(workload: Workload, runs: Sequence[Run]) -> Speed | None:
+    """Return the medians of the repeats, None without one."""
+    if not runs:
+        return None
+    first, rest = median_low(r.first_token_ns for r in runs), median_low(r.decode_ns for r in runs)
+    steps = workload.max_tokens - 1
+    return Speed(
+        first_token_ns=first,
+        prefill_tokens_per_second=workload.prompt_tokens * 1e9 / first,
+        decode_tokens_per_second=steps * 1e9 / rest if steps > 0 and rest else None,
+    )
+
+
+def _figure(name: str, values: Sequence[int], estimate: Estimated | None) -> Figure:
+    median = median_low(values) if values else None
+    return Figure(
+        name=name,
+        estimated_bytes=estimate.nbytes if estimate else None,
+        basis=estimate.basis if estimate else None,
+        measured_bytes=median,
+        difference_bytes=None if median is None or not estimate else median - estimate.nbytes,
+        spread_bytes=max(values, default=0) - min(values, default=0),
+    )
+
+
+def _unaccounted(measured: Measured, estimated: Mapping[str, Estimated]) -> dict[str, list[int]]:
+    """What no figure explains: the peak less what is there and less the estimated workspace."""
+    if "peak" not in measured or "peak" not in estimated:
+        return {}
+    workspace = estimated["peak"].nbytes - sum(estimated[n].nbytes for n in _THERE)
+    return {"unaccounted": [peak - there - workspace for peak, there in _peaks(measured)]}
+
+
+_THERE = ("active", "kv", "ssm")
+
+
+def _peaks(measured: Measured) -> Iterator[tuple[int, int]]:
+    for peak, kv, ssm in zip(measured["peak"], measured["kv"], measured["ssm"], strict=True):
+        yield peak, measured["active"][0] + kv + ssm

@@ -1,0 +1,175 @@
+"""``memfit tune``: a model loaded and run beside its estimate.
+
+    tune(Request(checkpoint=..., workload=..., prompt_tokens=2048), start=..., keep=...)
+
+Nothing is loaded before the estimate says that there is room for it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.errors import InputError, MachineError, UnsupportedError
+from memfit.estimators.estimate import device_summary, model_summary, workload_notes
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.host import detect_host
+from memfit.estimators.machine.measurement import Measurement
+from memfit.estimators.planning.budget import Need, judge
+from memfit.estimators.recommend import recommend
+from memfit.estimators.result import Note, Verdict
+from memfit.estimators.sink import SILENT, Sink
+from memfit.estimators.sizing import Sizing, size
+from memfit.estimators.traced import TraceEngine
+from memfit.estimators.units import Units
+from memfit.estimators.version import __version__
+from memfit.estimators.workload import Workload
+from memfit.probes.bench import REPEATS, Bench
+from memfit.probes.process import ModelProcess, Prompt
+from memfit.probes.refusal import obstacle, require_room
+from memfit.probes.result import Point, TuneResult
+from memfit.probes.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to measure: a prompt as text or as a number of tokens, and how it is run.
+
+    The workload's own prompt tokens do not count. ``force`` runs what the estimate refuses.
+    """
+
+    checkpoint: Checkpoint
+    workload: Workload
+    prompt: str | None = None
+    prompt_tokens: int | None = None
+    margin_bytes: int = 0
+    force: bool = False
+    units: Units = Units.GB
+
+
+class TooLongError(InputError):
+    """A prompt beyond the model's own limit; it can be forced."""
+
+
+def tune(
+    request: Request,
+    *,
+    start: Callable[[], ModelProcess],
+    keep: Callable[[Measurement], None],
+    sink: Sink = SILENT,
+) -> TuneResult:
+    """Measure, compare and recommend; ``start`` makes a process, ``keep`` is given what is whole.
+
+    Raises:
+        InputError: when the prompt is empty, longer than the model's limit, or of a text without
+            a tokenizer; the weights do not match the config.
+        UnsupportedError: when mlx-lm has no class for the model, or cannot run the workload.
+        MachineError: when MLX is not installed, or there is no room (`RefusedError`).
+    """
+    require_loadable(request.checkpoint)
+    with Worker(start) as worker:
+        device = _device(worker)
+        prompt = worker.prompt(request.prompt, request.prompt_tokens)
+        workload = replace(request.workload, prompt_tokens=prompt.tokens)
+        sizing = sized(request.checkpoint, device, workload, request.margin_bytes)
+        _require_within_limit(sizing, workload, force=request.force)
+        if not request.force:
+            require_room(sizing, workload, request.units)
+        bench = Bench(sizing, worker, keep, sink.advance)
+        sink.begin("measuring", REPEATS + 1)
+        try:
+            point = bench.measure(workload)
+        finally:
+            sink.end()
+        return _result(request, bench, device, prompt, (point,))
+
+
+def require_loadable(checkpoint: Checkpoint) -> None:
+    """Hold a checkpoint against what mlx-lm loads: a directory of safetensors.
+
+    Raises:
+        UnsupportedError: for a GGUF file.
+        InputError: for anything else that holds no weights to load.
+    """
+    if checkpoint.source == "gguf":
+        raise UnsupportedError(
+            f"{checkpoint.id}: mlx-lm loads no GGUF file; tune a model converted by mlx_lm.convert"
+        )
+    if checkpoint.tensors is None:
+        raise InputError(f"{checkpoint.id}: holds no safetensors to load; give a model's directory")
+
+
+def sized(checkpoint: Checkpoint, device: Device, workload: Workload, margin_bytes: int) -> Sizing:
+    """Return the sizing by trace where it can tell of the workload, else by formula.
+
+    Raises:
+        UnsupportedError: when neither can.
+    """
+    try:
+        sizing = size(checkpoint, device=device, margin_bytes=margin_bytes, method="trace")
+        sizing.at(workload)
+    except (MachineError, UnsupportedError):
+        sizing = size(checkpoint, device=device, margin_bytes=margin_bytes)
+    return sizing
+
+
+def _device(worker: Worker) -> Device:
+    backend = worker.versions["backend"]
+    device = detect_host(with_gpu=backend != "cpu")
+    if device is None:
+        raise MachineError("this machine's memory could not be read")
+    return device
+
+
+def _require_within_limit(sizing: Sizing, workload: Workload, *, force: bool) -> None:
+    limit = sizing.model.max_context
+    if limit and workload.total_tokens > limit and not force:
+        raise TooLongError(
+            f"{sizing.checkpoint.id}: {workload.total_tokens} tokens of prompt and generation are"
+            f" more than the model's own limit of {limit}"
+        )
+
+
+def _result(
+    request: Request, bench: Bench, device: Device, prompt: Prompt, points: tuple[Point, ...]
+) -> TuneResult:
+    sizing, asked = bench.sizing, points[0]
+    verdict, exceeded = _verdict(sizing, asked)
+    versions = bench.worker.versions
+    return TuneResult(
+        memfit_version=__version__,
+        model=model_summary(sizing),
+        device=device_summary(device),
+        mlx_version=versions["mlx"],
+        mlx_lm_version=versions["mlx_lm"],
+        method="trace" if isinstance(sizing.engine, TraceEngine) else "formula",
+        prompt_tokens=prompt.tokens,
+        loaded=bench.loaded,
+        points=points,
+        margin_bytes=sizing.margin_bytes,
+        verdict=verdict,
+        exceeded=exceeded,
+        line=None,
+        recommendation=recommend(sizing, asked.workload, request.units),
+        trade=(),
+        flags=(),
+        notes=tuple(_notes(request, sizing, asked.workload, prompt)),
+    )
+
+
+def _verdict(sizing: Sizing, point: Point) -> tuple[Verdict, tuple[str, ...]]:
+    """Judge the measured peak; its largest allocation is the estimate's."""
+    if point.peak_bytes is None:
+        return "unknown", ()
+    largest = sizing.at(point.workload).moment.largest_buffer_bytes
+    return judge(Need(point.peak_bytes + sizing.margin_bytes, largest), sizing.device)
+
+
+def _notes(request: Request, sizing: Sizing, workload: Workload, prompt: Prompt) -> Iterator[Note]:
+    for text in prompt.notes:
+        yield Note("info", "prompt", text)
+    if request.force and (found := obstacle(sizing, workload, request.units)):
+        yield Note("warning", "forced", str(found))
+    for warning in sizing.checkpoint.warnings:
+        yield Note("warning", "checkpoint", warning)
+    yield from sizing.weighed.notes
+    yield from workload_notes(sizing, workload)
