@@ -3,8 +3,8 @@
 import re
 from functools import cache
 
+from memfit.estimators.machine.data.apple import CHIPS
 from memfit.estimators.machine.device import GpuClass
-from memfit.estimators.machine.tables import load_table
 from memfit.estimators.records import record
 
 _ARCHITECTURE = re.compile(r"applegpu_g([0-9]{2})([pgsd])")
@@ -34,7 +34,7 @@ def chips() -> dict[str, Chip]:
             tuple(row["memory_gib"]),
             row.get("needs_macos_26", False),
         )
-        for chip_id, row in load_table("apple")["chips"].items()
+        for chip_id, row in CHIPS.items()
     }
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from memfit.estimators.errors import InputError
 from memfit.estimators.machine.apple import Chip, chips
+from memfit.estimators.machine.data.apple import WORKING_SETS
 from memfit.estimators.machine.device import Device, DeviceSource
 from memfit.estimators.machine.nvidia import GpuModel, cuda_working_set, gpu_models
-from memfit.estimators.machine.tables import load_table
 from memfit.estimators.machine.working_set import (
     DEFAULT_REGIME,
     GIB,
@@ -190,7 +190,7 @@ def _cuda_device(model: GpuModel) -> Device:
 def _as_sold(memory_bytes: int) -> int:
     """Return n GiB for n x 10^9 bytes when Macs are sold with n "GB", else the bytes as given."""
     gigabytes, rest = divmod(memory_bytes, 10**9)
-    sold: Any = load_table("apple")["working_sets"][OsRegime.MACOS_26.value]["bytes"]
+    sold: Any = WORKING_SETS[OsRegime.MACOS_26.value]["bytes"]
     return gigabytes * GIB if not rest and gigabytes in sold else memory_bytes
 
 

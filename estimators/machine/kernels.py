@@ -3,8 +3,8 @@
 from typing import Any
 
 from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.machine.data.kernels import KERNELS
 from memfit.estimators.machine.device import Backend, Device
-from memfit.estimators.machine.tables import load_table
 
 # metal::is_nax_available in mlx/backend/metal/device.cpp; phones start one generation later.
 _NAX_GENERATION = 17
@@ -45,7 +45,7 @@ def is_fused(
 
     ``mlx_version`` may be cut short: (0, 32) means the newest 0.32 whose rules were read. Values
     are taken as 16-bit and a CUDA GPU of unknown capability as 8.0 or later: cuDNN needs both.
-    Source: machine/data/kernels.yaml, each row with its file and version.
+    Source: machine/data/kernels.py, each row with its file and version.
 
     Raises:
         UnsupportedError: when MLX is older than the oldest rules.
@@ -77,7 +77,7 @@ def _cudnn(row: Any, widths: list[int], query_tokens: int) -> bool:
 
 def _row(backend: Backend, mlx_version: tuple[int, ...]) -> Any:
     """Return the newest row that is not newer than the version, as far as the version goes."""
-    rows: list[Any] = load_table("kernels")[backend]
+    rows: list[Any] = KERNELS[backend]
     for row in rows:
         if list(mlx_version) >= row["since"][: len(mlx_version)]:
             return row

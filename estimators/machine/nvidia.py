@@ -3,7 +3,7 @@
 import re
 from functools import cache
 
-from memfit.estimators.machine.tables import load_table
+from memfit.estimators.machine.data.nvidia import GPUS
 from memfit.estimators.records import record
 
 
@@ -29,7 +29,7 @@ def gpu_models() -> dict[str, GpuModel]:
             row["compute_capability"],
             unified_memory="memory_gb" in row,
         )
-        for gpu_id, row in load_table("nvidia")["gpus"].items()
+        for gpu_id, row in GPUS.items()
     }
 
 

@@ -3,8 +3,8 @@
 from typing import Any, Literal
 
 from memfit.estimators.errors import InputError
+from memfit.estimators.machine.data.runtimes import RUNTIMES
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.tables import load_table
 from memfit.estimators.records import record
 
 Growth = Literal["steps", "doubling", "contiguous", "paged"]
@@ -88,15 +88,14 @@ def get_runtime(name: str) -> Runtime:
     >>> get_runtime("mlx-lm").kv_step
     256
     """
-    runtimes = load_table("runtimes")
-    if name not in runtimes:
-        raise InputError(f"no runtime is called {name!r}; there is {', '.join(runtimes)}")
-    return _runtime(name, dict(runtimes[name]))
+    if name not in RUNTIMES:
+        raise InputError(f"no runtime is called {name!r}; there is {', '.join(RUNTIMES)}")
+    return _runtime(name, dict(RUNTIMES[name]))
 
 
 def list_runtimes() -> tuple[Runtime, ...]:
     """Return every runtime that is described, in the order of the table."""
-    return tuple(map(get_runtime, load_table("runtimes")))
+    return tuple(map(get_runtime, RUNTIMES))
 
 
 def _runtime(name: str, row: dict[str, Any]) -> Runtime:

@@ -2,14 +2,14 @@
 
 from typing import Any
 
+from memfit.estimators.machine.data.scheduling import SCHEDULING
 from memfit.estimators.machine.device import GpuClass
-from memfit.estimators.machine.tables import load_table
 from memfit.estimators.records import record
 
 
 @record(frozen=True, slots=True)
 class Scheduling:
-    """MLX's constants, the same on every machine; sources in machine/data/scheduling.yaml."""
+    """MLX's constants, the same on every machine; sources in machine/data/scheduling.py."""
 
     max_active_tasks: int
     cpu_dispatches_per_task: int
@@ -17,8 +17,7 @@ class Scheduling:
 
 def scheduling() -> Scheduling:
     """Return the constants of the MLX versions described."""
-    table: Any = load_table("scheduling")
-    return Scheduling(table["max_active_tasks"], table["cpu_dispatches_per_task"])
+    return Scheduling(SCHEDULING["max_active_tasks"], SCHEDULING["cpu_dispatches_per_task"])
 
 
 def command_buffer_limits(gpu_class: GpuClass | None) -> tuple[int, int]:
@@ -30,7 +29,7 @@ def command_buffer_limits(gpu_class: GpuClass | None) -> tuple[int, int]:
     >>> command_buffer_limits("s")
     (50, 50)
     """
-    limits: Any = load_table("scheduling")["command_buffers"][gpu_class or "default"]
+    limits: Any = SCHEDULING["command_buffers"][gpu_class or "default"]
     return limits["max_ops"], limits["max_mebi_elements"]
 
 
@@ -42,6 +41,6 @@ def graph_limits(compute_capability: int | None) -> tuple[int, int]:
     >>> graph_limits(90), graph_limits(89)
     ((100, 1000), (20, 100))
     """
-    table: Any = load_table("scheduling")["cuda_graphs"]
+    table: Any = SCHEDULING["cuda_graphs"]
     limits = table.get(compute_capability, table["default"])
     return limits["max_ops"], limits["max_mebi_elements"]

@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Any
 
-from memfit.estimators.machine.tables import load_table
+from memfit.estimators.machine.data.apple import WORKING_SETS
 from memfit.estimators.records import record
 from memfit.estimators.units import ceil_div, round_down
 
@@ -32,19 +32,19 @@ class WorkingSet:
 
 def regime_name(os_regime: OsRegime) -> str:
     """Return the macOS versions of a regime as people write them."""
-    return str(load_table("apple")["working_sets"][os_regime.value]["name"])
+    return str(WORKING_SETS[os_regime.value]["name"])
 
 
 def stock_working_set(memory_bytes: int, *, os_regime: OsRegime) -> WorkingSet:
     """Return the working set macOS recommends when ``iogpu.wired_limit_mb`` is 0.
 
     A memory size no machine reported takes the rule of the next smaller one that did, and never
-    less than that machine has. Source: machine/data/apple.yaml.
+    less than that machine has. Source: machine/data/apple.py.
 
     >>> stock_working_set(64 * 2**30, os_regime=OsRegime.MACOS_26)
     WorkingSet(bytes=55662788608, measured=True)
     """
-    table = load_table("apple")["working_sets"][os_regime.value]
+    table = WORKING_SETS[os_regime.value]
     reported: dict[int, int] = table["bytes"]
     whole_gib, rest = divmod(memory_bytes, GIB)
     if not rest and whole_gib in reported:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.machine.tables import load_table
+from memfit.estimators.machine.data.apple import WORKING_SETS
 from memfit.estimators.machine.working_set import (
     GIB,
     PAGE_BYTES,
@@ -57,7 +57,7 @@ def test_working_set_before_macos_26_agrees_with_the_logs(gib: int) -> None:
 
 @pytest.mark.parametrize("regime", OsRegime)
 def test_rule_gives_every_row_of_the_table(regime: OsRegime) -> None:
-    table = load_table("apple")["working_sets"][regime.value]
+    table = WORKING_SETS[regime.value]
     by_rule = {gib: working_set_by_rule(gib * GIB, table["rules"]) for gib in table["bytes"]}
     assert by_rule == table["bytes"]
 
