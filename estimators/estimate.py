@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from memfit.estimators.engine import Figures, LlamaEngine
+from memfit.estimators.engine import Engine, Figures, LlamaEngine
 from memfit.estimators.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.runtime import LLAMA_CPP, MLX_LM, Runtime
+from memfit.estimators.measured import MeasuredEngine
 from memfit.estimators.planning.budget import judge
 from memfit.estimators.recommend import longest_prompt, recommend
 from memfit.estimators.result import (
@@ -56,10 +57,16 @@ def estimate(
         verdict=verdict,
         exceeded=exceeded,
         recommendation=recommend(sizing, workload, units),
-        assumptions=tuple(_assumptions(sizing, workload)),
+        assumptions=tuple(_assumptions(sizing, workload, units)),
         notes=tuple(_notes(sizing, workload, units)),
-        method="trace" if isinstance(sizing.engine, TraceEngine) else "formula",
+        method=_method(sizing.engine),
     )
+
+
+def _method(engine: Engine) -> str:
+    if isinstance(engine, MeasuredEngine):
+        return "measure"
+    return "trace" if isinstance(engine, TraceEngine) else "formula"
 
 
 def _require_engine(sizing: Sizing, runtime: Runtime) -> None:
@@ -139,12 +146,16 @@ def _components(sizing: Sizing, workload: Workload, figures: Figures) -> Compone
     weighed, kv = sizing.weighed, figures.kv
     draft = sizing.draft_bytes(workload)
     kept: Basis = "traced" if isinstance(sizing.engine, TraceEngine) else "exact"
+    weights, loaded = weighed.basis, weighed.loaded_bytes
+    if isinstance(sizing.engine, MeasuredEngine):
+        kept = weights = "measured"
+        loaded = sizing.engine.measurement.loaded.weights_bytes
     return Components(
         weights=Weights(
             bytes=weighed.nbytes,
-            basis=weighed.basis,
+            basis=weights,
             by_part=weighed.by_part,
-            loaded_bytes=weighed.loaded_bytes,
+            loaded_bytes=loaded,
             resident_bytes=sizing.resident_bytes,
         ),
         kv=KV(
@@ -162,9 +173,13 @@ def _components(sizing: Sizing, workload: Workload, figures: Figures) -> Compone
     )
 
 
-def _assumptions(sizing: Sizing, workload: Workload) -> Iterator[str]:
+def _assumptions(sizing: Sizing, workload: Workload, units: Units) -> Iterator[str]:
     if isinstance(sizing.engine, TraceEngine):
         yield f"traced with {sizing.engine.versions()}"
+    if isinstance(sizing.engine, MeasuredEngine):
+        from memfit.estimators.remembered import measured_assumption
+
+        yield measured_assumption(sizing.engine.measurement, units)
     if sizing.checkpoint.tensors is None:
         yield f"floating parameters are {sizing.model.dtype}, from the config"
     if isinstance(sizing.engine, LlamaEngine):
@@ -197,6 +212,7 @@ def _llama_assumptions(engine: LlamaEngine, workload: Workload) -> Iterator[str]
 def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
     checkpoint, model = sizing.checkpoint, sizing.model
     yield from sizing.weighed.notes
+    yield from sizing.notes
     for warning in checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     for left in checkpoint.left_out:
@@ -211,6 +227,12 @@ def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
     yield from workload_notes(sizing, workload)
     if isinstance(sizing.engine, TraceEngine):
         yield from compared(sizing.engine, model, workload, sizing.at(workload))
+    if isinstance(sizing.engine, MeasuredEngine):
+        from memfit.estimators.remembered import measured_differences
+
+        yield from measured_differences(
+            sizing.engine, model, sizing.weighed, workload, sizing.device
+        )
     if sizing.runtime != MLX_LM:
         from memfit.estimators.ruled import runtime_notes
 

@@ -1,7 +1,7 @@
 """A model on a runtime and a device: every byte it takes at any workload."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
@@ -19,9 +19,14 @@ from memfit.estimators.errors import CheckpointError, MachineError, UnsupportedE
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.foundry import FoundrySettings
 from memfit.estimators.machine.runtime import MLX_MOE, Runtime, get_runtime
+from memfit.estimators.measured import MeasuredEngine
 from memfit.estimators.planning.budget import Need
+from memfit.estimators.result import Note
 from memfit.estimators.traced import TraceEngine, traced_weights, undescribed_model
 from memfit.estimators.workload import Workload
+
+if TYPE_CHECKING:
+    from memfit.estimators.machine.measurement import Measurement
 
 # How figures are come by: ``auto`` is the formulas where they describe the model, else the trace.
 Method = Literal["auto", "formula", "trace"]
@@ -39,6 +44,7 @@ class Sizing:
     draft: "Sizing | None" = None
     engine: Engine = MLX
     searches: Engine | None = None  # what many workloads are asked of, when not the engine
+    notes: tuple[Note, ...] = ()  # on measurements that were looked for
     _answers: dict[Workload, Figures] = field(default_factory=dict)
 
     @property
@@ -67,7 +73,7 @@ class Sizing:
         """Return the sizing that is asked of many workloads, None when only a trace could tell."""
         if self.searches:
             return replace(self, engine=self.searches, searches=None, _answers={})
-        return None if isinstance(self.engine, TraceEngine) else self
+        return None if isinstance(self.engine, TraceEngine | MeasuredEngine) else self
 
     def need(self, workload: Workload) -> Need:
         """Return what must fit: the peak with draft and margin, and the largest allocation."""
@@ -107,6 +113,16 @@ class Sizing:
         )
         draft = self.draft.under(runtime, settings) if self.draft else None
         return replace(self, engine=engine, draft=draft, searches=None, _answers={})
+
+    def measured(self, measurement: "Measurement") -> "Sizing":
+        """Return the same with what a run on this device took, in place of figures for it.
+
+        It stays as it is: neither moved to another device nor put under another runtime.
+        """
+        searching = self.searching()
+        searches = searching.engine if searching else None
+        engine = MeasuredEngine(self.engine, measurement)
+        return replace(self, engine=engine, searches=searches, _answers={})
 
     @property
     def runtime(self) -> str:

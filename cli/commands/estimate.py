@@ -144,6 +144,8 @@ def estimate(
         rules = get_runtime(sizing.engine.runtime)
         workload = ask(rules)
     sizing = sizing.under(rules, settings)
+    if method is Method.AUTO and quantize is None and adapter is None:
+        sizing = _measured(sizing, workload)
     result = answer(sizing, workload, runtime=rules, units=units)
     deliver(
         result,
@@ -154,6 +156,16 @@ def estimate(
         explanation=_explained(sizing, workload, units) if explain else (),
     )
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+
+
+def _measured(sizing: "Sizing", workload: Workload) -> "Sizing":
+    host = sizing.device
+    if host is None or host.source != "detected":
+        return sizing
+    from memfit.probes.recall import with_measurement
+    from memfit.probes.store import user_store
+
+    return with_measurement(sizing, workload, host, user_store())
 
 
 def _explained(sizing: "Sizing", workload: Workload, units: Units) -> tuple[str, ...]:

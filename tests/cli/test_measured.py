@@ -1,0 +1,205 @@
+"""``memfit estimate`` with measurements kept of the model: which one it takes, and what it says."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.estimators.checkpoint.fingerprint import fingerprint_of
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.host import detect_host
+from memfit.estimators.machine.measurement import Measurement
+from memfit.estimators.workload import Workload
+from memfit.probes.store import Store
+from tests.checkpoints import Checkpoints
+from tests.cli.running import Memfit
+from tests.probes.measurements import LOADED, RUN, measurement
+
+pytest.importorskip("mlx_lm", reason="a measurement holds for the versions that are installed")
+WORKLOAD = Workload(prompt_tokens=600, max_tokens=8)
+ASK = ("--prompt-tokens", "600", "--max-tokens", "8", "--device", "host")
+PEAKS = (4_000_000, 4_200_000, 4_100_000)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
+    monkeypatch.setenv("MEMFIT_HOME", str(tmp_path))
+    return Store(tmp_path / "measurements")
+
+
+@pytest.fixture
+def model(checkpoints: Checkpoints) -> Path:
+    return checkpoints("dense")
+
+
+@pytest.fixture
+def taken(model: Path) -> Callable[..., Measurement]:
+    """Measurements of the model on this machine, with fields changed."""
+    host = detect_host()
+    assert host
+
+    def make(**changes: Any) -> Measurement:
+        values = {
+            "fingerprint": fingerprint_of(open_checkpoint(str(model))),
+            "device": host.name,
+            "backend": host.backend,
+            "mlx_version": version("mlx"),
+            "mlx_lm_version": version("mlx-lm"),
+            "workload": WORKLOAD,
+            "loaded": replace(LOADED, weights_bytes=1_000_000, active_bytes=1_100_000),
+            "runs": tuple(replace(RUN, prefill_peak_bytes=peak) for peak in PEAKS),
+        }
+        return measurement(**{**values, **changes})
+
+    return make
+
+
+def answer(memfit: Memfit, *arguments: str | Path) -> Any:
+    """An estimate without what others use of the machine, which differs from call to call."""
+    data = memfit("estimate", *arguments, "--json").json
+    data["device"].pop("used_by_others_bytes")
+    return data
+
+
+def test_a_fitting_measurement_stands_above_the_formulas(
+    memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
+) -> None:
+    store.save(taken())
+    data = memfit("estimate", model, *ASK, "--json").json
+    parts = data["components"]
+    assert data["method"] == "measure"
+    bases = {parts[name]["basis"] for name in ("weights", "kv", "ssm", "workspace")}
+    assert bases == {"measured"}
+    assert (data["peak_bytes"], data["peak_phase"]) == (4_100_000, "prefill")  # the median
+    assert parts["weights"]["loaded_bytes"] == 1_000_000
+    assert parts["weights"]["resident_bytes"] == 1_100_000
+    assert (parts["kv"]["bytes"], parts["kv"]["held_bytes"]) == (65_536, 32_768)
+    assert parts["workspace"]["bytes"] == 4_100_000 - 1_100_000 - 65_536
+    assert data["assumptions"][0].startswith("measured on 2026-11-21 on this machine (")
+    assert "the median of 3 runs, 200.0 kB apart" in data["assumptions"][0]
+    assert taken().id in data["assumptions"][0]
+
+
+def test_measured_and_estimated_stand_side_by_side_where_they_differ(
+    memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
+) -> None:
+    formula = memfit("estimate", model, *ASK, "--json").json
+    weights, kv = formula["components"]["weights"], formula["components"]["kv"]
+    run = replace(
+        RUN,
+        kv_bytes=kv["bytes"],
+        kv_held_bytes=kv["held_bytes"],
+        prefill_peak_bytes=formula["peak_bytes"],
+    )
+    loaded = replace(
+        LOADED,
+        weights_bytes=weights["loaded_bytes"],
+        active_bytes=weights["resident_bytes"],
+    )
+    store.save(taken(runs=(run,), loaded=loaded))
+    agreed = memfit("estimate", model, *ASK, "--json").json
+    assert agreed["peak_bytes"] == formula["peak_bytes"]
+    assert "methods-differ" not in {note["code"] for note in agreed["notes"]}
+    far = replace(run, prefill_peak_bytes=2 * formula["peak_bytes"], kv_bytes=kv["bytes"] + 1)
+    store.save(taken(runs=(far,), loaded=loaded))
+    differing = memfit("estimate", model, *ASK, "--json").json
+    messages = [n["message"] for n in differing["notes"] if n["code"] == "methods-differ"]
+    assert len(messages) == 2
+    assert f"KV cache: measured {kv['bytes'] + 1} bytes, formula {kv['bytes']}" in messages[0]
+    assert f"peak: measured {far.peak_bytes} bytes, formula {formula['peak_bytes']}" in messages[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--method", "formula"),
+        ("--method", "trace"),
+        ("--quantize", "4"),
+        ("--runtime", "mlx-swift-lm"),
+        ("--batch", "2"),
+        ("--device", "m4-max-64"),
+    ],
+    ids=lambda options: options[0] + options[1],
+)
+def test_what_was_not_measured_is_not_answered_by_it(
+    memfit: Memfit,
+    store: Store,
+    model: Path,
+    taken: Callable[..., Measurement],
+    options: tuple[str, ...],
+) -> None:
+    ask: tuple[str | Path, ...] = (model, *ASK, *options)
+    before = answer(memfit, *ask)
+    store.save(taken())
+    assert answer(memfit, *ask) == before
+
+
+def test_another_workload_is_answered_by_formulas_and_told_how_to_measure(
+    memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
+) -> None:
+    before = answer(memfit, model, *ASK)
+    for tokens in (512, 700, 4096, 9000):
+        store.save(taken(workload=Workload(prompt_tokens=tokens, max_tokens=8)))
+    data = answer(memfit, model, *ASK)
+    (note,) = (note for note in data["notes"] if note["code"] == "measured-otherwise")
+    assert note["message"] == (
+        "measured here: 512 + 8 tokens, 700 + 8 tokens, 4096 + 8 tokens, and 1 more;"
+        f" memfit tune {model} --prompt-tokens 600 --max-tokens 8 would measure this workload"
+    )
+    assert {**data, "notes": before["notes"]} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mlx_version": "0.1.0"}, "it is of mlx 0.1.0 and mlx-lm "),
+        ({"mlx_lm_version": "0.1.0"}, " and mlx-lm 0.1.0, here is mlx "),
+        ({"device": "Apple M4 Max", "backend": "metal"}, "it is of Apple M4 Max, this is "),
+    ],
+)
+def test_a_measurement_of_other_versions_or_machines_is_not_used_and_says_why(
+    memfit: Memfit,
+    store: Store,
+    model: Path,
+    taken: Callable[..., Measurement],
+    change: dict[str, str],
+    message: str,
+) -> None:
+    store.save(taken(**change))
+    data = memfit("estimate", model, *ASK, "--json").json
+    assert data["method"] == "formula"
+    (note,) = (note for note in data["notes"] if note["code"] == "measurement-not-used")
+    assert message in note["message"]
+    assert f"memfit tune {model} --prompt-tokens 600 --max-tokens 8" in note["message"]
+
+
+def test_a_measurement_of_another_model_says_nothing(
+    memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
+) -> None:
+    before = answer(memfit, model, *ASK)
+    store.save(taken(fingerprint="0" * 64))
+    assert answer(memfit, model, *ASK) == before
+
+
+def test_a_damaged_record_is_a_note_and_the_answer_stands(
+    memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
+) -> None:
+    store.save(taken())
+    (store.directory / f"{taken().id}.json").write_text("{")
+    run = memfit("estimate", model, *ASK, "--json")
+    assert (run.code, run.err) == (0, "")
+    (note,) = (note for note in run.json["notes"] if note["code"] == "measurement")
+    assert note["message"].endswith(f"it is set aside as {taken().id}.json.damaged")
+
+
+def test_the_table_names_the_basis_and_the_formula_its_values(
+    memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
+) -> None:
+    store.save(taken())
+    run = memfit("estimate", model, *ASK, "--explain", "--plot")
+    assert "measured" in run.out
+    text = " ".join(run.out.split())
+    assert "peak = 4100000 bytes, the median of measured 4000000, 4200000, 4100000" in text
