@@ -84,7 +84,7 @@ class ModelProcess:
 
         It speaks when a call is done, at every chunk of a prompt, and each second of decode.
         """
-        self._path, self._timeout = path, timeout_seconds
+        self._path, self.timeout_seconds = path, timeout_seconds
         self._opening = {"path": str(path), "memory_limit_bytes": memory_limit_bytes}
         self._process: subprocess.Popen[str] | None = None
         self._answers: SimpleQueue[str] = SimpleQueue()
@@ -135,6 +135,11 @@ class ModelProcess:
             for pipe in (self._process.stdin, self._process.stdout):
                 _close(pipe)
         self._stderr.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id, None before it is started."""
+        return self._process.pid if self._process else None
 
     def prompt(self, text: str | None, tokens: int | None) -> Prompt:
         """Tokenise a text as mlx_lm.generate would, or as many tokens of any text.
@@ -211,10 +216,10 @@ class ModelProcess:
 
     def _next_answer(self, call: str, reached: dict[str, int]) -> Any:
         try:
-            line = self._answers.get(timeout=self._timeout)
+            line = self._answers.get(timeout=self.timeout_seconds)
         except Empty:
             self._kill()
-            text = f"{self._doing(call)}: no sign of life for {self._timeout:g} s, stopped"
+            text = f"{self._doing(call)}: no sign of life for {self.timeout_seconds:g} s, stopped"
             raise ProbeStopped(text, reached) from None
         if not line:
             raise ProbeStopped(f"{self._doing(call)}: {self._end()}", reached)

@@ -1,0 +1,220 @@
+"""A model in a process of its own: what it takes, and what is said when that process stops."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.errors import InputError, MachineError, UnsupportedError
+from memfit.estimators.machine.device import Device
+from memfit.estimators.sizing import size
+from memfit.estimators.workload import Workload
+from memfit.probes.process import ModelProcess, ProbeStopped
+from tests.checkpoints import RECIPES, Checkpoints
+
+pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+
+# Chunks that do not divide the prompt, and more tokens than the sliding window's 24.
+WORKLOAD = Workload(prompt_tokens=70, max_tokens=3, prefill_step=32)
+LONG = Workload(prompt_tokens=4000, max_tokens=2, prefill_step=32)
+HOST = Device("this host", "cpu", 0, 0, None, "flag")
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="limits of another process")
+
+
+def started(path: Path) -> ModelProcess:
+    return ModelProcess(path, timeout_seconds=60)
+
+
+@pytest.fixture(scope="module")
+def dense(checkpoints: Checkpoints) -> Iterator[ModelProcess]:
+    """A loaded model, prompted; no test may stop it."""
+    with started(checkpoints("dense")) as process:
+        process.prompt(None, 100)
+        process.load()
+        yield process
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_weights_caches_and_states_are_those_of_the_estimate(
+    name: str, checkpoints: Checkpoints
+) -> None:
+    sizing = size(open_checkpoint(str(checkpoints(name))), device=HOST)
+    figures = sizing.at(WORKLOAD)
+    with started(checkpoints(name)) as process:
+        process.prompt(None, WORKLOAD.prompt_tokens)
+        loaded, run = process.load(), process.run(WORKLOAD)
+    assert loaded.weights_bytes == sizing.weighed.loaded_bytes
+    # The allocator holds the weights, and what classes make for themselves beside them.
+    assert loaded.weights_bytes <= loaded.active_bytes < loaded.weights_bytes + 4096
+    assert (run.kv_bytes, run.kv_held_bytes) == (figures.kv.nbytes, figures.kv.held_bytes)
+    assert run.ssm_bytes == figures.ssm_bytes
+    for peak in (run.prefill_peak_bytes, run.decode_peak_bytes):
+        assert peak > loaded.weights_bytes + run.ssm_bytes
+    assert run.first_token_ns > 0
+    assert run.decode_ns > 0
+
+
+def test_prefill_figures_are_of_the_prompt_less_its_last_token(dense: ModelProcess) -> None:
+    run = dense.run(Workload(prompt_tokens=256 + 1, max_tokens=1, prefill_step=64))
+    # 3 layers x 2 heads x 2 x 64 x 2 bytes; the 257th token makes another 256 of room.
+    per_token = 3 * 2 * 2 * 64 * 2
+    assert run.prefill_kv_bytes == run.prefill_kv_held_bytes == 256 * per_token
+    assert run.kv_bytes == 512 * per_token
+    assert run.kv_held_bytes == 258 * per_token
+
+
+def test_a_prompt_of_one_token_has_an_empty_prefill(dense: ModelProcess) -> None:
+    run = dense.run(Workload(prompt_tokens=1))
+    assert run.prefill_kv_bytes == 0
+    assert run.kv_bytes > 0
+    assert run.decode_ns == 0
+
+
+def test_a_run_leaves_nothing_behind(dense: ModelProcess) -> None:
+    # The peak of a decode is all that was there: a leak of one cache would be twice its bytes.
+    first, *others = (dense.run(WORKLOAD) for _ in range(4))
+    for run in others:
+        assert run.decode_peak_bytes == pytest.approx(first.decode_peak_bytes, abs=65536)
+        assert run.kv_bytes == first.kv_bytes
+
+
+def test_kv_bits_make_the_cache_smaller(dense: ModelProcess) -> None:
+    bits = Workload(
+        prompt_tokens=70, max_tokens=3, prefill_step=32, kv_bits=4, quantized_kv_start=0
+    )
+    plain, quantized = dense.run(WORKLOAD), dense.run(bits)
+    assert quantized.kv_bytes * 32 == plain.kv_bytes * 9  # 4 bits and 4/64 bytes for 16 bits
+
+
+def test_the_rule_of_mlx_swift_lm_counts_logits_of_the_last_chunk(dense: ModelProcess) -> None:
+    workload = Workload(prompt_tokens=512, prefill_step=256)
+    run = dense.run(workload)
+    by_swift = dense.swift_workspace(workload)
+    ours = run.prefill_peak_bytes - 1_190_400 - run.prefill_kv_held_bytes
+    # Half of the prompt's logits in 16 bits, and they are not there by mlx-lm's own loop.
+    assert by_swift > ours + 256 * 320 * 2 // 2
+
+
+def test_a_batch_is_refused(dense: ModelProcess) -> None:
+    with pytest.raises(InputError, match="batch 2"):
+        dense.run(Workload(prompt_tokens=5, batch=2))
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="Metal has one")
+def test_a_wired_limit_is_refused_elsewhere_than_on_metal(dense: ModelProcess) -> None:
+    with pytest.raises(MachineError, match="Metal only"):
+        dense.run(WORKLOAD, wired_limit_bytes=1 << 20)
+
+
+def test_kv_bits_that_the_class_cannot_have_are_not_supported(checkpoints: Checkpoints) -> None:
+    with started(checkpoints("sliding")) as process:
+        process.prompt(None, 40)
+        process.load()
+        with pytest.raises(UnsupportedError, match="RotatingKVCache"):
+            process.run(Workload(prompt_tokens=40, kv_bits=4, quantized_kv_start=0))
+        assert process.run(WORKLOAD).kv_bytes > 0  # and the process goes on
+
+
+def test_a_peak_above_the_memory_limit_is_said(checkpoints: Checkpoints) -> None:
+    process = ModelProcess(checkpoints("dense"), memory_limit_bytes=1_000_000, timeout_seconds=60)
+    with process, pytest.raises(ProbeStopped, match="memory limit of 1000000"):
+        process.load()
+
+
+@pytest.fixture
+def at_work(checkpoints: Checkpoints) -> Iterator[ModelProcess]:
+    """A loaded model that may be stopped."""
+    with started(checkpoints("no-tokenizer")) as process:
+        process.prompt(None, 100)
+        process.load()
+        yield process
+
+
+def later(act: Callable[[], None]) -> AbstractContextManager[object]:
+    """Do something while a run is under way."""
+    timer = threading.Timer(0.5, act)
+    timer.start()
+    return _Joined(timer)
+
+
+class _Joined:
+    def __init__(self, timer: threading.Timer) -> None:
+        self._timer = timer
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.join()
+
+
+def kill(process: ModelProcess, number: signal.Signals) -> Callable[[], None]:
+    assert process.pid is not None
+    return lambda pid=process.pid: os.kill(pid, number)  # type: ignore[misc]
+
+
+def test_a_killed_process_is_a_line_and_what_was_reached(at_work: ModelProcess) -> None:
+    with later(kill(at_work, signal.SIGKILL)), pytest.raises(ProbeStopped) as stopped:
+        at_work.run(LONG)
+    assert "killed by signal 9 (SIGKILL), probably for want of memory" in str(stopped.value)
+    assert "\n" not in str(stopped.value)
+    assert 0 < stopped.value.reached["prompt_tokens_done"] < 4000
+    with pytest.raises(ProbeStopped, match="SIGKILL"):
+        at_work.run(WORKLOAD)
+
+
+def test_a_silent_process_is_stopped(at_work: ModelProcess) -> None:
+    at_work.timeout_seconds = 1.5
+    with later(kill(at_work, signal.SIGSTOP)), pytest.raises(ProbeStopped) as stopped:
+        at_work.run(LONG)
+    assert "no sign of life for 1.5 s" in str(stopped.value)
+    assert stopped.value.reached["prompt_tokens_done"] > 0
+
+
+@ON_LINUX
+def test_memory_refused_by_the_system_is_a_line(at_work: ModelProcess) -> None:
+    assert at_work.pid is not None
+    at_work.run(WORKLOAD)  # threads need room of their own
+    pages = int(Path(f"/proc/{at_work.pid}/statm").read_text().split()[0])
+    room = pages * resource.getpagesize() + (8 << 20)
+    resource.prlimit(at_work.pid, resource.RLIMIT_AS, (room, room))
+    with pytest.raises(ProbeStopped, match="memory"):
+        at_work.run(Workload(prompt_tokens=4000))
+
+
+@ON_LINUX
+def test_the_process_ends_with_its_parent(checkpoints: Checkpoints) -> None:
+    program = (
+        "import sys, pathlib; from memfit.probes.process import ModelProcess\n"
+        "process = ModelProcess(pathlib.Path(sys.argv[1]), timeout_seconds=60).__enter__()\n"
+        "print(process.pid, flush=True); sys.stdin.read()"
+    )
+    path = str(checkpoints("no-tokenizer"))
+    pipe = subprocess.PIPE
+    with subprocess.Popen((sys.executable, "-c", program, path), stdin=pipe, stdout=pipe) as parent:
+        assert parent.stdout is not None
+        child = Path(f"/proc/{int(parent.stdout.readline())}")
+        assert child.exists()
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while child.exists() and "\nState:\tZ" not in (child / "status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_nothing_is_left_after_the_block(checkpoints: Checkpoints) -> None:
+    with started(checkpoints("no-tokenizer")) as process:
+        pid = process.pid
+        assert process.versions["mlx"]
+        assert process.versions["backend"] in ("cpu", "metal", "cuda")
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
