@@ -1,6 +1,6 @@
 """``memfit tune``: a model loaded and run beside its estimate.
 
-    tune(Request(checkpoint=..., workload=..., prompt_tokens=2048), start=..., keep=...)
+    tune(Request(checkpoint=..., workload=Workload(prompt_tokens=2048)), start=..., keep=...)
 
 Nothing is loaded before the estimate says that there is room for it.
 """
@@ -32,15 +32,15 @@ from memfit.probes.worker import Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to measure: a prompt as text or as a number of tokens, and how it is run.
+    """What to measure, and how it is run.
 
-    The workload's own prompt tokens do not count. ``force`` runs what the estimate refuses.
+    The prompt's tokens are counted where it is a text; else it is as long as the workload says.
+    ``force`` runs what the estimate refuses.
     """
 
     checkpoint: Checkpoint
     workload: Workload
     prompt: str | None = None
-    prompt_tokens: int | None = None
     margin_bytes: int = 0
     force: bool = False
     units: Units = Units.GB
@@ -68,7 +68,7 @@ def tune(
     require_loadable(request.checkpoint)
     with Worker(start) as worker:
         device = _device(worker)
-        prompt = worker.prompt(request.prompt, request.prompt_tokens)
+        prompt = _prompted(worker, request)
         workload = replace(request.workload, prompt_tokens=prompt.tokens)
         sizing = sized(request.checkpoint, device, workload, request.margin_bytes)
         _require_within_limit(sizing, workload, force=request.force)
@@ -118,6 +118,11 @@ def _device(worker: Worker) -> Device:
     if device is None:
         raise MachineError("this machine's memory could not be read")
     return device
+
+
+def _prompted(worker: Worker, request: Request) -> Prompt:
+    tokens = request.workload.prompt_tokens if request.prompt is None else None
+    return worker.prompt(request.prompt, tokens)
 
 
 def _require_within_limit(sizing: Sizing, workload: Workload, *, force: bool) -> None:

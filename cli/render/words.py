@@ -9,6 +9,7 @@ from memfit.estimators.units import Units, format_bytes
 if TYPE_CHECKING:
     from memfit.estimators.comparison import Comparison
     from memfit.estimators.plan_context import ContextPlan
+    from memfit.probes.result import TuneResult
 
 PARTS = {
     "embedding": "embedding",
@@ -72,7 +73,7 @@ def task(result: "Estimate | Comparison | ContextPlan") -> str:
     return f"{text}; {result.runtime.name} {result.runtime.version}"
 
 
-def machine(result: "Estimate | Comparison | ContextPlan", units: Units) -> str:
+def machine(result: "Estimate | Comparison | ContextPlan | TuneResult", units: Units) -> str:
     """The device in one line."""
     device = result.device
     if device is None:

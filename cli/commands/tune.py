@@ -1,0 +1,156 @@
+"""``memfit tune``: parse, load and measure, show what was found."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from memfit.cli.exits import Exit
+from memfit.cli.options import (
+    CompareFormat,
+    Json,
+    KVBits,
+    KVGroupSize,
+    Margin,
+    MaxKVSize,
+    MaxTokens,
+    Output,
+    PrefillStep,
+    QuantizedKVStart,
+    ShownUnits,
+    Verbose,
+    parsed,
+)
+from memfit.cli.progress import reporting
+from memfit.cli.prompts import prompt_text
+from memfit.cli.render.output import emit
+from memfit.cli.render.tune.output import written
+from memfit.cli.requests import requested_workload
+from memfit.estimators.errors import InputError, MachineError
+from memfit.estimators.sink import Sink
+from memfit.estimators.units import Units, parse_size
+
+if TYPE_CHECKING:
+    from memfit.estimators.checkpoint.manifest import Checkpoint
+    from memfit.probes.result import TuneResult
+
+TIMEOUT_SECONDS = 600
+GENERATED = "32"
+
+
+def tune(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model's directory, or org/name on the Hub.")
+    ],
+    prompt: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT|@FILE|-", help="The prompt, a file with it, or what is piped."),
+    ] = None,
+    prompt_tokens: Annotated[
+        str | None, typer.Option(help="A prompt of so many tokens, in place of a text.")
+    ] = None,
+    max_tokens: MaxTokens = GENERATED,
+    prefill_step: PrefillStep = None,
+    kv_bits: KVBits = None,
+    kv_group_size: KVGroupSize = None,
+    quantized_kv_start: QuantizedKVStart = None,
+    max_kv_size: MaxKVSize = None,
+    margin: Margin = "64MB",
+    force: Annotated[
+        bool, typer.Option("--force", help="Run what the estimate says does not fit.")
+    ] = False,
+    memory_limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The most that MLX may take, such as 8GB.")
+    ] = None,
+    timeout: Annotated[
+        int, typer.Option(metavar="SECONDS", min=1, help="Longest silence before a run is stopped.")
+    ] = TIMEOUT_SECONDS,
+    format_: Annotated[
+        CompareFormat, typer.Option("--format", help="How the answer is written.")
+    ] = CompareFormat.TABLE,
+    json_: Json = False,
+    output: Output = None,
+    units: ShownUnits = Units.GB,
+    verbose: Verbose = False,
+) -> None:
+    """Load a model, measure what it takes, and compare with the estimate."""
+    # The library is imported when it is needed: --help stays quick.
+    from memfit.estimators.machine.runtime import MLX_LM, get_runtime
+    from memfit.probes.process import ModelProcess
+    from memfit.probes.store import user_store
+    from memfit.probes.tune import Request
+    from memfit.probes.tune import tune as answer
+
+    if (prompt is None) == (prompt_tokens is None):
+        raise InputError("give either --prompt TEXT|@FILE|- or --prompt-tokens N")
+    workload = requested_workload(
+        get_runtime(MLX_LM),
+        context=None,
+        prompt_tokens=prompt_tokens or "1",  # until a text is counted
+        max_tokens=max_tokens,
+        batch=1,
+        prefill_step=prefill_step,
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        quantized_kv_start=quantized_kv_start,
+        max_kv_size=max_kv_size,
+    )
+    limit = parsed("--memory-limit", parse_size, memory_limit)
+    margin_bytes = parsed("--margin", parse_size, margin) or 0
+    text = None if prompt is None else prompt_text(prompt)
+    with reporting(verbose=verbose) as sink, _forcible():
+        checkpoint, path = _located(model, sink)
+        result = answer(
+            Request(
+                checkpoint=checkpoint,
+                workload=workload,
+                prompt=text,
+                margin_bytes=margin_bytes,
+                force=force,
+                units=units,
+            ),
+            start=partial(
+                ModelProcess, path, memory_limit_bytes=limit, timeout_seconds=float(timeout)
+            ),
+            keep=user_store().save,
+            sink=sink,
+        )
+    form = CompareFormat.JSON if json_ else format_
+    emit(written(result, form, units, to_file=output is not None), output)
+    _leave(result)
+
+
+def _leave(result: "TuneResult") -> NoReturn:
+    """What was reached is shown by now: say what stopped it, or what the verdict is."""
+    asked = result.points[0]
+    if asked.status == "failed":
+        raise MachineError(asked.reason or "the run stopped")
+    raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+
+
+@contextmanager
+def _forcible() -> Iterator[None]:
+    """Name the option that overrides a refusal; the library knows no options."""
+    from memfit.probes.refusal import RefusedError
+    from memfit.probes.tune import TooLongError
+
+    try:
+        yield
+    except (RefusedError, TooLongError) as error:
+        raise type(error)(f"{error}; --force runs it all the same") from None
+
+
+def _located(reference: str, sink: Sink) -> "tuple[Checkpoint, Path]":
+    """The checkpoint, and the directory to load it from."""
+    from memfit.estimators.checkpoint.opening import open_checkpoint
+    from memfit.probes.tune import require_loadable
+
+    checkpoint = open_checkpoint(reference, sink=sink)
+    require_loadable(checkpoint)
+    path = Path(reference).expanduser()
+    if not path.is_dir():
+        raise InputError(f"{checkpoint.id}: one file of a model; give the directory it is in")
+    return checkpoint, path

@@ -1,0 +1,45 @@
+"""The text of a prompt as a command line gives it: the words, a file of them, or what is piped."""
+
+import sys
+from pathlib import Path
+
+from memfit.estimators.errors import InputError
+
+MAX_PROMPT_BYTES = 64_000_000  # about as many tokens as the longest context of any model has bytes
+
+
+def prompt_text(given: str) -> str:
+    """Return the text of ``TEXT``, ``@FILE`` or ``-`` for standard input.
+
+    Raises:
+        InputError: when it is empty, too long, no UTF-8, or cannot be read.
+    """
+    if given == "-":
+        source, content = "standard input", _piped()
+    elif given.startswith("@"):
+        source, content = given[1:], _contents(given[1:])
+    else:
+        source, content = "--prompt", given.encode("utf-8", "surrogateescape")
+    if len(content) > MAX_PROMPT_BYTES:
+        raise InputError(f"{source}: a prompt of more than {MAX_PROMPT_BYTES} bytes is not read")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source}: no UTF-8 text, from byte {error.start} on") from None
+    if not text.strip():
+        raise InputError(f"{source}: the prompt is empty")
+    return text
+
+
+def _contents(name: str) -> bytes:
+    from memfit.estimators.checkpoint.files import read_whole
+
+    if not name:
+        raise InputError("--prompt @: name a file, such as @prompt.txt")
+    return read_whole(Path(name).expanduser(), limit=MAX_PROMPT_BYTES)
+
+
+def _piped() -> bytes:
+    if sys.stdin is None:
+        raise InputError("standard input is closed; give the prompt as text or @FILE")
+    return sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)

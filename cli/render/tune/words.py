@@ -1,0 +1,160 @@
+"""A tuning in words and numbers as people read them."""
+
+from collections.abc import Iterator
+from decimal import Decimal
+
+from memfit.estimators.units import Units, format_bytes
+from memfit.estimators.workload import Workload
+from memfit.probes.result import Figure, Point, TuneResult
+
+_NAMES = {
+    "weights": "Weights",
+    "active": "Active after load",
+    "kv": "KV cache at the end",
+    "kv_held": "  held by its tokens",
+    "ssm": "Recurrent state at the end",
+    "prefill_kv": "KV cache after prefill",
+    "prefill_kv_held": "  held by its tokens",
+    "prefill_ssm": "Recurrent state after prefill",
+    "prefill_peak": "Peak in prefill",
+    "decode_peak": "Peak in decode",
+    "peak": "Peak",
+    "workspace": "Workspace",
+    "unaccounted": "Unaccounted",
+    "swift_workspace": "Workspace, mlx-swift-lm's rule",
+    "process": "Process, as the system counts",
+}
+_ONLY_WHERE_THERE = {"ssm", "prefill_ssm"}
+NOTHING = "-"
+
+
+def figure_rows(point: Point, units: Units) -> Iterator[tuple[str, ...]]:
+    """Yield name, estimate, measurement, difference, percent, spread and basis of each figure."""
+    for figure in point.figures:
+        if figure.name in _ONLY_WHERE_THERE and not (
+            figure.measured_bytes or figure.estimated_bytes
+        ):
+            continue
+        yield (
+            _NAMES[figure.name],
+            size(figure.estimated_bytes, units),
+            size(figure.measured_bytes, units),
+            difference(figure, units),
+            percent(figure),
+            size(figure.spread_bytes, units) if figure.spread_bytes else NOTHING,
+            figure.basis or NOTHING,
+        )
+
+
+def point_rows(points: tuple[Point, ...], units: Units) -> Iterator[tuple[str, ...]]:
+    """Yield the settings of each point, its peaks and its speeds."""
+    for point in points:
+        peak = next((figure for figure in point.figures if figure.name == "peak"), None)
+        work, speed = point.workload, point.speed
+        yield (
+            str(work.prompt_tokens),
+            str(work.prefill_step),
+            str(work.kv_bits or "none"),
+            size(point.estimated_peak_bytes, units),
+            size(point.peak_bytes, units) if point.peak_bytes is not None else point.status,
+            percent(peak) if peak else NOTHING,
+            seconds(speed.first_token_ns) if speed else NOTHING,
+            rate(speed.prefill_tokens_per_second if speed else None),
+            rate(speed.decode_tokens_per_second if speed else None),
+        )
+
+
+def reasons(points: tuple[Point, ...]) -> Iterator[str]:
+    """Yield why points were not measured, or not to their end."""
+    for point in points:
+        if point.reason:
+            yield f"{settings(point.workload)}: {point.status}: {point.reason}"
+
+
+def settings(work: Workload) -> str:
+    """The settings of a workload that a sweep varies."""
+    bits = f"{work.kv_bits}-bit" if work.kv_bits else "unquantised"
+    return f"{work.prompt_tokens} tokens, prefill step {work.prefill_step}, {bits} KV cache"
+
+
+def task(result: TuneResult) -> str:
+    """What was run, by what."""
+    work = result.points[0].workload
+    text = f"{work.prompt_tokens} prompt tokens"
+    if work.max_tokens:
+        text += f" + {work.max_tokens} generated"
+    text += f", prefill step {work.prefill_step}"
+    if work.kv_bits:
+        text += f", {work.kv_bits}-bit KV cache from token {work.quantized_kv_start}"
+    if work.max_kv_size:
+        text += f", KV cache of at most {work.max_kv_size} tokens"
+    return f"{text}; mlx {result.mlx_version}, mlx-lm {result.mlx_lm_version}"
+
+
+def speeds(result: TuneResult) -> Iterator[str]:
+    """How long the asked workload took."""
+    point = result.points[0]
+    if result.loaded:
+        yield f"loaded in {seconds(result.loaded.load_ns)}"
+    if point.speed:
+        yield f"first token after {seconds(point.speed.first_token_ns)}"
+        yield f"prefill {rate(point.speed.prefill_tokens_per_second)} tokens/s"
+        if point.speed.decode_tokens_per_second is not None:
+            yield f"decode {rate(point.speed.decode_tokens_per_second)} tokens/s"
+        yield "1 repeat" if point.repeats == 1 else f"median of {point.repeats} repeats"
+
+
+def verdict(result: TuneResult, units: Units) -> str:
+    """The verdict as a sentence with its numbers."""
+    point = result.points[0]
+    if point.peak_bytes is None:
+        return f"Not measured to the end: {point.reason}."
+    need, budget = point.peak_bytes + result.margin_bytes, result.device.working_set_bytes
+    share = (
+        f"measured peak and margin take {format_bytes(need, units)} of"
+        f" {format_bytes(budget, units)} ({-(-100 * need // budget)} %)"
+    )
+    if result.verdict == "fits":
+        return f"Fits: {share}."
+    if result.verdict == "tight":
+        return f"Tight: {share}; above nine tenths of the working set it can be slow or fail."
+    if "working_set" in result.exceeded:
+        return f"Does not fit: {share}."
+    return f"Does not fit: one allocation is larger than the device allows ({share})."
+
+
+def size(nbytes: int | None, units: Units) -> str:
+    """Bytes with their unit."""
+    return NOTHING if nbytes is None else format_bytes(nbytes, units)
+
+
+def difference(figure: Figure, units: Units) -> str:
+    """What was measured less what was estimated, with its sign."""
+    nbytes = figure.difference_bytes
+    if nbytes is None:
+        return NOTHING
+    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes, units)}"
+
+
+def percent(figure: Figure) -> str:
+    """The difference in percent of the estimate, to a hundredth, never rounded to nothing."""
+    nbytes, whole = figure.difference_bytes, figure.estimated_bytes
+    if nbytes is None or not whole:
+        return NOTHING
+    share = Decimal(100 * nbytes) / whole
+    if nbytes and abs(share) < Decimal("0.01"):
+        return f"{'+' if nbytes > 0 else '-'}<0.01 %"
+    return f"{share:+.2f} %" if nbytes else "0 %"
+
+
+def seconds(nanoseconds: int) -> str:
+    """A time in seconds, to a millisecond below a minute."""
+    time = Decimal(nanoseconds) / 10**9
+    return f"{time:.3f} s" if time < 60 else f"{time:.1f} s"
+
+
+def rate(tokens: float | None) -> str:
+    """Tokens a second, as many digits as can be trusted."""
+    if tokens is None:
+        return NOTHING
+    return f"{tokens:.1f}" if tokens < 100 else f"{tokens:.0f}"
