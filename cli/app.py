@@ -19,6 +19,7 @@ class Commands(LazyGroup):
     package = "memfit.cli.commands"
     summaries: ClassVar = {
         "estimate": "Say how much memory a model takes, whether it fits, and what to set.",
+        "tune": "Load a model, measure what it takes, and compare with the estimate.",
         "compare": "Show models side by side, each against the first, and what fits where.",
         "gate": "Say whether models still fit, by a policy file.",
         "plan": "Plan memory for requests, contexts and limits.",
