@@ -15,6 +15,7 @@ from memfit.estimators.trace.building import class_errors
 _NO_MEMORY = ("[metal::malloc]", "[malloc]", "Unable to allocate", "Insufficient Memory")
 # Functions of mlx-lm and MLX that handle a checkpoint's tensors; others handle its config.
 _OF_WEIGHTS = {"sanitize", "load_weights", "infer_quant_config", "_quantize"}
+_READING = ("[load", "[safetensor")
 _UNEXPECTED = re.compile(r"Received (\d+) parameters not in model: \s*([^,\s]+?)[,.]?(?:\s|$)")
 _MISSING = re.compile(r"Missing (\d+) parameters: \s*([^,\s]+?)[,.]?(?:\s|$)")
 _SHAPE = re.compile(r"Expected shape (\(.*?\)) but received shape (\(.*?\)) for parameter (\S+)")
@@ -37,8 +38,19 @@ def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
     from mlx_lm.utils import load_model as load
 
     with class_errors(name, config), _weight_errors(path), memory_errors():
+        _require_class(name, config)
         model, config = load(path, lazy=False, strict=True, trust_remote_code=False)
     return model, config
+
+
+def _require_class(name: str, config: dict[str, Any]) -> None:
+    from mlx_lm.utils import _get_classes
+
+    try:
+        _get_classes(config)
+    except ValueError:
+        kind = shown(config.get("model_type"))
+        raise UnsupportedError(f"{name}: model_type {kind}: mlx-lm has no class for it") from None
 
 
 @contextmanager
@@ -72,25 +84,29 @@ def _is_of_weights(error: Exception) -> bool:
         if traceback.tb_frame.f_code.co_name in _OF_WEIGHTS:
             return True
         traceback = traceback.tb_next
-    return str(error).startswith(("[load", "[safetensor"))
+    return str(error).startswith(_READING)
 
 
 def _mismatch(error: Exception) -> str:
     text = str(error)
+    if text.startswith(_READING):
+        return f"its weights cannot be read: {_line(error)}"
     if found := _SHAPE.search(text):
         wanted, got, name = found.groups()
-        return f"tensor {shown(name)} has shape {got}, the config describes {wanted}"
-    if found := _UNEXPECTED.search(text):
-        return f"tensor {shown(found[2])}{_others(found[1])} is not in the model of the config"
-    if found := _MISSING.search(text):
-        return f"tensor {shown(found[2])}{_others(found[1])} is missing"
-    if isinstance(error, KeyError):
-        return f"tensor {shown(error.args[0])} is missing" if error.args else "a tensor is missing"
-    return f"the weights do not match the config: {type(error).__name__}: {_line(error)}"
+        wrong = f"tensor {shown(name)} has shape {got}, the config describes {wanted}"
+    elif found := _UNEXPECTED.search(text):
+        wrong = f"tensor {shown(found[2])} is not in the model of the config{_others(found[1])}"
+    elif found := _MISSING.search(text):
+        wrong = f"tensor {shown(found[2])} is not there{_others(found[1])}"
+    elif isinstance(error, KeyError):
+        wrong = f"tensor {shown(next(iter(error.args), '?'))} is not there"
+    else:
+        wrong = f"{type(error).__name__}: {_line(error)}"
+    return f"{wrong}; config and weights do not belong together"
 
 
 def _others(count: str) -> str:
-    return f" (and {int(count) - 1} more)" if count != "1" else ""
+    return f", nor are {int(count) - 1} more" if count != "1" else ""
 
 
 def _line(error: BaseException) -> str:

@@ -1,0 +1,179 @@
+"""Directories that hold no model that can be measured: each is one line that says what to mend."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.estimators.errors import CheckpointError, InputError, MemfitError, UnsupportedError
+from memfit.probes.process import ModelProcess
+from tests.checkpoints import CHAT_TEMPLATE, SENTENCES, Checkpoints, save_weights
+
+mx = pytest.importorskip("mlx.core")
+pytest.importorskip("mlx_lm", reason="it is what refuses")
+
+Spoil = Callable[[Path], object]
+SPOILER = "open('ran', 'w')"
+
+
+@pytest.fixture
+def spoilt(checkpoints: Checkpoints, tmp_path: Path) -> Callable[[str, Spoil], ModelProcess]:
+    """A copy of a checkpoint in which something is wrong."""
+
+    def make(name: str, spoil: Spoil) -> ModelProcess:
+        path = tmp_path / "model"
+        shutil.copytree(checkpoints(name), path)
+        spoil(path)
+        return ModelProcess(path, timeout_seconds=60)
+
+    return make
+
+
+def config(**changes: Any) -> Spoil:
+    def spoil(path: Path) -> None:
+        file = path / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return spoil
+
+
+def tensors(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Spoil:
+    return lambda path: save_weights(path, change(mx.load(str(path / "model.safetensors"))))
+
+
+def written(name: str, text: str) -> Spoil:
+    def spoil(path: Path) -> None:
+        (path / name).write_text(text)
+
+    return spoil
+
+
+def without(part: str) -> Spoil:
+    return tensors(lambda all_: {name: all_[name] for name in all_ if part not in name})
+
+
+CANNOT_LOAD: dict[str, tuple[Spoil, type[MemfitError], str]] = {
+    "a tensor of another shape": (
+        tensors(lambda all_: {**all_, "model.norm.weight": mx.zeros((64,))}),
+        CheckpointError,
+        r"tensor model.norm.weight has shape \(64,\), the config describes \(128,\)",
+    ),
+    "missing tensors": (
+        without("q_proj"),
+        CheckpointError,
+        r"tensor model.layers.0.self_attn.q_proj.weight is not there, nor are 2 more",
+    ),
+    "a tensor too many": (
+        tensors(lambda all_: {**all_, "more\x1b[31m": mx.zeros((64,))}),
+        CheckpointError,
+        r"tensor more\\x1b\[31m is not in the model",
+    ),
+    "a config of fewer layers": (
+        config(num_hidden_layers=2),
+        CheckpointError,
+        r"tensor model.layers.2.input_layernorm.weight is not in the model .* nor are 10 more",
+    ),
+    "weights cut short": (
+        lambda path: (path / "model.safetensors").write_bytes(b"\xff" * 100),
+        CheckpointError,
+        "cannot be read",
+    ),
+    "no weights": (
+        lambda path: (path / "model.safetensors").unlink(),
+        CheckpointError,
+        "No safetensors",
+    ),
+    "an unknown class": (config(model_type="zork"), UnsupportedError, "model_type zork: mlx-lm"),
+    "a module that is no model": (config(model_type="cache"), UnsupportedError, "'cache'"),
+    "code of its own": (config(model_file="code.py"), UnsupportedError, "never runs"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "kind", "words"), CANNOT_LOAD.values(), ids=CANNOT_LOAD)
+def test_what_does_not_load_is_named(
+    spoilt: Callable[[str, Spoil], ModelProcess], spoil: Spoil, kind: type[MemfitError], words: str
+) -> None:
+    with spoilt("dense", spoil) as process, pytest.raises(kind, match=words) as raised:
+        process.load()
+    assert str(raised.value).isprintable()
+
+
+def test_experts_that_are_not_all_there_are_named(
+    spoilt: Callable[[str, Spoil], ModelProcess],
+) -> None:
+    # Unstacked experts, as most repositories have them: the class looks for each by its name.
+    def unstack(all_: dict[str, Any]) -> dict[str, Any]:
+        stacked = "model.layers.1.mlp.switch_mlp.up_proj.weight"
+        return {**all_, "model.layers.1.mlp.experts.0.up_proj.weight": all_.pop(stacked)[0]}
+
+    with spoilt("moe", tensors(unstack)) as process:
+        with pytest.raises(CheckpointError, match=r"up_proj.weight is not"):
+            process.load()
+
+
+CANNOT_TOKENISE: dict[str, tuple[str, Spoil, str]] = {
+    "no tokenizer": ("no-tokenizer", lambda path: None, "no tokenizer; use --prompt-tokens N"),
+    "a damaged tokenizer": ("dense", written("tokenizer.json", "{"), "cannot be loaded"),
+    "a template that raises": (
+        "chat",
+        written("chat_template.jinja", "{{ raise_exception('not\nthis') }}"),
+        "not this",
+    ),
+    "another model's tokenizer": ("dense", config(vocab_size=50), "a vocabulary of 50"),
+}
+
+
+@pytest.mark.parametrize(("name", "spoil", "words"), CANNOT_TOKENISE.values(), ids=CANNOT_TOKENISE)
+def test_a_text_that_cannot_be_tokenised_is_an_input_error(
+    spoilt: Callable[[str, Spoil], ModelProcess], name: str, spoil: Spoil, words: str
+) -> None:
+    with spoilt(name, spoil) as process, pytest.raises(InputError, match=words) as raised:
+        process.prompt("How many bytes?", None)
+    assert str(raised.value).isprintable()
+
+
+def test_an_empty_prompt_is_an_input_error(checkpoints: Checkpoints) -> None:
+    with ModelProcess(checkpoints("dense"), timeout_seconds=60) as process:
+        with pytest.raises(InputError, match="the prompt is empty"):
+            process.prompt(" \n", None)
+
+
+def test_a_number_of_tokens_needs_no_tokenizer(checkpoints: Checkpoints) -> None:
+    with ModelProcess(checkpoints("no-tokenizer"), timeout_seconds=60) as process:
+        prompt = process.prompt(None, 1_000_000)
+    assert prompt.tokens == 1_000_000
+    assert prompt.notes == ("no tokenizer: the prompt is plain token ids",)
+
+
+def test_a_text_goes_through_the_chat_template(checkpoints: Checkpoints) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    path = checkpoints("chat")
+    assert "[assistant]" in CHAT_TEMPLATE
+    seen = f"<s>[user]{SENTENCES[0]}\n[assistant]"
+    tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    with ModelProcess(path, timeout_seconds=60) as process:
+        prompt = process.prompt(SENTENCES[0], None)
+    assert prompt.tokens == len(tokenizer.encode(seen, add_special_tokens=False).ids)
+    assert prompt.notes == ()
+
+
+def test_code_of_a_model_never_runs(
+    spoilt: Callable[[str, Spoil], ModelProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plant(path: Path) -> None:
+        config(auto_map={"AutoConfig": "code.C", "AutoTokenizer": ["code.T", None]})(path)
+        settings = json.loads((path / "tokenizer_config.json").read_text())
+        settings |= {"auto_map": {"AutoTokenizer": ["code.T", None]}, "tokenizer_class": "T"}
+        written("tokenizer_config.json", json.dumps(settings))(path)
+        for name in ("code", "json", "mlx_lm", "transformers"):
+            written(f"{name}.py", SPOILER)(path)
+
+    process = spoilt("dense", plant)
+    monkeypatch.chdir(tmp_path / "model")
+    with process:
+        process.prompt("How many bytes?", None)
+        process.load()
+    assert not (tmp_path / "model" / "ran").exists()
