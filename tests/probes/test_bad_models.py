@@ -109,9 +109,9 @@ def test_experts_that_are_not_all_there_are_named(
         stacked = "model.layers.1.mlp.switch_mlp.up_proj.weight"
         return {**all_, "model.layers.1.mlp.experts.0.up_proj.weight": all_.pop(stacked)[0]}
 
-    with spoilt("moe", tensors(unstack)) as process:
-        with pytest.raises(CheckpointError, match=r"up_proj.weight is not"):
-            process.load()
+    process = spoilt("moe", tensors(unstack))
+    with process, pytest.raises(CheckpointError, match=r"up_proj.weight is not"):
+        process.load()
 
 
 CANNOT_TOKENISE: dict[str, tuple[str, Spoil, str]] = {
@@ -136,9 +136,9 @@ def test_a_text_that_cannot_be_tokenised_is_an_input_error(
 
 
 def test_an_empty_prompt_is_an_input_error(checkpoints: Checkpoints) -> None:
-    with ModelProcess(checkpoints("dense"), timeout_seconds=60) as process:
-        with pytest.raises(InputError, match="the prompt is empty"):
-            process.prompt(" \n", None)
+    process = ModelProcess(checkpoints("dense"), timeout_seconds=60)
+    with process, pytest.raises(InputError, match="the prompt is empty"):
+        process.prompt(" \n", None)
 
 
 def test_a_number_of_tokens_needs_no_tokenizer(checkpoints: Checkpoints) -> None:
