@@ -133,14 +133,14 @@ def _obstacles(measurement: Measurement, device: Device, versions: Versions) -> 
 
 
 def _listed(measurements: Sequence[Measurement]) -> str:
-    named = [_workload(m.workload) for m in measurements[:_NAMED]]
+    named = [workload_words(m.workload) for m in measurements[:_NAMED]]
     if (more := len(measurements) - _NAMED) > 0:
         named.append(f"and {more} more")
     return ", ".join(named)
 
 
-def _workload(workload: Workload) -> str:
-    """A workload's tokens, and its other settings where they are not the usual ones."""
+def workload_words(workload: Workload) -> str:
+    """Return a workload's tokens, and its other settings where they are not the usual ones."""
     usual = Workload(prompt_tokens=1)
     text = f"{workload.prompt_tokens} + {workload.max_tokens} tokens"
     if workload.prefill_step != usual.prefill_step:

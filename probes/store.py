@@ -70,23 +70,19 @@ class Store:
         Raises:
             InputError: when there is none of that id, or it is damaged.
         """
-        path = self._path(id)
-        if not os.path.lexists(path):
-            raise self._missing(id)
-        return self._read(path)
+        return self._read(self._existing(id))
 
-    def remove(self, id: str) -> None:
-        """Remove a measurement.
+    def remove(self, ids: Iterable[str]) -> None:
+        """Remove measurements, all of them or none.
 
         Raises:
-            InputError: when there is none of that id, or it cannot be removed.
+            InputError: when there is none of an id, or it cannot be removed.
         """
-        try:
-            self._path(id).unlink()
-        except FileNotFoundError:
-            raise self._missing(id) from None
-        except OSError as error:
-            raise InputError(f"{self._path(id)}: cannot be removed: {error.strerror}") from None
+        for path in [self._existing(id) for id in ids]:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise InputError(f"{shown(path)}: cannot be removed: {error.strerror}") from None
 
     def add(self, collection: Path) -> Imported:
         """Keep the measurements of a collection that are not here yet: all of it is valid, or none.
@@ -148,15 +144,17 @@ class Store:
                 yield self.directory / name
 
     def _path(self, id: str) -> Path:
-        if not ID.fullmatch(id):
-            raise self._missing(id)
         return self.directory / f"{id}{_SUFFIX}"
 
-    def _missing(self, id: str) -> InputError:
-        return InputError(
-            f"{shown(id)}: no such measurement in {shown(self.directory)}; memfit measurements list"
-            " shows which there are"
-        )
+    def _existing(self, id: str) -> Path:
+        path = self._path(id)
+        # An id is typed by someone: it may name anything.
+        if not ID.fullmatch(id) or not os.path.lexists(path):
+            raise InputError(
+                f"{shown(id)}: no such measurement in {shown(self.directory)}; memfit measurements"
+                " list shows which there are"
+            )
+        return path
 
 
 def user_store() -> Store:

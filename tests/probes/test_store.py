@@ -68,11 +68,13 @@ def test_every_part_of_the_key_makes_another_id(change: dict[str, Any]) -> None:
 
 
 def test_a_removed_measurement_is_gone(store: Store) -> None:
-    store.save(ONE)
-    store.remove(ONE.id)
-    assert store.all().measurements == ()
-    with pytest.raises(InputError, match="no such measurement"):
-        store.remove(ONE.id)
+    for each in (ONE, LONGER):
+        store.save(each)
+    store.remove([ONE.id])
+    assert store.all().measurements == (LONGER,)
+    with pytest.raises(InputError, match=f"{ONE.id}: no such measurement"):
+        store.remove([LONGER.id, ONE.id])
+    assert store.all().measurements == (LONGER,)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +82,10 @@ def test_a_removed_measurement_is_gone(store: Store) -> None:
 )
 def test_an_id_that_is_none_names_no_file(store: Store, id: str) -> None:
     store.save(ONE)
-    for ask in (store.get, store.remove):
-        with pytest.raises(InputError, match="no such measurement"):
-            ask(id)
+    with pytest.raises(InputError, match="no such measurement"):
+        store.get(id)
+    with pytest.raises(InputError, match="no such measurement"):
+        store.remove([id])
     assert store.all().measurements == (ONE,)
 
 

@@ -7,7 +7,7 @@ from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.workload import Workload
 from memfit.probes.result import Figure, Point, TuneResult
 
-_NAMES = {
+FIGURE_NAMES = {
     "weights": "Weights",
     "active": "Active after load",
     "kv": "KV cache at the end",
@@ -36,7 +36,7 @@ def figure_rows(point: Point, units: Units) -> Iterator[tuple[str, ...]]:
         ):
             continue
         yield (
-            _NAMES[figure.name],
+            FIGURE_NAMES[figure.name],
             size(figure.estimated_bytes, units),
             size(figure.measured_bytes, units),
             difference(figure, units),

@@ -1,0 +1,90 @@
+"""``memfit measurements``: what ``memfit tune`` measured on this machine, kept for estimates."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memfit.cli.options import Json, Output, ShownUnits
+from memfit.cli.render.output import emit
+from memfit.estimators.units import Units
+
+if TYPE_CHECKING:
+    from memfit.estimators.machine.measurement import Measurement
+    from memfit.probes.store import Store
+
+measurements = typer.Typer(
+    help="What was measured on this machine, kept for estimates.", no_args_is_help=True
+)
+Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
+
+
+@measurements.command("list")
+def list_(json_: Json = False, output: Output = None, units: ShownUnits = Units.GB) -> None:
+    """List them, the newest last."""
+    from memfit.probes.measurement_json import collection_text
+
+    store = _store()
+    kept = _all(store)
+    if json_:
+        emit(collection_text(kept), output)
+    elif kept:
+        from memfit.cli.render.measurements import to_table
+
+        emit(to_table(kept, units, to_file=output is not None), output)
+    else:
+        emit(f"no measurements in {store.directory}; memfit tune MODEL makes one\n", output)
+
+
+@measurements.command()
+def show(id: Id, json_: Json = False, output: Output = None, units: ShownUnits = Units.GB) -> None:
+    """Show every figure of one; as JSON it is what import takes."""
+    from memfit.cli.render.measurements import to_sheet
+    from memfit.probes.measurement_json import collection_text
+
+    found = _store().get(id)
+    if json_:
+        emit(collection_text([found]), output)
+    else:
+        emit(to_sheet(found, units, to_file=output is not None), output)
+
+
+@measurements.command()
+def rm(ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False)]) -> None:
+    """Remove some."""
+    chosen = set(ids)
+    _store().remove(chosen)
+    print(f"{_counted(len(chosen))} removed")
+
+
+@measurements.command()
+def export(output: Output = None) -> None:
+    """Write all of them as one JSON, for another account of this machine or another machine."""
+    from memfit.probes.measurement_json import collection_text
+
+    emit(collection_text(_all(_store())), output)
+
+
+@measurements.command("import")
+def import_(file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]) -> None:
+    """Add those of an export that are not here yet; a damaged export changes nothing."""
+    imported = _store().add(file)
+    print(f"{_counted(imported.added)} added, {imported.skipped} already here")
+
+
+def _store() -> "Store":
+    from memfit.probes.store import user_store
+
+    return user_store()
+
+
+def _all(store: "Store") -> "tuple[Measurement, ...]":
+    kept = store.all()
+    for warning in kept.warnings:
+        print(f"memfit: {warning}", file=sys.stderr)
+    return kept.measurements
+
+
+def _counted(count: int) -> str:
+    return f"{count} measurement{'' if count == 1 else 's'}"

@@ -1,0 +1,84 @@
+"""Measurements as a table, and one of them as a sheet of its figures."""
+
+from collections.abc import Iterator, Sequence
+
+from memfit.cli.render import grid
+from memfit.cli.render.terminal import open_page
+from memfit.cli.render.tune.words import FIGURE_NAMES, NOTHING, rate, seconds, size
+from memfit.estimators.machine.measurement import Measurement
+from memfit.estimators.remembered import workload_words
+from memfit.estimators.units import Units
+from memfit.probes.figures import measured, side_by_side, speed
+from memfit.probes.result import Figure
+
+_LEAST_WIDTH = 64
+
+
+def to_table(measurements: Sequence[Measurement], units: Units, *, to_file: bool) -> str:
+    """Return one row a measurement; names and numbers are never cut."""
+    page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
+    headings = ("Id", "Measured", "Model", "Workload", "Device", "mlx", "mlx-lm", "Peak")
+    rows = [_row(measurement, units) for measurement in measurements]
+    grid.draw(page, headings, rows, left=len(headings) - 1)
+    return page.text()
+
+
+def to_sheet(measurement: Measurement, units: Units, *, to_file: bool) -> str:
+    """Return every figure of a measurement with its spread over the repeats."""
+    page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
+    page.console.print(measurement.model, style="bold", soft_wrap=True)
+    for line in _facts(measurement):
+        page.console.print(line, style="dim", soft_wrap=True)
+    page.console.print()
+    rows = [
+        (
+            FIGURE_NAMES[figure.name],
+            size(figure.measured_bytes, units),
+            size(figure.spread_bytes, units) if figure.spread_bytes else NOTHING,
+        )
+        for figure in _figures(measurement)
+    ]
+    grid.draw(page, ("Figure", "Median", "Spread"), rows)
+    page.console.print(f"\n{', '.join(_speeds(measurement))}", soft_wrap=True)
+    return page.text()
+
+
+def _row(measurement: Measurement, units: Units) -> tuple[str, ...]:
+    (peak,) = (figure for figure in _figures(measurement) if figure.name == "peak")
+    return (
+        measurement.id,
+        measurement.measured_at[:10],
+        measurement.model,
+        workload_words(measurement.workload),
+        measurement.device,
+        measurement.mlx_version,
+        measurement.mlx_lm_version,
+        size(peak.measured_bytes, units),
+    )
+
+
+def _facts(measurement: Measurement) -> Iterator[str]:
+    yield f"{measurement.id}, checkpoint {measurement.fingerprint[:16]}"
+    yield (
+        f"measured {measurement.measured_at} on {measurement.device} ({measurement.backend}) with"
+        f" mlx {measurement.mlx_version}, mlx-lm {measurement.mlx_lm_version} and memfit"
+        f" {measurement.memfit_version}"
+    )
+    runs = len(measurement.runs)
+    yield f"{workload_words(measurement.workload)}; {runs} run{'' if runs == 1 else 's'}"
+    if measurement.wired_limit_bytes is not None:
+        yield f"with a wired limit of {measurement.wired_limit_bytes} bytes"
+
+
+def _figures(measurement: Measurement) -> tuple[Figure, ...]:
+    taken = measured(measurement.loaded, measurement.runs, measurement.swift_workspace_bytes)
+    return side_by_side(taken, {})
+
+
+def _speeds(measurement: Measurement) -> Iterator[str]:
+    yield f"loaded in {seconds(measurement.loaded.load_ns)}"
+    if rates := speed(measurement.workload, measurement.runs):
+        yield f"first token after {seconds(rates.first_token_ns)}"
+        yield f"prefill {rate(rates.prefill_tokens_per_second)} tokens/s"
+        if rates.decode_tokens_per_second is not None:
+            yield f"decode {rate(rates.decode_tokens_per_second)} tokens/s"
