@@ -1,0 +1,36 @@
+"""Points of a sweep as a run would leave them, with peaks and speeds that a test chooses."""
+
+from memfit.estimators.workload import Workload
+from memfit.probes.result import Point, Speed
+
+
+def point(
+    workload: Workload, peak_bytes: int, *, reads: float = 100.0, writes: float | None = 10.0
+) -> Point:
+    return Point(
+        workload=workload,
+        status="measured",
+        reason=None,
+        repeats=3,
+        estimated_peak_bytes=peak_bytes,
+        peak_bytes=peak_bytes,
+        figures=(),
+        speed=Speed(
+            first_token_ns=1, prefill_tokens_per_second=reads, decode_tokens_per_second=writes
+        ),
+        measurement_id=None,
+    )
+
+
+def unmeasured(workload: Workload) -> Point:
+    return Point(
+        workload=workload,
+        status="failed",
+        reason="killed",
+        repeats=0,
+        estimated_peak_bytes=None,
+        peak_bytes=None,
+        figures=(),
+        speed=None,
+        measurement_id=None,
+    )

@@ -1,0 +1,148 @@
+"""What is recommended after a measurement stands on what was measured, and says on what."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.planning.budget import judge
+from memfit.estimators.recommend import recommend
+from memfit.estimators.result import Recommendation
+from memfit.estimators.sizing import Sizing, size
+from memfit.estimators.units import Units
+from memfit.estimators.workload import Workload
+from memfit.probes.advice import advise, by_measurement, line_of
+from memfit.probes.result import Point
+from tests.models import QWEN3_4B_4BIT, write_config
+from tests.probes.points import point, unmeasured
+
+GB = 10**9
+ASKED = Workload(prompt_tokens=2049, max_tokens=32, prefill_step=512)
+KV_PER_TOKEN = 147_456  # of Qwen3-4B: 36 layers, 8 heads of 128, K and V, 2 bytes each
+
+
+@pytest.fixture
+def sizing(tmp_path: Path) -> Sizing:
+    checkpoint = open_checkpoint(str(write_config(tmp_path, QWEN3_4B_4BIT)))
+    return size(checkpoint, device=memory_device(8 * GB))
+
+
+def measured(per_token: int, per_chunk_token: int, fixed: int, *, off: int = 0) -> list[Point]:
+    """Five points on a line, the third along each axis so far off it."""
+    settings = [(2049, 512), (1025, 512), (513, 512), (2049, 256), (2049, 128)]
+    return [
+        point(
+            replace(ASKED, prompt_tokens=tokens, prefill_step=step),
+            fixed + per_token * tokens + per_chunk_token * step + off * (index in (2, 4)),
+        )
+        for index, (tokens, step) in enumerate(settings)
+    ]
+
+
+def test_the_context_is_the_longest_that_the_measured_line_lets_fit(sizing: Sizing) -> None:
+    points = measured(4 * KV_PER_TOKEN, 100_000, 3 * GB)
+    advice = advise(sizing, points)
+    assert sizing.device
+    assert advice.context_tokens
+    budget = sizing.device.working_set_bytes * 9 // 10
+    peak = 3 * GB + 100_000 * 512 + 4 * KV_PER_TOKEN * advice.context_tokens
+    assert peak <= budget < peak + 256 * 4 * KV_PER_TOKEN
+    estimated = recommend(sizing, ASKED, Units.GB).context_tokens
+    assert estimated
+    assert advice.context_tokens < estimated
+
+
+def test_a_margin_and_how_far_the_third_point_lies_off_are_kept_free(sizing: Sizing) -> None:
+    line = measured(4 * KV_PER_TOKEN, 100_000, 3 * GB)
+    off = measured(4 * KV_PER_TOKEN, 100_000, 3 * GB, off=-GB // 4)
+    on_line, off_line = (advise(sizing, points).context_tokens for points in (line, off))
+    sizing.margin_bytes = GB // 4
+    margin = advise(sizing, line).context_tokens
+    assert on_line
+    assert off_line
+    assert margin
+    assert (
+        on_line - off_line == on_line - margin == pytest.approx(GB / 4 / 4 / KV_PER_TOKEN, abs=256)
+    )
+
+
+def test_a_line_never_says_less_than_weights_and_caches(sizing: Sizing) -> None:
+    points = measured(0, 0, GB // 2)  # less than the weights alone
+    far = replace(ASKED, prompt_tokens=30_001)
+    need = by_measurement(sizing, points, line_of(points)).need(far).peak_bytes
+    assert need == sizing.resident_bytes + sizing.at(far).kv.nbytes
+
+
+def test_the_largest_measured_step_that_fits_is_recommended(sizing: Sizing) -> None:
+    assert sizing.device
+    room = sizing.device.working_set_bytes * 9 // 10 - 3 * GB
+    advice = advise(sizing, measured(0, room // 300, 3 * GB))
+    assert advice.prefill_step == 256
+
+
+def test_a_step_beyond_those_measured_must_fit_by_the_estimate_too(sizing: Sizing) -> None:
+    points = measured(0, 0, 3 * GB)
+    asked = by_measurement(sizing, points, line_of(points))
+    large = replace(ASKED, prompt_tokens=40_001, prefill_step=16_384)
+    assert asked.need(large) == sizing.need(large)
+
+
+def test_bits_that_were_measured_count_as_measured(sizing: Sizing) -> None:
+    assert sizing.device
+    eight = replace(ASKED, kv_bits=8, quantized_kv_start=0)
+    too_large = sizing.device.working_set_bytes
+    points = [point(ASKED, too_large), point(eight, too_large)]
+    assert advise(sizing, points).kv_bits == 4
+    assert advise(sizing, [point(ASKED, too_large), point(eight, 3 * GB)]).kv_bits == 8
+    assert advise(sizing, [point(ASKED, 3 * GB), point(eight, too_large)]).kv_bits is None
+
+
+def test_what_was_measured_is_judged_as_it_was(sizing: Sizing) -> None:
+    assert sizing.device
+    points = [point(ASKED, sizing.device.working_set_bytes + 1)]
+    need = by_measurement(sizing, points, None).need(ASKED)
+    assert judge(need, sizing.device) == ("exceeds", ("working_set",))
+
+
+def test_a_prompt_too_short_for_a_line_is_told_what_to_give(sizing: Sizing) -> None:
+    short = replace(ASKED, prompt_tokens=1000)
+    advice = advise(sizing, [point(short, 3 * GB)])
+    assert advice.reasons[0] == (
+        "stands on 1 measured peak and the estimate: the prompt is too short to tell what a token"
+        " takes from what a chunk takes; 1537 tokens, or a prefill step of 256 would do"
+    )
+    assert advice.context_tokens == recommend(sizing, short, Units.GB).context_tokens
+
+
+def test_the_line_is_printed_with_its_residual(sizing: Sizing) -> None:
+    reasons = advise(sizing, measured(1000, 2000, GB, off=-7)).reasons
+    assert reasons[0] == (
+        "stands on 5 measured peaks: 1.000 GB + 1.0 kB a token of the prompt + 2.0 kB a token of"
+        " the prefill step; a third peak lies 7 B below it, which is added"
+    )
+
+
+def test_a_line_that_falls_with_the_prompt_is_not_used(sizing: Sizing) -> None:
+    points = measured(-1000, 0, 3 * GB)
+    assert line_of(points) is None
+    assert (
+        advise(sizing, points).context_tokens == recommend(sizing, ASKED, Units.GB).context_tokens
+    )
+
+
+def test_other_bits_and_failed_points_are_not_on_the_line() -> None:
+    points = measured(1000, 2000, GB)
+    eight = point(replace(ASKED, prompt_tokens=4097, kv_bits=8), 9 * GB)
+    failed = unmeasured(replace(ASKED, prompt_tokens=8193))
+    wired = replace(points[0], workload=replace(ASKED, prompt_tokens=1537), wired_limit_bytes=GB)
+    assert line_of([*points, eight, failed, wired]) == line_of(points)
+
+
+def test_nothing_measured_leaves_the_estimate_and_says_so(sizing: Sizing) -> None:
+    advice = advise(sizing, [unmeasured(ASKED)])
+    assert advice.reasons[0] == "nothing was measured: what follows stands on the estimate"
+    estimated = recommend(sizing, ASKED, Units.GB)
+    assert replace(advice, reasons=()) == replace(estimated, reasons=())
+    assert isinstance(advice, Recommendation)

@@ -1,0 +1,60 @@
+"""Speed against memory in words: true of the points it is made of."""
+
+from dataclasses import replace
+
+from memfit.estimators.workload import Workload
+from memfit.probes.trade import trade
+from tests.probes.points import point, unmeasured
+
+ASKED = Workload(prompt_tokens=4097, max_tokens=32, prefill_step=512)
+GB = 10**9
+
+
+def test_a_faster_step_says_what_it_takes_more() -> None:
+    small = point(replace(ASKED, prefill_step=128), GB, reads=300.0)
+    large = point(ASKED, GB + GB // 10, reads=420.0)
+    assert trade([large, small]) == (
+        "prefill step: 512 reads 40 % faster, 420.0 tokens/s, and takes 100.0 MB (10 %) more than"
+        " 128",
+    )
+
+
+def test_speeds_that_repeats_do_not_tell_apart_are_no_gain() -> None:
+    small = point(replace(ASKED, prefill_step=128), GB, reads=410.0)
+    large = point(ASKED, GB + GB // 10, reads=420.0)
+    assert trade([large, small]) == (
+        "prefill step: 512 takes 100.0 MB (10 %) more than 128 and reads no faster, 420.0 tokens/s",
+    )
+
+
+def test_a_setting_that_is_best_in_both_is_named() -> None:
+    slow = point(replace(ASKED, kv_bits=4, quantized_kv_start=0), GB + 1, writes=20.0)
+    assert trade([point(ASKED, GB, writes=30.0), slow]) == (
+        "KV bits: unquantised is the smallest, 1.000 GB, and writes the fastest, 30.0 tokens/s",
+    )
+
+
+def test_a_longer_context_says_what_it_takes_and_slows() -> None:
+    short = point(replace(ASKED, prompt_tokens=1025), GB, writes=40.0)
+    long = point(ASKED, 2 * GB, writes=30.0)
+    assert trade([long, short]) == (
+        "context: 4097 tokens take 1.000 GB (100 %) more than 1025, and are continued at 30.0"
+        " tokens/s instead of 40.0",
+    )
+
+
+def test_the_longest_prompt_speaks_for_a_setting() -> None:
+    steps = [replace(ASKED, prefill_step=step) for step in (128, 512)]
+    small, large = point(steps[0], GB, writes=None), point(steps[1], 2 * GB, reads=200.0)
+    short = [point(replace(work, prompt_tokens=1025), GB, writes=None) for work in steps]
+    (sentence,) = trade([*short, small, large])
+    assert "1.000 GB (100 %) more" in sentence
+
+
+def test_points_that_were_not_measured_say_nothing() -> None:
+    assert trade([point(ASKED, GB), unmeasured(replace(ASKED, prefill_step=128))]) == ()
+
+
+def test_a_wired_run_is_not_another_setting() -> None:
+    wired = replace(point(replace(ASKED, prefill_step=128), GB), wired_limit_bytes=GB)
+    assert trade([point(ASKED, GB), wired]) == ()
