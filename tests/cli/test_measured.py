@@ -1,5 +1,6 @@
 """``memfit estimate`` with measurements kept of the model: which one it takes, and what it says."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
@@ -81,6 +82,25 @@ def test_a_fitting_measurement_stands_above_the_formulas(
     assert data["assumptions"][0].startswith("measured on 2026-11-21 on this machine (")
     assert "the median of 3 runs, 200.0 kB apart" in data["assumptions"][0]
     assert taken().id in data["assumptions"][0]
+
+
+def test_what_was_tuned_is_what_the_next_estimate_says(
+    memfit: Memfit, store: Store, model: Path
+) -> None:
+    tuned = json.loads(memfit("tune", model, *ASK[:4], "--json").out)
+    data = memfit("estimate", model, *ASK, "--json").json
+    assert data["method"] == "measure"
+    figures = {f["name"]: f["measured_bytes"] for f in tuned["points"][0]["figures"]}
+    parts = data["components"]
+    assert data["peak_bytes"] == figures["peak"]
+    assert parts["weights"]["loaded_bytes"] == figures["weights"]
+    assert parts["weights"]["resident_bytes"] == figures["active"]
+    assert parts["kv"]["bytes"] == figures["kv"]
+    (kept,) = store.all().measurements
+    assert memfit("estimate", model, "--context", "600", "--device", "host").out.count(
+        "measured here: 600 + 8 tokens"
+    )
+    assert kept.id in data["assumptions"][0]
 
 
 def test_measured_and_estimated_stand_side_by_side_where_they_differ(
