@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 QUIET_SECONDS = 0.5  # work that is over by then shows nothing
+_WHOLE_DAY_SECONDS = 86_400.0
 
 
 class TerminalSink:
@@ -41,10 +42,10 @@ class TerminalSink:
                 self._timer.daemon = True
                 self._timer.start()
 
-    def advance(self) -> None:
-        """Move the bar by a step."""
+    def advance(self, steps: int = 1) -> None:
+        """Move the bar."""
         with self._lock:
-            self._done += 1
+            self._done += steps
             if self._bar:
                 self._bar.update(self._bar.task_ids[0], completed=self._done)
 
@@ -90,7 +91,12 @@ class TerminalSink:
         with self._lock:
             if self._timer is None:
                 return
-            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar = Progress(
+                console=Console(stderr=True),
+                transient=True,
+                # Of all there was so far: one step of a long measurement may take minutes.
+                speed_estimate_period=_WHOLE_DAY_SECONDS,
+            )
             self._bar.add_task(self._what, total=self._steps, completed=self._done)
             self._bar.start()
 

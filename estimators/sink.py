@@ -18,8 +18,8 @@ class Sink(Protocol):
     def begin(self, what: str, steps: int) -> None:
         """Work of that many steps begins."""
 
-    def advance(self) -> None:
-        """One step is done."""
+    def advance(self, steps: int = 1) -> None:
+        """So many steps are done."""
 
     def end(self) -> None:
         """The work is over, done or not."""
@@ -34,7 +34,7 @@ class _Silent:
     def begin(self, what: str, steps: int) -> None:
         """Say nothing."""
 
-    def advance(self) -> None:
+    def advance(self, steps: int = 1) -> None:
         """Say nothing."""
 
     def end(self) -> None:

@@ -33,8 +33,8 @@ class Reports:
     def begin(self, what: str, steps: int) -> None:
         self.begun.append((what, steps))
 
-    def advance(self) -> None:
-        self.advanced += 1
+    def advance(self, steps: int = 1) -> None:
+        self.advanced += steps
 
     def end(self) -> None:
         self.ended += 1
