@@ -87,12 +87,21 @@ def test_a_run_leaves_nothing_behind(dense: ModelProcess) -> None:
         assert run.kv_bytes == first.kv_bytes
 
 
-def test_kv_bits_make_the_cache_smaller(dense: ModelProcess) -> None:
-    bits = Workload(
-        prompt_tokens=70, max_tokens=3, prefill_step=32, kv_bits=4, quantized_kv_start=0
-    )
-    plain, quantized = dense.run(WORKLOAD), dense.run(bits)
-    assert quantized.kv_bytes * 32 == plain.kv_bytes * 9  # 4 bits and 4/64 bytes for 16 bits
+CACHES = {
+    "quantised from the start": {"kv_bits": 8, "quantized_kv_start": 0},
+    "quantised on the way": {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 40},
+    "rotating": {"max_kv_size": 48},
+}
+
+
+@pytest.mark.parametrize("settings", CACHES.values(), ids=CACHES)
+def test_caches_of_every_setting_are_those_of_the_estimate(
+    settings: dict[str, int], dense: ModelProcess, checkpoints: Checkpoints
+) -> None:
+    workload = Workload(prompt_tokens=70, max_tokens=3, prefill_step=32, **settings)
+    estimated = size(open_checkpoint(str(checkpoints("dense"))), device=HOST).at(workload).kv
+    run = dense.run(workload)
+    assert (run.kv_bytes, run.kv_held_bytes) == (estimated.nbytes, estimated.held_bytes)
 
 
 def test_the_rule_of_mlx_swift_lm_counts_logits_of_the_last_chunk(dense: ModelProcess) -> None:

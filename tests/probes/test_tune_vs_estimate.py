@@ -1,0 +1,25 @@
+"""Two rows of docs/accuracy.md: the whole command on a real model, held to its estimate."""
+
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.traced import TRACE_ERROR_PERCENT
+from tests.checkpoints import Checkpoints
+
+pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+
+from benchmarks.tune_vs_estimate import tuned
+
+WORKLOAD = ("--prompt-tokens", "257", "--prefill-step", "128", "--max-tokens", "2")
+
+
+@pytest.mark.parametrize("name", ["sharded", "hybrid"])
+def test_what_tune_measures_is_what_was_estimated(
+    name: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    row = tuned(name, checkpoints(name), tmp_path, WORKLOAD)
+    assert row.is_exact
+    assert row.is_within_error
+    unexplained = 100 * abs(row.unaccounted)
+    assert unexplained <= TRACE_ERROR_PERCENT * row.figures["peak"].measured
