@@ -1,11 +1,12 @@
 """``memfit tune``: a model loaded and run beside its estimate.
 
-    tune(Request(checkpoint=..., workload=Workload(prompt_tokens=2048)), start=..., keep=...)
+    tune(Request(model=..., checkpoint=..., workload=...), start=..., keep=...)
 
 Nothing is loaded before the estimate says that there is room for it.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -15,18 +16,21 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.machine.measurement import Measurement
 from memfit.estimators.planning.budget import Need, judge
-from memfit.estimators.recommend import recommend
-from memfit.estimators.result import Note, Verdict
+from memfit.estimators.planning.coefficients import ShortPrompt, calibration
+from memfit.estimators.result import Note, Recommendation, Verdict
 from memfit.estimators.sink import SILENT, Sink
 from memfit.estimators.sizing import Sizing, size
 from memfit.estimators.traced import TraceEngine
 from memfit.estimators.units import Units
 from memfit.estimators.version import __version__
 from memfit.estimators.workload import Workload
+from memfit.probes.advice import advise, by_measurement, line_of
 from memfit.probes.bench import REPEATS, Bench
+from memfit.probes.command_lines import command_lines, recommended_workload
 from memfit.probes.process import ModelProcess, Prompt
 from memfit.probes.refusal import obstacle, require_room
 from memfit.probes.result import Point, TuneResult
+from memfit.probes.trade import trade
 from memfit.probes.worker import Worker
 
 
@@ -38,9 +42,11 @@ class Request:
     ``force`` runs what the estimate refuses.
     """
 
+    model: str  # as command lines of mlx-lm are to name it
     checkpoint: Checkpoint
     workload: Workload
     prompt: str | None = None
+    pasted_prompt: str | None = None  # in those lines; else they read standard input
     margin_bytes: int = 0
     force: bool = False
     units: Units = Units.GB
@@ -75,12 +81,35 @@ def tune(
         if not request.force:
             require_room(sizing, workload, request.units)
         bench = Bench(sizing, worker, keep, sink.advance)
-        sink.begin("measuring", REPEATS + 1)
-        try:
-            point = bench.measure(workload)
-        finally:
-            sink.end()
-        return _result(request, bench, device, prompt, (point,))
+        points = tuple(_points(request, bench, workload, sink))
+        return _result(request, bench, device, prompt, points)
+
+
+def _points(request: Request, bench: Bench, asked: Workload, sink: Sink) -> Iterator[Point]:
+    with _progress(sink, "measuring", REPEATS + 1):
+        point = bench.measure(asked)
+    yield point
+    if point.status == "measured":
+        more = _around(request, bench.sizing, asked)
+        with _progress(sink, "measuring what a token adds", len(more)):
+            yield from (bench.measure(workload, repeats=1) for workload in more)
+
+
+def _around(request: Request, sizing: Sizing, asked: Workload) -> tuple[Workload, ...]:
+    """What else to run for the line of a workload; nothing when its prompt is too short."""
+    found = calibration(asked)
+    if isinstance(found, ShortPrompt):
+        return ()
+    return tuple(w for w in found if w != asked and not obstacle(sizing, w, request.units))
+
+
+@contextmanager
+def _progress(sink: Sink, what: str, steps: int) -> Iterator[None]:
+    sink.begin(what, steps)
+    try:
+        yield
+    finally:
+        sink.end()
 
 
 def require_loadable(checkpoint: Checkpoint) -> None:
@@ -139,6 +168,7 @@ def _result(
 ) -> TuneResult:
     sizing, asked = bench.sizing, points[0]
     verdict, exceeded = _verdict(sizing, asked)
+    recommendation, line = advise(sizing, points, request.units), line_of(points)
     versions = bench.worker.versions
     return TuneResult(
         memfit_version=__version__,
@@ -153,10 +183,10 @@ def _result(
         margin_bytes=sizing.margin_bytes,
         verdict=verdict,
         exceeded=exceeded,
-        line=None,
-        recommendation=recommend(sizing, asked.workload, request.units),
-        trade=(),
-        flags=(),
+        line=line,
+        recommendation=recommendation,
+        trade=trade(points, request.units),
+        flags=_flags(request, by_measurement(sizing, points, line), asked, recommendation),
         notes=tuple(_notes(request, sizing, asked.workload, prompt)),
     )
 
@@ -167,6 +197,15 @@ def _verdict(sizing: Sizing, point: Point) -> tuple[Verdict, tuple[str, ...]]:
         return "unknown", ()
     largest = sizing.at(point.workload).moment.largest_buffer_bytes
     return judge(Need(point.peak_bytes + sizing.margin_bytes, largest), sizing.device)
+
+
+def _flags(
+    request: Request, sizing: Sizing, asked: Point, recommendation: Recommendation
+) -> tuple[str, ...]:
+    workload = recommended_workload(sizing, asked.workload, recommendation)
+    if workload is None:
+        return ()
+    return command_lines(sizing, workload, model=request.model, prompt=request.pasted_prompt)
 
 
 def _notes(request: Request, sizing: Sizing, workload: Workload, prompt: Prompt) -> Iterator[Note]:

@@ -1,5 +1,6 @@
 """``memfit tune``: parse, load and measure, show what was found."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -68,6 +69,10 @@ def tune(
     timeout: Annotated[
         int, typer.Option(metavar="SECONDS", min=1, help="Longest silence before a run is stopped.")
     ] = TIMEOUT_SECONDS,
+    flags: Annotated[
+        bool,
+        typer.Option("--flags", help="Flags of mlx_lm.generate and server, alone on stdout."),
+    ] = False,
     format_: Annotated[
         CompareFormat, typer.Option("--format", help="How the answer is written.")
     ] = CompareFormat.TABLE,
@@ -105,9 +110,11 @@ def tune(
         checkpoint, path = _located(model, sink)
         result = answer(
             Request(
+                model=model,
                 checkpoint=checkpoint,
                 workload=workload,
                 prompt=text,
+                pasted_prompt=prompt if prompt == text else None,
                 margin_bytes=margin_bytes,
                 force=force,
                 units=units,
@@ -119,16 +126,22 @@ def tune(
             sink=sink,
         )
     form = CompareFormat.JSON if json_ else format_
-    emit(written(result, form, units, to_file=output is not None), output)
-    _leave(result)
+    text = written(result, form, units, to_file=output is not None)
+    if flags and output is None:
+        print(text, end="", file=sys.stderr)
+    else:
+        emit(text, output)
+    if flags and result.flags:
+        emit("\n".join(result.flags) + "\n", None)
+    _leave(result, nothing_fits=flags and not result.flags)
 
 
-def _leave(result: "TuneResult") -> NoReturn:
+def _leave(result: "TuneResult", *, nothing_fits: bool) -> NoReturn:
     """What was reached is shown by now: say what stopped it, or what the verdict is."""
     asked = result.points[0]
     if asked.status == "failed":
         raise MachineError(asked.reason or "the run stopped")
-    raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+    raise typer.Exit(Exit.NO if result.verdict == "exceeds" or nothing_fits else Exit.YES)
 
 
 @contextmanager

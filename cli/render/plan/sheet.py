@@ -27,7 +27,10 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A plan in words: ``facts`` stand below the title, ``verdict`` below the tables."""
+    """A plan in words: ``facts`` stand below the title, ``verdict`` below the tables.
+
+    Lines ``to_paste`` into a shell are never wrapped.
+    """
 
     title: str
     facts: tuple[str, ...]
@@ -36,6 +39,7 @@ class Sheet:
     colour: str
     sections: tuple[tuple[str, tuple[str, ...]], ...]
     plots: tuple[Plot, ...] = field(default=())
+    to_paste: tuple[str, ...] = ()
 
 
 def to_table(sheet: Sheet, *, to_file: bool) -> str:
@@ -53,6 +57,10 @@ def to_table(sheet: Sheet, *, to_file: bool) -> str:
             page.console.print(f"\n{heading}")
         for line in lines:
             page.console.print(Padding(line, (0, 0, 0, 2), expand=False))
+    if sheet.to_paste:
+        page.console.print("\nTo paste")
+    for line in sheet.to_paste:
+        page.console.print(f"  {line}", soft_wrap=True)
     for plot in sheet.plots:
         page.console.print()
         for line in plot(page.console.width, page.ascii_only):
@@ -91,6 +99,8 @@ def _lines(sheet: Sheet) -> Iterator[str]:
         if lines:
             yield from ("", f"### {heading}", "")
             yield from (f"- {_escaped(line)}" for line in lines)
+    if sheet.to_paste:
+        yield from ("", "### To paste", "", "```sh", *sheet.to_paste, "```")
     for plot in sheet.plots:
         yield from ("", "```text", *plot(_MARKDOWN_WIDTH, False), "```")
 

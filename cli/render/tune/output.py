@@ -56,7 +56,7 @@ def _sheet(result: TuneResult, units: Units) -> Sheet:
             ("Not measured", tuple(words.reasons(result.points))),
             ("Recommended", result.recommendation.reasons),
             ("Speed and memory", result.trade),
-            ("Flags", result.flags),
             ("Notes", tuple(note.message for note in result.notes)),
         ),
+        to_paste=result.flags,
     )
