@@ -1,14 +1,18 @@
 """What options ask for, made into the library's values; the same for every command."""
 
+from typing import TYPE_CHECKING
+
 from memfit.cli.options import parsed
 from memfit.estimators.arch.quantization import DEFAULTS, Quantization
 from memfit.estimators.errors import InputError
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.foundry import FoundrySettings
 from memfit.estimators.machine.runtime import Runtime
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.units import parse_count, parse_size
 from memfit.estimators.workload import Workload
+
+if TYPE_CHECKING:
+    from memfit.estimators.machine.foundry import FoundrySettings
 
 DEFAULT_CONTEXT = 4096
 
@@ -44,20 +48,21 @@ def requested_workload(
     )
 
 
-def requested_runtime(name: str) -> tuple[Runtime, FoundrySettings | None]:
+def requested_runtime(name: str) -> "tuple[Runtime, FoundrySettings | None]":
     """Return the runtime of a name, with Foundry's settings from METALLIC_* variables.
 
     Raises:
         InputError: when there is no such runtime, or a variable cannot be read.
     """
-    import os
-
-    from memfit.estimators.machine.foundry import foundry_settings
     from memfit.estimators.machine.runtime import FOUNDRY, get_runtime
 
     rules = get_runtime(name)
     if name != FOUNDRY:
         return rules, None
+    import os
+
+    from memfit.estimators.machine.foundry import foundry_settings
+
     settings = foundry_settings(os.environ)
     return settings.applied(rules), settings
 
@@ -88,7 +93,6 @@ def requested_device(
         InputError: when no such machine is known, or more than one is named.
     """
     from memfit.estimators.machine.devices import memory_device, working_set_device
-    from memfit.estimators.machine.host import detect_host
 
     if sum(value is not None for value in (name, memory, working_set)) > 1:
         raise InputError("--device, --memory and --working-set exclude each other: give one")
@@ -100,6 +104,8 @@ def requested_device(
         return working_set_device(working_set_bytes)
     if name is not None:
         return named_device(name, regime)
+    from memfit.estimators.machine.host import detect_host
+
     host = detect_host()
     return host if host and host.backend != "cpu" else None
 
@@ -111,10 +117,11 @@ def named_device(name: str, regime: OsRegime) -> Device:
         InputError: when no machine has that name, or this one's memory cannot be read.
     """
     from memfit.estimators.machine.devices import find_device
-    from memfit.estimators.machine.host import detect_host
 
     if name != "host":
         return find_device(name, os_regime=regime)
+    from memfit.estimators.machine.host import detect_host
+
     host = detect_host()
     if host is None:
         raise InputError(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from memfit.estimators.engine import Engine, Figures, LlamaEngine
+from memfit.estimators.engine import Engine, Figures
 from memfit.estimators.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.runtime import LLAMA_CPP, MLX_LM, Runtime
@@ -182,8 +182,10 @@ def _assumptions(sizing: Sizing, workload: Workload, units: Units) -> Iterator[s
         yield measured_assumption(sizing.engine.measurement, units)
     if sizing.checkpoint.tensors is None:
         yield f"floating parameters are {sizing.model.dtype}, from the config"
-    if isinstance(sizing.engine, LlamaEngine):
-        yield from _llama_assumptions(sizing.engine, workload)
+    if sizing.runtime == LLAMA_CPP and sizing.checkpoint.source == "gguf":
+        from memfit.estimators.llamacpp import llama_assumptions
+
+        yield from llama_assumptions(sizing.engine, workload)
     elif sizing.device is None:
         yield "no device is named: the workspace follows MLX's rules for a Metal GPU of Max class"
     if sizing.runtime != MLX_LM:
@@ -194,19 +196,6 @@ def _assumptions(sizing: Sizing, workload: Workload, units: Units) -> Iterator[s
         yield f"{workload.batch} sequences of equal length run together"
     if sizing.draft:
         yield "the draft model's own peak is added whole: an upper bound"
-
-
-def _llama_assumptions(engine: LlamaEngine, workload: Workload) -> Iterator[str]:
-    room, types = engine.layout(workload)
-    yield (
-        f"llama.cpp's context is as long as the workload: {room.full} cells for each of"
-        f" {room.sequences} sequences, keys in {types.keys} and values in {types.values}"
-    )
-    yield (
-        "flash attention is on, as llama.cpp decides where the backend has it; everything lies in"
-        " one memory, and what a backend's kernels take beside the compute buffer is not counted"
-    )
-    yield "the workspace is an upper bound: llama.cpp's compute buffer with nothing sharing room"
 
 
 def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:

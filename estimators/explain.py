@@ -7,7 +7,7 @@ from memfit.estimators import dtypes
 from memfit.estimators.arch.caches import KVBuffer, StateBuffer
 from memfit.estimators.components.kv import buffer_token_bytes, kv_buffers
 from memfit.estimators.components.llamacpp.caches import explained
-from memfit.estimators.engine import LlamaEngine
+from memfit.estimators.llamacpp import LlamaEngine
 from memfit.estimators.machine.allocator import PAGE
 from memfit.estimators.recommend import capacity_of
 from memfit.estimators.ruled import RuledEngine

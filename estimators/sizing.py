@@ -7,17 +7,14 @@ from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
-from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.components.llamacpp.caches import CacheTypes
 from memfit.estimators.components.weights.activations import activation_type
 from memfit.estimators.components.weights.derived import Plan
 from memfit.estimators.components.weights.loading import Weighed, add_adapter, convert, weigh
 from memfit.estimators.components.weights.plans import declared
-from memfit.estimators.engine import MLX, Engine, Figures, LlamaEngine
+from memfit.estimators.engine import MLX, Engine, Figures
 from memfit.estimators.errors import CheckpointError, MachineError, UnsupportedError
 from memfit.estimators.machine.device import Backend, Device
-from memfit.estimators.machine.foundry import FoundrySettings
 from memfit.estimators.machine.runtime import MLX_MOE, Runtime, get_runtime
 from memfit.estimators.measured import MeasuredEngine
 from memfit.estimators.planning.budget import Need
@@ -26,6 +23,9 @@ from memfit.estimators.traced import TraceEngine, traced_weights, undescribed_mo
 from memfit.estimators.workload import Workload
 
 if TYPE_CHECKING:
+    from memfit.estimators.checkpoint.adapters import Adapter
+    from memfit.estimators.components.llamacpp.caches import CacheTypes
+    from memfit.estimators.machine.foundry import FoundrySettings
     from memfit.estimators.machine.measurement import Measurement
 
 # How figures are come by: ``auto`` is the formulas where they describe the model, else the trace.
@@ -88,7 +88,7 @@ class Sizing:
         # mlx-moe keeps as many experts as fit: its weights depend on the machine.
         return moved.under(get_runtime(self.runtime)) if self._sheds_experts else moved
 
-    def under(self, runtime: Runtime, settings: FoundrySettings | None = None) -> "Sizing":
+    def under(self, runtime: Runtime, settings: "FoundrySettings | None" = None) -> "Sizing":
         """Return the same model under another runtime; ``settings`` are Foundry's.
 
         Raises:
@@ -100,7 +100,9 @@ class Sizing:
             raise UnsupportedError(
                 f"{self.checkpoint.id}: only a trace sizes this model, and that for mlx-lm"
             )
-        from memfit.estimators.ruled import engine_under  # most answers need no other runtime
+        # Most answers need no other runtime.
+        from memfit.estimators.machine.foundry import FoundrySettings
+        from memfit.estimators.ruled import engine_under
 
         engine = engine_under(
             runtime,
@@ -144,9 +146,9 @@ def size(
     device: Device | None,
     margin_bytes: int = 0,
     quantize: Quantization | None = None,
-    adapter: Adapter | None = None,
+    adapter: "Adapter | None" = None,
     draft: Checkpoint | None = None,
-    cache_types: CacheTypes | None = None,
+    cache_types: "CacheTypes | None" = None,
     method: Method = "auto",
 ) -> Sizing:
     """Return the sizing of a checkpoint, as it is or as mlx_lm.convert would quantise it.
@@ -215,11 +217,12 @@ def _size_gguf(
     checkpoint: Checkpoint,
     device: Device | None,
     margin_bytes: int,
-    cache_types: CacheTypes | None,
+    cache_types: "CacheTypes | None",
 ) -> Sizing:
-    # Two tables of llama.cpp's architectures and types, which no other checkpoint needs.
+    # Tables and rules of llama.cpp, which no other checkpoint needs.
     from memfit.estimators.arch.gguf import build_gguf_model
     from memfit.estimators.components.weights.ggml import weigh_gguf
+    from memfit.estimators.llamacpp import LlamaEngine
 
     tensors = checkpoint.tensors or ()
     try:

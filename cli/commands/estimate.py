@@ -49,6 +49,8 @@ from memfit.estimators.units import Units, parse_size
 from memfit.estimators.workload import Workload
 
 if TYPE_CHECKING:
+    from memfit.estimators.checkpoint.adapters import Adapter
+    from memfit.estimators.components.llamacpp.caches import CacheTypes
     from memfit.estimators.sizing import Sizing
 
 SAMPLE = "qwen3-4b-4bit.yaml"
@@ -102,9 +104,7 @@ def estimate(
 ) -> None:
     """Say how much memory a model takes, whether it fits, and what to set."""
     # The library is imported when it is needed: --help stays quick.
-    from memfit.estimators.checkpoint.adapters import read_adapter
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.engine import parse_cache_types
     from memfit.estimators.estimate import curve
     from memfit.estimators.estimate import estimate as answer
     from memfit.estimators.machine.runtime import MLX_LM, get_runtime
@@ -125,7 +125,7 @@ def estimate(
     # Asked before anything is fetched, so that a bad option does not wait for it.
     rules, settings = requested_runtime(runtime or MLX_LM)
     workload = ask(rules)
-    types = parsed("--cache-type", parse_cache_types, cache_type)
+    types = None if cache_type is None else _cache_types(cache_type)
     machine = requested_device(device, memory, working_set, os_regime)
     with reporting(verbose=verbose) as sink:
         checkpoint = _sample() if model is None else open_checkpoint(model, sink=sink)
@@ -135,7 +135,7 @@ def estimate(
         device=machine,
         margin_bytes=parsed("--margin", parse_size, margin) or 0,
         quantize=requested_quantization(quantize, group_size, quant_mode),
-        adapter=read_adapter(adapter) if adapter else None,
+        adapter=_adapter(adapter) if adapter else None,
         draft=draft_checkpoint,
         cache_types=types,
         method=method.value,
@@ -156,6 +156,18 @@ def estimate(
         explanation=_explained(sizing, workload, units) if explain else (),
     )
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+
+
+def _cache_types(text: str) -> "CacheTypes | None":
+    from memfit.estimators.llamacpp import parse_cache_types
+
+    return parsed("--cache-type", parse_cache_types, text)
+
+
+def _adapter(directory: Path) -> "Adapter":
+    from memfit.estimators.checkpoint.adapters import read_adapter
+
+    return read_adapter(directory)
 
 
 def _measured(sizing: "Sizing", workload: Workload) -> "Sizing":

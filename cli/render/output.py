@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TextIO
 
@@ -96,6 +95,8 @@ def write_whole(path: Path, text: str) -> None:
     path = Path(os.path.realpath(path))
     if path.is_dir():
         raise InputError(f"{path}: is a directory; name a file in it")
+    import tempfile  # an answer on the terminal needs none
+
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")

@@ -6,14 +6,8 @@ from pathlib import Path
 
 from memfit.estimators.checkpoint.config import CONFIG, read_model_config
 from memfit.estimators.checkpoint.files import names_in, shown
-from memfit.estimators.checkpoint.gguf_files import (
-    has_models,
-    read_gguf_directory,
-    read_gguf_file,
-)
 from memfit.estimators.checkpoint.local import read_directory, read_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.checkpoint.stores import open_store
 from memfit.estimators.errors import CheckpointError
 from memfit.estimators.sink import SILENT, Sink
 
@@ -40,6 +34,9 @@ def open_checkpoint(reference: str, *, sink: Sink = SILENT) -> Checkpoint:
     path = Path(os.path.expanduser(reference))
     if reference and _is_there(path):
         return _open_path(path)
+    # A module for each source, imported for it alone: to read a directory takes less time.
+    from memfit.estimators.checkpoint.stores import open_store
+
     if (kept := open_store(reference)) is not None:
         return kept
     if _HUB_FILE.fullmatch(reference) and not reference.startswith("."):
@@ -48,7 +45,6 @@ def open_checkpoint(reference: str, *, sink: Sink = SILENT) -> Checkpoint:
         return open_hub_file(reference, sink=sink)
     if _looks_like_path(reference) or not _HUB_NAME.fullmatch(reference):
         raise CheckpointError(f"{shown(reference)!r}: no such path; {_WANTED}")
-    # Asked for by name only: the modules that talk HTTP take longer to import than a file to read.
     from memfit.estimators.checkpoint.hub import open_hub
 
     return open_hub(reference, sink=sink)
@@ -61,6 +57,8 @@ def _open_path(path: Path) -> Checkpoint:
     if suffix == ".safetensors":
         return read_file(path)
     if suffix == ".gguf" or path.name.startswith(_OLLAMA_BLOB):
+        from memfit.estimators.checkpoint.gguf_files import read_gguf_file
+
         return read_gguf_file(path)
     if path.name.endswith(".index.json"):
         raise CheckpointError(f"{shown(path)}: an index of shards; give the directory it is in")
@@ -73,8 +71,11 @@ def _open_path(path: Path) -> Checkpoint:
 
 def _open_directory(path: Path) -> Checkpoint:
     names = names_in(path)
-    if CONFIG not in names and has_models(names):
-        return read_gguf_directory(path, names)
+    if CONFIG not in names:
+        from memfit.estimators.checkpoint.gguf_files import has_models, read_gguf_directory
+
+        if has_models(names):
+            return read_gguf_directory(path, names)
     return read_directory(path)
 
 
@@ -84,7 +85,6 @@ def _open_config(path: Path) -> Checkpoint:
 
 
 def _open_sample(path: Path) -> Checkpoint:
-    # PyYAML takes longer to import than a config to read.
     from memfit.estimators.checkpoint.sample import read_sample
 
     sample = read_sample(path)
