@@ -73,6 +73,24 @@ class Bench:
             measurement_id=None,
         )
 
+    def recalled(self, measurement: Measurement) -> Point:
+        """Return the point of a measurement that was made before; nothing is run."""
+        ran = _Ran(measurement.workload, measurement.wired_limit_bytes, list(measurement.runs))
+        ran.swift_bytes = measurement.swift_workspace_bytes
+        return self._shown(ran, measurement.loaded, measurement.id)
+
+    def id_of(self, workload: Workload, wired_limit_bytes: int | None = None) -> str:
+        """Return the id that a measurement of a workload has, or will have."""
+        device, versions = self.sizing.device, self.worker.versions
+        return measurement_id(
+            fingerprint=fingerprint_of(self.sizing.checkpoint),
+            device=device.name if device else "",
+            mlx_version=versions["mlx"],
+            mlx_lm_version=versions["mlx_lm"],
+            workload=workload,
+            wired_limit_bytes=wired_limit_bytes,
+        )
+
     def _run(self, ran: "_Ran", repeats: int) -> None:
         try:
             for _ in range(repeats):
@@ -93,12 +111,15 @@ class Bench:
             return None
 
     def _point(self, ran: "_Ran") -> Point:
+        kept = self._kept(ran) if len(ran.runs) == REPEATS else None
+        return self._shown(ran, self.loaded, kept.id if kept else None)
+
+    def _shown(self, ran: "_Ran", loaded: Loaded | None, id: str | None) -> Point:
         estimates = self._estimates(ran.workload)
-        values = measured(self.loaded, ran.runs, ran.swift_bytes)
+        values = measured(loaded, ran.runs, ran.swift_bytes)
         if isinstance(ran.failure, ProbeStopped):
             values = {**reached(ran.failure.reached), **values}
         figures = side_by_side(values, estimates)
-        kept = self._kept(ran) if len(ran.runs) == REPEATS else None
         return Point(
             workload=ran.workload,
             status="failed" if ran.failure else "measured",
@@ -108,7 +129,7 @@ class Bench:
             peak_bytes=next((f.measured_bytes for f in figures if f.name == "peak"), None),
             figures=figures,
             speed=speed(ran.workload, ran.runs),
-            measurement_id=kept.id if kept else None,
+            measurement_id=id,
             wired_limit_bytes=ran.wired,
         )
 
@@ -123,22 +144,14 @@ class Bench:
         if device is None or self.loaded is None:
             return None
         versions = self.worker.versions
-        fingerprint = fingerprint_of(self.sizing.checkpoint)
         measurement = Measurement(
-            id=measurement_id(
-                fingerprint=fingerprint,
-                device=device.name,
-                mlx_version=versions["mlx"],
-                mlx_lm_version=versions["mlx_lm"],
-                workload=ran.workload,
-                wired_limit_bytes=ran.wired,
-            ),
+            id=self.id_of(ran.workload, ran.wired),
             measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             memfit_version=__version__,
             mlx_version=versions["mlx"],
             mlx_lm_version=versions["mlx_lm"],
             model=self.sizing.checkpoint.id,
-            fingerprint=fingerprint,
+            fingerprint=fingerprint_of(self.sizing.checkpoint),
             device=device.name,
             backend=device.backend,
             workload=ran.workload,
