@@ -60,9 +60,7 @@ def root(
 
 def main() -> None:
     """Run the command line and exit."""
-    # A short process: frequent collections cost a fifteenth of its time and free nothing.
-    gc.set_threshold(100_000)
-    # The last one goes through every object there is: a tenth of it.
+    # The last collection would go through every object there is, to free what ends anyway.
     atexit.register(gc.freeze)
     try:
         app()

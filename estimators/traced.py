@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from memfit.estimators.arch.fields import Fields
@@ -20,6 +20,7 @@ from memfit.estimators.engine import MLX, Figures
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.kernels import has_nax
 from memfit.estimators.machine.runtime import MLX_LM, get_runtime
+from memfit.estimators.records import record
 from memfit.estimators.result import Basis, Note, Phase
 from memfit.estimators.workload import Workload
 
@@ -36,7 +37,7 @@ _ONE_TOKEN = Workload(prompt_tokens=1)
 _NAMED_ALIVE = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TraceEngine:
     """mlx-lm by trace: shapes from its class, the peak from its graph.
 

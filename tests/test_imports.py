@@ -7,18 +7,39 @@ from pathlib import Path
 
 import pytest
 
+from tests.models import QWEN3_4B, write_checkpoint
+
 ROOT = Path(__file__).parent.parent
 HEAVY = {"httpx2", "huggingface_hub", "mlx", "mlx_lm", "numpy", "rich", "transformers", "yaml"}
+# What an answer about a directory of safetensors has no use for, found out by measuring.
+UNASKED = {
+    *("asyncio", "concurrent", "importlib.resources", "ssl", "tempfile"),
+    *(
+        f"memfit.estimators.{name}"
+        for name in (
+            *("compare", "explain", "gate", "llamacpp", "plan_context", "remembered", "ruled"),
+            *("arch.gguf", "checkpoint.adapters", "checkpoint.gguf", "checkpoint.gguf_files"),
+            *("checkpoint.hub", "checkpoint.sample", "checkpoint.stores", "components.llamacpp"),
+            *("machine.foundry", "machine.host", "machine.readings", "trace"),
+        )
+    ),
+    *(f"memfit.cli.commands.{name}" for name in ("compare", "devices", "gate", "plan", "runtimes")),
+}
 LIBRARY = sorted(path for top in ("estimators", "probes") for path in (ROOT / top).rglob("*.py"))
 
 
-def loaded_after(statement: str) -> set[str]:
-    """Return the top-level modules that a fresh interpreter holds after ``statement``."""
-    code = f"import sys; {statement}; print(*sys.modules, sep='\\n')"
+def modules_after(statement: str) -> set[str]:
+    """Return the modules that a fresh interpreter holds after ``statement``."""
+    code = f"import sys\n{statement}\nprint(*sys.modules, sep='\\n', file=sys.stderr)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    return {name.split(".")[0] for name in ran.stdout.split()}
+    return set(ran.stderr.split())
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Return the packages among them."""
+    return {name.split(".")[0] for name in modules_after(statement)}
 
 
 def test_the_command_line_loads_nothing_heavy() -> None:
@@ -28,6 +49,39 @@ def test_the_command_line_loads_nothing_heavy() -> None:
 def test_the_library_loads_neither_typer_nor_rich() -> None:
     loaded = loaded_after("import memfit.estimators.estimate, memfit.probes")
     assert loaded & (HEAVY | {"typer"}) - {"yaml"} == set()
+
+
+@pytest.fixture(scope="module")
+def after_an_estimate(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The modules that an estimate of a directory has loaded when it ends."""
+    directory = tmp_path_factory.mktemp("qwen3")
+    write_checkpoint(directory, QWEN3_4B, {"model.norm.weight": ("BF16", (2560,))})
+    arguments = ["memfit", "estimate", str(directory), "--device", "m4-max-64"]
+    code = f"""
+from memfit.cli.app import main
+sys.argv = {[*arguments, "--method", "formula"]!r}
+try:
+    main()
+except SystemExit as exit_:
+    assert exit_.code == 0, exit_.code"""
+    return modules_after(code)
+
+
+def test_an_estimate_loads_nothing_it_has_no_use_for(after_an_estimate: set[str]) -> None:
+    assert after_an_estimate & (UNASKED | HEAVY - {"rich"}) == set()
+
+
+def test_what_an_estimate_loads_makes_records_in_place_of_frozen_dataclasses(
+    after_an_estimate: set[str],
+) -> None:
+    loaded = [path for path in LIBRARY if _module_of(path) in after_an_estimate]
+    assert len(loaded) > 50
+    frozen = [path.name for path in loaded if "@dataclass(frozen=True" in path.read_text()]
+    assert frozen == []
+
+
+def _module_of(path: Path) -> str:
+    return "memfit." + ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda path: str(path.relative_to(ROOT)))

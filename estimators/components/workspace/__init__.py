@@ -43,7 +43,7 @@ def peak(
     return workspace.peak(workload, weight_bytes=resident_bytes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Same:
     """A key that compares by identity: to hash a whole model costs more than a peak."""
 
