@@ -158,6 +158,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """The tests read what was made from ``FakeHub.made``."""
 
+    def do_HEAD(self) -> None:
+        """Answer as to GET, without the body."""
+        self.do_GET()
+
     def do_GET(self) -> None:
         """Answer one request."""
         seen = {name.lower(): value for name, value in self.headers.items()}
@@ -211,6 +215,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", f"{self.hub.files_endpoint}/{name}//{file}?signature=abc")
             self.send_header("X-Repo-Commit", repo.commit)
+            if repo.digests:
+                entry = repo.entry(file)
+                self.send_header("X-Linked-Size", str(entry["size"]))
+                self.send_header("X-Linked-ETag", f'"{entry["lfs"]["sha256"]}"')
             self.send_header("Content-Length", "0")
             self.end_headers()
         else:
@@ -228,6 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
         self.send_header("X-Repo-Commit", repo.commit)
+        if repo.digests:
+            self.send_header("ETag", f'"{repo.entry(name)["blobId"]}"')
         self.send_header("Content-Length", str(end - start))
         self.end_headers()
         if self._fault("short"):
@@ -236,6 +246,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_bytes(repo.folder / name, start, end)
 
     def _send_bytes(self, path: Path, start: int, end: int) -> None:
+        if self.command == "HEAD":
+            return
         with path.open("rb") as file:
             file.seek(start)
             while start < end:
@@ -304,8 +316,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.made.sent += len(body)
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.made.sent += len(body)
+            self.wfile.write(body)
 
 
 def _listing(repo: Repo) -> dict[str, Any]:
@@ -314,7 +327,11 @@ def _listing(repo: Repo) -> dict[str, Any]:
 
 
 def _tree(repo: Repo) -> list[dict[str, Any]]:
-    entries = [repo.entry(name) for name in repo.names()]
-    return [
-        {"type": "file", "path": entry["rfilename"], "size": entry.get("size")} for entry in entries
-    ]
+    return [_leaf(repo.entry(name)) for name in repo.names()]
+
+
+def _leaf(entry: dict[str, Any]) -> dict[str, Any]:
+    leaf = {"type": "file", "path": entry["rfilename"], "size": entry.get("size")}
+    if lfs := entry.get("lfs"):
+        leaf["lfs"] = {"oid": lfs["sha256"], "size": lfs["size"], "pointerSize": lfs["pointerSize"]}
+    return {**leaf, "oid": entry.get("blobId")}

@@ -1,0 +1,149 @@
+"""A model of the Hub made a directory here: what is there is used, what is not is asked for."""
+
+import shutil
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.checkpoint.hub_requests import Hub
+from memfit.estimators.errors import CheckpointError, MachineError, UnreachableError
+from memfit.probes.download import NotDownloadedError, local_snapshot
+from tests.hub.conftest import NAME, Reports
+from tests.hub.server import FakeHub, Fault
+from tests.models import QWEN3_4B, write_checkpoint
+from tests.sparse import Shapes
+
+TENSORS: Shapes = {f"model.layers.{n}.mlp.up_proj.weight": ("BF16", (512, 512)) for n in range(6)}
+UNWANTED = ("modeling_custom.py", "README.md", "pytorch_model.bin", "original.safetensors")
+WANTED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "merges.txt")
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A repository as there are: a model in shards, a tokenizer, code and more."""
+    folder = write_checkpoint(tmp_path / "model", QWEN3_4B, TENSORS, shards=3)
+    for name in (*UNWANTED, *WANTED):
+        (folder / name).write_text(f"this is {name}")
+    return folder
+
+
+@pytest.fixture
+def settings(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Hub(hub.endpoint, tmp_path / "hf" / "hub", timeout_seconds=5.0)
+
+
+def wanted_bytes(model: Path) -> int:
+    return sum(path.stat().st_size for path in model.iterdir() if path.name not in UNWANTED)
+
+
+def test_what_mlx_lm_loads_is_downloaded_and_no_code(
+    hub: FakeHub, settings: Hub, model: Path
+) -> None:
+    reports = Reports()
+    path = local_snapshot(NAME, download=True, sink=reports, hub=settings)
+    names = {file.name for file in path.iterdir()}
+    assert names == {file.name for file in model.iterdir()} - set(UNWANTED)
+    for name in names:
+        assert (path / name).read_bytes() == (model / name).read_bytes()
+    assert not [asked for asked in hub.asked() if asked.endswith(UNWANTED)]
+
+
+def test_progress_is_of_every_byte(hub: FakeHub, settings: Hub, model: Path) -> None:
+    reports = Reports()
+    local_snapshot(NAME, download=True, sink=reports, hub=settings)
+    assert reports.begun[-1] == (f"Downloading {NAME}", wanted_bytes(model))
+    assert reports.advanced >= wanted_bytes(model)
+    assert reports.ended == len(reports.begun)
+
+
+def test_what_is_whole_in_the_cache_is_used_without_a_request(hub: FakeHub, settings: Hub) -> None:
+    path = local_snapshot(NAME, download=True, hub=settings)
+    hub.made.clear()
+    for download in (False, True):
+        assert local_snapshot(NAME, download=download, hub=settings) == path
+        assert local_snapshot(f"{NAME}@main", download=download, hub=settings) == path
+        commit = hub.repos[NAME].commit
+        assert local_snapshot(f"{NAME}@{commit}", download=download, hub=settings) == path
+    assert hub.made == []
+
+
+def test_nothing_is_downloaded_unasked(hub: FakeHub, settings: Hub, tmp_path: Path) -> None:
+    with pytest.raises(NotDownloadedError, match=f"{NAME}: is not whole in Hugging Face's cache"):
+        local_snapshot(NAME, download=False, hub=settings)
+    assert hub.made == []
+    assert not (tmp_path / "hf").exists()
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "tokenizer.json"])
+def test_a_part_of_a_model_is_completed_and_what_is_there_is_not_fetched_again(
+    hub: FakeHub, settings: Hub, model: Path, name: str
+) -> None:
+    path = local_snapshot(NAME, download=True, hub=settings)
+    (path / name).resolve().unlink()
+    (path / name).unlink()
+    with pytest.raises(NotDownloadedError):
+        local_snapshot(NAME, download=False, hub=settings)
+    hub.made.clear()
+    reports = Reports()
+    assert local_snapshot(NAME, download=True, sink=reports, hub=settings) == path
+    assert reports.begun[-1][1] == (model / name).stat().st_size
+    fetched = {made.path.partition("?")[0].rpartition("/")[2] for made in hub.made if made.sent}
+    assert {file for file in fetched if (model / file).is_file()} == {name}
+
+
+def test_a_disk_without_room_is_refused_before_a_byte_of_it(
+    hub: FakeHub, settings: Hub, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbytes = wanted_bytes(model)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(nbytes, 1, nbytes - 1))
+    with pytest.raises(MachineError, match=r"3\.\d MB are to be downloaded, .* has 3\.\d MB free"):
+        local_snapshot(NAME, download=True, hub=settings)
+    assert [made.path for made in hub.made if "resolve" in made.path] == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(nbytes, 0, nbytes))
+    assert local_snapshot(NAME, download=True, hub=settings).is_dir()
+
+
+def test_without_a_network_nothing_is_downloaded(settings: Hub, hub: FakeHub) -> None:
+    offline = replace(settings, offline=True)
+    with pytest.raises(UnreachableError, match="HF_HUB_OFFLINE is set"):
+        local_snapshot(NAME, download=True, hub=offline)
+    path = local_snapshot(NAME, download=True, hub=settings)
+    assert local_snapshot(NAME, download=True, hub=offline) == path
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("org/none", UnreachableError, "no such repository"),
+        (f"{NAME}@other", CheckpointError, "has no such revision"),
+        ("org/a..b", CheckpointError, "no name on the Hub"),
+        ("org/name/more", CheckpointError, "no name on the Hub"),
+    ],
+)
+def test_a_name_nobody_has_is_one_clear_line(
+    hub: FakeHub, settings: Hub, name: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as raised:
+        local_snapshot(name, download=True, hub=settings)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_gated_model_says_what_to_do(hub: FakeHub, settings: Hub) -> None:
+    hub.repos[NAME].gated = True
+    with pytest.raises(UnreachableError, match=f"{NAME}: is gated; accept its terms"):
+        local_snapshot(NAME, download=True, hub=settings)
+
+
+def test_a_download_that_stops_is_one_clear_line_and_goes_on_another_time(
+    hub: FakeHub, settings: Hub
+) -> None:
+    hub.faults.append(Fault("model-00003", "status", status=403, headers={"X-Error-Code": "x"}))
+    with pytest.raises(UnreachableError) as raised:
+        local_snapshot(NAME, download=True, hub=settings)
+    assert "\n" not in str(raised.value)
+    hub.faults.clear()
+    assert local_snapshot(NAME, download=True, hub=settings).is_dir()
