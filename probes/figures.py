@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
+from memfit.estimators.components.kv import prefilled_kv_cache
 from memfit.estimators.machine.measurement import Loaded, Run
 from memfit.estimators.result import Basis
 from memfit.estimators.sizing import Sizing
@@ -59,6 +60,12 @@ def estimated(sizing: Sizing, workload: Workload) -> dict[str, Estimated]:
         "peak": Estimated(moment.nbytes, reached),
         "workspace": Estimated(moment.nbytes - weighed.loaded_bytes - caches, reached),
     }
+    if sizing.model.layers:
+        prefilled = prefilled_kv_cache(sizing.model, workload)
+        found["prefill_kv"] = Estimated(prefilled.nbytes, "exact")
+        found["prefill_kv_held"] = Estimated(prefilled.held_bytes, "exact")
+        if workload.prompt_tokens > 1:
+            found["prefill_ssm"] = Estimated(figures.ssm_bytes, kept)
     phases = {"prefill_peak": moment.prefill_bytes, "decode_peak": moment.decode_bytes}
     return found | {name: Estimated(b, reached) for name, b in phases.items() if b is not None}
 

@@ -46,11 +46,16 @@ class KVBuffer:
 
     def allocated_tokens(self, workload: Workload) -> int:
         """Return the tokens the buffer has room for when the workload ends."""
+        capacity = self.prefilled_tokens(workload)
+        return self.grown_singly(capacity, workload.prompt_tokens - 1, workload.max_tokens + 1)
+
+    def prefilled_tokens(self, workload: Workload) -> int:
+        """Return the tokens it has room for before the last token of the prompt."""
         capacity = position = 0
         for chunk in workload.prefill_chunks():
             capacity = self.grown(capacity, position, chunk)
             position += chunk
-        return self.grown_singly(capacity, position, workload.max_tokens + 1)
+        return capacity
 
     def grown(self, capacity: int, position: int, chunk: int) -> int:
         """Return the capacity after ``chunk`` tokens at once are added at ``position``.

@@ -1,6 +1,7 @@
 """Bytes of the key-value cache, by mlx-lm's allocation rules."""
 
 from collections import Counter
+from collections.abc import Callable
 
 from memfit.estimators import dtypes
 from memfit.estimators.arch.caches import Growth, KVBuffer
@@ -46,13 +47,29 @@ def kv_cache(model: Model, workload: Workload) -> KVCache:
     Raises:
         UnsupportedError: when mlx-lm cannot quantise this model's cache as asked.
     """
+    return _kept(model, workload, workload.total_tokens, KVBuffer.allocated_tokens)
+
+
+def prefilled_kv_cache(model: Model, workload: Workload) -> KVCache:
+    """Return the cache when every chunk of the prompt is done, its last token not yet.
+
+    Raises:
+        UnsupportedError: as `kv_cache`.
+    """
+    return _kept(model, workload, workload.prompt_tokens - 1, KVBuffer.prefilled_tokens)
+
+
+def _kept(
+    model: Model, workload: Workload, tokens: int, room: Callable[[KVBuffer, Workload], int]
+) -> KVCache:
+    """The cache of ``tokens`` in buffers of so much room."""
     # Layers are alike: each kind is computed once.
     buffers = Counter(kv_buffers(model, workload.max_kv_size))
     total = held = per_token = allocated_tokens = held_tokens = 0
     for buffer, layers in buffers.items():
-        token_bytes = layers * buffer_token_bytes(model, buffer, workload, workload.total_tokens)
-        allocated = buffer.allocated_tokens(workload)
-        needed = buffer.held_tokens(workload.total_tokens)
+        token_bytes = layers * buffer_token_bytes(model, buffer, workload, tokens)
+        allocated = room(buffer, workload)
+        needed = buffer.held_tokens(tokens)
         total += token_bytes * allocated * workload.batch
         held += token_bytes * needed * workload.batch
         per_token += token_bytes
