@@ -44,3 +44,13 @@ def graph_limits(compute_capability: int | None) -> tuple[int, int]:
     table: Any = SCHEDULING["cuda_graphs"]
     limits = table.get(compute_capability, table["default"])
     return limits["max_ops"], limits["max_mebi_elements"]
+
+
+def compiled_copies(mlx_version: tuple[int, ...]) -> bool:
+    """Whether a compiled function leaves its inputs alone, where it could write over them.
+
+    >>> compiled_copies((0, 29, 2)), compiled_copies((0, 30, 1))
+    (True, False)
+    """
+    span: Any = SCHEDULING["compiled_copies"]
+    return bool(span["since"] <= mlx_version < span["until"])

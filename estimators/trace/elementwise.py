@@ -79,7 +79,7 @@ def compiled(op: Operation) -> None:
     op.kernels = 1
     is_flat = _runs_flat(arrays, first.shape)
     left = list(op.outputs)
-    for source in arrays:
+    for source in [] if op.compiled_copies else arrays:
         if left and _can_become(source, left[0], is_flat=is_flat):
             out = left.pop(0)
             if is_flat:

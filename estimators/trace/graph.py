@@ -140,6 +140,7 @@ class Built:
                 versions=self._versions,
                 weights=self.weights,
                 calls=tuple(running.calls()),
+                mlx_version=target.mlx_version,
             )
             return trace, self._shapes(running.caches, workload)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from memfit.estimators import dtypes
 from memfit.estimators.errors import InputError
+from memfit.estimators.machine.runtime import MLX_LM, get_runtime
 
 # weight: a parameter; cache: held by a cache when the call begins; tokens: the call's input;
 # constant: made by the class outside of any parameter; computed: an output of a node.
@@ -24,6 +25,8 @@ Phase = Literal[
 ]
 
 SCHEMA = "memfit.trace/1"
+# The newest MLX whose rules were read.
+MLX_VERSION = get_runtime(MLX_LM).mlx_version
 _SCALAR = (bool, int, float, str)
 
 Argument = bool | int | float | str | tuple[int, ...]
@@ -102,6 +105,7 @@ class Trace:
 
     ``backend`` is whose graph it is: the fused kernels of that backend appear as one node each.
     ``weights`` are the bytes of all parameters by path, whether a call uses them or not.
+    ``mlx_version`` is whose rules it follows, ``versions`` are those that recorded it.
     """
 
     model_type: str
@@ -109,6 +113,7 @@ class Trace:
     versions: Mapping[str, str]
     weights: Mapping[str, int]
     calls: tuple[Call, ...]
+    mlx_version: tuple[int, ...] = MLX_VERSION
 
     def call(self, phase: Phase) -> Call | None:
         """Return the call of a phase, None when the workload has none."""
@@ -141,7 +146,8 @@ def from_json(text: str) -> Trace:
         if content.pop("schema") != SCHEMA:
             raise InputError(f"a trace of another version: {SCHEMA} is read")
         calls = tuple(_call(call) for call in content.pop("calls"))
-        return Trace(calls=calls, **content)
+        version = tuple(map(int, content.pop("mlx_version", MLX_VERSION)))
+        return Trace(calls=calls, mlx_version=version, **content)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InputError(f"not a recorded trace: {error}") from None
 

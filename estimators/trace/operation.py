@@ -15,6 +15,7 @@ class Operation:
 
     __slots__ = (
         "arguments",
+        "compiled_copies",
         "gpu_class",
         "has_nax",
         "inputs",
@@ -25,10 +26,18 @@ class Operation:
         "temporaries",
     )
 
-    def __init__(self, memory: Memory, *, gpu_class: str = "", has_nax: bool = False) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        *,
+        gpu_class: str = "",
+        has_nax: bool = False,
+        compiled_copies: bool = False,
+    ) -> None:
         self.memory = memory
         self.gpu_class = gpu_class
         self.has_nax = has_nax
+        self.compiled_copies = compiled_copies
         self.name = ""
         self.arguments: tuple[Any, ...] = ()
         self.inputs: list[View] = []

@@ -12,6 +12,7 @@ from memfit.estimators import dtypes
 from memfit.estimators.machine.allocator import allocated
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.kernels import has_nax
+from memfit.estimators.machine.scheduling import compiled_copies
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.layouts import Buffer, View
 from memfit.estimators.trace.memory import Memory
@@ -88,7 +89,7 @@ def _kept(call: Call) -> int:
 
 
 def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
-    run = _Run(device)
+    run = _Run(device, trace.mlx_version)
     reached = -1
     for call in trace.calls:
         if call.position != reached:
@@ -102,11 +103,14 @@ def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
 class _Run:
     """Memory and the device's stream over calls that follow one another."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, mlx_version: tuple[int, ...]) -> None:
         self._memory = Memory(device.backend)
         self._stream = stream_of(device)
         self._operation = Operation(
-            self._memory, gpu_class=device.gpu_class or "", has_nax=has_nax(device)
+            self._memory,
+            gpu_class=device.gpu_class or "",
+            has_nax=has_nax(device),
+            compiled_copies=compiled_copies(mlx_version),
         )
         self._held: list[View] = []
 

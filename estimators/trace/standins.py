@@ -16,6 +16,7 @@ from memfit.estimators.machine.device import Backend
 from memfit.estimators.machine.kernels import is_fused
 from memfit.estimators.trace.compiled import ANY_SHAPE, BEGINS, ENDS
 from memfit.estimators.trace.libraries import changed
+from memfit.estimators.trace.nodes import MLX_VERSION
 
 # Names of nodes that are no operation: the borders of what mx.compile was given.
 _NAME_ENDS = "__end"
@@ -52,12 +53,12 @@ _CALLS: ContextVar[_CompiledCalls | None] = ContextVar("compiled calls", default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Whose graph is recorded; ``mlx_version`` chooses the rules of fused attention."""
+    """Whose graph is recorded; ``mlx_version`` chooses the rules, as of fused attention."""
 
     backend: Backend = "metal"
     nax: bool = False
     compute_capability: int | None = None
-    mlx_version: tuple[int, ...] = (0, 32, 2)
+    mlx_version: tuple[int, ...] = MLX_VERSION
 
 
 def library_changes(target: Target) -> dict[str, Any]:
@@ -85,6 +86,7 @@ def _recording_changes(target: Target) -> dict[str, Any]:
             "fast.layer_norm": _apart(mx.fast.layer_norm),
         }
     return made | {
+        "dequantize": _alone("Quantize", mx.dequantize),
         "fast.rms_norm": _rms_norm(mx.fast.rms_norm),
         "fast.layer_norm": _layer_norm(mx.fast.layer_norm),
         "fast.rope": _rope(mx.fast.rope),
@@ -135,12 +137,13 @@ def kernel_name(exported: str) -> str:
 
 
 def _alone(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation that MLX cannot export as one node that it can."""
+    """Return an operation that MLX cannot export, or has no kernel for here, as one node."""
 
     def alone(*given: Any, **settings: Any) -> Any:
         import mlx.core as mx
 
-        arrays = [value for value in given if isinstance(value, mx.array)]
+        values = (*given, *settings.values())
+        arrays = [value for value in values if isinstance(value, mx.array)]
         return one_node(name, arrays, [original(*given, **settings)])[0]
 
     return alone

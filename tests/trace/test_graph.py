@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.errors import UnsupportedError
 from memfit.estimators.trace.nodes import Call, Trace, from_json, to_json
 from memfit.estimators.workload import Workload
@@ -181,6 +182,15 @@ def test_fused_kernels_are_one_node_on_the_backends_that_have_them(
     # Two norms and one attention a layer, the last norm; keys and queries are turned.
     wanted = {"RMSNorm": 7, "RoPE": 6, "ScaledDotProductAttention": 3} if found else {}
     assert {name: n for name, n in counts(call).items() if name in FUSED} == wanted
+
+
+@pytest.mark.parametrize(("target", "unpacked_by"), [(CPU, "BitwiseBinary"), (METAL, "Quantize")])
+def test_a_packed_embedding_is_unpacked_by_one_kernel_where_there_is_one(
+    target: Target, unpacked_by: str
+) -> None:
+    trace = record(LLAMA, Workload(prompt_tokens=100), target=target, quantize=Quantization(4, 64))
+    found = counts(the(trace, "last_token"))
+    assert {name for name in ("BitwiseBinary", "Quantize") if found[name]} == {unpacked_by}
 
 
 def test_attention_that_metal_has_no_kernel_for_is_taken_apart() -> None:

@@ -1,4 +1,4 @@
-"""How MLX batches work before it waits; read at v0.32.1 and 846d176, the same since v0.31.0."""
+"""How MLX batches work before it waits; read at 85a8824 (0.29.2), v0.31.0, v0.32.1 and 846d176."""
 
 from typing import Any
 
@@ -25,4 +25,7 @@ SCHEDULING: dict[str, Any] = {
         121: {"max_ops": 20, "max_mebi_elements": 25},
         "default": {"max_ops": 20, "max_mebi_elements": 100},
     },
+    # mlx/backend/common/compiled.cpp, compiled_allocate_outputs: a negation was missing, so that a
+    # compiled function wrote over none of its inputs (0bb89e9e5, #2240, to 3c8ce9b00, #2897).
+    "compiled_copies": {"since": (0, 26, 1), "until": (0, 30, 1)},
 }
