@@ -47,12 +47,12 @@ def parse_axis(text: str) -> Axis:
 
 
 def swept(
-    axes: Sequence[Axis], asked: Workload, *, quantized_kv_start: int | None = None
+    axes: Sequence[Axis], asked: Workload, *, quantized_kv_start: int = 0
 ) -> tuple[Workload, ...]:
     """Return every combination of the axes' values, all else as asked; the last axis moves first.
 
-    Where nobody said from which token on a cache is quantised, it is from the first: mlx-lm's own
-    5000 would leave the caches of short prompts as they are.
+    Swept caches are quantised from ``quantized_kv_start`` on, unless told from the first token:
+    mlx-lm's own 5000 would leave those of short prompts as they are.
 
     Raises:
         InputError: when an axis is given twice, there are more than `MAX_POINTS` points, or a
@@ -65,7 +65,7 @@ def swept(
     if count > MAX_POINTS:
         raise InputError(f"{count} points to measure: {MAX_POINTS} are the most; give fewer values")
     points = (dict(zip(names, each, strict=True)) for each in product(*(a.values for a in axes)))
-    return tuple(_workload(asked, point, quantized_kv_start or 0) for point in points)
+    return tuple(_workload(asked, point, quantized_kv_start) for point in points)
 
 
 def _workload(asked: Workload, point: dict[str, int | None], quantized_kv_start: int) -> Workload:

@@ -1,6 +1,6 @@
 """``memfit tune``: a model loaded and run beside its estimate.
 
-    tune(Request(model=..., checkpoint=..., workload=...), start=..., keep=...)
+    tune(Request(model=..., checkpoint=..., workload=...), start=..., sweeps=user_sweeps())
 
 Nothing is loaded before the estimate says that there is room for it.
 """
@@ -14,7 +14,6 @@ from memfit.estimators.errors import InputError, MachineError, UnsupportedError
 from memfit.estimators.estimate import device_summary, model_summary, workload_notes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.host import detect_host
-from memfit.estimators.machine.measurement import Measurement
 from memfit.estimators.planning.budget import Need, judge
 from memfit.estimators.planning.coefficients import ShortPrompt, calibration
 from memfit.estimators.result import Note, Recommendation, Verdict
@@ -27,9 +26,12 @@ from memfit.estimators.workload import Workload
 from memfit.probes.advice import advise, by_measurement, line_of
 from memfit.probes.bench import REPEATS, Bench
 from memfit.probes.command_lines import command_lines, recommended_workload
+from memfit.probes.partial_sweep import Sweeps
 from memfit.probes.process import ModelProcess, Prompt
 from memfit.probes.refusal import obstacle, require_room
 from memfit.probes.result import Point, TuneResult
+from memfit.probes.sweep import sweep
+from memfit.probes.sweep_axes import Axis, swept
 from memfit.probes.trade import trade
 from memfit.probes.worker import Worker
 
@@ -39,7 +41,8 @@ class Request:
     """What to measure, and how it is run.
 
     The prompt's tokens are counted where it is a text; else it is as long as the workload says.
-    ``force`` runs what the estimate refuses.
+    ``axes`` are what is swept, their KV bits from the token ``swept_kv_start`` on. ``force`` runs
+    what the estimate refuses.
     """
 
     model: str  # as command lines of mlx-lm are to name it
@@ -47,6 +50,8 @@ class Request:
     workload: Workload
     prompt: str | None = None
     pasted_prompt: str | None = None  # in those lines; else they read standard input
+    axes: tuple[Axis, ...] = ()
+    swept_kv_start: int = 0
     margin_bytes: int = 0
     force: bool = False
     units: Units = Units.GB
@@ -60,16 +65,17 @@ def tune(
     request: Request,
     *,
     start: Callable[[], ModelProcess],
-    keep: Callable[[Measurement], None],
+    sweeps: Sweeps,
     sink: Sink = SILENT,
 ) -> TuneResult:
-    """Measure, compare and recommend; ``start`` makes a process, ``keep`` is given what is whole.
+    """Measure, compare and recommend; ``start`` makes a process, measurements go to the store.
 
     Raises:
         InputError: when the prompt is empty, longer than the model's limit, or of a text without
-            a tokenizer; the weights do not match the config.
+            a tokenizer; the weights do not match the config; the sweep cannot be.
         UnsupportedError: when mlx-lm has no class for the model, or cannot run the workload.
         MachineError: when MLX is not installed, or there is no room (`RefusedError`).
+        SweepInterrupted: on Ctrl-C; the same request goes on from there.
     """
     require_loadable(request.checkpoint)
     with Worker(start) as worker:
@@ -78,14 +84,32 @@ def tune(
         workload = replace(request.workload, prompt_tokens=prompt.tokens)
         sizing = sized(request.checkpoint, device, workload, request.margin_bytes)
         _require_within_limit(sizing, workload, force=request.force)
-        if not request.force:
-            require_room(sizing, workload, request.units)
-        bench = Bench(sizing, worker, keep, sink.advance)
-        points = tuple(_points(request, bench, workload, sink))
+        bench = Bench(sizing, worker, sweeps.store.save, sink.advance)
+        if request.axes:
+            points = _swept(request, bench, workload, sweeps, sink)
+        else:
+            points = tuple(_points(request, bench, workload, sink))
         return _result(request, bench, device, prompt, points)
 
 
+def _swept(
+    request: Request, bench: Bench, asked: Workload, sweeps: Sweeps, sink: Sink
+) -> tuple[Point, ...]:
+    combined = swept(request.axes, asked, quantized_kv_start=request.swept_kv_start)
+    workloads = tuple(dict.fromkeys((asked, *combined)))
+    return sweep(
+        bench,
+        workloads,
+        partial=sweeps.partial(map(bench.id_of, workloads), request.prompt),
+        force=request.force,
+        units=request.units,
+        sink=sink,
+    )
+
+
 def _points(request: Request, bench: Bench, asked: Workload, sink: Sink) -> Iterator[Point]:
+    if not request.force:
+        require_room(bench.sizing, asked, request.units)
     with _progress(sink, "measuring", REPEATS + 1):
         point = bench.measure(asked)
     yield point

@@ -69,6 +69,13 @@ def tune(
     timeout: Annotated[
         int, typer.Option(metavar="SECONDS", min=1, help="Longest silence before a run is stopped.")
     ] = TIMEOUT_SECONDS,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SETTING=V,V",
+            help="Every combination of prefill-step, kv-bits and context; may be repeated.",
+        ),
+    ] = None,
     flags: Annotated[
         bool,
         typer.Option("--flags", help="Flags of mlx_lm.generate and server, alone on stdout."),
@@ -84,8 +91,9 @@ def tune(
     """Load a model, measure what it takes, and compare with the estimate."""
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.machine.runtime import MLX_LM, get_runtime
+    from memfit.probes.partial_sweep import user_sweeps
     from memfit.probes.process import ModelProcess
-    from memfit.probes.store import user_store
+    from memfit.probes.sweep_axes import parse_axis
     from memfit.probes.tune import Request
     from memfit.probes.tune import tune as answer
 
@@ -103,10 +111,11 @@ def tune(
         quantized_kv_start=quantized_kv_start,
         max_kv_size=max_kv_size,
     )
+    axes = [parsed("--sweep", parse_axis, each) for each in sweep or ()]
     limit = parsed("--memory-limit", parse_size, memory_limit)
     margin_bytes = parsed("--margin", parse_size, margin) or 0
     text = None if prompt is None else prompt_text(prompt)
-    with reporting(verbose=verbose) as sink, _forcible():
+    with reporting(verbose=verbose) as sink, _forcible(), _resumable():
         checkpoint, path = _located(model, sink)
         result = answer(
             Request(
@@ -115,6 +124,8 @@ def tune(
                 workload=workload,
                 prompt=text,
                 pasted_prompt=prompt if prompt == text else None,
+                axes=tuple(filter(None, axes)),
+                swept_kv_start=quantized_kv_start or 0,
                 margin_bytes=margin_bytes,
                 force=force,
                 units=units,
@@ -122,7 +133,7 @@ def tune(
             start=partial(
                 ModelProcess, path, memory_limit_bytes=limit, timeout_seconds=float(timeout)
             ),
-            keep=user_store().save,
+            sweeps=user_sweeps(),
             sink=sink,
         )
     form = CompareFormat.JSON if json_ else format_
@@ -154,6 +165,18 @@ def _forcible() -> Iterator[None]:
         yield
     except (RefusedError, TooLongError) as error:
         raise type(error)(f"{error}; --force runs it all the same") from None
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say what is kept of a sweep that is stopped; Typer leaves without a word."""
+    from memfit.probes.sweep import SweepInterrupted
+
+    try:
+        yield
+    except SweepInterrupted as stop:
+        print(f"memfit: {stop}", file=sys.stderr)
+        raise
 
 
 def _located(reference: str, sink: Sink) -> "tuple[Checkpoint, Path]":

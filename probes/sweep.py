@@ -1,0 +1,114 @@
+"""Many workloads measured one after another, whatever becomes of each.
+
+sweep(bench, workloads, partial=..., force=..., units=..., sink=...) -> tuple[Point, ...]
+"""
+
+from collections.abc import Sequence
+
+from memfit.estimators.machine.measurement import Measurement
+from memfit.estimators.sink import Sink
+from memfit.estimators.sizing import Sizing
+from memfit.estimators.units import Units
+from memfit.estimators.workload import Workload
+from memfit.probes.bench import REPEATS, Bench
+from memfit.probes.partial_sweep import PartialSweep
+from memfit.probes.refusal import obstacle, require_room
+from memfit.probes.result import Point
+
+_STEPS = REPEATS + 1  # of a point: its runs, and the one by mlx-swift-lm's rule
+
+
+class SweepInterrupted(KeyboardInterrupt):
+    """Somebody stopped a sweep; what was measured is kept."""
+
+
+def sweep(
+    bench: Bench,
+    workloads: Sequence[Workload],
+    *,
+    partial: PartialSweep,
+    force: bool,
+    units: Units,
+    sink: Sink,
+) -> tuple[Point, ...]:
+    """Return a point for each workload: measured, skipped with the reason, or failed.
+
+    What ``partial`` has is not measured again. A process that dies fails its own point; only when
+    the sweep comes to its end is ``partial`` forgotten.
+
+    Raises:
+        CheckpointError: when the weights do not match the config.
+        UnsupportedError: when mlx-lm has no class for the model.
+        RefusedError: when there is room for none of them.
+        SweepInterrupted: on Ctrl-C, with what to do next.
+    """
+    known = {each.workload: each for each in partial.measured().values()}
+    reasons = {} if force else _obstacles(bench.sizing, workloads, units)
+    left = [work for work in workloads if work not in known and work not in reasons]
+    if not left and not known:
+        require_room(bench.sizing, workloads[0], units)
+    points: dict[Workload, Point] = {}
+    sink.begin(_title(len(left), len(known)), sum(_cost(work) for work in left))
+    try:
+        for work in left:
+            points[work] = _measured(bench, work, sink)
+            if id := points[work].measurement_id:
+                partial.add(id)
+    except KeyboardInterrupt:
+        done = len(known) + sum(point.status == "measured" for point in points.values())
+        raise SweepInterrupted(_resumption(done, len(workloads))) from None
+    finally:
+        sink.end()
+    partial.finish()
+    return tuple(
+        points.get(work) or _not_run(bench, work, known.get(work), reasons.get(work, ""))
+        for work in workloads
+    )
+
+
+def _obstacles(sizing: Sizing, workloads: Sequence[Workload], units: Units) -> dict[Workload, str]:
+    """Why workloads are not to be run, of those that are not."""
+    found = {work: _obstacle(sizing, work, units) for work in workloads}
+    return {work: reason for work, reason in found.items() if reason}
+
+
+def _obstacle(sizing: Sizing, workload: Workload, units: Units) -> str | None:
+    limit = sizing.model.max_context
+    if limit and workload.total_tokens > limit:
+        return f"more than the model's own limit of {limit} tokens"
+    found = obstacle(sizing, workload, units)
+    return str(found) if found else None
+
+
+def _measured(bench: Bench, workload: Workload, sink: Sink) -> Point:
+    told = 0
+
+    def tell() -> None:
+        nonlocal told
+        told += 1
+        sink.advance(workload.total_tokens)
+
+    bench.tell = tell
+    point = bench.measure(workload)
+    sink.advance(_cost(workload) - told * workload.total_tokens)  # of a point that ended early
+    return point
+
+
+def _cost(workload: Workload) -> int:
+    """What a point takes of the whole: time goes with the tokens."""
+    return _STEPS * workload.total_tokens
+
+
+def _not_run(bench: Bench, workload: Workload, known: Measurement | None, reason: str) -> Point:
+    return bench.recalled(known) if known else bench.skipped(workload, reason)
+
+
+def _title(left: int, known: int) -> str:
+    return f"measuring {left} points" + (f", {known} were before" if known else "")
+
+
+def _resumption(done: int, points: int) -> str:
+    return (
+        f"interrupted: {done} of {points} points are measured and kept; the same command goes on"
+        " from there"
+    )
