@@ -4,12 +4,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from memfit.cli.exits import Exit
+from memfit.cli.loadable import loadable
 from memfit.cli.options import (
     CompareFormat,
     Json,
@@ -31,11 +31,9 @@ from memfit.cli.render.output import emit
 from memfit.cli.render.tune.output import written
 from memfit.cli.requests import requested_workload
 from memfit.estimators.errors import InputError, MachineError
-from memfit.estimators.sink import Sink
 from memfit.estimators.units import Units, parse_size
 
 if TYPE_CHECKING:
-    from memfit.estimators.checkpoint.manifest import Checkpoint
     from memfit.probes.result import TuneResult
 
 TIMEOUT_SECONDS = 600
@@ -80,6 +78,9 @@ def tune(
         bool,
         typer.Option("--flags", help="Flags of mlx_lm.generate and server, alone on stdout."),
     ] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch a model of the Hub that is not here.")
+    ] = False,
     format_: Annotated[
         CompareFormat, typer.Option("--format", help="How the answer is written.")
     ] = CompareFormat.TABLE,
@@ -116,7 +117,7 @@ def tune(
     margin_bytes = parsed("--margin", parse_size, margin) or 0
     text = None if prompt is None else prompt_text(prompt)
     with reporting(verbose=verbose) as sink, _forcible(), _resumable():
-        checkpoint, path = _located(model, sink)
+        checkpoint, path = loadable(model, download=download, sink=sink)
         result = answer(
             Request(
                 model=model,
@@ -177,16 +178,3 @@ def _resumable() -> Iterator[None]:
     except SweepInterrupted as stop:
         print(f"memfit: {stop}", file=sys.stderr)
         raise
-
-
-def _located(reference: str, sink: Sink) -> "tuple[Checkpoint, Path]":
-    """The checkpoint, and the directory to load it from."""
-    from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.probes.tune import require_loadable
-
-    checkpoint = open_checkpoint(reference, sink=sink)
-    require_loadable(checkpoint)
-    path = Path(reference).expanduser()
-    if not path.is_dir():
-        raise InputError(f"{checkpoint.id}: one file of a model; give the directory it is in")
-    return checkpoint, path

@@ -1,0 +1,40 @@
+"""From what a user calls a model to the directory that it can be loaded from."""
+
+from pathlib import Path
+
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.errors import InputError
+from memfit.estimators.sink import Sink
+from memfit.estimators.units import format_bytes
+
+
+def loadable(reference: str, *, download: bool, sink: Sink) -> tuple[Checkpoint, Path]:
+    """Return a checkpoint and its directory; a model of the Hub is brought here if that is asked.
+
+    Raises:
+        InputError: for one file of a model, or a model that would have to be downloaded.
+        UnsupportedError: for what mlx-lm does not load.
+    """
+    from memfit.estimators.checkpoint.opening import open_checkpoint
+    from memfit.probes.tune import require_loadable
+
+    checkpoint = open_checkpoint(reference, sink=sink)
+    require_loadable(checkpoint)
+    if checkpoint.source == "hub":
+        path = _snapshot(reference, checkpoint, download, sink)
+        return open_checkpoint(reference, sink=sink), path  # as it is on disk, not as it was listed
+    # A store's model goes by another name than its directory's.
+    for path in (Path(reference).expanduser(), Path(checkpoint.id)):
+        if path.is_dir():
+            return checkpoint, path
+    raise InputError(f"{checkpoint.id}: one file of a model; give the directory it is in")
+
+
+def _snapshot(reference: str, checkpoint: Checkpoint, download: bool, sink: Sink) -> Path:
+    from memfit.probes.download import NotDownloadedError, local_snapshot
+
+    try:
+        return local_snapshot(reference, download=download, sink=sink)
+    except NotDownloadedError as error:
+        size = format_bytes(checkpoint.file_bytes)
+        raise NotDownloadedError(f"{error}; --download fetches its {size}") from None
