@@ -1,0 +1,257 @@
+"""``memfit tune``: real models through the whole command, and every way it says no."""
+
+import csv
+import io
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import Checkpoints
+from tests.cli.running import Memfit, Run
+from tests.cli.test_bad_input import assert_one_line
+from tests.gguf.writing import recorded, write
+
+pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+SHORT = ("--prompt-tokens", "70", "--prefill-step", "32", "--max-tokens", "3")
+TO_THE_BYTE = ("weights", "kv", "kv_held", "ssm", "prefill_kv", "prefill_kv_held", "prefill_ssm")
+PEAK_ERROR_PERCENT = 10  # docs/accuracy.md
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MEMFIT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def dense(checkpoints: Checkpoints) -> Path:
+    return checkpoints("dense")
+
+
+def figures_of(run: Run) -> dict[str, dict[str, Any]]:
+    return {figure["name"]: figure for figure in run.json["points"][0]["figures"]}
+
+
+@pytest.mark.parametrize("name", ["sliding", "mla", "hybrid"])
+def test_weights_caches_and_states_are_estimated_to_the_byte(
+    memfit: Memfit, checkpoints: Checkpoints, name: str
+) -> None:
+    run = memfit("tune", checkpoints(name), *SHORT, "--json")
+    assert run.code == 0, run.err
+    figures = figures_of(run)
+    assert {figures[n]["difference_bytes"] for n in TO_THE_BYTE} == {0}
+    for peak in ("prefill_peak", "decode_peak", "peak"):
+        figure = figures[peak]
+        off = abs(figure["difference_bytes"])
+        assert 100 * off <= PEAK_ERROR_PERCENT * figure["measured_bytes"], figure
+
+
+def test_nothing_is_hidden(memfit: Memfit, dense: Path) -> None:
+    run = memfit("tune", dense, *SHORT, "--json")
+    figures = figures_of(run)
+    measured = {name: figure["measured_bytes"] for name, figure in figures.items()}
+    estimated = {name: figure["estimated_bytes"] for name, figure in figures.items()}
+    there = measured["active"] + measured["kv"] + measured["ssm"]
+    workspace = estimated["peak"] - estimated["active"] - estimated["kv"] - estimated["ssm"]
+    assert measured["peak"] == there + workspace + measured["unaccounted"]
+    assert measured["peak"] == max(measured["prefill_peak"], measured["decode_peak"])
+    assert (
+        measured["workspace"]
+        == measured["peak"] - measured["weights"] - measured["kv"] - measured["ssm"]
+    )
+    # It evaluates the logits of a whole chunk, which generation never holds.
+    assert measured["swift_workspace"] > 0
+    assert measured["process"] > measured["active"]
+    assert all(figure["spread_bytes"] >= 0 for figure in figures.values())
+    point = run.json["points"][0]
+    assert point["repeats"] == 3
+    assert point["speed"]["decode_tokens_per_second"] > 0
+    assert run.json["loaded"]["load_ns"] > 0
+
+
+def test_what_is_measured_is_what_the_next_estimate_says(memfit: Memfit, dense: Path) -> None:
+    tuned = memfit("tune", dense, *SHORT, "--json")
+    figures = figures_of(tuned)
+    kept = memfit("measurements", "list", "--json").json["measurements"]
+    assert tuned.json["points"][0]["measurement_id"] in {one["id"] for one in kept}
+    estimate = memfit("estimate", dense, *SHORT, "--device", "host", "--json").json
+    assert estimate["method"] == "measure"
+    assert estimate["peak_bytes"] == figures["peak"]["measured_bytes"]
+    assert estimate["components"]["kv"]["bytes"] == figures["kv"]["measured_bytes"]
+
+
+def test_a_text_goes_through_the_chat_template(
+    memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "Every byte has a reason."
+    (tmp_path / "prompt.txt").write_text(text)
+    bare = len(text.encode())  # no token is shorter than a byte
+    counts = []
+    for given in (text, f"@{tmp_path / 'prompt.txt'}", "-"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        run = memfit("tune", checkpoints("chat"), "--prompt", given, "--max-tokens", "1", "--json")
+        assert run.code == 0, run.err
+        counts.append(run.json["prompt_tokens"])
+    # The template's own words are there too: [user] and [assistant].
+    assert counts[0] == counts[1] == counts[2]
+    assert 5 < counts[0] < bare + 40
+
+
+def test_flags_stand_alone_on_stdout(memfit: Memfit, dense: Path) -> None:
+    run = memfit("tune", dense, *SHORT, "--flags")
+    assert run.code == 0, run.err
+    generate, server = run.out.splitlines()
+    assert shlex.split(generate)[:3] == ["mlx_lm.generate", "--model", str(dense)]
+    assert shlex.split(server)[:3] == ["mlx_lm.server", "--model", str(dense)]
+    assert "Peak in prefill" in run.err
+
+
+def test_csv_has_a_line_for_each_point_with_both_sides(memfit: Memfit, dense: Path) -> None:
+    run = memfit("tune", dense, *SHORT, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(run.out)))
+    assert rows[0]["prompt_tokens"] == "70"
+    assert rows[0]["weights_estimated_bytes"] == rows[0]["weights_measured_bytes"] != ""
+    assert rows[0]["status"] == "measured"
+    assert all(row["weights_measured_bytes"] for row in rows)
+
+
+def test_markdown_and_table_show_what_json_holds(
+    memfit: Memfit, dense: Path, tmp_path: Path
+) -> None:
+    table = memfit("tune", dense, *SHORT)
+    markdown = memfit("tune", dense, *SHORT, "--format", "markdown", "-o", tmp_path / "t.md")
+    assert markdown.out == ""
+    text = (tmp_path / "t.md").read_text()
+    for shown in ("Active after load", "KV cache after prefill", "Unaccounted", "median of 3"):
+        assert shown in table.out
+        assert shown in text
+    assert "| Weights |" in text
+    assert "mlx_lm.generate --model" in text
+
+
+def test_a_run_beyond_free_memory_is_refused_before_it_is_loaded(
+    memfit: Memfit, dense: Path, home: Path
+) -> None:
+    run = memfit("tune", dense, *SHORT, "--margin", "100TB")
+    assert_one_line(run, 5, "estimated to need 100.000 TB", "are free", "--force")
+    assert not home.exists()
+
+
+def test_a_refused_run_can_be_forced(memfit: Memfit, dense: Path) -> None:
+    run = memfit("tune", dense, *SHORT, "--margin", "100TB", "--force", "--json")
+    assert run.code == 1  # measured, and with such a margin it does not fit
+    assert run.json["verdict"] == "exceeds"
+    assert "forced" in {note["code"] for note in run.json["notes"]}
+    assert run.json["points"][0]["status"] == "measured"
+
+
+def test_a_run_that_stops_shows_what_it_reached(memfit: Memfit, dense: Path) -> None:
+    run = memfit("tune", dense, *SHORT, "--memory-limit", "1MB", "--json")
+    assert run.code == 5
+    assert "memory limit" in run.err
+    point = run.json["points"][0]
+    assert point["status"] == "failed"
+    assert point["peak_bytes"] is None
+    estimated = {f["name"]: f["estimated_bytes"] for f in point["figures"]}
+    assert estimated["weights"] > 0
+
+
+def test_a_prompt_beyond_the_models_limit_has_to_be_forced(
+    memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    model = tmp_path / "short"
+    shutil.copytree(checkpoints("dense"), model)
+    change(model, max_position_embeddings=64)
+    assert_one_line(memfit("tune", model, *SHORT), 2, "73 tokens", "limit of 64", "--force")
+    forced = memfit("tune", model, *SHORT, "--force", "--json")
+    assert forced.code == 0, forced.err
+    assert "beyond-context" in {note["code"] for note in forced.json["notes"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), ["--prompt", "--prompt-tokens"]),
+        (("--prompt", "a", "--prompt-tokens", "3"), ["--prompt", "--prompt-tokens"]),
+        (("--prompt", ""), ["empty"]),
+        (("--prompt", " \n\t"), ["empty"]),
+        (("--prompt", "@"), ["@"]),
+        (("--prompt", "@nowhere.txt"), ["nowhere.txt"]),
+        (("--prompt-tokens", "0"), ["prompt tokens 0"]),
+        (("--prompt-tokens", "many"), ["--prompt-tokens", "many"]),
+        (("--prompt-tokens", "9", "--memory-limit", "64G"), ["--memory-limit", "64G"]),
+        (("--prompt-tokens", "9", "--kv-bits", "7"), ["KV bits 7"]),
+    ],
+)
+def test_bad_options_are_one_line(
+    memfit: Memfit, dense: Path, options: tuple[str, ...], words: list[str]
+) -> None:
+    assert_one_line(memfit("tune", dense, *options), 2, *words)
+
+
+def test_a_prompt_that_is_no_text_names_the_byte(
+    memfit: Memfit, dense: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "prompt.bin").write_bytes(b"ab\xff")
+    run = memfit("tune", dense, "--prompt", f"@{tmp_path / 'prompt.bin'}")
+    assert_one_line(run, 2, "prompt.bin", "UTF-8", "byte 2")
+
+
+def test_a_text_needs_a_tokenizer(memfit: Memfit, checkpoints: Checkpoints) -> None:
+    run = memfit("tune", checkpoints("no-tokenizer"), "--prompt", "hello")
+    assert_one_line(run, 2, "no tokenizer", "--prompt-tokens")
+
+
+def test_tokens_alone_need_none_and_a_note_says_so(
+    memfit: Memfit, checkpoints: Checkpoints
+) -> None:
+    run = memfit("tune", checkpoints("no-tokenizer"), *SHORT, "--json")
+    assert run.code == 0, run.err
+    assert "prompt" in {note["code"] for note in run.json["notes"]}
+
+
+def test_a_class_mlx_lm_lacks_is_unsupported(
+    memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    model = tmp_path / "unknown"
+    shutil.copytree(checkpoints("dense"), model)
+    change(model, model_type="qwen3x")
+    assert_one_line(memfit("tune", model, *SHORT), 3, "qwen3x")
+
+
+def test_weights_that_do_not_match_the_config_name_the_first_tensor(
+    memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    model = tmp_path / "mismatched"
+    shutil.copytree(checkpoints("dense"), model)
+    config = json.loads((model / "config.json").read_text())
+    change(model, intermediate_size=config["intermediate_size"] * 2)
+    assert_one_line(memfit("tune", model, *SHORT), 2, "tensor", "mlp", "shape")
+
+
+def test_gguf_is_not_loaded_by_mlx_lm(memfit: Memfit, tmp_path: Path) -> None:
+    entry = recorded()["qwen3"]
+    path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
+    assert_one_line(memfit("tune", path, *SHORT), 3, "GGUF", "mlx_lm.convert")
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_one_file_of_a_model_is_not_enough(memfit: Memfit, dense: Path, file: str) -> None:
+    assert_one_line(memfit("tune", dense / file, *SHORT), 2, file, "directory")
+
+
+def test_without_mlx_it_is_this_machine(
+    memfit: Memfit, dense: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlx", None)
+    assert_one_line(memfit("tune", dense, *SHORT), 5, "mlx", "install")
+
+
+def change(model: Path, **keys: Any) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))

@@ -1,0 +1,82 @@
+"""Refused before harm: the estimate held against what is free, and what would fit said."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.machine.device import Device
+from memfit.estimators.sizing import Sizing, size
+from memfit.estimators.workload import Workload
+from memfit.probes.refusal import RefusedError, free_bytes, obstacle, require_room
+from tests.checkpoints import Checkpoints
+from tests.models import QWEN3_4B, write_config
+
+GB = 10**9
+WORKLOAD = Workload(prompt_tokens=16_384, max_tokens=32)
+# 8.0 GB of weights in 16 bits, and 2.4 GB of cache for this workload.
+DEVICE = Device("a Mac", "metal", 64 * GB, 50 * GB, 30 * GB, "detected", "s", 16)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_config(tmp_path_factory.mktemp("refusal") / "qwen3-4b", QWEN3_4B)
+
+
+def on(model: Path, **changes: int) -> Sizing:
+    return size(open_checkpoint(str(model)), device=replace(DEVICE, **changes), margin_bytes=GB)
+
+
+def test_what_fits_is_no_obstacle(model: Path) -> None:
+    assert obstacle(on(model), WORKLOAD) is None
+    require_room(on(model), WORKLOAD)
+
+
+def test_memory_in_use_by_others_is_not_free(model: Path) -> None:
+    sizing = on(model, used_by_others_bytes=60 * GB)
+    found = obstacle(sizing, WORKLOAD)
+    assert found is not None
+    assert (found.needed_bytes, found.free_bytes) == (sizing.need(WORKLOAD).peak_bytes, 4 * GB)
+    assert "4.000 GB of 64.000 GB are free" in str(found)
+
+
+def test_exactly_what_is_needed_is_enough(model: Path) -> None:
+    need = on(model).need(WORKLOAD).peak_bytes
+    exactly = on(model, memory_bytes=need, working_set_bytes=need)
+    assert free_bytes(DEVICE) == 64 * GB
+    assert obstacle(exactly, WORKLOAD) is None
+    short = on(model, memory_bytes=need, working_set_bytes=need - 1)
+    assert "working set" in str(obstacle(short, WORKLOAD))
+    one_more = on(model, memory_bytes=need, working_set_bytes=need, used_by_others_bytes=1)
+    assert "are free" in str(obstacle(one_more, WORKLOAD))
+
+
+def test_one_allocation_may_be_too_large(model: Path) -> None:
+    found = obstacle(on(model, max_buffer_bytes=10_000_000), WORKLOAD)
+    assert found is not None
+    assert found.free_bytes == 10_000_000
+    assert "one allocation" in str(found)
+
+
+def test_a_refusal_says_which_prompt_would_fit(model: Path) -> None:
+    sizing = on(model, working_set_bytes=11 * GB)
+    with pytest.raises(RefusedError, match=r"a prompt of \d+ tokens .*would fit") as refusal:
+        require_room(sizing, WORKLOAD)
+    shorter = int(str(refusal.value).partition("a prompt of ")[2].split()[0])
+    assert shorter % 256 == 0
+    require_room(sizing, Workload(prompt_tokens=shorter))
+
+
+def test_a_refusal_says_when_nothing_would(model: Path) -> None:
+    with pytest.raises(RefusedError, match="no setting makes it fit"):
+        require_room(on(model, working_set_bytes=8 * GB), WORKLOAD)
+
+
+def test_what_mlx_lm_cannot_run_is_unsupported_not_refused(checkpoints: Checkpoints) -> None:
+    sliding = on(checkpoints("sliding"))
+    quantised = replace(WORKLOAD, kv_bits=8, quantized_kv_start=0)
+    assert "rotating" in str(obstacle(sliding, quantised))
+    with pytest.raises(UnsupportedError, match="rotating"):
+        require_room(sliding, quantised)
