@@ -16,10 +16,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from memfit.estimators.errors import InputError, MemfitError
+from memfit.estimators.errors import MemfitError
 from memfit.estimators.workload import Workload
 from memfit.probes.measuring import Bench
-from memfit.probes.prompting import prompt_ids
+from memfit.probes.seeing import VisionBench
+from memfit.probes.watching import Report
 
 # The first whose memory runs out is this process, not one of the user's: Linux proc(5).
 _KILL_ME_FIRST = "1000"
@@ -28,10 +29,8 @@ _KILL_ME_FIRST = "1000"
 class Child:
     """Answers requests about one model."""
 
-    def __init__(self, path: Path, memory_limit_bytes: int | None, say: Callable[..., None]):
-        self._path = path
-        self._bench = Bench(path, memory_limit_bytes, lambda figures: say(progress=figures))
-        self._ids: list[int] = []
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
 
     def versions(self) -> dict[str, str]:
         """Return what runs here."""
@@ -48,8 +47,7 @@ class Child:
 
     def prompt(self, text: str | None, tokens: int | None) -> dict[str, Any]:
         """Tokenise; the ids stay here."""
-        self._ids, notes = prompt_ids(self._path, text, tokens)
-        count = tokens if text is None and tokens else len(self._ids)
+        count, notes = self._bench.prompt(text, tokens)
         return {"tokens": count, "notes": notes}
 
     def load(self) -> dict[str, Any]:
@@ -58,16 +56,18 @@ class Child:
 
     def run(self, workload: dict[str, Any], wired_limit_bytes: int | None) -> dict[str, Any]:
         """Generate once."""
-        return asdict(self._bench.run(self._prompted(), Workload(**workload), wired_limit_bytes))
+        return asdict(self._bench.run(Workload(**workload), wired_limit_bytes))
 
     def swift_workspace(self, workload: dict[str, Any]) -> int:
         """Measure by the rule of mlx-swift-lm's tune."""
-        return self._bench.swift_workspace(self._prompted(), Workload(**workload))
+        return self._bench.swift_workspace(Workload(**workload))
 
-    def _prompted(self) -> list[int]:
-        if not self._ids:
-            raise InputError("a prompt comes before a run")
-        return self._ids
+
+def _bench(opening: dict[str, Any], report: Report) -> Bench:
+    path, limit = Path(opening["path"]), opening["memory_limit_bytes"]
+    if opening["image"] is None:
+        return Bench(path, limit, report)
+    return VisionBench(path, Path(opening["image"]), limit, report)
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def main() -> None:
             answers.write(json.dumps(answer) + "\n")
 
         requests = _requests()
-        child = Child(**_opening(next(requests)), say=say)
+        child = Child(_bench(next(requests), lambda figures: say(progress=figures)))
         calls = (child.versions, child.prompt, child.load, child.run, child.swift_workspace)
         by_name: dict[str, Callable[..., Any]] = {call.__name__: call for call in calls}
         for request in requests:
@@ -89,10 +89,6 @@ def main() -> None:
                 say(result=by_name[request.pop("call")](**request))
             except MemfitError as error:
                 say(error={"kind": type(error).__name__, "text": str(error)})
-
-
-def _opening(request: dict[str, Any]) -> dict[str, Any]:
-    return {**request, "path": Path(request["path"])}
 
 
 def _requests() -> Iterator[dict[str, Any]]:

@@ -30,14 +30,10 @@ def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
         MachineError: when there is not memory enough.
     """
     name = shown(path / CONFIG)
-    config = read_model_config(path / CONFIG)
-    if config.get("model_file") is not None:
-        raise UnsupportedError(
-            f"{name}: model_file: the model brings its own code, which memfit never runs"
-        )
+    config = codeless_config(path)
     from mlx_lm.utils import load_model as load
 
-    with class_errors(name, config), _weight_errors(path), memory_errors():
+    with class_errors(name, config), weight_errors(path), memory_errors():
         _require_class(name, config)
         model, config = load(path, lazy=False, strict=True, trust_remote_code=False)
     return model, config
@@ -53,25 +49,41 @@ def _require_class(name: str, config: dict[str, Any]) -> None:
         raise UnsupportedError(f"{name}: model_type {kind}: mlx-lm has no class for it") from None
 
 
+def codeless_config(path: Path) -> dict[str, Any]:
+    """Return the config of a model that does not bring its own class.
+
+    Raises:
+        UnsupportedError: when it does.
+    """
+    config = read_model_config(path / CONFIG)
+    if config.get("model_file") is not None:
+        raise UnsupportedError(
+            f"{shown(path / CONFIG)}: model_file: the model brings its own code, which memfit"
+            " never runs"
+        )
+    return config
+
+
 @contextmanager
 def memory_errors() -> Iterator[None]:
     """Turn MLX's ways to say that memory was refused into a MachineError."""
     try:
         yield
     except MemoryError as error:
-        raise MachineError(f"out of memory: {_line(error) or 'MLX was refused more'}") from None
+        raise MachineError(f"out of memory: {one_line(error) or 'MLX was refused more'}") from None
     except (RuntimeError, ValueError) as error:
         if not any(words in str(error) for words in _NO_MEMORY):
             raise
-        raise MachineError(f"out of memory: {_line(error)}") from None
+        raise MachineError(f"out of memory: {one_line(error)}") from None
 
 
 @contextmanager
-def _weight_errors(path: Path) -> Iterator[None]:
+def weight_errors(path: Path) -> Iterator[None]:
+    """Turn what a loader says of weights that do not fit into a CheckpointError."""
     try:
         yield
     except FileNotFoundError as error:
-        raise CheckpointError(f"{shown(path)}: {_line(error)}") from None
+        raise CheckpointError(f"{shown(path)}: {one_line(error)}") from None
     except Exception as error:
         if not _is_of_weights(error):
             raise
@@ -90,7 +102,7 @@ def _is_of_weights(error: Exception) -> bool:
 def _mismatch(error: Exception) -> str:
     text = str(error)
     if text.startswith(_READING):
-        return f"its weights cannot be read: {_line(error)}"
+        return f"its weights cannot be read: {one_line(error)}"
     if found := _SHAPE.search(text):
         wanted, got, name = found.groups()
         wrong = f"tensor {shown(name)} has shape {got}, the config describes {wanted}"
@@ -101,7 +113,7 @@ def _mismatch(error: Exception) -> str:
     elif isinstance(error, KeyError):
         wrong = f"tensor {shown(next(iter(error.args), '?'))} is not there"
     else:
-        wrong = f"{type(error).__name__}: {_line(error)}"
+        wrong = f"{type(error).__name__}: {one_line(error)}"
     return f"{wrong}; config and weights do not belong together"
 
 
@@ -109,5 +121,6 @@ def _others(count: str) -> str:
     return f", nor are {int(count) - 1} more" if count != "1" else ""
 
 
-def _line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return what an error says, fit to be shown."""
     return shown(" ".join(str(error).split()))

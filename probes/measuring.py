@@ -6,39 +6,50 @@ The side of the child process; memfit.probes.process is the other.
 import gc
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+from memfit.estimators.checkpoint.config import CONFIG
+from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.errors import InputError, MachineError
 from memfit.estimators.machine.measurement import Loaded, Run
 from memfit.estimators.trace.building import class_errors
-from memfit.estimators.trace.stepping import leaves, length_of
 from memfit.estimators.workload import Workload
 from memfit.probes.loading import load_model, memory_errors
-
-# How a caller is told of figures on the way: a name and bytes, tokens or nanoseconds each.
-Report = Callable[[dict[str, int]], None]
-_REPORT_EVERY_NS = 1_000_000_000
+from memfit.probes.prompting import prompt_ids
+from memfit.probes.watching import Report, Watch, cache_bytes
 
 
 class Bench:
-    """One model and what is measured on it; `load` comes first."""
+    """One model and what is measured on it: `prompt` and `load` come first."""
 
     def __init__(self, path: Path, memory_limit_bytes: int | None, report: Report) -> None:
-        self._path, self._limit, self._report = path, memory_limit_bytes, report
-        self._model: Any = None
-        self._config: dict[str, Any] = {}
+        self.path, self.report = path, report
+        self.model: Any = None
+        self.config: dict[str, Any] = {}
+        self._limit = memory_limit_bytes
+        self._ids: list[int] = []
         self._weights_bytes = 0
+
+    def prompt(self, text: str | None, tokens: int | None) -> tuple[int, tuple[str, ...]]:
+        """Make the prompt; return how many tokens it has, and what was done otherwise than asked.
+
+        Raises:
+            InputError: when the text is empty, or cannot be tokenised.
+        """
+        self._ids, notes = prompt_ids(self.path, text, tokens)
+        return (len(self._ids) if tokens is None else tokens), notes
 
     def load(self) -> Loaded:
         """Load the model, evaluated.
 
         Raises:
             CheckpointError: when the weights are not those that the config describes.
-            UnsupportedError: when mlx-lm has no class for the model, or it brings its own code.
+            UnsupportedError: when the library has no class for the model, or it brings its own
+                code.
             MachineError: when there is not memory enough.
         """
         import mlx.core as mx
@@ -48,11 +59,11 @@ class Bench:
             mx.set_memory_limit(self._limit)
         mx.reset_peak_memory()
         start = perf_counter_ns()
-        self._model, self._config = load_model(self._path)
+        self.model, self.config = self.loaded()
         load_ns = perf_counter_ns() - start
         peak_bytes = mx.get_peak_memory()
         _settle()
-        flat: Any = tree_flatten(self._model.parameters())
+        flat: Any = tree_flatten(self.model.parameters())
         self._weights_bytes = sum(array.nbytes for _, array in flat)
         self._hold_to_limit(peak_bytes, "while loading")
         return Loaded(
@@ -63,22 +74,22 @@ class Bench:
             load_ns=load_ns,
         )
 
-    def run(self, ids: list[int], workload: Workload, wired_limit_bytes: int | None) -> Run:
-        """Generate once, greedily, from as many of the ids as the workload has, over and over.
+    def run(self, workload: Workload, wired_limit_bytes: int | None) -> Run:
+        """Generate once, greedily; a prompt is repeated or cut to the tokens of the workload.
 
         Raises:
             UnsupportedError: when the model's class fails, e.g. on KV bits of a rotating cache.
             MachineError: when there is not memory enough.
         """
-        prompt = _prompt(ids, workload.prompt_tokens)
-        with self._errors(), _wired(wired_limit_bytes):
+        prompt = self.given(workload)
+        with self.errors(), memory_errors(), _wired(wired_limit_bytes):
             run = self._generate(prompt, workload)
         del prompt
         _settle()
         self._hold_to_limit(run.peak_bytes, "in this workload")
         return run
 
-    def swift_workspace(self, ids: list[int], workload: Workload) -> int:
+    def swift_workspace(self, workload: Workload) -> int:
         """Return the workspace by the rule of mlx-swift-lm's tune, in bytes.
 
         Prefill by chunks, the last one's logits evaluated; max(0, max(peak, active at the start)
@@ -86,23 +97,20 @@ class Bench:
         """
         import mlx.core as mx
         from mlx_lm.generate import maybe_quantize_kv_cache
-        from mlx_lm.models.cache import make_prompt_cache
 
-        prompt = _prompt(ids, workload.prompt_tokens)
+        prompt = self.given(workload)
         active = mx.get_active_memory()
         mx.reset_peak_memory()
-        with self._errors():
-            caches = make_prompt_cache(self._model, workload.max_kv_size)
+        with self.errors(), memory_errors():
+            caches = self.caches(workload)
             for start in range(0, workload.prompt_tokens, workload.prefill_step):
                 end = start + workload.prefill_step
-                logits = self._model(prompt[None, start:end], cache=caches)
+                logits = self.model(prompt[None, start:end], cache=caches)
                 maybe_quantize_kv_cache(
                     caches, workload.quantized_kv_start, workload.kv_group_size, workload.kv_bits
                 )
-                mx.eval(
-                    logits if end >= workload.prompt_tokens else [],
-                    [cache.state for cache in caches],
-                )
+                is_last = end >= workload.prompt_tokens
+                mx.eval(logits if is_last else [], [cache.state for cache in caches])
                 del logits
         states = sum(_nbytes(cache.state) for cache in caches)
         peak_bytes = max(mx.get_peak_memory(), active)
@@ -110,18 +118,30 @@ class Bench:
         _settle()
         return max(0, peak_bytes - self._weights_bytes - states)
 
-    def _generate(self, prompt: Any, workload: Workload) -> Run:
-        import mlx.core as mx
-        from mlx_lm.generate import generate_step, generation_stream
+    def loaded(self) -> tuple[Any, dict[str, Any]]:
+        """Return the model and its config."""
+        return load_model(self.path)
+
+    def given(self, workload: Workload) -> Any:
+        """Return what `steps` is given as the prompt."""
+        return _repeated(self._ids, workload.prompt_tokens)
+
+    def caches(self, workload: Workload) -> list[Any]:
+        """Return empty caches for the whole model."""
         from mlx_lm.models.cache import make_prompt_cache
 
-        caches = make_prompt_cache(self._model, workload.max_kv_size)
-        watch = _Watch(caches, self._report)
-        mx.reset_peak_memory()
-        watch.start()
-        for _ in generate_step(
+        made: list[Any] = make_prompt_cache(self.model, workload.max_kv_size)
+        return made
+
+    def steps(
+        self, prompt: Any, workload: Workload, caches: list[Any], watch: Watch
+    ) -> Iterator[Any]:
+        """Return the library's own loop: one item a token, and the watch told of the prompt."""
+        from mlx_lm.generate import generate_step
+
+        steps: Iterator[Any] = generate_step(
             prompt,
-            self._model,
+            self.model,
             max_tokens=workload.max_tokens,
             prompt_cache=caches,
             prefill_step_size=workload.prefill_step,
@@ -129,12 +149,32 @@ class Bench:
             kv_group_size=workload.kv_group_size,
             quantized_kv_start=workload.quantized_kv_start,
             prompt_progress_callback=watch.prompt,
-        ):
+        )
+        return steps
+
+    def stream(self) -> Any:
+        """Return the stream of the library's loop."""
+        from mlx_lm.generate import generation_stream
+
+        return generation_stream
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Turn what a model's class raises into one line."""
+        return class_errors(shown(self.path / CONFIG), self.config)
+
+    def _generate(self, prompt: Any, workload: Workload) -> Run:
+        import mlx.core as mx
+
+        caches = self.caches(workload)
+        watch = Watch(caches, self.report)
+        mx.reset_peak_memory()
+        watch.start()
+        for _ in self.steps(prompt, workload, caches, watch):
             watch.token()
         # The last step was only begun.
-        mx.synchronize(generation_stream)
+        mx.synchronize(self.stream())
         decode_peak_bytes = max(mx.get_peak_memory(), mx.get_active_memory())
-        kv, held, ssm = _cache_bytes(caches, workload.total_tokens)
+        kv, held, ssm = cache_bytes(caches, workload.total_tokens)
         return Run(
             **watch.prefill,
             kv_bytes=kv,
@@ -146,65 +186,12 @@ class Bench:
             process_bytes=process_bytes(),
         )
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        with class_errors(str(self._path / "config.json"), self._config), memory_errors():
-            yield
-
     def _hold_to_limit(self, peak_bytes: int, when: str) -> None:
         """MLX takes its limit as a guideline: it waits for memory, then goes on without."""
         if self._limit is not None and peak_bytes > self._limit:
             raise MachineError(
                 f"MLX took {peak_bytes} bytes {when}, more than the memory limit of {self._limit}"
             )
-
-
-class _Watch:
-    """What mlx-lm's loop tells on the way; reads the figures between prefill and decode."""
-
-    def __init__(self, caches: list[Any], report: Report) -> None:
-        self._caches, self._report = caches, report
-        self._start = self._reported = 0
-        self._tokens: list[int] = []  # when the first came, and the last
-        self.first_token_ns = 0
-        self.prefill: dict[str, int] = {}
-
-    @property
-    def decode_ns(self) -> int:
-        """From the first token to the last: one token fewer than were generated."""
-        return self._tokens[-1] - self._tokens[0] if self._tokens else 0
-
-    def start(self) -> None:
-        """Begin to count the time."""
-        self._start = perf_counter_ns()
-
-    def prompt(self, processed: int, total: int) -> None:
-        """So many tokens of the prompt are done."""
-        import mlx.core as mx
-
-        if processed == total - 1:
-            kv, held, ssm = _cache_bytes(self._caches, processed)
-            self.prefill = {
-                "prefill_kv_bytes": kv,
-                "prefill_kv_held_bytes": held,
-                "prefill_ssm_bytes": ssm,
-                "prefill_peak_bytes": max(mx.get_peak_memory(), mx.get_active_memory()),
-            }
-            mx.reset_peak_memory()
-            self._report(self.prefill)
-        elif processed == total:
-            self.first_token_ns = perf_counter_ns() - self._start
-            self._report({"first_token_ns": self.first_token_ns})
-        else:
-            self._report({"prompt_tokens_done": processed})
-
-    def token(self) -> None:
-        """Another token was generated."""
-        now = perf_counter_ns()
-        self._tokens[1:] = [now]
-        if now - self._reported > _REPORT_EVERY_NS:
-            self._reported = now
-            self._report({})  # a sign of life
 
 
 def process_bytes() -> int | None:
@@ -222,25 +209,12 @@ def process_bytes() -> int | None:
         return None
 
 
-def _cache_bytes(caches: list[Any], tokens: int) -> tuple[int, int, int]:
-    """Return bytes of keys and values allocated and held, and of states, by the trace's rule."""
-    kv = held = ssm = 0
-    for cache in leaves(caches):
-        if type(cache).__name__ == "ArraysCache":
-            ssm += cache.nbytes
-        elif not cache.empty():
-            limit = getattr(cache, "max_size", getattr(cache, "chunk_size", tokens))
-            kv += cache.nbytes
-            held += cache.nbytes // length_of(cache) * min(tokens, limit)
-    return kv, held, ssm
-
-
-def _prompt(ids: list[int], tokens: int) -> Any:
+def _repeated(ids: list[int], tokens: int) -> Any:
     """Return the ids over and over, cut to so many."""
     import mlx.core as mx
 
     if not ids:
-        raise InputError("the prompt has no tokens")
+        raise InputError("a prompt comes before a run")
     array = mx.array(ids, mx.int32)
     prompt = mx.contiguous(mx.tile(array, -(-tokens // len(ids)))[:tokens])
     mx.eval(prompt)

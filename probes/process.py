@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
-from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.checkpoint.files import regular_file_bytes, shown
 from memfit.estimators.errors import (
     CheckpointError,
     ConfigError,
@@ -82,25 +82,30 @@ class ModelProcess:
     ) -> None:
         """Take the model's directory; ``timeout_seconds`` is the longest silence of the process.
 
+        With ``image`` mlx-vlm runs the model, and the prompt is a text about it.
         It speaks when a call is done, at every chunk of a prompt, and each second of decode.
         """
         self._path, self.timeout_seconds = path, timeout_seconds
-        self._opening = {"path": str(path), "memory_limit_bytes": memory_limit_bytes}
+        self._image, self._limit = image, memory_limit_bytes
+        self._codeless: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[str] | None = None
         self._answers: SimpleQueue[str] = SimpleQueue()
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        self._stderr: IO[bytes] | None = None
         self.versions: dict[str, str] = {}  # "mlx", "mlx_lm", "backend" and "device"
 
     def __enter__(self) -> "ModelProcess":
         """Start the process.
 
         Raises:
-            MachineError: when MLX or mlx-lm is not installed, or Python cannot be started.
+            MachineError: when MLX or mlx-lm is not installed, or mlx-vlm for an image, or Python
+                cannot be started.
+            CheckpointError: when there is no such image.
         """
-        if missing := [n for n in ("mlx", "mlx_lm") if importlib.util.find_spec(n) is None]:
-            raise MachineError(
-                f"measuring needs {' and '.join(missing)}, not installed here: install memfit[mlx]"
-            )
+        _require_installed(["mlx", "mlx_lm"], "measuring", "memfit[mlx]")
+        if self._image:
+            _require_installed(["mlx_vlm"], "an image", "memfit[vlm]")
+            regular_file_bytes(self._image)
+        self._stderr = tempfile.TemporaryFile()
         try:
             self._process = subprocess.Popen(
                 _COMMAND,
@@ -115,7 +120,7 @@ class ModelProcess:
             raise MachineError(f"{_COMMAND[0]} cannot be started: {error.strerror}") from None
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         try:
-            self._send(self._opening)
+            self._send(self._opening())
             self.versions = self._ask("versions")
         except BaseException:
             self.__exit__(None, None, None)
@@ -134,7 +139,9 @@ class ModelProcess:
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 _close(pipe)
-        self._stderr.close()
+        _close(self._stderr)
+        if self._codeless:
+            self._codeless.cleanup()
 
     @property
     def pid(self) -> int | None:
@@ -191,6 +198,14 @@ class ModelProcess:
         """
         answer: int = self._ask("swift_workspace", workload=asdict(workload))
         return answer
+
+    def _opening(self) -> dict[str, Any]:
+        path = self._path
+        if self._image:
+            self._codeless = tempfile.TemporaryDirectory(prefix="memfit-")
+            path = _without_code(path, Path(self._codeless.name))
+        image = str(self._image.absolute()) if self._image else None
+        return {"path": str(path), "image": image, "memory_limit_bytes": self._limit}
 
     def _ask(self, call: str, **arguments: Any) -> Any:
         """Return the answer to a call; figures on the way are kept for the error."""
@@ -251,6 +266,8 @@ class ModelProcess:
         return f"{text}: {last_words}" if last_words and -code == signal.SIGABRT else text
 
     def _last_words(self) -> str:
+        if self._stderr is None:
+            return ""
         end = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, end - _LAST_WORDS_BYTES))
         lines = self._stderr.read().decode("utf-8", "replace").split("\n")
@@ -261,7 +278,28 @@ class ModelProcess:
             self._process.kill()
 
 
-def _close(pipe: IO[str] | None) -> None:
+def _require_installed(packages: list[str], what: str, extra: str) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MachineError(
+            f"{what} needs {' and '.join(missing)}, not installed here: install {extra}"
+        )
+
+
+def _without_code(path: Path, links: Path) -> Path:
+    """Return a directory of links to a model's files but not to its programs.
+
+    Some of mlx-vlm's processors run them, whatever they are told.
+    """
+    view = links / path.absolute().name
+    view.mkdir()
+    for file in path.absolute().iterdir():
+        if file.suffix != ".py" and file.is_file():
+            (view / file.name).symlink_to(file)
+    return view
+
+
+def _close(pipe: IO[Any] | None) -> None:
     try:
         if pipe:
             pipe.close()

@@ -1,0 +1,161 @@
+"""A prompt with an image: by mlx-vlm where it is installed, else one clear line."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.estimators.errors import CheckpointError, InputError, MachineError, UnsupportedError
+from memfit.estimators.workload import Workload
+from memfit.probes.process import ModelProcess
+from tests.checkpoints import CASES, VOCABULARY, Checkpoints, save_weights
+
+pytest.importorskip("mlx_lm", reason="the process needs it")
+needs_mlx_vlm = pytest.mark.skipif(
+    importlib.util.find_spec("mlx_vlm") is None, reason="the loop is mlx-vlm's"
+)
+
+IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+TEMPLATE = (
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+)
+TEXT = "Every byte has a reason."
+RUN_ME = "open(__file__ + '.ran', 'w')"
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A picture of 32 by 32: 64 patches of 4, 16 tokens after merging 2 by 2."""
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path_factory.mktemp("pictures") / "red.png"
+    image.new("RGB", (32, 32), (200, 30, 30)).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Qwen2-VL with random weights, saved as mlx-vlm saves its own."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_vlm.models.qwen2_vl import Model, ModelConfig, TextConfig, VisionConfig
+
+    path = tmp_path_factory.mktemp("seeing") / "model"
+    config = json.loads((CASES / "qwen2_vl.json").read_text())
+    config |= {
+        "torch_dtype": "bfloat16",
+        "rope_scaling": {"type": "mrope", "mrope_section": [4, 4, 4]},
+        "image_token_id": VOCABULARY - 2,
+        "video_token_id": VOCABULARY - 1,
+        "vision_start_token_id": VOCABULARY - 4,
+        "auto_map": {"AutoProcessor": "code.P", "AutoTokenizer": ["code.T", None]},
+    }
+    built = ModelConfig.from_dict(dict(config))
+    built.text_config = TextConfig.from_dict(config)
+    built.vision_config = VisionConfig.from_dict(config["vision_config"])
+    mx.random.seed(0)
+    parameters: Any = tree_flatten(Model(built).parameters())
+    save_weights(path, {name: array.astype(mx.bfloat16) for name, array in parameters})
+    (path / "config.json").write_text(json.dumps(config))
+    pixels = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 64}
+    (path / "preprocessor_config.json").write_text(json.dumps(pixels))
+    _save_tokenizer(path)
+    (path / "code.py").write_text(RUN_ME)
+    return path
+
+
+def _save_tokenizer(path: Path) -> None:
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=256, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([], trainer)
+    unused = [f"<|{n}|>" for n in range(VOCABULARY - 256 - len(IMAGE_TOKENS))]
+    tokenizer.add_special_tokens([*unused, *IMAGE_TOKENS])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": unused[0],
+        "chat_template": TEMPLATE,
+        "auto_map": {"AutoTokenizer": ["code.T", None]},
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def started(path: Path, picture: Path) -> ModelProcess:
+    return ModelProcess(path, timeout_seconds=120, image=picture)
+
+
+@pytest.fixture(scope="module")
+def looking(seeing: Path, picture: Path) -> Iterator[ModelProcess]:
+    """A loaded model, prompted."""
+    with started(seeing, picture) as process:
+        prompt = process.prompt(TEXT, None)
+        # The text's bytes, 16 tokens of the picture, and the two around it.
+        assert prompt.tokens == len(TEXT) + 16 + 2
+        yield process
+
+
+@needs_mlx_vlm
+def test_a_picture_is_measured_with_its_tower(looking: ModelProcess, seeing: Path) -> None:
+    index = json.loads((seeing / "model.safetensors.index.json").read_text())
+    loaded = looking.load()
+    assert loaded.weights_bytes == index["metadata"]["total_size"]
+    tokens = len(TEXT) + 18
+    run = looking.run(Workload(prompt_tokens=tokens, max_tokens=3, prefill_step=16))
+    per_token = 3 * 2 * 2 * 24 * 2  # layers, heads, keys and values, width, bytes
+    assert run.prefill_kv_held_bytes == (tokens - 1) * per_token
+    assert run.kv_held_bytes == (tokens + 3) * per_token
+    assert run.kv_bytes == 256 * per_token
+    # The tower runs over 64 patches before the first chunk of the prompt.
+    assert run.prefill_peak_bytes > loaded.active_bytes + run.prefill_kv_bytes
+    assert run.first_token_ns > 0
+    assert run.decode_ns > 0
+    assert not list(seeing.glob("*.ran"))
+
+
+@needs_mlx_vlm
+def test_a_prompt_with_a_picture_cannot_be_cut(looking: ModelProcess) -> None:
+    with pytest.raises(InputError, match="measured as it is"):
+        looking.run(Workload(prompt_tokens=512))
+
+
+@needs_mlx_vlm
+def test_a_picture_needs_a_text(seeing: Path, picture: Path) -> None:
+    with started(seeing, picture) as process, pytest.raises(InputError, match="needs a text"):
+        process.prompt(None, 100)
+
+
+@needs_mlx_vlm
+def test_what_is_no_picture_is_named(seeing: Path) -> None:
+    process = started(seeing, seeing / "config.json")
+    with process, pytest.raises(InputError, match=r"config.json.*does not take it"):
+        process.prompt(TEXT, None)
+
+
+@needs_mlx_vlm
+def test_a_model_that_mlx_vlm_lacks_is_not_supported(
+    checkpoints: Checkpoints, picture: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "zork"}))
+    with started(tmp_path, picture) as process, pytest.raises(UnsupportedError, match="zork"):
+        process.prompt(TEXT, None)
+
+
+@needs_mlx_vlm
+def test_no_such_picture(seeing: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such file"):
+        started(seeing, seeing / "none.png").__enter__()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlx_vlm") is not None, reason="it is installed")
+def test_without_mlx_vlm_a_picture_is_one_line(checkpoints: Checkpoints) -> None:
+    with pytest.raises(MachineError, match=r"install memfit\[vlm\]"):
+        started(checkpoints("dense"), Path("red.png")).__enter__()
