@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(tmp_path_factory.mktemp("refusal") / "qwen3-4b", QWEN3_4B)
 
 
-def on(model: Path, **changes: int) -> Sizing:
+def on(model: Path, **changes: Any) -> Sizing:
     return size(open_checkpoint(str(model)), device=replace(DEVICE, **changes), margin_bytes=GB)
 
 
