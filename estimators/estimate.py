@@ -20,13 +20,15 @@ from memfit.estimators.result import (
     Estimate,
     ModelSummary,
     Note,
+    Plots,
+    RunCall,
     RuntimeSummary,
     Weights,
     WorkloadSummary,
     Workspace,
 )
 from memfit.estimators.sizing import Sizing
-from memfit.estimators.traced import TraceEngine, compared
+from memfit.estimators.traced import TraceEngine, compared, run_calls
 from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.version import __version__
 from memfit.estimators.workload import Workload
@@ -79,6 +81,14 @@ def _require_engine(sizing: Sizing, runtime: Runtime) -> None:
     }
     text = why.get(runtime.name, "is not described for estimates; size it for")
     raise UnsupportedError(f"{sizing.checkpoint.id}: {runtime.name} {text} {sizing.engine.runtime}")
+
+
+def plots(sizing: Sizing, workload: Workload) -> Plots:
+    """Return memory against context, and over the operations of the run where it is traced."""
+    run: tuple[RunCall, ...] = ()
+    if isinstance(sizing.engine, TraceEngine):
+        run = run_calls(sizing.engine.run(workload, sizing.device).peak)
+    return Plots(curve(sizing, workload), run)
 
 
 def curve(sizing: Sizing, workload: Workload) -> tuple[CurvePoint, ...]:

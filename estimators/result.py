@@ -163,3 +163,25 @@ class CurvePoint:
     cache_bytes: int
     workspace_bytes: int
     peak_bytes: int
+
+
+@record(frozen=True, slots=True)
+class RunCall:
+    """Memory over one call of a traced run, which begins after ``position`` tokens.
+
+    ``bytes`` are the most in use during each of equal spans of its operations, in their order.
+    """
+
+    phase: str
+    tokens: int
+    position: int
+    operations: int
+    bytes: tuple[int, ...]
+
+
+@record(frozen=True, slots=True)
+class Plots:
+    """What is plotted: memory against context, and where it was traced over the calls of a run."""
+
+    curve: tuple[CurvePoint, ...] = ()
+    run: tuple[RunCall, ...] = ()

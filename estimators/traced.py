@@ -21,7 +21,7 @@ from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.kernels import has_nax
 from memfit.estimators.machine.runtime import MLX_LM, get_runtime
 from memfit.estimators.records import record
-from memfit.estimators.result import Basis, Note, Phase
+from memfit.estimators.result import Basis, Note, Phase, RunCall
 from memfit.estimators.workload import Workload
 
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
@@ -35,6 +35,7 @@ _ANY_MAC = Device("any Mac", "metal", 0, 0, None, "flag", "s")
 _PREFILL = {"first_chunk", "converting", "full_chunk", "last_chunk"}
 _ONE_TOKEN = Workload(prompt_tokens=1)
 _NAMED_ALIVE = 8
+MAX_SPANS = 240
 
 
 @record(frozen=True, slots=True)
@@ -130,6 +131,21 @@ class Run(NamedTuple):
 
     shapes: "TracedShapes"
     peak: "TracedPeak"
+
+
+def run_calls(peak: "TracedPeak") -> tuple[RunCall, ...]:
+    """Return the calls of a run for a plot, at most ``MAX_SPANS`` spans of operations for each."""
+    return tuple(
+        RunCall(call.phase, call.tokens, call.position, len(call.curve), _spans(call.curve))
+        for call in peak.calls
+        if call.curve
+    )
+
+
+def _spans(curve: tuple[int, ...]) -> tuple[int, ...]:
+    count, total = min(MAX_SPANS, len(curve)), len(curve)
+    ends = [total * (span + 1) // count for span in range(count)]
+    return tuple(max(curve[a:b]) for a, b in zip([0, *ends], ends, strict=False))
 
 
 def undescribed_model(checkpoint: Checkpoint, dtype: str) -> Model:

@@ -93,7 +93,9 @@ def estimate(
         str | None, typer.Option(metavar="MODEL", help="A draft model, added.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show every formula.")] = False,
-    plot: Annotated[bool, typer.Option("--plot", help="Show memory against context.")] = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Show memory against context; by trace, over a run.")
+    ] = False,
     format_: Annotated[
         Format, typer.Option("--format", help="How the answer is written.")
     ] = Format.TABLE,
@@ -105,8 +107,8 @@ def estimate(
     """Say how much memory a model takes, whether it fits, and what to set."""
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.estimate import curve
     from memfit.estimators.estimate import estimate as answer
+    from memfit.estimators.estimate import plots
     from memfit.estimators.machine.runtime import MLX_LM, get_runtime
     from memfit.estimators.sizing import size
 
@@ -152,7 +154,7 @@ def estimate(
         Format.JSON if json_ else format_,
         output=output,
         units=units,
-        curve=curve(sizing, workload) if plot else (),
+        plots=plots(sizing, workload) if plot else None,
         explanation=_explained(sizing, workload, units) if explain else (),
     )
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from memfit.cli.render import words
-from memfit.cli.render.plot import plot_lines
-from memfit.estimators.result import CurvePoint, Estimate
+from memfit.cli.render.plot import drawn
+from memfit.estimators.result import Estimate, Plots
 from memfit.estimators.units import Units, format_bytes
 
 _PLOT_WIDTH = 80
@@ -13,17 +13,17 @@ _PLOT_WIDTH = 80
 def to_markdown(
     result: Estimate,
     units: Units,
-    curve: tuple[CurvePoint, ...],
+    plots: Plots | None,
     explanation: tuple[str, ...],
 ) -> str:
     """Return the estimate as a Markdown section that ends with a line feed."""
-    return "\n".join(_lines(result, units, curve, explanation)) + "\n"
+    return "\n".join(_lines(result, units, plots, explanation)) + "\n"
 
 
 def _lines(
     result: Estimate,
     units: Units,
-    curve: tuple[CurvePoint, ...],
+    plots: Plots | None,
     explanation: tuple[str, ...],
 ) -> Iterator[str]:
     yield f"## {_escaped(result.model.id)}"
@@ -42,10 +42,10 @@ def _lines(
     yield from _section("Recommended", result.recommendation.reasons)
     remarks = (*result.assumptions, *(note.message for note in result.notes))
     yield from _section("Notes", remarks)
-    if curve:
+    if plots:
         budget = result.device.working_set_bytes if result.device else None
-        plotted = plot_lines(curve, budget, units, _PLOT_WIDTH, ascii_only=False)
-        yield from ("", "```text", *plotted, "```")
+        for plotted in drawn(plots, budget, units, _PLOT_WIDTH, ascii_only=False):
+            yield from ("", "```text", *plotted, "```")
     yield from _section("Formulas", explanation)
 
 

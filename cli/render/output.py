@@ -8,7 +8,7 @@ from typing import TextIO
 
 from memfit.cli.options import Format
 from memfit.estimators.errors import InputError
-from memfit.estimators.result import CurvePoint, Estimate
+from memfit.estimators.result import Estimate, Plots
 from memfit.estimators.units import Units
 
 
@@ -18,7 +18,7 @@ def deliver(
     *,
     output: Path | None,
     units: Units,
-    curve: tuple[CurvePoint, ...],
+    plots: Plots | None,
     explanation: tuple[str, ...],
 ) -> None:
     """Render a result and write it out.
@@ -29,19 +29,19 @@ def deliver(
     if form is Format.JSON:
         from memfit.cli.render.data import to_json
 
-        text = to_json(result, curve, explanation)
+        text = to_json(result, plots, explanation)
     elif form is Format.YAML:
         from memfit.cli.render.data import to_yaml
 
-        text = to_yaml(result, curve, explanation)
+        text = to_yaml(result, plots, explanation)
     elif form is Format.MARKDOWN:
         from memfit.cli.render.markdown import to_markdown
 
-        text = to_markdown(result, units, curve, explanation)
+        text = to_markdown(result, units, plots, explanation)
     else:
         from memfit.cli.render.table import to_table
 
-        text = to_table(result, units, curve, explanation, to_file=output is not None)
+        text = to_table(result, units, plots, explanation, to_file=output is not None)
     emit(text, output)
 
 

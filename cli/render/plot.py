@@ -2,12 +2,24 @@
 
 from collections.abc import Iterator
 
-from memfit.estimators.result import CurvePoint
+from memfit.estimators.result import CurvePoint, Plots
 from memfit.estimators.units import Units, format_bytes
 
 _UNICODE = ("█", "▓", "░", "│")
 _ASCII = ("#", "=", ".", "|")
 _LEAST_WIDTH = 20
+
+
+def drawn(
+    plots: Plots, budget: int | None, units: Units, width: int, *, ascii_only: bool
+) -> Iterator[Iterator[str]]:
+    """Yield the lines of each plot that there is: over the run, then against context."""
+    if plots.run:
+        from memfit.cli.render.run_plot import run_lines  # a trace's own
+
+        yield run_lines(plots.run, budget, units, width, ascii_only=ascii_only)
+    if plots.curve:
+        yield plot_lines(plots.curve, budget, units, width, ascii_only=ascii_only)
 
 
 def plot_lines(

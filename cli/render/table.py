@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from memfit.cli.render import words
-from memfit.cli.render.plot import plot_lines
+from memfit.cli.render.plot import drawn
 from memfit.cli.render.terminal import open_page
-from memfit.estimators.result import CurvePoint, Estimate
+from memfit.estimators.result import Estimate, Plots
 from memfit.estimators.units import Units, format_bytes
 
 _COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
@@ -25,7 +25,7 @@ _LEAST_WIDTH = 64  # narrower terminals wrap: numbers are not cut
 def to_table(
     result: Estimate,
     units: Units,
-    curve: tuple[CurvePoint, ...],
+    plots: Plots | None,
     explanation: tuple[str, ...],
     *,
     to_file: bool,
@@ -34,11 +34,12 @@ def to_table(
     page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
     console, ascii_only = page.console, page.ascii_only
     _draw(console, result, units, ascii_only=ascii_only)
-    if curve:
-        working_set = result.device.working_set_bytes if result.device else None
-        console.print()
-        for line in plot_lines(curve, working_set, units, console.width, ascii_only=ascii_only):
-            console.print(line, no_wrap=True, crop=True)
+    if plots:
+        budget = result.device.working_set_bytes if result.device else None
+        for plotted in drawn(plots, budget, units, console.width, ascii_only=ascii_only):
+            console.print()
+            for line in plotted:
+                console.print(line, no_wrap=True, crop=True)
     if explanation:
         console.print()
         for line in explanation:

@@ -7,6 +7,7 @@ the freed buffers given back; the calls after that run into one another.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memfit.estimators import dtypes
 from memfit.estimators.machine.allocator import allocated
@@ -25,14 +26,23 @@ from memfit.estimators.trace.unmerged import unmerged
 _CHUNKS: frozenset[Phase] = frozenset({"first_chunk", "converting", "full_chunk", "last_chunk"})
 
 
+class FollowedCall(NamedTuple):
+    """One call of a run; ``curve`` is the most in use during each of its operations."""
+
+    phase: Phase
+    tokens: int
+    position: int
+    curve: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class TracedPeak:
     """The largest moment of a run.
 
     ``nbytes`` is everything in use then; ``workspace_bytes`` what of it is neither weights nor the
     caches as the run leaves them. ``operation`` made the allocation that reached it. ``alive``
-    names what was in use, the most bytes first; ``curve`` is the memory after each operation of
-    the call. ``prefill_bytes`` and ``decode_bytes`` are the largest of each part of the run.
+    names what was in use, the most bytes first; ``calls`` are the run's, in their order.
+    ``prefill_bytes`` and ``decode_bytes`` are the largest of each part of the run.
     """
 
     nbytes: int
@@ -41,7 +51,7 @@ class TracedPeak:
     workspace_bytes: int
     largest_buffer_bytes: int
     alive: tuple[tuple[str, int], ...]
-    curve: tuple[int, ...]
+    calls: tuple[FollowedCall, ...]
     prefill_bytes: int
     decode_bytes: int
 
@@ -72,10 +82,16 @@ def peak(trace: Trace, device: Device) -> TracedPeak:
         workspace_bytes=max(0, highest.nbytes - _kept(trace.calls[-1])),
         largest_buffer_bytes=max(largest_weight, *(moment.largest for moment in moments)),
         alive=(("weights", weights), *highest.alive),
-        curve=tuple(weights + used for used in highest.curve),
+        calls=tuple(_followed(moment, weights) for moment in moments),
         prefill_bytes=weights + max((m.nbytes for m in moments if _in_prefill(m)), default=0),
         decode_bytes=weights + max((m.nbytes for m in moments if not _in_prefill(m)), default=0),
     )
+
+
+def _followed(moment: _Highest, weights: int) -> FollowedCall:
+    call = moment.call
+    curve = tuple(weights + used for used in moment.curve)
+    return FollowedCall(call.phase, call.tokens, call.position, curve)
 
 
 def _in_prefill(moment: _Highest) -> bool:
@@ -144,13 +160,14 @@ class _Run:
         op.temporaries = []
         op.kernels = 0
         rule_of(memory.backend, node.name)(op)
+        most = memory.active
         self._stream.after(op, _held_by_device(op), memory)
         for view in op.inputs:
             _drop_user(view, memory)
         for view in op.outputs:
             if not view.references:
                 _free(view, memory)
-        return memory.active
+        return most
 
     def wait(self) -> None:
         """Wait for the device, and give the freed buffers back."""

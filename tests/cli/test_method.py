@@ -79,3 +79,17 @@ def test_code_of_a_model_repository_is_never_run(memfit: Memfit, tmp_path: Path)
 def test_explain_names_what_is_alive_at_the_peak(memfit: Memfit, tmp_path: Path) -> None:
     run = memfit("estimate", write_config(tmp_path, QWEN3_4B), "--method", "trace", "--explain")
     assert "alive then: weights" in run.out
+
+
+def test_a_traced_run_is_plotted_call_by_call(memfit: Memfit, tmp_path: Path) -> None:
+    config = write_config(tmp_path, {**QWEN3_4B, "num_hidden_layers": 3})
+    arguments = ("estimate", config, "--method", "trace", "--plot", "--prompt-tokens", "3000")
+    data = memfit(*arguments, "--max-tokens", "4", "--json").json
+    phases = [call["phase"] for call in data["run"]]
+    assert phases == ["first_chunk", "last_chunk", "last_token", "decode"]
+    assert max(max(call["bytes"]) for call in data["run"]) == data["peak_bytes"]
+    out = memfit(*arguments, "--memory", "16GB").out
+    assert "peak" in next(line for line in out.splitlines() if "operations of a run" in line)
+    assert "last chunk" in out
+    assert out.index("operations of a run") < out.index("Memory against context")
+    assert "run" not in memfit("estimate", config, "--method", "formula", "--plot", "--json").json

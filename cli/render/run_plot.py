@@ -1,0 +1,99 @@
+"""Memory over the operations of a traced run, drawn with characters: a column a span, call by call.
+
+The lowest row is the least in use at any time, the peak is marked, the budget is a line.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from memfit.estimators.result import RunCall
+from memfit.estimators.units import Units, format_bytes
+
+_ROWS = 10
+_LEAST_COLUMNS = 6
+
+
+class _Marks(NamedTuple):
+    full: str
+    peak: str
+    budget: str
+    border: str
+
+
+_UNICODE = _Marks("█", "▲", "─", "│")
+_ASCII = _Marks("#", "^", "-", "|")
+
+
+def run_lines(
+    run: tuple[RunCall, ...], budget: int | None, units: Units, width: int, *, ascii_only: bool
+) -> Iterator[str]:
+    """Yield the lines of the plot, no wider than ``width`` where that leaves room for columns."""
+    marks = _ASCII if ascii_only else _UNICODE
+    peak = max(max(call.bytes) for call in run)
+    floor = min(min(call.bytes) for call in run)
+    # A budget far above would leave no room for the run: it is said, not drawn.
+    line = budget if budget and budget - floor < 2 * (peak - floor) else None
+    top = max(peak, line or 0)
+    levels = [floor + (top - floor) * row // _ROWS for row in range(_ROWS)]
+    margin = len(format_bytes(top, units)) + 1
+    columns = max(_LEAST_COLUMNS, (width - margin) // len(run) - 1)
+    spans = [_columns(call.bytes, columns) for call in run]
+    yield from _heading(run, peak, budget, units, marks, is_drawn=line is not None)
+    for level in reversed(levels):
+        label = format_bytes(level, units) if level in (levels[0], levels[-1]) else ""
+        if line is not None and level == _row_of(line, levels):
+            bars = [marks.budget * columns for _ in run]
+        else:
+            bars = [_bar(values, level, peak, levels, marks) for values in spans]
+        yield f"{label:>{margin}}{marks.border}{marks.border.join(bars)}".rstrip()
+    for texts in zip(*(_words(call, columns) for call in run), strict=True):
+        yield " " * (margin + 1) + " ".join(texts).rstrip()
+
+
+def _heading(
+    run: tuple[RunCall, ...],
+    peak: int,
+    budget: int | None,
+    units: Units,
+    marks: _Marks,
+    *,
+    is_drawn: bool,
+) -> Iterator[str]:
+    phase = _name(next(call for call in run if peak in call.bytes))
+    yield (
+        f"Memory over the operations of a run: {marks.peak} peak {format_bytes(peak, units)}"
+        f" in {phase}"
+    )
+    if budget and is_drawn:
+        yield f"{marks.budget} working set {format_bytes(budget, units)}"
+    elif budget:
+        yield f"working set {format_bytes(budget, units)}, above all of it"
+
+
+def _columns(values: tuple[int, ...], columns: int) -> list[int]:
+    """Return the most in use behind each column; few values are as wide as many."""
+    starts = [len(values) * column // columns for column in range(columns + 1)]
+    return [max(values[start : max(start + 1, end)]) for start, end in pairwise(starts)]
+
+
+def _bar(values: list[int], level: int, peak: int, levels: list[int], marks: _Marks) -> str:
+    """Return one row of one call: what reaches the level, the peak marked in its own row."""
+    is_crest = level == _row_of(peak, levels)
+    return "".join(
+        marks.peak if is_crest and value == peak else marks.full if value >= level else " "
+        for value in values
+    )
+
+
+def _row_of(value: int, levels: list[int]) -> int:
+    return max((level for level in levels if level <= value), default=levels[0])
+
+
+def _name(call: RunCall) -> str:
+    return call.phase.replace("_", " ")
+
+
+def _words(call: RunCall, columns: int) -> tuple[str, str]:
+    tokens = f"{call.tokens} at {call.position}"
+    return _name(call)[:columns].ljust(columns), tokens[:columns].ljust(columns)
