@@ -6,6 +6,7 @@ A line of JSON in is a request, one out an answer: {"progress"}, then {"result"}
 import json
 import os
 import platform
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ class Child:
             "mlx_lm": version("mlx-lm"),
             "backend": gpu if on_gpu else "cpu",
             "device": str(mx.device_info().get("device_name", platform.machine())),
+            **self._bench.versions(),
         }
 
     def prompt(self, text: str | None, tokens: int | None) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def _requests() -> Iterator[dict[str, Any]]:
     def read() -> None:
         for line in sys.stdin:
             waiting.put(line)
-        os._exit(0)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=read, daemon=True).start()
     while True:

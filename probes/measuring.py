@@ -34,6 +34,10 @@ class Bench:
         self._ids: list[int] = []
         self._weights_bytes = 0
 
+    def versions(self) -> dict[str, str]:
+        """Return the versions of what runs the model besides MLX and mlx-lm."""
+        return {}
+
     def prompt(self, text: str | None, tokens: int | None) -> tuple[int, tuple[str, ...]]:
         """Make the prompt; return how many tokens it has, and what was done otherwise than asked.
 

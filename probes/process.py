@@ -91,7 +91,7 @@ class ModelProcess:
         self._process: subprocess.Popen[str] | None = None
         self._answers: SimpleQueue[str] = SimpleQueue()
         self._stderr: IO[bytes] | None = None
-        self.versions: dict[str, str] = {}  # "mlx", "mlx_lm", "backend" and "device"
+        self.versions: dict[str, str] = {}  # "mlx", "mlx_lm", "mlx_vlm", "backend", "device"
 
     def __enter__(self) -> "ModelProcess":
         """Start the process.

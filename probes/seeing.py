@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ class VisionBench(Bench):
         super().__init__(path, memory_limit_bytes, report)
         self._image = image
         self._inputs: dict[str, Any] = {}
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of mlx-vlm."""
+        return {"mlx_vlm": version("mlx-vlm")}
 
     def prompt(self, text: str | None, tokens: int | None) -> tuple[int, tuple[str, ...]]:
         """Make the prompt through the model's own processor and template.

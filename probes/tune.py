@@ -23,6 +23,7 @@ from memfit.estimators.traced import TraceEngine
 from memfit.estimators.units import Units
 from memfit.estimators.version import __version__
 from memfit.estimators.workload import Workload
+from memfit.probes import picture
 from memfit.probes.advice import advise, by_measurement, line_of
 from memfit.probes.bench import REPEATS, Bench
 from memfit.probes.command_lines import command_lines, recommended_workload
@@ -41,8 +42,8 @@ class Request:
     """What to measure, and how it is run.
 
     The prompt's tokens are counted where it is a text; else it is as long as the workload says.
-    ``axes`` are what is swept, their KV bits from the token ``swept_kv_start`` on. ``force`` runs
-    what the estimate refuses.
+    ``has_image`` says that the processes run it with an image in it. ``axes`` are what is swept,
+    their KV bits from the token ``swept_kv_start`` on. ``force`` runs what the estimate refuses.
     """
 
     model: str  # as command lines of mlx-lm are to name it
@@ -50,6 +51,7 @@ class Request:
     workload: Workload
     prompt: str | None = None
     pasted_prompt: str | None = None  # in those lines; else they read standard input
+    has_image: bool = False
     axes: tuple[Axis, ...] = ()
     swept_kv_start: int = 0
     margin_bytes: int = 0
@@ -78,13 +80,16 @@ def tune(
         SweepInterrupted: on Ctrl-C; the same request goes on from there.
     """
     require_loadable(request.checkpoint)
+    if request.has_image and request.axes:
+        raise InputError("a prompt with an image is measured as it is: there is nothing to sweep")
     with Worker(start) as worker:
         device = _device(worker)
         prompt = _prompted(worker, request)
         workload = replace(request.workload, prompt_tokens=prompt.tokens)
-        sizing = sized(request.checkpoint, device, workload, request.margin_bytes)
+        sizing = _sized(request, device, workload)
         _require_within_limit(sizing, workload, force=request.force)
-        bench = Bench(sizing, worker, sweeps.store.save, sink.advance)
+        keep = picture.forget if request.has_image else sweeps.store.save
+        bench = Bench(sizing, worker, keep, sink.advance)
         if request.axes:
             points = _swept(request, bench, workload, sweeps, sink)
         else:
@@ -113,7 +118,7 @@ def _points(request: Request, bench: Bench, asked: Workload, sink: Sink) -> Iter
     with _progress(sink, "measuring", REPEATS + 1):
         point = bench.measure(asked)
     yield point
-    if point.status == "measured":
+    if point.status == "measured" and not request.has_image:
         more = _around(request, bench.sizing, asked)
         with _progress(sink, "measuring what a token adds", len(more)):
             yield from (bench.measure(workload, repeats=1) for workload in more)
@@ -165,6 +170,13 @@ def sized(checkpoint: Checkpoint, device: Device, workload: Workload, margin_byt
     return sizing
 
 
+def _sized(request: Request, device: Device, workload: Workload) -> Sizing:
+    checkpoint, margin_bytes = request.checkpoint, request.margin_bytes
+    if request.has_image:
+        return picture.sized_with_tower(checkpoint, device, margin_bytes)
+    return sized(checkpoint, device, workload, margin_bytes)
+
+
 def _device(worker: Worker) -> Device:
     backend = worker.versions["backend"]
     device = detect_host(with_gpu=backend != "cpu")
@@ -211,7 +223,7 @@ def _result(
         recommendation=recommendation,
         trade=trade(points, request.units),
         flags=_flags(request, by_measurement(sizing, points, line), asked, recommendation),
-        notes=tuple(_notes(request, sizing, asked.workload, prompt)),
+        notes=tuple(_notes(request, bench, asked.workload, prompt)),
     )
 
 
@@ -227,12 +239,15 @@ def _flags(
     request: Request, sizing: Sizing, asked: Point, recommendation: Recommendation
 ) -> tuple[str, ...]:
     workload = recommended_workload(sizing, asked.workload, recommendation)
-    if workload is None:
+    if workload is None or request.has_image:
         return ()
     return command_lines(sizing, workload, model=request.model, prompt=request.pasted_prompt)
 
 
-def _notes(request: Request, sizing: Sizing, workload: Workload, prompt: Prompt) -> Iterator[Note]:
+def _notes(request: Request, bench: Bench, workload: Workload, prompt: Prompt) -> Iterator[Note]:
+    sizing = bench.sizing
+    if request.has_image:
+        yield from picture.notes(bench.worker.versions["mlx_vlm"])
     for text in prompt.notes:
         yield Note("info", "prompt", text)
     if request.force and (found := obstacle(sizing, workload, request.units)):

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -50,6 +51,10 @@ def tune(
     ] = None,
     prompt_tokens: Annotated[
         str | None, typer.Option(help="A prompt of so many tokens, in place of a text.")
+    ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="An image that the prompt is about; needs mlx-vlm."),
     ] = None,
     max_tokens: MaxTokens = GENERATED,
     prefill_step: PrefillStep = None,
@@ -100,6 +105,8 @@ def tune(
 
     if (prompt is None) == (prompt_tokens is None):
         raise InputError("give either --prompt TEXT|@FILE|- or --prompt-tokens N")
+    if image and prompt is None:
+        raise InputError("--image needs --prompt: a text about it")
     workload = requested_workload(
         get_runtime(MLX_LM),
         context=None,
@@ -125,6 +132,7 @@ def tune(
                 workload=workload,
                 prompt=text,
                 pasted_prompt=prompt if prompt == text else None,
+                has_image=image is not None,
                 axes=tuple(filter(None, axes)),
                 swept_kv_start=quantized_kv_start or 0,
                 margin_bytes=margin_bytes,
@@ -132,7 +140,11 @@ def tune(
                 units=units,
             ),
             start=partial(
-                ModelProcess, path, memory_limit_bytes=limit, timeout_seconds=float(timeout)
+                ModelProcess,
+                path,
+                memory_limit_bytes=limit,
+                timeout_seconds=float(timeout),
+                image=image,
             ),
             sweeps=user_sweeps(),
             sink=sink,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tune_vs_estimate import tuned
 from memfit.estimators.errors import CheckpointError, InputError, MachineError, UnsupportedError
 from memfit.estimators.workload import Workload
 from memfit.probes.process import ModelProcess
@@ -119,6 +120,14 @@ def test_a_picture_is_measured_with_its_tower(looking: ModelProcess, seeing: Pat
     assert run.first_token_ns > 0
     assert run.decode_ns > 0
     assert not list(seeing.glob("*.ran"))
+
+
+@needs_mlx_vlm
+def test_the_whole_command_counts_the_tower(seeing: Path, picture: Path, tmp_path: Path) -> None:
+    about = ("--prompt", TEXT, "--image", str(picture), "--max-tokens", "3")
+    row = tuned("seeing", seeing, tmp_path, about)
+    assert row.is_exact
+    assert not list(tmp_path.rglob("*.json"))  # nothing is kept for estimates of mlx-lm
 
 
 @needs_mlx_vlm
