@@ -8,7 +8,7 @@ from memfit.estimators.arch.specs import MixtureOfExperts
 from memfit.estimators.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.runtime import MLX_LM, ON_MLX, get_runtime
-from memfit.estimators.planning.budget import judge
+from memfit.estimators.planning.budget import Need, judge
 from memfit.estimators.planning.capacity import ExpertCapacity, expert_capacity
 from memfit.estimators.planning.context import (
     CONTEXT_STEP,
@@ -20,6 +20,7 @@ from memfit.estimators.planning.context import (
 from memfit.estimators.planning.wired import wired_limit
 from memfit.estimators.result import Recommendation
 from memfit.estimators.sizing import Sizing
+from memfit.estimators.traced import TraceEngine
 from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.workload import MAX_CHUNKS, Workload
 
@@ -38,9 +39,7 @@ def recommend(sizing: Sizing, workload: Workload, units: Units) -> Recommendatio
         return Recommendation(reasons=("name a device or a memory size for recommendations",))
     searching = sizing.searching()
     if searching is None:
-        return Recommendation(
-            reasons=("formulas do not describe this model, and settings are searched by them",)
-        )
+        return _by_trace_alone(sizing, workload, sizing.device, units)
     advice = _Advice(sizing, workload, sizing.device, units, searching)
     context = advice.context()
     return Recommendation(
@@ -50,6 +49,19 @@ def recommend(sizing: Sizing, workload: Workload, units: Units) -> Recommendatio
         kv_bits=advice.kv_bits(),
         expert_capacity=advice.capacity(),
         reasons=tuple(advice.reasons),
+    )
+
+
+def _by_trace_alone(
+    sizing: Sizing, workload: Workload, device: Device, units: Units
+) -> Recommendation:
+    advice = _Advice(sizing, workload, device, units, searching=sizing)
+    return Recommendation(
+        prefill_step=advice.prefill_step(),
+        reasons=(
+            *advice.reasons,
+            "formulas do not describe this model, and other settings are searched by them",
+        ),
     )
 
 
@@ -163,8 +175,15 @@ class _Advice:
         if self.workload.prompt_tokens > step * MAX_CHUNKS:
             return False
         workload = replace(self.workload, prefill_step=step)
-        # A trace confirms what the formulas found, so that it is asked of few steps.
+        if isinstance(self.sizing.engine, TraceEngine):
+            return self._leaves_room(workload) and self._fits(workload)
         return self._found_to_fit(workload) and self._fits(workload)
+
+    def _leaves_room(self, workload: Workload) -> bool:
+        """Whether weights and caches fit: a trace takes long, and would find no less."""
+        figures = self.searching.at(workload)
+        kept = self.sizing.resident_bytes + figures.kv.nbytes + figures.ssm_bytes
+        return judge(Need(kept, 0), self.device)[0] == "fits"
 
     def _fits_with_bits(self, bits: int | None) -> bool:
         start = self.workload.quantized_kv_start if bits is None else 0

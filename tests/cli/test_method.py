@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,3 +94,21 @@ def test_a_traced_run_is_plotted_call_by_call(memfit: Memfit, tmp_path: Path) ->
     assert "last chunk" in out
     assert out.index("operations of a run") < out.index("Memory against context")
     assert "run" not in memfit("estimate", config, "--method", "formula", "--plot", "--json").json
+
+
+def test_the_trace_chooses_the_prefill_step(memfit: Memfit, tmp_path: Path) -> None:
+    path = write_config(tmp_path, {**UNDESCRIBED, "vocab_size": 50_000, "hidden_size": 512})
+    arguments = ("estimate", path, "--prompt-tokens", "9000", "--json", "--margin", "0")
+
+    def with_step(step: int, working_set: int) -> Any:
+        steps = ("--prefill-step", str(step), "--working-set", f"{working_set}B")
+        return memfit(*arguments, *steps).json
+
+    steps = (2048, 1024, 512, 256, 128)
+    needs = [with_step(step, 10**11)["peak_bytes"] for step in steps]
+    working_set = (needs[0] + min(needs)) // 2 * 10 // 9
+    largest = next(step for step, need in zip(steps, needs, strict=True) if need < needs[0])
+    assert working_set * 9 // 10 >= needs[steps.index(largest)]
+    recommended = with_step(2048, working_set)["recommendation"]
+    assert recommended["prefill_step"] == largest
+    assert "the largest whose workspace fits" in recommended["reasons"][0]
