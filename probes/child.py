@@ -79,8 +79,11 @@ def main() -> None:
         os.dup2(2, 1)
         _offer_to_be_killed()
 
+        one_at_a_time = threading.Lock()
+
         def say(**answer: Any) -> None:
-            answers.write(json.dumps(answer) + "\n")
+            with one_at_a_time:
+                answers.write(json.dumps(answer) + "\n")
 
         requests = _requests()
         child = Child(_bench(next(requests), lambda figures: say(progress=figures)))

@@ -20,7 +20,7 @@ from memfit.estimators.trace.building import class_errors
 from memfit.estimators.workload import Workload
 from memfit.probes.loading import load_model, memory_errors
 from memfit.probes.prompting import prompt_ids
-from memfit.probes.watching import Report, Watch, cache_bytes
+from memfit.probes.watching import Report, Watch, cache_bytes, signs_of_life, state_bytes
 
 
 class Bench:
@@ -63,7 +63,8 @@ class Bench:
             mx.set_memory_limit(self._limit)
         mx.reset_peak_memory()
         start = perf_counter_ns()
-        self.model, self.config = self.loaded()
+        with signs_of_life(self.report, process_bytes):
+            self.model, self.config = self.loaded()
         load_ns = perf_counter_ns() - start
         peak_bytes = mx.get_peak_memory()
         _settle()
@@ -116,7 +117,7 @@ class Bench:
                 is_last = end >= workload.prompt_tokens
                 mx.eval(logits if is_last else [], [cache.state for cache in caches])
                 del logits
-        states = sum(_nbytes(cache.state) for cache in caches)
+        states = state_bytes(caches)
         peak_bytes = max(mx.get_peak_memory(), active)
         del caches, prompt
         _settle()
@@ -223,12 +224,6 @@ def _repeated(ids: list[int], tokens: int) -> Any:
     prompt = mx.contiguous(mx.tile(array, -(-tokens // len(ids)))[:tokens])
     mx.eval(prompt)
     return prompt
-
-
-def _nbytes(state: Any) -> int:
-    if isinstance(state, (list, tuple)):
-        return sum(map(_nbytes, state))
-    return int(getattr(state, "nbytes", 0))
 
 
 def _settle() -> None:

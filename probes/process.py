@@ -83,7 +83,8 @@ class ModelProcess:
         """Take the model's directory; ``timeout_seconds`` is the longest silence of the process.
 
         With ``image`` mlx-vlm runs the model, and the prompt is a text about it.
-        It speaks when a call is done, at every chunk of a prompt, and each second of decode.
+        It speaks when a call is done, at every chunk of a prompt, each second of decode, and
+        each second in which weights were read.
         """
         self._path, self.timeout_seconds = path, timeout_seconds
         self._image, self._limit = image, memory_limit_bytes

@@ -1,6 +1,8 @@
-"""What a loop of generation has reached, and what its caches hold then."""
+"""How far the work of the measuring process is, and what caches hold then."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any
 
@@ -70,3 +72,40 @@ def cache_bytes(caches: list[Any], tokens: int) -> tuple[int, int, int]:
             kv += cache.nbytes
             held += cache.nbytes // length_of(cache) * min(tokens, limit)
     return kv, held, ssm
+
+
+def state_bytes(caches: list[Any]) -> int:
+    """Return the bytes of what caches have of the tokens seen, not of their room."""
+    total = 0
+    for cache in leaves(caches):
+        if type(cache).__name__ == "ArraysCache":
+            total += cache.nbytes
+        elif not cache.empty():
+            length = length_of(cache)
+            total += cache.nbytes // length * min(cache.offset, length)
+    return total
+
+
+@contextmanager
+def signs_of_life(report: Report, grown: Callable[[], int | None]) -> Iterator[None]:
+    """Report inside the block, each second in which a count has moved.
+
+    For work of one long call that tells nothing of itself, such as reading weights.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        before = grown()
+        while not over.wait(_REPORT_EVERY_NS / 1e9):
+            now = grown()
+            if now != before:
+                report({})
+            before = now
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
