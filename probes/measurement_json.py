@@ -9,19 +9,20 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
+from functools import cache
 from pathlib import PurePath
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from memfit.estimators.checkpoint.files import shown
-from memfit.estimators.checkpoint.strict_json import parse_object
+from memfit.estimators.checkpoint.strict_json import parse_object, plain
 from memfit.estimators.errors import InputError
 from memfit.estimators.machine.measurement import SCHEMA, Measurement
 from memfit.estimators.version import __version__
 from memfit.estimators.workload import Workload
 
 COLLECTION_SCHEMA = "memfit.measurements/1"
-MAX_COLLECTION_BYTES = 64_000_000  # a measurement of three repeats takes two kilobytes
-MAX_COLLECTION_VALUES = 2_000_000
+MAX_COLLECTION_BYTES = 8_000_000  # a measurement of three repeats takes two kilobytes
+MAX_COLLECTION_VALUES = 200_000  # and sixty values
 MAX_FIGURE = 2**63 - 1
 MAX_TEXT = 8192
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{8}")
@@ -104,9 +105,11 @@ def _dumped(data: Mapping[str, Any]) -> str:
 
 
 def _parsed(content: bytes, path: PurePath, what: str) -> dict[str, Any]:
-    return parse_object(
+    value = parse_object(
         content, path, what=what, error=InputError, max_values=MAX_COLLECTION_VALUES
     )
+    data: dict[str, Any] = plain(value, shown(path), error=InputError)
+    return data
 
 
 def _measurement(data: Any, place: str) -> Measurement:
@@ -149,17 +152,23 @@ def _record(kind: type, value: Any, place: str) -> Any:
     """The dataclass that a mapping holds, with neither more nor fewer keys than its fields."""
     if not isinstance(value, dict):
         raise InputError(f"{place.rstrip('.: ')}: expected an object, got {_shown(value)}")
-    hints = get_type_hints(kind)
-    names = [field.name for field in fields(kind)]
-    if odd := [key for key in value if key not in names]:
+    types = _types(kind)
+    if odd := [key for key in value if key not in types]:
         raise InputError(f"{place}{shown(odd[0])}: no such key in a {kind.__name__.lower()}")
-    if missing := [name for name in names if name not in value]:
+    if missing := [name for name in types if name not in value]:
         raise InputError(f"{place}{missing[0]}: missing")
-    read = {name: _value(hints[name], value[name], f"{place}{name}") for name in names}
+    read = {name: _value(each, value[name], f"{place}{name}") for name, each in types.items()}
     try:
         return kind(**read)
     except InputError as error:
         raise InputError(f"{place.rstrip('.: ')}: {error}") from None
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    """The declared type of each field."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def _value(kind: Any, value: Any, place: str) -> Any:

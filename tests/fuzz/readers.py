@@ -34,8 +34,15 @@ from memfit.estimators.gate.policy import read_policy
 from memfit.estimators.machine.runtime import get_runtime
 from memfit.estimators.sizing import size
 from memfit.estimators.workload import Workload
+from memfit.probes.measurement_json import (
+    collection_text,
+    parse_collection,
+    parse_measurement,
+    to_text,
+)
 from tests.gguf.writing import InMemory, header, tensor
 from tests.models import QWEN3_4B
+from tests.probes.measurements import measurement
 from tests.sparse import header_of
 
 DATA_BYTES = 2**40  # a file's length is no part of its header: there is always enough data
@@ -137,6 +144,14 @@ def _manifest(content: bytes, directory: Path) -> None:
             os.environ["OLLAMA_MODELS"] = before
 
 
+def _measurement(content: bytes, directory: Path) -> None:
+    parse_measurement(content, directory / "measurement.json")
+
+
+def _collection(content: bytes, directory: Path) -> None:
+    parse_collection(content, directory / "measurements.json")
+
+
 def _safetensors_seed() -> bytes:
     text, _ = header_of({"a.weight": ("BF16", (2, 0)), "b": ("F32", (0,))}, {"format": "mlx"})
     return len(text).to_bytes(8, "little") + text
@@ -216,5 +231,7 @@ READERS = {
     "index": Reader(_index, json.dumps(_INDEX).encode()),
     "listing": Reader(_listing, json.dumps(_LISTING).encode()),
     "adapter": Reader(_adapter, b'{"rank": 8, "scale": 20.0, "keys": ["self_attn.q_proj"]}'),
+    "measurement": Reader(_measurement, to_text(measurement()).encode()),
+    "collection": Reader(_collection, collection_text([measurement()]).encode()),
     "manifest": Reader(_manifest, json.dumps({"schemaVersion": 2, "layers": [_LAYER]}).encode()),
 }

@@ -13,6 +13,7 @@ from tests.fuzz.worst import WORST
 
 MAX_EXTRA_BYTES = 64_000_000
 SLOW = {
+    "as many measurements as there may be",
     "as many names as there may be",
     "as many strings as there may be",
     "as many tensors as there may be",

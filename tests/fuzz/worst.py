@@ -11,7 +11,9 @@ from memfit.estimators.checkpoint.json_members import MAX_MEMBER_CHARACTERS
 from memfit.estimators.checkpoint.safetensors import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_TENSORS
 from memfit.estimators.checkpoint.sample import MAX_SAMPLE_BYTES
 from memfit.estimators.checkpoint.shards import MAX_INDEX_NAMES
+from memfit.probes.measurement_json import MAX_COLLECTION_VALUES, to_text
 from tests.gguf.writing import text
+from tests.probes.measurements import measurement
 
 EMOJI = "😀"
 
@@ -40,6 +42,13 @@ def kept_arrays() -> bytes:
 def index() -> bytes:
     names = {f"{i:0100d}": "model.safetensors" for i in range(MAX_INDEX_NAMES - 9)}
     return json.dumps({"weight_map": names}, separators=(",", ":")).encode()
+
+
+def collection() -> bytes:
+    record = to_text(measurement())
+    count = (MAX_COLLECTION_VALUES - 9) // (record.count(",") + 9)
+    records = ",".join([json.dumps(json.loads(record))] * count)
+    return f'{{"schema":"memfit.measurements/1","measurements":[{records}]}}'.encode()
 
 
 WORST: dict[str, tuple[str, Callable[[], bytes]]] = {
@@ -71,6 +80,7 @@ WORST: dict[str, tuple[str, Callable[[], bytes]]] = {
         lambda: json.dumps({f"{i:09d}": 1.5 for i in range(MAX_CONFIG_VALUES - 9)}).encode(),
     ),
     "as many names as there may be": ("index", index),
+    "as many measurements as there may be": ("collection", collection),
     "as many items as there may be": (
         "sample",
         lambda: b"a: [" + b"1," * ((MAX_SAMPLE_BYTES - 9) // 2) + b"1]",
