@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.errors import MemfitError, UnsupportedError
 from memfit.estimators.trace.libraries import changed, load_utils
@@ -106,7 +107,7 @@ def _where(error: BaseException, config: Mapping[str, Any]) -> str:
 
 
 def _what(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:200]
+    text = shown(" ".join(str(error).split())[:200])
     if isinstance(error, SystemExit):
         return "ends the program at import, as when a package it needs is not installed"
     if isinstance(error, KeyError):
