@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,9 @@ _WHOLE_DAY_SECONDS = 86_400.0
 class TerminalSink:
     """A sink that shows a bar where someone watches, and requests to who asked for them."""
 
-    def __init__(self, *, verbose: bool) -> None:
-        """Show nothing yet."""
-        self._verbose = verbose
+    def __init__(self, *, verbose: bool, meanwhile: Callable[[], object] | None = None) -> None:
+        """Show nothing yet; ``meanwhile`` is called while the first work is waited for."""
+        self._verbose, self._meanwhile = verbose, meanwhile
         self._watched = sys.stderr.isatty()
         self._lock = threading.Lock()
         self._began: float | None = None
@@ -41,6 +41,9 @@ class TerminalSink:
                 self._timer = threading.Timer(self._began + QUIET_SECONDS - now, self._show)
                 self._timer.daemon = True
                 self._timer.start()
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile:
+            meanwhile()
 
     def advance(self, steps: int = 1) -> None:
         """Move the bar."""
@@ -102,9 +105,11 @@ class TerminalSink:
 
 
 @contextmanager
-def reporting(*, verbose: bool) -> Iterator[TerminalSink]:
+def reporting(
+    *, verbose: bool, meanwhile: Callable[[], object] | None = None
+) -> Iterator[TerminalSink]:
     """Give a sink that says at the end what there is to say."""
-    sink = TerminalSink(verbose=verbose)
+    sink = TerminalSink(verbose=verbose, meanwhile=meanwhile)
     try:
         yield sink
     finally:

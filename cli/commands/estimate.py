@@ -107,10 +107,7 @@ def estimate(
     """Say how much memory a model takes, whether it fits, and what to set."""
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.estimate import estimate as answer
-    from memfit.estimators.estimate import plots
     from memfit.estimators.machine.runtime import MLX_LM, get_runtime
-    from memfit.estimators.sizing import size
 
     ask = partial(
         requested_workload,
@@ -129,9 +126,13 @@ def estimate(
     workload = ask(rules)
     types = None if cache_type is None else _cache_types(cache_type)
     machine = requested_device(device, memory, working_set, os_regime)
-    with reporting(verbose=verbose) as sink:
+    with reporting(verbose=verbose, meanwhile=_load_library) as sink:
         checkpoint = _sample() if model is None else open_checkpoint(model, sink=sink)
         draft_checkpoint = None if draft is None else open_checkpoint(draft, sink=sink)
+    from memfit.estimators.estimate import estimate as answer
+    from memfit.estimators.estimate import plots
+    from memfit.estimators.sizing import size
+
     sizing = size(
         checkpoint,
         device=machine,
@@ -158,6 +159,12 @@ def estimate(
         explanation=_explained(sizing, workload, units) if explain else (),
     )
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+
+
+def _load_library() -> None:
+    """Import what comes after reading, while the Hub is waited for."""
+    import memfit.cli.render.data
+    import memfit.estimators.estimate  # noqa: F401
 
 
 def _cache_types(text: str) -> "CacheTypes | None":

@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.checkpoint.files import shown
-from memfit.estimators.checkpoint.gguf_files import read_gguf_file
 from memfit.estimators.checkpoint.header_cache import HeaderCache, user_cache
 from memfit.estimators.checkpoint.hub_folder import Repository
-from memfit.estimators.checkpoint.hub_gguf import read_hub_gguf
 from memfit.estimators.checkpoint.hub_requests import Hub, configured_hub
 from memfit.estimators.checkpoint.local import read_directory, read_folder
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -44,6 +42,10 @@ def open_hub_file(
         UnreachableError: when the Hub cannot be reached, or refuses.
         UnsupportedError: for a file that is no model, or not described.
     """
+    # Imported for a GGUF file alone: most repositories are of safetensors.
+    from memfit.estimators.checkpoint.gguf_files import read_gguf_file
+    from memfit.estimators.checkpoint.hub_gguf import read_hub_gguf
+
     place, _, file = reference.partition(":")
     name, _, revision = place.partition("@")
     revision = revision or DEFAULT_REVISION

@@ -256,9 +256,10 @@ class Repository:
             return []
         client = self._connected()
         pool = ThreadPoolExecutor(min(MOST_THREADS, len(jobs)))
-        self._sink.begin(f"Reading {shown(self.place)}", len(jobs))
         try:
             futures: list[Future[bytes]] = [pool.submit(job) for job in jobs]
+            # After the requests have gone out: who is told may use the wait.
+            self._sink.begin(f"Reading {shown(self.place)}", len(jobs))
             for future in futures:
                 future.add_done_callback(lambda _: self._sink.advance())
             return [future.result() for future in futures]

@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -97,12 +98,15 @@ class Client:
         from huggingface_hub.utils import get_session
 
         self._hub, self._repository, self._sink = hub, repository, sink
-        self._session = get_session()
-        self._headers = {
-            "accept-encoding": "identity",  # ranges are of the file, not of its compression
-            "user-agent": f"memfit/{__version__}",
-            **_authorization(),
-        }
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            # It reads the system's certificates, and leaves Python to import what a token needs.
+            session = beside.submit(get_session)
+            self._headers = {
+                "accept-encoding": "identity",  # ranges are of the file, not of its compression
+                "user-agent": f"memfit/{__version__}",
+                **_authorization(),
+            }
+            self._session = session.result()
         self._stopped = threading.Event()
 
     def stop(self) -> None:
