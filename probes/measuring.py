@@ -244,7 +244,7 @@ def _wired(limit_bytes: int | None) -> Iterator[None]:
         return
     try:
         before = mx.set_wired_limit(limit_bytes)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         raise MachineError(f"wired limit of {limit_bytes} bytes: {error}") from None
     try:
         yield
