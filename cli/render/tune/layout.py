@@ -1,0 +1,49 @@
+"""A tuning laid out once, for the terminal and as Markdown."""
+
+from memfit.cli.render import words as model_words
+from memfit.cli.render.plan.sheet import Grid, Sheet
+from memfit.cli.render.tune import words
+from memfit.estimators.units import Units
+from memfit.probes.result import TuneResult
+
+_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
+_FIGURES = ("Figure", "Estimated", "Measured", "Difference", "", "Spread", "Basis")
+_POINTS = (
+    "Prompt",
+    "Step",
+    "KV bits",
+    "Estimated",
+    "Measured",
+    "",
+    "First token",
+    "Prefill/s",
+    "Decode/s",
+)
+
+
+def laid_out(result: TuneResult, units: Units) -> Sheet:
+    """Return the result in words, with every figure of the first point and a row for each point."""
+    grids = [Grid(_FIGURES, tuple(words.figure_rows(result.points[0], units)))]
+    if len(result.points) > 1:
+        points = tuple(words.point_rows(result.points, units))
+        grids.append(Grid(_POINTS, points, "Every point"))
+    facts = (
+        model_words.title(result.model),
+        words.task(result),
+        model_words.machine(result, units),
+        "; ".join(words.speeds(result)),
+    )
+    return Sheet(
+        title=result.model.id,
+        facts=tuple(filter(None, facts)),
+        grids=tuple(grids),
+        verdict=words.verdict(result, units),
+        colour=_COLOURS[result.verdict],
+        sections=(
+            ("Not measured", tuple(words.reasons(result.points))),
+            ("Recommended", result.recommendation.reasons),
+            ("Speed and memory", result.trade),
+            ("Notes", tuple(note.message for note in result.notes)),
+        ),
+        to_paste=result.flags,
+    )
