@@ -180,9 +180,11 @@ class _Advice:
         return self._found_to_fit(workload) and self._fits(workload)
 
     def _leaves_room(self, workload: Workload) -> bool:
-        """Whether weights and caches fit: a trace takes long, and would find no less."""
-        figures = self.searching.at(workload)
-        kept = self.sizing.resident_bytes + figures.kv.nbytes + figures.ssm_bytes
+        """Whether weights, and caches by formula, fit: a trace takes long and finds no less."""
+        kept = self.sizing.resident_bytes
+        if self.searching is not self.sizing:
+            figures = self.searching.at(workload)
+            kept += figures.kv.nbytes + figures.ssm_bytes
         return judge(Need(kept, 0), self.device)[0] == "fits"
 
     def _fits_with_bits(self, bits: int | None) -> bool:

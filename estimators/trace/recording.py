@@ -26,13 +26,15 @@ class Recorded(NamedTuple):
     outputs: tuple[int, ...]
 
 
-def record_call(function: Callable[[], list[Any]], leaves: Sequence[Leaf]) -> Recorded:
+def record_call(
+    function: Callable[[], list[Any]], leaves: Sequence[Leaf], *, recorded_before: int = 0
+) -> Recorded:
     """Return the graph of ``function``, called with placeholders put in place of all leaves.
 
     Raises:
-        UnsupportedError: when the graph has more than ``MAX_NODES``.
+        UnsupportedError: when with the nodes of ``recorded_before`` there are above ``MAX_NODES``.
     """
-    recorder = _Recorder(leaves)
+    recorder = _Recorder(leaves, MAX_NODES - recorded_before)
 
     def call(*placeholders: Any) -> list[Any]:
         for leaf, placeholder in zip(leaves, placeholders, strict=True):
@@ -64,8 +66,8 @@ def expect(nodes: int) -> None:
 
 def _too_large(nodes: int) -> UnsupportedError:
     return UnsupportedError(
-        f"the graph of one call has {nodes} operations or more, above the {MAX_NODES} that are"
-        " traced; lower the prefill step, or use --method formula"
+        f"the graphs of the run have {nodes} operations or more, above the {MAX_NODES} that are"
+        " traced; shorten the prompt or the prefill step, or use --method formula"
     )
 
 
@@ -114,8 +116,9 @@ def run_unrecorded(function: Callable[[], None]) -> None:
 class _Recorder:
     """Takes MLX's messages: inputs, outputs, constants, then every primitive."""
 
-    def __init__(self, leaves: Sequence[Leaf]) -> None:
+    def __init__(self, leaves: Sequence[Leaf], room: int) -> None:
         self._leaves = leaves
+        self._room = room
         self._positions: dict[str, int] = {}
         self._arrays: list[Array] = []
         self._nodes: list[Node] = []
@@ -140,7 +143,7 @@ class _Recorder:
         return Recorded(tuple(self._arrays), tuple(nodes), tuple(ends))
 
     def _take_node(self, message: dict[str, Any]) -> None:
-        if len(self._nodes) == MAX_NODES:
+        if len(self._nodes) == self._room:
             raise _too_large(MAX_NODES + 1)
         name, arguments = message["name"], message["arguments"]
         if name == "CustomKernel":

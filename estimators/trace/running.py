@@ -38,6 +38,7 @@ class Running:
         self.caches = self._new_caches()
         self._stepper = Stepper(self.caches, self._workload)
         self._is_first = True
+        self._recorded_nodes = 0
 
     def _new_caches(self) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache
@@ -119,10 +120,15 @@ class Running:
         try:
             return self._call(phase, tokens, position, few=True)
         except LoopError:
-            (few, many), (base, more) = _PROBES, map(self._count, _PROBES)
+            expect(self._expected_nodes())
             self._begin()
-            expect(base + (more - base) * (tokens - few) // (many - few))
             return self._call(phase, tokens, position)
+
+    def _expected_nodes(self) -> int:
+        """Return the nodes of all calls, from those of two short ones."""
+        (few, many), (base, more) = _PROBES, map(self._count, _PROBES)
+        lengths = [tokens for _, tokens, _ in self._points()]
+        return sum(base + (more - base) * (tokens - few) // (many - few) for tokens in lengths)
 
     def _call(self, phase: Phase, tokens: int, position: int, *, few: bool = False) -> Call:
         """Record one call; with ``few``, only as long as it takes few slices of arrays."""
@@ -146,7 +152,8 @@ class Running:
             counts.append(len(ends))
             return ends + [leaf.array for leaf in caches_of(self.caches)]
 
-        graph = record_call(run, leaves)
+        graph = record_call(run, leaves, recorded_before=self._recorded_nodes)
+        self._recorded_nodes += len(graph.nodes)
         self._stepper.forget(lambda array: mx.zeros(array.shape, array.dtype))
         return Call(
             phase=phase,
