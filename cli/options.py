@@ -101,7 +101,6 @@ WorkingSet = Annotated[str | None, typer.Option(help="A recommended working set,
 Regime = Annotated[
     OsRegime, typer.Option(help="Whose working sets apply to a Mac by name or memory.")
 ]
-RuntimeName = Annotated[str, typer.Option(help="Whose allocation rules apply.")]
 ChosenRuntime = Annotated[
     str | None,
     typer.Option(

@@ -15,7 +15,7 @@ from memfit.estimators.components.weights.plans import declared
 from memfit.estimators.engine import MLX, Engine, Figures
 from memfit.estimators.errors import CheckpointError, MachineError, UnsupportedError
 from memfit.estimators.machine.device import Backend, Device
-from memfit.estimators.machine.runtime import MLX_MOE, Runtime, get_runtime
+from memfit.estimators.machine.runtime import LLAMA_CPP, MLX_LM, MLX_MOE, Runtime, get_runtime
 from memfit.estimators.measured import MeasuredEngine
 from memfit.estimators.planning.budget import Need
 from memfit.estimators.result import Note
@@ -140,6 +140,11 @@ class Sizing:
         return self.draft.at(workload).moment.nbytes if self.draft else 0
 
 
+def native_runtime(checkpoint: Checkpoint) -> str:
+    """Return the name of the runtime that a checkpoint is sized for as it is."""
+    return LLAMA_CPP if checkpoint.source == "gguf" else MLX_LM
+
+
 def size(
     checkpoint: Checkpoint,
     *,
@@ -161,7 +166,7 @@ def size(
         UnsupportedError: when the architecture or the weights' format is not described.
     """
     drafted = size(draft, device=device) if draft else None
-    if checkpoint.source == "gguf":
+    if native_runtime(checkpoint) == LLAMA_CPP:
         if quantize or adapter:
             what = "conversions" if quantize else "adapters"
             raise UnsupportedError(f"{checkpoint.id}: {what} of a GGUF file are not described")

@@ -10,6 +10,7 @@ import typer
 from memfit.cli.exits import Exit
 from memfit.cli.options import (
     Batch,
+    ChosenRuntime,
     CompareFormat,
     Context,
     DeviceName,
@@ -28,7 +29,6 @@ from memfit.cli.options import (
     QuantizedKVStart,
     QuantMode,
     Regime,
-    RuntimeName,
     ShownUnits,
     Verbose,
     WorkingSet,
@@ -44,6 +44,7 @@ from memfit.cli.requests import (
     requested_workload,
 )
 from memfit.estimators.errors import InputError, UnreachableError
+from memfit.estimators.machine.runtime import MLX_LM, Runtime, get_runtime
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.sink import Sink
 from memfit.estimators.units import Units, parse_size
@@ -51,7 +52,7 @@ from memfit.estimators.units import Units, parse_size
 if TYPE_CHECKING:
     from memfit.estimators.compare import Candidate
     from memfit.estimators.comparison import Comparison
-    from memfit.estimators.scenario import Axis
+    from memfit.estimators.scenario import Axis, Scenario
 
 
 def compare(
@@ -83,7 +84,7 @@ def compare(
     memory: Memory = None,
     working_set: WorkingSet = None,
     os_regime: Regime = DEFAULT_REGIME,
-    runtime: RuntimeName = "mlx-lm",
+    runtime: ChosenRuntime = None,
     runtimes: Annotated[
         str | None,
         typer.Option(metavar="all|A,B", help="One model under several runtimes, side by side."),
@@ -120,7 +121,7 @@ def compare(
             "memory": any(value is not None for value in (device, memory, working_set)),
         },
     )
-    rules, settings = requested_runtime(runtime)
+    rules, settings = requested_runtime(runtime or MLX_LM)
     asked = {
         "prefill_step": prefill_step is not None,
         "kv_bits": kv_bits is not None,
@@ -150,6 +151,8 @@ def compare(
         candidates = _candidates(models, sink)
     if runtimes is not None:
         candidates = _under(candidates[0], runtimes, kept)
+    elif runtime is None:
+        candidates, base, rules = _under_their_own(candidates, base, rules, kept)
     result = answer(candidates, base, axes, runtime=rules, settings=settings, units=units)
     form = CompareFormat.JSON if json_ else format_
     emit(_rendered(result, form, units, to_file=output is not None), output)
@@ -182,6 +185,28 @@ def _under(candidate: "Candidate", names: str, kept: frozenset[str]) -> "list[Ca
         rules, settings = requested_runtime(name)
         found.append(replace(candidate, label=name, under=Under(rules, settings, kept)))
     return found
+
+
+def _under_their_own(
+    candidates: "list[Candidate]", base: "Scenario", rules: Runtime, kept: frozenset[str]
+) -> "tuple[list[Candidate], Scenario, Runtime]":
+    """As an estimate would size each: all under one runtime, or where they differ each its own."""
+    from memfit.estimators.compare import Under
+    from memfit.estimators.comparison import Undecided
+    from memfit.estimators.sizing import native_runtime
+
+    own = [
+        rules
+        if isinstance(candidate.checkpoint, Undecided)
+        else get_runtime(native_runtime(candidate.checkpoint))
+        for candidate in candidates
+    ]
+    if len(set(own)) > 1:
+        each = zip(candidates, own, strict=True)
+        under = [replace(candidate, under=Under(found, None, kept)) for candidate, found in each]
+        return under, base, rules
+    workload = Under(own[0], None, kept).workload(base.workload)
+    return candidates, replace(base, workload=workload), own[0]
 
 
 def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:

@@ -118,13 +118,29 @@ def test_draft_of_the_other_runtime_is_refused(memfit: Memfit, qwen: Path, tmp_p
     assert memfit("estimate", qwen, "--draft", qwen).code == 0
 
 
-def test_models_of_both_runtimes_are_compared_one_runtime_at_a_time(
-    memfit: Memfit,
-    qwen: Path,
-) -> None:
-    run = memfit("compare", qwen, qwen, "--runtime", "llama.cpp", "--json")
+def test_gguf_files_are_compared_as_they_are_estimated(memfit: Memfit, qwen: Path) -> None:
+    one = memfit("estimate", qwen, "--json").json
+    run = memfit("compare", qwen, qwen, "--json")
     assert run.code == 0
-    assert [model["model"]["source"] for model in run.json["models"]] == ["gguf", "gguf"]
+    assert run.json["runtime"]["name"] == "llama.cpp"
+    assert run.json["workload"] == one["workload"]
+    needed = one["peak_bytes"] + one["components"]["margin"]["bytes"]
+    assert [model["needed_bytes"] for model in run.json["models"]] == [needed, needed]
+    assert memfit("compare", qwen, qwen, "--runtime", "llama.cpp", "--json").json == run.json
+
+
+def test_models_of_both_runtimes_are_compared_each_under_its_own(
+    memfit: Memfit, qwen: Path, tmp_path: Path
+) -> None:
+    folder = write_config(tmp_path / "model", QWEN3_4B)
+    run = memfit("compare", folder, qwen, "--json")
+    assert run.code == 0
+    models = run.json["models"]
+    assert [model["runtime"]["name"] for model in models] == ["mlx-lm", "llama.cpp"]
+    for reference, model in zip((folder, qwen), models, strict=True):
+        one = memfit("estimate", reference, "--json").json
+        needed = one["peak_bytes"] + one["components"]["margin"]["bytes"]
+        assert model["needed_bytes"] == needed
 
 
 def test_unknown_architecture_still_has_exact_weights(memfit: Memfit, tmp_path: Path) -> None:
