@@ -5,8 +5,7 @@ Nothing is computed: the class is built from the config, and zero tokens are pus
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Tensor
@@ -22,8 +21,7 @@ from memfit.estimators.trace.stepping import leaves, length_of
 from memfit.estimators.workload import Workload
 
 
-@dataclass(frozen=True, slots=True)
-class TracedShapes:
+class TracedShapes(NamedTuple):
     """What mlx-lm's class holds when a workload ends.
 
     ``weights`` are the bytes of each parameter by path. ``kv_bytes`` are allocated,

@@ -6,13 +6,14 @@ another one test against it.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
 from memfit.estimators import dtypes
 from memfit.estimators.errors import InputError
 from memfit.estimators.machine.runtime import MLX_LM, get_runtime
+from memfit.estimators.records import record
 
 # weight: a parameter; cache: held by a cache when the call begins; tokens: the call's input;
 # constant: made by the class outside of any parameter; computed: an output of a node.
@@ -75,7 +76,7 @@ class Node(NamedTuple):
     arguments: tuple[Argument, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Call:
     """One call of the model by mlx-lm's loop, up to what it evaluates.
 
@@ -99,7 +100,7 @@ class Call:
         return tuple(i for i, array in enumerate(self.arrays) if array.role == role)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Trace:
     """The calls of one workload, and the versions that made them.
 

@@ -6,7 +6,6 @@ the freed buffers given back; the calls after that run into one another.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from memfit.estimators import dtypes
@@ -14,6 +13,7 @@ from memfit.estimators.machine.allocator import allocated
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.kernels import has_nax
 from memfit.estimators.machine.scheduling import compiled_copies
+from memfit.estimators.records import record
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.layouts import Buffer, View
 from memfit.estimators.trace.memory import Memory
@@ -35,7 +35,7 @@ class FollowedCall(NamedTuple):
     curve: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TracedPeak:
     """The largest moment of a run.
 
@@ -56,7 +56,7 @@ class TracedPeak:
     decode_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Highest:
     """The highest moment of one call; weights are not in it."""
 

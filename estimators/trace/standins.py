@@ -8,12 +8,12 @@ their kernels follows mlx/fast.cpp; when attention is fused follows machine/kern
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.machine.kernels import is_fused
+from memfit.estimators.records import record
 from memfit.estimators.trace.compiled import ANY_SHAPE, BEGINS, ENDS
 from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.nodes import MLX_VERSION
@@ -51,7 +51,7 @@ class _CompiledCalls:
 _CALLS: ContextVar[_CompiledCalls | None] = ContextVar("compiled calls", default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Target:
     """Whose graph is recorded; ``mlx_version`` chooses the rules, as of fused attention."""
 
