@@ -82,10 +82,7 @@ def line_of(points: Sequence[Point]) -> Line | None:
     peaks = [
         Peak(p.workload.prompt_tokens, p.workload.prefill_step, p.peak_bytes)
         for p in points
-        if p.status == "measured"
-        and p.peak_bytes is not None
-        and p.wired_limit_bytes is None
-        and _setting(p.workload) == _setting(asked)
+        if _counts(p) and p.peak_bytes is not None and _setting(p.workload) == _setting(asked)
     ]
     steps = sorted({peak.prefill_step for peak in peaks}, reverse=True)
     for step in (asked.prefill_step, *steps):
@@ -98,7 +95,7 @@ def line_of(points: Sequence[Point]) -> Line | None:
 def by_measurement(sizing: Sizing, points: Sequence[Point], line: Line | None) -> Sizing:
     """Return the sizing with measured needs, for the settings that the points tell of."""
     searching = sizing.searching() or sizing
-    peaks = {p.workload: p.peak_bytes for p in points if p.status == "measured" and p.peak_bytes}
+    peaks = {p.workload: p.peak_bytes for p in points if _counts(p) and p.peak_bytes is not None}
     engine = LineEngine(searching.engine, points[0].workload, peaks, line)
     return replace(searching, engine=engine, searches=None, _answers={})
 
@@ -110,7 +107,11 @@ def advise(sizing: Sizing, points: Sequence[Point], units: Units = Units.GB) -> 
     """
     asked, line = points[0].workload, line_of(points)
     found = recommend(by_measurement(sizing, points, line), asked, units)
-    return replace(found, reasons=(*_basis(points, line, units), *found.reasons))
+    return replace(found, reasons=(*_basis(sizing, points, line, units), *found.reasons))
+
+
+def _counts(point: Point) -> bool:
+    return point.status == "measured" and point.wired_limit_bytes is None
 
 
 def _with_peak(figures: Figures, peak_bytes: int, there_bytes: int) -> Figures:
@@ -125,23 +126,32 @@ def _setting(workload: Workload) -> Workload:
     return replace(workload, prompt_tokens=1, max_tokens=0, prefill_step=1)
 
 
-def _basis(points: Sequence[Point], line: Line | None, units: Units) -> Iterator[str]:
+def _basis(
+    sizing: Sizing, points: Sequence[Point], line: Line | None, units: Units
+) -> Iterator[str]:
     measured = sum(point.status == "measured" for point in points)
     if not measured:
         yield "nothing was measured: what follows stands on the estimate"
-        return
-    if line:
+    elif line:
         yield _explained(line, units)
-        return
-    text = f"{measured} measured {'peak' if measured == 1 else 'peaks'} and the estimate"
-    short = calibration(points[0].workload)
-    if isinstance(short, ShortPrompt):
-        step = f", or a prefill step of {short.largest_step}" if short.largest_step else ""
-        text += (
-            f": the prompt is too short to tell what a token takes from what a chunk takes;"
-            f" {short.least_tokens} tokens{step} would do"
-        )
-    yield f"stands on {text}"
+    else:
+        peaks = "peak" if measured == 1 else "peaks"
+        text = f"stands on {measured} measured {peaks} and the estimate"
+        yield text + _too_short(points[0].workload, sizing.model.max_context)
+
+
+def _too_short(workload: Workload, limit: int | None) -> str:
+    """What to give for a line, where a prompt is too short for one."""
+    short = calibration(workload)
+    if not isinstance(short, ShortPrompt):
+        return ""
+    mends = []
+    if not limit or short.least_tokens + workload.max_tokens <= limit:
+        mends.append(f"{short.least_tokens} tokens")
+    if short.largest_step:
+        mends.append(f"a prefill step of {short.largest_step}")
+    text = ": the prompt is too short to tell what a token takes from what a chunk takes"
+    return f"{text}; {' or '.join(mends)} would do" if mends else text
 
 
 def _explained(line: Line, units: Units) -> str:

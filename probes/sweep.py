@@ -4,6 +4,7 @@ sweep(bench, workloads, partial=..., force=..., units=..., sink=...) -> tuple[Po
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from memfit.estimators.machine.measurement import Measurement
 from memfit.estimators.sink import Sink
@@ -22,6 +23,13 @@ class SweepInterrupted(KeyboardInterrupt):
     """Somebody stopped a sweep; what was measured is kept."""
 
 
+class Swept(NamedTuple):
+    """A point for each workload, and how many of them were measured before."""
+
+    points: tuple[Point, ...]
+    known: int
+
+
 def sweep(
     bench: Bench,
     workloads: Sequence[Workload],
@@ -30,7 +38,7 @@ def sweep(
     force: bool,
     units: Units,
     sink: Sink,
-) -> tuple[Point, ...]:
+) -> Swept:
     """Return a point for each workload: measured, skipped with the reason, or failed.
 
     What ``partial`` has is not measured again. A process that dies fails its own point; only when
@@ -60,10 +68,11 @@ def sweep(
     finally:
         sink.end()
     partial.finish()
-    return tuple(
+    every = (
         points.get(work) or _not_run(bench, work, known.get(work), reasons.get(work, ""))
         for work in workloads
     )
+    return Swept(tuple(every), len(known))
 
 
 def _obstacles(sizing: Sizing, workloads: Sequence[Workload], units: Units) -> dict[Workload, str]:

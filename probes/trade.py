@@ -59,12 +59,28 @@ def _sentences(points: Sequence[Point], units: Units) -> Iterator[str]:
         yield f"prefill step: {_speed_for_memory(steps, 'reads', units)}"
     if bits := _varied(points, _BITS):
         yield f"KV bits: {_speed_for_memory(bits, 'writes', units)}"
+    yield from _wired(points, units)
     if contexts := _varied(points, _CONTEXT):
         short, long = min(contexts), max(contexts)
         yield (
             f"context: {long.setting} tokens take {_more(short, long, units)} than {short.setting},"
             f" and are continued at {long.rate:.1f} tokens/s instead of {short.rate:.1f}"
         )
+
+
+def _wired(points: Sequence[Point], units: Units) -> Iterator[str]:
+    """What the wired limit did for the speed of the workload that was run with and without it."""
+    without = {p.workload: p.speed for p in points if p.speed and p.wired_limit_bytes is None}
+    for point in points:
+        speed, before = point.speed, without.get(point.workload)
+        if speed and before and point.wired_limit_bytes is not None:
+            written, was = speed.decode_tokens_per_second, before.decode_tokens_per_second
+            decode = f", writes {written:.1f} instead of {was:.1f}" if written and was else ""
+            yield (
+                f"wired limit: with {format_bytes(point.wired_limit_bytes, units)} it reads"
+                f" {speed.prefill_tokens_per_second:.1f} tokens/s instead of"
+                f" {before.prefill_tokens_per_second:.1f}{decode}"
+            )
 
 
 def _varied(points: Sequence[Point], axis: _Axis) -> list[_Measured]:

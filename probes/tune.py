@@ -8,6 +8,7 @@ Nothing is loaded before the estimate says that there is room for it.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.errors import InputError, MachineError, UnsupportedError
@@ -31,9 +32,10 @@ from memfit.probes.partial_sweep import Sweeps
 from memfit.probes.process import ModelProcess, Prompt
 from memfit.probes.refusal import obstacle, require_room
 from memfit.probes.result import Point, TuneResult
-from memfit.probes.sweep import sweep
+from memfit.probes.sweep import Swept, sweep
 from memfit.probes.sweep_axes import Axis, swept
 from memfit.probes.trade import trade
+from memfit.probes.wired_trial import with_wired
 from memfit.probes.worker import Worker
 
 
@@ -42,7 +44,8 @@ class Request:
     """What to measure, and how it is run.
 
     The prompt's tokens are counted where it is a text; else it is as long as the workload says.
-    ``has_image`` says that the processes run it with an image in it. ``axes`` are what is swept,
+    ``has_image`` says that the processes run it with an image in it, ``tries_wired`` that it runs
+    once more under the recommended wired limit, where there is one. ``axes`` are what is swept,
     their KV bits from the token ``swept_kv_start`` on. ``force`` runs what the estimate refuses.
     """
 
@@ -52,6 +55,7 @@ class Request:
     prompt: str | None = None
     pasted_prompt: str | None = None  # in those lines; else they read standard input
     has_image: bool = False
+    tries_wired: bool = False
     axes: tuple[Axis, ...] = ()
     swept_kv_start: int = 0
     margin_bytes: int = 0
@@ -86,20 +90,22 @@ def tune(
         device = _device(worker)
         prompt = _prompted(worker, request)
         workload = replace(request.workload, prompt_tokens=prompt.tokens)
-        sizing = _sized(request, device, workload)
+        with _progress(sink, "estimating", 1):
+            sizing = _sized(request, device, workload)
         _require_within_limit(sizing, workload, force=request.force)
         keep = picture.forget if request.has_image else sweeps.store.save
         bench = Bench(sizing, worker, keep, sink.advance)
         if request.axes:
-            points = _swept(request, bench, workload, sweeps, sink)
+            points, known = _swept(request, bench, workload, sweeps, sink)
         else:
-            points = tuple(_points(request, bench, workload, sink))
-        return _result(request, bench, device, prompt, points)
+            points, known = tuple(_points(request, bench, workload, sink)), 0
+        recommendation = advise(sizing, points, request.units)
+        if request.tries_wired:
+            points, recommendation = with_wired(bench, points, recommendation, request.units)
+        return _result(request, bench, device, _Found(prompt, points, known, recommendation))
 
 
-def _swept(
-    request: Request, bench: Bench, asked: Workload, sweeps: Sweeps, sink: Sink
-) -> tuple[Point, ...]:
+def _swept(request: Request, bench: Bench, asked: Workload, sweeps: Sweeps, sink: Sink) -> Swept:
     combined = swept(request.axes, asked, quantized_kv_start=request.swept_kv_start)
     workloads = tuple(dict.fromkeys((asked, *combined)))
     return sweep(
@@ -199,12 +205,19 @@ def _require_within_limit(sizing: Sizing, workload: Workload, *, force: bool) ->
         )
 
 
-def _result(
-    request: Request, bench: Bench, device: Device, prompt: Prompt, points: tuple[Point, ...]
-) -> TuneResult:
-    sizing, asked = bench.sizing, points[0]
-    verdict, exceeded = _verdict(sizing, asked)
-    recommendation, line = advise(sizing, points, request.units), line_of(points)
+class _Found(NamedTuple):
+    """What there is to tell; ``known`` points were measured before."""
+
+    prompt: Prompt
+    points: tuple[Point, ...]
+    known: int
+    recommendation: Recommendation
+
+
+def _result(request: Request, bench: Bench, device: Device, found: _Found) -> TuneResult:
+    sizing, points = bench.sizing, found.points
+    verdict, exceeded = _verdict(sizing, points[0])
+    line = line_of(points)
     versions = bench.worker.versions
     return TuneResult(
         memfit_version=__version__,
@@ -213,17 +226,17 @@ def _result(
         mlx_version=versions["mlx"],
         mlx_lm_version=versions["mlx_lm"],
         method="trace" if isinstance(sizing.engine, TraceEngine) else "formula",
-        prompt_tokens=prompt.tokens,
+        prompt_tokens=found.prompt.tokens,
         loaded=bench.loaded,
         points=points,
         margin_bytes=sizing.margin_bytes,
         verdict=verdict,
         exceeded=exceeded,
         line=line,
-        recommendation=recommendation,
+        recommendation=found.recommendation,
         trade=trade(points, request.units),
-        flags=_flags(request, by_measurement(sizing, points, line), asked, recommendation),
-        notes=tuple(_notes(request, bench, asked.workload, prompt)),
+        flags=_flags(request, by_measurement(sizing, points, line), found),
+        notes=tuple(_notes(request, bench, found)),
     )
 
 
@@ -235,23 +248,25 @@ def _verdict(sizing: Sizing, point: Point) -> tuple[Verdict, tuple[str, ...]]:
     return judge(Need(point.peak_bytes + sizing.margin_bytes, largest), sizing.device)
 
 
-def _flags(
-    request: Request, sizing: Sizing, asked: Point, recommendation: Recommendation
-) -> tuple[str, ...]:
-    workload = recommended_workload(sizing, asked.workload, recommendation)
+def _flags(request: Request, sizing: Sizing, found: _Found) -> tuple[str, ...]:
+    asked = found.points[0].workload
+    workload = recommended_workload(sizing, asked, found.recommendation)
     if workload is None or request.has_image:
         return ()
     return command_lines(sizing, workload, model=request.model, prompt=request.pasted_prompt)
 
 
-def _notes(request: Request, bench: Bench, workload: Workload, prompt: Prompt) -> Iterator[Note]:
-    sizing = bench.sizing
+def _notes(request: Request, bench: Bench, found: _Found) -> Iterator[Note]:
+    sizing, workload = bench.sizing, found.points[0].workload
+    if found.known:
+        text = f"{found.known} of {len(found.points)} points were measured before"
+        yield Note("info", "resumed", f"{text}, in a sweep that was interrupted")
     if request.has_image:
         yield from picture.notes(bench.worker.versions["mlx_vlm"])
-    for text in prompt.notes:
+    for text in found.prompt.notes:
         yield Note("info", "prompt", text)
-    if request.force and (found := obstacle(sizing, workload, request.units)):
-        yield Note("warning", "forced", str(found))
+    if request.force and (lacking := obstacle(sizing, workload, request.units)):
+        yield Note("warning", "forced", str(lacking))
     for warning in sizing.checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     yield from sizing.weighed.notes

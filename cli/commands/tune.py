@@ -79,6 +79,12 @@ def tune(
             help="Every combination of prefill-step, kv-bits and context; may be repeated.",
         ),
     ] = None,
+    wired: Annotated[
+        bool, typer.Option("--wired", help="Measure again with the recommended wired limit.")
+    ] = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw memory against context, and speed against memory.")
+    ] = False,
     flags: Annotated[
         bool,
         typer.Option("--flags", help="Flags of mlx_lm.generate and server, alone on stdout."),
@@ -133,6 +139,7 @@ def tune(
                 prompt=text,
                 pasted_prompt=prompt if prompt == text else None,
                 has_image=image is not None,
+                tries_wired=wired,
                 axes=tuple(filter(None, axes)),
                 swept_kv_start=quantized_kv_start or 0,
                 margin_bytes=margin_bytes,
@@ -150,7 +157,7 @@ def tune(
             sink=sink,
         )
     form = CompareFormat.JSON if json_ else format_
-    text = written(result, form, units, to_file=output is not None)
+    text = written(result, form, units, to_file=output is not None, plot=plot)
     if flags and output is None:
         print(text, end="", file=sys.stderr)
     else:

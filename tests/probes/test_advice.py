@@ -111,9 +111,15 @@ def test_a_prompt_too_short_for_a_line_is_told_what_to_give(sizing: Sizing) -> N
     advice = advise(sizing, [point(short, 3 * GB)])
     assert advice.reasons[0] == (
         "stands on 1 measured peak and the estimate: the prompt is too short to tell what a token"
-        " takes from what a chunk takes; 1537 tokens, or a prefill step of 256 would do"
+        " takes from what a chunk takes; 1537 tokens or a prefill step of 256 would do"
     )
     assert advice.context_tokens == recommend(sizing, short, Units.GB).context_tokens
+
+
+def test_no_longer_prompt_is_asked_for_than_the_model_takes(sizing: Sizing) -> None:
+    long_step = replace(ASKED, prefill_step=20_000)
+    reasons = advise(sizing, [point(long_step, 3 * GB)]).reasons
+    assert reasons[0].endswith("a chunk takes; a prefill step of 512 would do")
 
 
 def test_the_line_is_printed_with_its_residual(sizing: Sizing) -> None:

@@ -3,6 +3,7 @@
 from memfit.cli.render import words as model_words
 from memfit.cli.render.plan.sheet import Grid, Sheet
 from memfit.cli.render.tune import words
+from memfit.cli.render.tune.plot import plots
 from memfit.estimators.units import Units
 from memfit.probes.result import TuneResult
 
@@ -21,7 +22,7 @@ _POINTS = (
 )
 
 
-def laid_out(result: TuneResult, units: Units) -> Sheet:
+def laid_out(result: TuneResult, units: Units, *, plot: bool) -> Sheet:
     """Return the result in words, with every figure of the first point and a row for each point."""
     grids = [Grid(_FIGURES, tuple(words.figure_rows(result.points[0], units)))]
     if len(result.points) > 1:
@@ -45,5 +46,6 @@ def laid_out(result: TuneResult, units: Units) -> Sheet:
             ("Speed and memory", result.trade),
             ("Notes", tuple(note.message for note in result.notes)),
         ),
+        plots=plots(result, units) if plot else (),
         to_paste=result.flags,
     )

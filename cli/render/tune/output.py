@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from memfit.probes.result import TuneResult
 
 
-def written(result: "TuneResult", form: CompareFormat, units: Units, *, to_file: bool) -> str:
-    """Return the result as text that ends with a line feed."""
+def written(
+    result: "TuneResult", form: CompareFormat, units: Units, *, to_file: bool, plot: bool = False
+) -> str:
+    """Return the result as text that ends with a line feed; where people read it, with plots."""
     if form is CompareFormat.JSON:
         from memfit.cli.render.tune.data import to_json
 
@@ -23,7 +25,7 @@ def written(result: "TuneResult", form: CompareFormat, units: Units, *, to_file:
     from memfit.cli.render.plan.sheet import to_markdown, to_table
     from memfit.cli.render.tune.layout import laid_out
 
-    sheet = laid_out(result, units)
+    sheet = laid_out(result, units, plot=plot)
     return (
         to_markdown(sheet) if form is CompareFormat.MARKDOWN else to_table(sheet, to_file=to_file)
     )

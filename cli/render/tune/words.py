@@ -54,7 +54,7 @@ def point_rows(points: tuple[Point, ...], units: Units) -> Iterator[tuple[str, .
         yield (
             str(work.prompt_tokens),
             str(work.prefill_step),
-            str(work.kv_bits or "none"),
+            str(work.kv_bits or "none") + (", wired" if point.wired_limit_bytes else ""),
             size(point.estimated_peak_bytes, units),
             size(point.peak_bytes, units) if point.peak_bytes is not None else point.status,
             percent(peak) if peak else NOTHING,
@@ -73,8 +73,13 @@ def reasons(points: tuple[Point, ...]) -> Iterator[str]:
 
 def settings(work: Workload) -> str:
     """The settings of a workload that a sweep varies."""
+    return f"{work.prompt_tokens} tokens, {settings_beside_context(work)}"
+
+
+def settings_beside_context(work: Workload) -> str:
+    """The prefill step and the cache of a workload."""
     bits = f"{work.kv_bits}-bit" if work.kv_bits else "unquantised"
-    return f"{work.prompt_tokens} tokens, prefill step {work.prefill_step}, {bits} KV cache"
+    return f"prefill step {work.prefill_step}, {bits} KV cache"
 
 
 def task(result: TuneResult) -> str:

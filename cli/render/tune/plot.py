@@ -1,0 +1,108 @@
+"""A sweep drawn with characters: memory against context by setting, speed against memory."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain, repeat
+from string import ascii_letters
+from typing import NamedTuple
+
+from memfit.cli.render.plan.sheet import Plot
+from memfit.cli.render.tune.words import settings_beside_context
+from memfit.estimators.units import Units, format_bytes
+from memfit.probes.result import Point, TuneResult
+
+_UNICODE = ("█", "▓", "░")
+_ASCII = ("#", "=", ".")
+_LEAST_WIDTH = 20
+_MOST_WIDTH = 100
+_HEIGHT = 10
+_SEVERAL = "+"
+
+
+class _Dot(NamedTuple):
+    """One measured point; points of one setting have one letter."""
+
+    letter: str
+    point: Point
+
+
+def plots(result: TuneResult, units: Units) -> tuple[Plot, ...]:
+    """Return the plots of the points that were measured, none when there are none."""
+    measured = [p for p in result.points if p.status == "measured" and p.wired_limit_bytes is None]
+    if not measured:
+        return ()
+    dots = _lettered(measured)
+    prefill = [(d, d.point.speed.prefill_tokens_per_second) for d in dots if d.point.speed]
+    decode = [
+        (d, rate)
+        for d in dots
+        if d.point.speed and (rate := d.point.speed.decode_tokens_per_second) is not None
+    ]
+    return (
+        partial(_memory, dots, units),
+        *(partial(_speed, "Prefill", prefill, units) for _ in prefill[:1]),
+        *(partial(_speed, "Decode", decode, units) for _ in decode[:1]),
+    )
+
+
+def _lettered(points: Sequence[Point]) -> list[_Dot]:
+    """Points by setting, and in each by context."""
+    names = dict.fromkeys(settings_beside_context(point.workload) for point in points)
+    letters = dict(zip(names, chain(ascii_letters, repeat("*")), strict=False))
+    dots = [_Dot(letters[settings_beside_context(p.workload)], p) for p in points]
+    order = list(names)
+    return sorted(
+        dots,
+        key=lambda dot: (
+            order.index(settings_beside_context(dot.point.workload)),
+            dot.point.workload.prompt_tokens,
+        ),
+    )
+
+
+def _memory(dots: list[_Dot], units: Units, width: int, ascii_only: bool) -> Iterator[str]:
+    marks = _ASCII if ascii_only else _UNICODE
+    yield f"Memory against context: {marks[0]} weights  {marks[1]} caches  {marks[2]} workspace"
+    whole = max(dot.point.peak_bytes or 0 for dot in dots)
+    last = ""
+    for dot in dots:
+        if dot.letter != last:
+            yield f"{dot.letter}  {settings_beside_context(dot.point.workload)}"
+            last = dot.letter
+        tokens, peak = dot.point.workload.prompt_tokens, dot.point.peak_bytes or 0
+        label = f"{tokens:>10} {format_bytes(peak, units):>10} "
+        room = max(_LEAST_WIDTH, min(width, _MOST_WIDTH) - len(label) - 1)
+        yield label + _bar(dot.point, peak, whole, room, marks)
+
+
+def _bar(point: Point, peak: int, whole: int, room: int, marks: tuple[str, ...]) -> str:
+    figures = {figure.name: figure.measured_bytes or 0 for figure in point.figures}
+    weights = figures.get("active", 0)
+    ends = (weights, weights + figures.get("kv", 0) + figures.get("ssm", 0), peak)
+    bar = ""
+    for end, mark in zip(ends, marks, strict=True):
+        bar += mark * (end * room // max(whole, 1) - len(bar))
+    return bar
+
+
+def _speed(
+    phase: str, rates: list[tuple[_Dot, float]], units: Units, width: int, ascii_only: bool
+) -> Iterator[str]:
+    """Tokens a second upwards from none, memory to the right from the least to the most."""
+    most = max(rate for _, rate in rates)
+    sizes = [dot.point.peak_bytes or 0 for dot, _ in rates]
+    least, span = min(sizes), max(sizes) - min(sizes)
+    label = f"{most:.1f} "
+    room = max(_LEAST_WIDTH, min(width, _MOST_WIDTH) - len(label) - 2)
+    rows = [[" "] * room for _ in range(_HEIGHT)]
+    for (dot, rate), size in zip(rates, sizes, strict=True):
+        row = rows[_HEIGHT - 1 - int(rate / most * (_HEIGHT - 1))]
+        column = (size - least) * (room - 1) // max(span, 1)
+        row[column] = dot.letter if row[column] in (" ", dot.letter) else _SEVERAL
+    yield f"{phase}, tokens/s against memory: letters as above, {_SEVERAL} several"
+    edge = "|" if ascii_only else "│"
+    for index, row in enumerate(rows):
+        side = label if index == 0 else "0 " if index == _HEIGHT - 1 else ""
+        yield f"{side:>{len(label)}}{edge}{''.join(row)}".rstrip()
+    left, right = format_bytes(least, units), format_bytes(least + span, units)
+    yield f"{'':>{len(label)}} {left}{right:>{room - len(left)}}"

@@ -1,0 +1,57 @@
+"""The recommended wired limit tried: the workload again with it set, or its figures alone.
+
+with_wired(bench, points, recommendation, units) -> points and recommendation, with the trial's
+"""
+
+from dataclasses import replace
+
+from memfit.estimators.machine.device import Device
+from memfit.estimators.planning.wired import wired_limit
+from memfit.estimators.result import Recommendation
+from memfit.estimators.units import Units, format_bytes
+from memfit.probes.advice import by_measurement, line_of
+from memfit.probes.bench import Bench
+from memfit.probes.result import Point
+
+
+def with_wired(
+    bench: Bench, points: tuple[Point, ...], recommendation: Recommendation, units: Units
+) -> tuple[tuple[Point, ...], Recommendation]:
+    """Return the points with that of the first workload under the limit, on Metal.
+
+    Elsewhere there is no limit to set: the recommendation says what it would be, and that nothing
+    was touched. The process that runs the workload puts the limit back, and has none when it ends.
+    """
+    device, asked = bench.sizing.device, points[0]
+    if device is None or asked.status != "measured":
+        return points, recommendation
+    if device.backend != "metal":
+        return points, _on_paper(bench, points, recommendation, device, units)
+    wired = bench.measure(asked.workload, wired_limit_bytes=recommendation.wired_limit_bytes)
+    return (*points, wired), recommendation
+
+
+def _on_paper(
+    bench: Bench,
+    points: tuple[Point, ...],
+    recommendation: Recommendation,
+    device: Device,
+    units: Units,
+) -> Recommendation:
+    asked, context = points[0].workload, recommendation.context_tokens
+    workload = replace(asked, prompt_tokens=context, max_tokens=0) if context else asked
+    sizing = by_measurement(bench.sizing, points, line_of(points))
+    figures, need = sizing.at(workload), sizing.need(workload)
+    limit = wired_limit(need.peak_bytes, device).nbytes
+    caches = figures.kv.nbytes + figures.ssm_bytes
+    workspace = figures.moment.nbytes - sizing.resident_bytes - caches
+    parts = {"weights": sizing.resident_bytes, "caches": caches, "workspace": workspace}
+    listed = ", ".join(f"{name} {format_bytes(size, units)}" for name, size in parts.items())
+    reason = (
+        f"wired limit: {format_bytes(limit, units)} by policy alone for {workload.total_tokens}"
+        f" tokens ({listed}, margin {format_bytes(sizing.margin_bytes, units)}); the"
+        f" {device.backend} backend has no wired limit, nothing was set"
+    )
+    return replace(
+        recommendation, wired_limit_bytes=limit, reasons=(*recommendation.reasons, reason)
+    )
