@@ -1,0 +1,100 @@
+"""One loaded process at a time: a dead one is replaced, and what never loads is not tried again."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.measurement import Measurement
+from memfit.estimators.sizing import size
+from memfit.estimators.workload import Workload
+from memfit.probes.bench import Bench
+from memfit.probes.process import ModelProcess, ProbeStopped
+from memfit.probes.worker import Worker
+from tests.checkpoints import Checkpoints
+
+pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+WORKLOAD = Workload(prompt_tokens=70, max_tokens=3, prefill_step=32)
+HOST = Device("this host", "cpu", 10**9, 10**9, None, "flag")
+
+
+class Started:
+    """Makes processes of one model and remembers them."""
+
+    def __init__(self, path: Path, memory_limit_bytes: int | None = None) -> None:
+        self.path, self.limit = path, memory_limit_bytes
+        self.processes: list[ModelProcess] = []
+
+    def __call__(self) -> ModelProcess:
+        process = ModelProcess(self.path, memory_limit_bytes=self.limit, timeout_seconds=60)
+        self.processes.append(process)
+        return process
+
+    def kill(self) -> None:
+        pid = self.processes[-1].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def model(checkpoints: Checkpoints) -> Path:
+    return checkpoints("no-tokenizer")
+
+
+@pytest.fixture
+def started(model: Path) -> Started:
+    return Started(model)
+
+
+@pytest.fixture
+def worker(started: Started) -> Iterator[Worker]:
+    with Worker(started) as worker:
+        worker.prompt(None, 70)
+        yield worker
+
+
+def test_a_dead_process_fails_its_run_and_the_next_run_has_another(
+    worker: Worker, started: Started
+) -> None:
+    before = worker.run(WORKLOAD)
+    assert len(started.processes) == 1
+    started.kill()
+    with pytest.raises(ProbeStopped, match="SIGKILL"):
+        worker.run(WORKLOAD)
+    # The new process has the prompt again, which nobody gave it.
+    assert worker.run(WORKLOAD).kv_bytes == before.kv_bytes
+    assert len(started.processes) == 2
+
+
+def test_a_bench_keeps_what_is_whole_and_shows_the_rest(
+    worker: Worker, started: Started, model: Path
+) -> None:
+    kept: list[Measurement] = []
+    told: list[int] = []
+    sizing = size(open_checkpoint(str(model)), device=HOST)
+    bench = Bench(sizing, worker, kept.append, lambda: told.append(1))
+    whole = bench.measure(WORKLOAD)
+    assert (whole.status, whole.repeats, whole.measurement_id) == ("measured", 3, kept[0].id)
+    assert len(told) == 4  # three repeats, and mlx-swift-lm's rule
+    assert bench.recalled(kept[0]) == whole
+    once = bench.measure(WORKLOAD, repeats=1)
+    assert (once.status, once.repeats, once.measurement_id) == ("measured", 1, None)
+    bench.tell = started.kill
+    cut = bench.measure(WORKLOAD)
+    assert (cut.status, cut.repeats, cut.measurement_id) == ("failed", 1, None)
+    assert "SIGKILL" in str(cut.reason)
+    assert cut.peak_bytes is not None
+    assert len(kept) == 1
+
+
+def test_what_does_not_load_is_started_once(model: Path) -> None:
+    started = Started(model, memory_limit_bytes=1_000)
+    with Worker(started) as worker:
+        for _ in range(2):
+            with pytest.raises(ProbeStopped, match="limit"):
+                worker.run(WORKLOAD)
+    assert len(started.processes) == 1
