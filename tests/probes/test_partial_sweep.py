@@ -1,0 +1,80 @@
+"""What is kept of a sweep that was stopped: found by the same sweep only, and never fatal."""
+
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.workload import Workload
+from memfit.probes.partial_sweep import Sweeps
+from memfit.probes.store import Store
+from tests.probes.measurements import measurement
+
+ONE = measurement()
+TWO = measurement(workload=Workload(prompt_tokens=128))
+IDS = (ONE.id, TWO.id)
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path) -> Sweeps:
+    store = Store(tmp_path / "measurements")
+    store.save(ONE)
+    store.save(TWO)
+    return Sweeps(tmp_path / "sweeps", store)
+
+
+def files(sweeps: Sweeps) -> list[Path]:
+    return sorted(sweeps.directory.iterdir())
+
+
+def test_what_was_measured_is_found_by_the_same_sweep(sweeps: Sweeps) -> None:
+    sweeps.partial(IDS, "Hi").add(ONE.id)
+    assert sweeps.partial(reversed(IDS), "Hi").measured() == {ONE.id: ONE}
+    sweeps.partial(IDS, "Hi").add(TWO.id)
+    assert sweeps.partial(IDS, "Hi").measured() == {ONE.id: ONE, TWO.id: TWO}
+
+
+def test_other_points_or_another_prompt_are_another_sweep(sweeps: Sweeps) -> None:
+    sweeps.partial(IDS, "Hi").add(ONE.id)
+    assert sweeps.partial(IDS, None).measured() == {}
+    assert sweeps.partial(IDS, "Ho").measured() == {}
+    assert sweeps.partial(IDS[:1], "Hi").measured() == {}
+
+
+def test_what_is_finished_begins_anew(sweeps: Sweeps) -> None:
+    partial = sweeps.partial(IDS, "Hi")
+    partial.add(ONE.id)
+    partial.finish()
+    partial.finish()
+    assert files(sweeps) == []
+    assert sweeps.partial(IDS, "Hi").measured() == {}
+
+
+def test_a_measurement_that_is_no_longer_kept_is_made_again(sweeps: Sweeps) -> None:
+    for id in IDS:
+        sweeps.partial(IDS, "Hi").add(id)
+    sweeps.store.remove([ONE.id])
+    assert sweeps.partial(IDS, "Hi").measured() == {TWO.id: TWO}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"{",
+        b"[]",
+        b'{"measurements": 1, "schema": "memfit.sweep/1"}',
+        b'{"measurements": [1, null, "../../etc/passwd", {}], "schema": "memfit.sweep/1"}',
+        b'{"measurements": ["0", "1"], "schema": "memfit.sweep/2"}',
+        b"[" * 100_000,
+        b" " * 2_000_000,
+    ],
+)
+def test_a_damaged_file_is_as_none(sweeps: Sweeps, content: bytes) -> None:
+    sweeps.partial(IDS, "Hi").add(ONE.id)
+    (path,) = files(sweeps)
+    path.write_bytes(content)
+    again = sweeps.partial(IDS, "Hi")
+    assert again.measured() == {}
+    again.add(TWO.id)
+    assert sweeps.partial(IDS, "Hi").measured() == {TWO.id: TWO}
