@@ -41,7 +41,7 @@ def laid_out(result: TuneResult, units: Units, *, plot: bool) -> Sheet:
         verdict=words.verdict(result, units),
         colour=_COLOURS[result.verdict],
         sections=(
-            ("Not measured", tuple(words.reasons(result.points))),
+            ("Not measured", tuple(words.reasons(result.points[1:]))),
             ("Recommended", result.recommendation.reasons),
             ("Speed and memory", result.trade),
             ("Notes", tuple(note.message for note in result.notes)),
