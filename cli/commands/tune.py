@@ -35,6 +35,7 @@ from memfit.estimators.errors import InputError, MachineError
 from memfit.estimators.units import Units, parse_size
 
 if TYPE_CHECKING:
+    from memfit.estimators.checkpoint.manifest import Checkpoint
     from memfit.probes.result import TuneResult
 
 TIMEOUT_SECONDS = 600
@@ -129,11 +130,11 @@ def tune(
     limit = parsed("--memory-limit", parse_size, memory_limit)
     margin_bytes = parsed("--margin", parse_size, margin) or 0
     text = None if prompt is None else prompt_text(prompt)
-    with reporting(verbose=verbose) as sink, _forcible(), _resumable():
+    with reporting(verbose=verbose) as sink, _forcible(), _interruptible():
         checkpoint, path = loadable(model, download=download, sink=sink)
         result = answer(
             Request(
-                model=model,
+                model=_pasted(model, checkpoint, path),
                 checkpoint=checkpoint,
                 workload=workload,
                 prompt=text,
@@ -157,14 +158,27 @@ def tune(
             sink=sink,
         )
     form = CompareFormat.JSON if json_ else format_
-    text = written(result, form, units, to_file=output is not None, plot=plot)
-    if flags and output is None:
-        print(text, end="", file=sys.stderr)
+    report = written(result, form, units, to_file=output is not None, plot=plot)
+    if flags:
+        _deliver_flags(result, report, output)
     else:
-        emit(text, output)
-    if flags and result.flags:
-        emit("\n".join(result.flags) + "\n", None)
+        emit(report, output)
     _leave(result, nothing_fits=flags and not result.flags)
+
+
+def _pasted(reference: str, checkpoint: "Checkpoint", path: Path) -> str:
+    """How a line for mlx-lm's programs names a model: they know no revisions and no other store."""
+    return reference if checkpoint.source == "hub" and "@" not in reference else str(path)
+
+
+def _deliver_flags(result: "TuneResult", report: str, output: Path | None) -> None:
+    """Flags alone on standard output."""
+    if output is None:
+        print(report, end="", file=sys.stderr)
+    else:
+        emit(report, output)
+    if result.flags:
+        emit("\n".join(result.flags) + "\n", None)
 
 
 def _leave(result: "TuneResult", *, nothing_fits: bool) -> NoReturn:
@@ -188,12 +202,10 @@ def _forcible() -> Iterator[None]:
 
 
 @contextmanager
-def _resumable() -> Iterator[None]:
-    """Say what is kept of a sweep that is stopped; Typer leaves without a word."""
-    from memfit.probes.sweep import SweepInterrupted
-
+def _interruptible() -> Iterator[None]:
+    """Say that it was stopped, and what is kept of a sweep; Typer leaves without a word."""
     try:
         yield
-    except SweepInterrupted as stop:
-        print(f"memfit: {stop}", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"memfit: {str(stop) or 'interrupted'}", file=sys.stderr)
         raise
