@@ -1,17 +1,19 @@
 """A repository on the Hub as a folder: what is asked of it is fetched, and of weights the header.
 
 The first round asks at once for the listing, the config, the index and the header of a model in
-one file, before it is known which of them there are; the second for the headers of shards. With an
-index each header's length is known closely enough for one request to bring it.
+one file (or, by its name, ModelOpt's quantisation), before it is known which of them there are; the
+second for the headers of shards. With an index each header's length is known closely enough for
+one request to bring it.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import PurePath
 from urllib.parse import quote
 
-from memfit.estimators.checkpoint.config import CONFIG, MAX_CONFIG_BYTES
+from memfit.estimators.checkpoint.config import CONFIG, MAX_CONFIG_BYTES, MODELOPT
 from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.checkpoint.header_cache import HeaderCache
 from memfit.estimators.checkpoint.hub_listing import (
@@ -35,6 +37,8 @@ from memfit.estimators.sink import Sink
 
 MOST_THREADS = 32
 SINGLE_FILE = "model.safetensors"
+# ModelOpt's exports are named for what they are in: Llama-3.3-70B-Instruct-FP4, Qwen3-8B-NVFP4.
+_NAMES_MODELOPT = re.compile(r"fp[48]|modelopt", re.IGNORECASE)
 # A header that no index describes: 97% of the Hub's are below 100 kB (huggingface_hub/hf_api.py).
 USUAL_HEADER_BYTES = 128_000
 # What a tensor's entry takes beside its name: the longest dtype, three dimensions of five digits
@@ -224,7 +228,7 @@ class Repository:
                 partial(
                     self._begin, SAFETENSORS_INDEX, lambda: self._whole(index, MAX_INDEX_BYTES)
                 ),
-                partial(self._begin, SINGLE_FILE, lambda: self._likely_header(revision)),
+                self._guess(revision),
             ]
         return self._parallel(jobs)[0]
 
@@ -237,6 +241,13 @@ class Repository:
         except CheckpointError:
             pass  # none there, or damaged: when it counts it is asked for again
         return b""
+
+    def _guess(self, revision: str) -> Callable[[], bytes]:
+        """What a model of this name has beside config and index, as a rule."""
+        if _NAMES_MODELOPT.search(self._name):
+            url = self._url(revision, MODELOPT)
+            return partial(self._begin, MODELOPT, lambda: self._whole(url, MAX_CONFIG_BYTES))
+        return partial(self._begin, SINGLE_FILE, lambda: self._likely_header(revision))
 
     def _likely_header(self, revision: str) -> Answer:
         path = self.place / SINGLE_FILE

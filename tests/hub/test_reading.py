@@ -105,14 +105,38 @@ def test_a_header_longer_than_its_index_promises_is_read_whole(
     assert len(hub.asked("files")) == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "shards", "requests"),
+    [
+        ("org/name-FP4", 3, 3 + 4),
+        ("org/name-nvfp4", 1, 1 + 4),
+        ("org/name", 1, 1 + 4),
+        # The one case beyond shards + 4: nothing says before the config that the file is needed.
+        ("org/name", 3, 3 + 5),
+    ],
+)
 def test_modelopt_writes_its_quantisation_beside_the_config(
-    read: Reader, hub: FakeHub, model: Path
+    read: Reader, hub: FakeHub, tmp_path: Path, name: str, shards: int, requests: int
 ) -> None:
+    model = write_checkpoint(tmp_path / "modelopt", QWEN3_4B, TENSORS, shards=shards)
+    if shards == 1:
+        (model / INDEX).unlink()
     (model / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
-    checkpoint = read()
+    hub.repos[name] = Repo(model)
+    checkpoint = read(name)
     assert checkpoint.config["quantization_config"]["quantization"] == {"quant_algo": "FP8"}
-    # The one case beyond shards + 4: the file is not known to be needed before the config is read.
-    assert len(hub.asked()) == 3 + 5
+    assert len(hub.asked()) == requests
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_name_like_modelopts_may_mislead(
+    read: Reader, hub: FakeHub, tmp_path: Path, shards: int
+) -> None:
+    folder = write_checkpoint(tmp_path / "other", QWEN3_4B, TENSORS, shards=shards)
+    hub.repos["org/name-FP8"] = Repo(folder)
+    checkpoint = read("org/name-FP8")
+    assert checkpoint == as_local(checkpoint, folder)
+    assert len(hub.asked()) <= shards + 4
 
 
 def test_pickled_weights_are_bounded_by_the_listing_alone(
