@@ -117,12 +117,17 @@ def speed(workload: Workload, runs: Sequence[Run]) -> Speed | None:
     """Return the medians of the repeats, None without one."""
     if not runs:
         return None
-    first, rest = median_low(r.first_token_ns for r in runs), median_low(r.decode_ns for r in runs)
+    firsts = [run.first_token_ns for run in runs]
+    prefill = [workload.prompt_tokens * 1e9 / first for first in firsts]
     steps = workload.max_tokens - 1
+    decode = [steps * 1e9 / run.decode_ns for run in runs if steps > 0 and run.decode_ns]
     return Speed(
-        first_token_ns=first,
-        prefill_tokens_per_second=workload.prompt_tokens * 1e9 / first,
-        decode_tokens_per_second=steps * 1e9 / rest if steps > 0 and rest else None,
+        first_token_ns=median_low(firsts),
+        prefill_tokens_per_second=median_low(prefill),
+        decode_tokens_per_second=median_low(decode) if decode else None,
+        first_token_spread_ns=max(firsts) - min(firsts),
+        prefill_spread=max(prefill) - min(prefill),
+        decode_spread=max(decode) - min(decode) if decode else None,
     )
 
 

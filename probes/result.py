@@ -41,11 +41,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Medians over the repeats."""
+    """Medians over the repeats, and for each how far the repeats lie apart."""
 
     first_token_ns: int
     prefill_tokens_per_second: float  # for reading only
     decode_tokens_per_second: float | None
+    first_token_spread_ns: int = 0
+    prefill_spread: float = 0.0  # tokens a second
+    decode_spread: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

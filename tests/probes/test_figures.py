@@ -86,6 +86,8 @@ def test_speeds_are_of_the_median_repeat() -> None:
     assert found is not None
     assert found.first_token_ns == 2 * 10**9
     assert found.prefill_tokens_per_second == 300
+    assert found.first_token_spread_ns == 2 * 10**9
+    assert found.prefill_spread == 600 - 200
     assert found.decode_tokens_per_second == 1  # eight tokens after the first in eight seconds
 
 

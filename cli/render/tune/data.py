@@ -20,7 +20,14 @@ _SETTINGS = (
     "max_kv_size",
 )
 _OF_POINT = ("wired_limit_bytes", "status", "repeats", "measurement_id")
-_SPEEDS = ("first_token_ns", "prefill_tokens_per_second", "decode_tokens_per_second")
+_SPEEDS = (
+    "first_token_ns",
+    "first_token_spread_ns",
+    "prefill_tokens_per_second",
+    "prefill_spread",
+    "decode_tokens_per_second",
+    "decode_spread",
+)
 
 
 def to_json(result: TuneResult) -> str:

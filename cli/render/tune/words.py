@@ -101,11 +101,13 @@ def speeds(result: TuneResult) -> Iterator[str]:
     point = result.points[0]
     if result.loaded:
         yield f"loaded in {seconds(result.loaded.load_ns)}"
-    if point.speed:
-        yield f"first token after {seconds(point.speed.first_token_ns)}"
-        yield f"prefill {rate(point.speed.prefill_tokens_per_second)} tokens/s"
-        if point.speed.decode_tokens_per_second is not None:
-            yield f"decode {rate(point.speed.decode_tokens_per_second)} tokens/s"
+    if speed := point.speed:
+        spread = seconds(speed.first_token_spread_ns)
+        yield f"first token after {seconds(speed.first_token_ns)} (spread {spread})"
+        prefill, decode = speed.prefill_tokens_per_second, speed.decode_tokens_per_second
+        yield f"prefill {rate(prefill)} tokens/s (spread {rate(speed.prefill_spread)})"
+        if decode is not None:
+            yield f"decode {rate(decode)} tokens/s (spread {rate(speed.decode_spread)})"
         yield "1 repeat" if point.repeats == 1 else f"median of {point.repeats} repeats"
 
 
