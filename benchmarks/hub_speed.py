@@ -5,13 +5,14 @@ connection to the total, measured inside a process that has done it once. Beside
 processes, where memfit makes its whole estimate and hf-mem prints the total, and with
 --experimental a KV cache. The server stands on this machine and behaves like the Hub, redirects of
 large files included; memfit's cache is empty unless it says "again". hf-mem has the Hub's address
-built in, so its HTTP client is given the server's, and nothing else is changed.
+built in, so its HTTP client is given the server's, and nothing else is changed. Every command runs
+once before it is timed, and Python keeps the bytecode of both, as it does of installed packages.
 
     python -m venv /tmp/hf-mem && /tmp/hf-mem/bin/pip install hf-mem
     python benchmarks/hub_speed.py /tmp/hf-mem/bin/python
 
-It prints the table of docs/hub.md, and exits 1 when a limit is broken: for the job at most hf-mem's
-time on one shard, at most half of it on sixty.
+It prints the table of docs/hub.md, and exits 1 when a limit is broken: at most hf-mem's time on one
+shard, at most half of it on sixty, for the job and for the whole process.
 """
 
 import os
@@ -116,12 +117,13 @@ def processes(
 ) -> dict[str, float]:
     """Return median seconds of whole processes, in turns so that all meet the same machine."""
     taken: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(REPEATS):
+    for turn in range(1 + REPEATS):
         shutil.rmtree(cache, ignore_errors=True)
         for name, command in commands.items():
             started = time.perf_counter()
             output(command, environment)
-            taken[name].append(time.perf_counter() - started)
+            if turn:
+                taken[name].append(time.perf_counter() - started)
     return {name: statistics.median(each) for name, each in taken.items()}
 
 
@@ -131,6 +133,8 @@ def row(hub: FakeHub, home: Path, other: str) -> dict[str, float]:
         "HF_ENDPOINT": hub.endpoint,
         "HF_HOME": str(home / "hf"),
         "XDG_CACHE_HOME": str(home / "cache"),
+        "PYTHONPYCACHEPREFIX": str(home / "bytecode"),
+        "PYTHONDONTWRITEBYTECODE": "",  # what is empty is not set
     }
     memfit = [sys.executable, "-c", MEMFIT, "estimate", NAME, "--json"]
     hf_mem = [other, "-c", OTHER, "--model-id", NAME, "--json-output"]
@@ -160,6 +164,7 @@ def main(other: str) -> int:
         if shards == 1:
             print(f"| | {' | '.join(taken)} |\n|---|{'---:|' * len(taken)}")
         broken |= taken["job: memfit"] > share * taken["job: hf-mem"]
+        broken |= taken["memfit estimate"] > share * taken["hf-mem"]
         cells = " | ".join(f"{seconds:.2f} s" for seconds in taken.values())
         print(f"| {label} | {cells} |", flush=True)
     return int(broken)

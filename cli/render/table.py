@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from memfit.cli.render import words
-from memfit.cli.render.plot import drawn
 from memfit.cli.render.terminal import open_page
 from memfit.estimators.result import Estimate, Plots
 from memfit.estimators.units import Units, format_bytes
@@ -35,6 +34,8 @@ def to_table(
     console, ascii_only = page.console, page.ascii_only
     _draw(console, result, units, ascii_only=ascii_only)
     if plots:
+        from memfit.cli.render.plot import drawn
+
         budget = result.device.working_set_bytes if result.device else None
         for plotted in drawn(plots, budget, units, console.width, ascii_only=ascii_only):
             console.print()
