@@ -118,7 +118,7 @@ def speed(workload: Workload, runs: Sequence[Run]) -> Speed | None:
     if not runs:
         return None
     firsts = [run.first_token_ns for run in runs]
-    prefill = [workload.prompt_tokens * 1e9 / first for first in firsts]
+    prefill = [workload.prompt_tokens * 1e9 / max(1, first) for first in firsts]
     steps = workload.max_tokens - 1
     decode = [steps * 1e9 / run.decode_ns for run in runs if steps > 0 and run.decode_ns]
     return Speed(
