@@ -252,8 +252,8 @@ def silu_apart() -> Iterator[None]:
     Source: mlx_lm/models/qwen3.py at v0.28.2, MLP; today's compiles both, activations.py, swiglu.
     """
     with mlx_lm_for("metal", library_changes(Target(backend="metal"))):
-        nn = importlib.import_module("mlx.nn")
-        qwen3 = importlib.import_module("mlx_lm.models.qwen3")
+        nn: Any = importlib.import_module("mlx.nn")
+        qwen3: Any = importlib.import_module("mlx_lm.models.qwen3")
     compiled = qwen3.swiglu
     qwen3.swiglu = lambda gate, x: nn.silu(gate) * x
     try:

@@ -43,6 +43,8 @@ _LOADED_AS = {
 }
 # Classes that always make a head, and drop it at load when the checkpoint has none.
 _DROP_THE_HEAD = ("gemma3", "gemma3_text", "recurrent_gemma")
+# A class that makes the packed modules that its config lists, and packs no others.
+_PACKS_ITSELF = ("prism_hadamard_qwen35",)
 
 
 def build(
@@ -223,6 +225,8 @@ def _quantize_as_declared(model: Any, config: dict[str, Any]) -> None:
     """Quantise as a converted checkpoint's config says: mlx-lm utils.py, load_model."""
     import mlx.nn as nn
 
+    if config["model_type"] in _PACKS_ITSELF:
+        return
     block = config.get("quantization")
     if block is None:
         block = _foreign_block(config)

@@ -10,7 +10,7 @@ from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace.layouts import Buffer
 
 # The page a buffer cache allows two of as waste, and the most it keeps (None: as good as all).
-_PAGE = {"cpu": 4096, "metal": 16384, "cuda": 16384}
+PAGE = {"cpu": 4096, "metal": 16384, "cuda": 16384}
 _KEPT: dict[str, int | None] = {"cpu": 32 << 20, "metal": None, "cuda": None}
 
 
@@ -22,7 +22,7 @@ class Memory:
         self.active = self.peak = self.clock = self.peak_clock = 0
         self.operation = ""
         self.buffers: list[Buffer] = []
-        self._page = _PAGE[backend]
+        self._page = PAGE[backend]
         self._limit = _KEPT[backend]
         self._free: list[int] = []
         self._free_bytes = 0

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
+from memfit.estimators.arch.caches import STEP
 from memfit.estimators.trace.leaves import Leaf, Untouched, caches_of, weights_of
 from memfit.estimators.trace.looping import LoopError, few_slices
 from memfit.estimators.trace.nodes import Call, Phase
@@ -16,8 +17,6 @@ from memfit.estimators.workload import Workload
 _LEARNING_TOKENS = 32
 # Tokens of the calls whose nodes are counted to tell what a loop over tokens adds for each.
 _PROBES = (8, 16)
-# Buffers grow in steps of so many tokens: mlx-lm models/cache.py.
-_GROWTH_STEP = 256
 
 
 class Running:
@@ -88,7 +87,7 @@ class Running:
         end = self._workload.total_tokens - 1
         points: dict[int, tuple[Phase, int]] = {}
         if self._workload.max_tokens:
-            growing = end - end % _GROWTH_STEP
+            growing = end - end % STEP
             if growing >= prompt:
                 points[growing] = ("growing", 1)
             points[end] = ("decode", 1)

@@ -27,7 +27,7 @@ DESCRIBED = [
 UNDESCRIBED = json.loads((HERE / "cases.json").read_text())
 CASES = {f"{i}-{case['model_type']}": case for i, case in enumerate(DESCRIBED + UNDESCRIBED)}
 # mlx-lm cannot run these here: a Metal kernel, a package that is not installed.
-NOT_HERE = ("bitnet", "olmo")
+NOT_HERE = ("bitnet", "muse_spark", "olmo")
 
 WORKLOADS = {
     "one token": Workload(prompt_tokens=1),
@@ -92,6 +92,14 @@ def test_a_million_tokens_are_as_quick_as_a_thousand() -> None:
     assert shapes.allocated_tokens == 1_000_192  # the next multiple of 256
     assert shapes.held_tokens == 1_000_002
     assert shapes.kv_bytes == 1_000_192 * 3 * 2 * 2 * 32 * 2
+
+
+def test_a_class_whose_kernel_cannot_run_here_is_sized() -> None:
+    config = next(case for case in UNDESCRIBED if case["model_type"] == "muse_spark")
+    shapes = trace_shapes(config, Workload(prompt_tokens=64))
+    assert shapes.weight_bytes == Oracle(config).weight_bytes()
+    # Three windows of 64 tokens and a full layer of 256, keys and values, 2 heads of 32, 2 bytes.
+    assert shapes.kv_bytes == (3 * 64 + 256) * 2 * 2 * 32 * 2
 
 
 def test_bitnet_is_sized_where_its_kernel_cannot_run() -> None:
