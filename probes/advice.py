@@ -66,7 +66,8 @@ class LineEngine:
         if self.line is None or _setting(workload) != _setting(self.asked):
             return figures
         step = min(workload.prefill_step, max(1, workload.prompt_tokens - 1))
-        peak = self.line.at(workload.prompt_tokens, step) + abs(self.line.residual_bytes or 0)
+        tokens = workload.prompt_tokens
+        peak = self.line.at(tokens, step) + self.line.allowance(tokens)
         if step > self.line.prefill_step:
             peak = max(peak, figures.moment.nbytes)
         return _with_peak(figures, max(peak, there), there)
@@ -166,7 +167,11 @@ def _explained(line: Line, units: Units) -> str:
         return f"{text}; a third peak lies on it"
     off = format_bytes(abs(line.residual_bytes), units)
     side = "above" if line.residual_bytes > 0 else "below"
-    return f"{text}; a third peak lies {off} {side} it, which is added"
+    longest = line.measured_tokens[1]
+    return (
+        f"{text}; a third peak lies {off} {side} it, which is kept free, and more in proportion"
+        f" beyond {longest} tokens"
+    )
 
 
 def _rounded(ratio: tuple[int, int], units: Units) -> str:

@@ -3,6 +3,7 @@
     calibration(workload) -> tuple[Workload, ...] | ShortPrompt    what to measure for a line
     line_through(peaks, prefill_step=512) -> Line | None           the line through it
     Line.at(tokens, prefill_step) -> int                           what it says of another setting
+    Line.allowance(tokens) -> int                                  how far off it may be there
 
 The arithmetic is of fractions throughout: a line goes through the points it was solved from, to
 the byte.
@@ -14,6 +15,7 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import NamedTuple
 
+from memfit.estimators.units import ceil_div
 from memfit.estimators.workload import MAX_CHUNKS, Workload
 
 _CONFIRMED = 3  # two points solve, the third confirms
@@ -39,6 +41,7 @@ class Line:
 
     tokens: int
     prefill_step: int
+    measured_tokens: tuple[int, int]  # the shortest prompt and the longest
     fixed_bytes: int
     per_token: tuple[int, int]
     per_chunk_token: tuple[int, int] | None  # None when one step only was measured
@@ -50,6 +53,15 @@ class Line:
         slope = Fraction(*self.per_chunk_token) if self.per_chunk_token else 0
         # `fixed_bytes` is less than a byte too large: rounded down, measured points come out exact.
         return floor(self.fixed_bytes + Fraction(*self.per_token) * tokens + slope * prefill_step)
+
+    def allowance(self, tokens: int) -> int:
+        """Return the residual's size; beyond the prompts that were measured it grows in proportion.
+
+        An error of the slope does: measured up to 1000 tokens, it is twice as much at 2000.
+        """
+        shortest, longest = self.measured_tokens
+        reached = max(tokens, longest) - shortest
+        return ceil_div(abs(self.residual_bytes or 0) * reached, longest - shortest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,7 @@ def line_through(peaks: Iterable[Peak], *, prefill_step: int) -> Line | None:
     return Line(
         tokens=tokens,
         prefill_step=prefill_step,
+        measured_tokens=(by_prompt[-1][0], by_prompt[0][0]),
         fixed_bytes=ceil(full[tokens, prefill_step] - rest),
         per_token=per_token.as_integer_ratio(),
         per_chunk_token=None if per_chunk_token is None else per_chunk_token.as_integer_ratio(),

@@ -72,6 +72,16 @@ def test_the_farther_of_two_third_points_is_the_residual() -> None:
     assert solved(*by_prompt, *by_step).residual_bytes == -100
 
 
+def test_an_error_of_the_slope_grows_with_the_distance() -> None:
+    line = solved(Peak(4097, 512, 4000), Peak(2049, 512, 2000), Peak(1025, 512, 1010))
+    assert line.measured_tokens == (1025, 4097)
+    assert [line.allowance(tokens) for tokens in (1, 4097, 4098, 7169)] == [10, 10, 11, 20]
+
+
+def test_without_a_third_point_nothing_is_allowed_for() -> None:
+    assert solved(Peak(4097, 512, 4000), Peak(2049, 512, 2000)).allowance(10**6) == 0
+
+
 def test_one_prompt_tells_no_line() -> None:
     assert line_through([Peak(4097, 512, 9), Peak(4097, 256, 8)], prefill_step=512) is None
 
