@@ -44,9 +44,10 @@ class PartialSweep:
         Raises:
             InputError: when the file cannot be written.
         """
-        self._ids.append(id)
-        data = {"schema": SCHEMA, "measurements": self._ids}
+        ids = [*self._ids, id]
+        data = {"schema": SCHEMA, "measurements": ids}
         write_atomically(self._path, json.dumps(data, indent=2) + "\n")
+        self._ids = ids
 
     def finish(self) -> None:
         """Forget it: the next such sweep begins anew."""

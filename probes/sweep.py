@@ -56,15 +56,16 @@ def sweep(
     if not left and not known:
         require_room(bench.sizing, workloads[0], units)
     points: dict[Workload, Point] = {}
+    noted = len(known)
     sink.begin(_title(len(left), len(known)), sum(_cost(work) for work in left))
     try:
         for work in left:
             points[work] = _measured(bench, work, sink)
             if id := points[work].measurement_id:
                 partial.add(id)
+                noted += 1
     except KeyboardInterrupt:
-        done = len(known) + sum(point.status == "measured" for point in points.values())
-        raise SweepInterrupted(_resumption(done, len(workloads))) from None
+        raise SweepInterrupted(_resumption(noted, len(workloads))) from None
     finally:
         sink.end()
     partial.finish()
