@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from memfit.cli.prompts import prompt_text
+from memfit.estimators.errors import InputError
 from tests.checkpoints import Checkpoints
 from tests.cli.running import Memfit, Run
 from tests.cli.test_bad_input import assert_one_line
@@ -86,20 +88,32 @@ def test_what_is_measured_is_what_the_next_estimate_says(memfit: Memfit, dense: 
 
 
 def test_a_text_goes_through_the_chat_template(
-    memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     text = "Every byte has a reason."
     (tmp_path / "prompt.txt").write_text(text)
-    bare = len(text.encode())  # no token is shorter than a byte
-    counts = []
+    ask = ("--prompt", f"@{tmp_path / 'prompt.txt'}", "--max-tokens", "1", "--json")
+    run = memfit("tune", checkpoints("chat"), *ask)
+    assert run.code == 0, run.err
+    # Byte-level tokens of a template that adds [user] and [assistant].
+    added = len("<s>[user]\n[assistant]")
+    assert 5 < run.json["prompt_tokens"] <= len(text) + added
+
+
+def test_a_prompt_is_the_same_as_text_as_file_and_piped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "Größer als zuvor\n"
+    (tmp_path / "prompt.txt").write_bytes(text.encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     for given in (text, f"@{tmp_path / 'prompt.txt'}", "-"):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        run = memfit("tune", checkpoints("chat"), "--prompt", given, "--max-tokens", "1", "--json")
-        assert run.code == 0, run.err
-        counts.append(run.json["prompt_tokens"])
-    # The template's own words are there too: [user] and [assistant].
-    assert counts[0] == counts[1] == counts[2]
-    assert 5 < counts[0] < bare + 40
+        assert prompt_text(given) == text
+
+
+def test_without_standard_input_there_is_no_piped_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InputError, match="closed"):
+        prompt_text("-")
 
 
 def test_flags_stand_alone_on_stdout(memfit: Memfit, dense: Path) -> None:
