@@ -80,20 +80,26 @@ class TraceEngine:
 
     def run(self, workload: Workload, device: Device | None) -> "Run":
         """Return what the class holds when a workload ends, and its largest moment on the way."""
-        from memfit.estimators.trace.peak import peak
-        from memfit.estimators.trace.standins import Target
+        from memfit.estimators.trace.collecting import not_collecting
 
         machine = device or _ANY_MAC
         if (workload, machine) not in self._runs:
-            target = Target(
-                backend=machine.backend,
-                nax=has_nax(machine),
-                compute_capability=machine.generation if machine.backend == "cuda" else None,
-                mlx_version=get_runtime(MLX_LM).mlx_version,
-            )
-            trace, shapes = self.built(machine.backend).record(workload, target)
-            self._runs[workload, machine] = Run(shapes, peak(trace, machine))
+            with not_collecting():
+                self._runs[workload, machine] = self._followed(workload, machine)
         return self._runs[workload, machine]
+
+    def _followed(self, workload: Workload, machine: Device) -> "Run":
+        from memfit.estimators.trace.peak import peak
+        from memfit.estimators.trace.standins import Target
+
+        target = Target(
+            backend=machine.backend,
+            nax=has_nax(machine),
+            compute_capability=machine.generation if machine.backend == "cuda" else None,
+            mlx_version=get_runtime(MLX_LM).mlx_version,
+        )
+        trace, shapes = self.built(machine.backend).record(workload, target)
+        return Run(shapes, peak(trace, machine))
 
     def shapes(self, workload: Workload) -> "TracedShapes":
         """Return the bytes that the class holds when a workload ends."""

@@ -7,7 +7,8 @@ from memfit.estimators.trace.nodes import Array, Node
 
 # Names of nodes that are no operation: each is followed by a label, the number of the function's
 # call, and by ANY_SHAPE when the function is compiled for arguments of any shape.
-BEGINS, ENDS = "memfit_compile_begins_", "memfit_compile_ends_"
+_BORDER = "memfit_compile_"
+BEGINS, ENDS = f"{_BORDER}begins_", f"{_BORDER}ends_"
 ANY_SHAPE = "s"
 
 
@@ -39,7 +40,7 @@ def without_borders(
 
 
 def _is_border(node: Node) -> bool:
-    return node.name.startswith((BEGINS, ENDS))
+    return node.name[: len(_BORDER)] == _BORDER
 
 
 def _aliases(nodes: Sequence[Node]) -> dict[int, int]:

@@ -12,7 +12,7 @@ from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace.building import build, class_errors, nothing_computed, unread_format
 from memfit.estimators.trace.collecting import not_collecting
-from memfit.estimators.trace.leaves import Untouched
+from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import mlx_lm_for, versions
 from memfit.estimators.trace.nodes import Trace
 from memfit.estimators.trace.running import Running
@@ -113,14 +113,14 @@ class Built:
         self._versions = versions()
         with self._library(Target(backend=backend)):
             self._model = build(config, name, dtype=dtype, tensors=tensors, quantize=quantize)
-            self._untouched = Untouched(self._model)
+            self._modules = Modules(self._model)
             self.weights: Mapping[str, int] = _weight_bytes(self._model)
 
     def shapes(self, workload: Workload) -> TracedShapes:
         """Return the bytes when the workload ends; no graph is recorded."""
         target = Target(backend=self._backend)
         with self._library(target):
-            running = Running(self._model, self._untouched, workload, target)
+            running = Running(self._model, self._modules, workload, target)
             running.finish()
             return self._shapes(running.caches, workload)
 
@@ -131,7 +131,7 @@ class Built:
             UnsupportedError: besides, when the graph of a call would be too large.
         """
         with self._library(target):
-            running = Running(self._model, self._untouched, workload, target)
+            running = Running(self._model, self._modules, workload, target)
             trace = Trace(
                 model_type=str(self._config["model_type"]),
                 backend=self._backend,

@@ -1,41 +1,49 @@
 """Where a model and its caches keep arrays, whatever their classes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from memfit.estimators.trace.nodes import Role
 
 
 class Leaf(NamedTuple):
-    """An array that a call is given, and how to put another in its place."""
+    """An array that a call is given, and the place where another can stand for it."""
 
     array: Any
     role: Role
     name: str
-    put: Callable[[Any], None]
+    owner: Any
+    key: Any
+
+    def put(self, array: Any) -> None:
+        """Put another array in its place."""
+        self.owner[self.key] = array
 
 
-class Untouched:
-    """A model's modules as they were made: what its calls make for themselves is not in them."""
+class Modules:
+    """A model's modules as they were made, to be made so again: calls add arrays of their own."""
 
     def __init__(self, model: Any) -> None:
-        self._modules = [(m, dict(m), dict(vars(m))) for m in model.modules()]
+        self._modules = [(path, m, dict(m), dict(vars(m))) for path, m in model.named_modules()]
 
     def restore(self) -> None:
         """Forget what calls have made."""
-        for module, items, attributes in self._modules:
+        for _, module, items, attributes in self._modules:
             dict.clear(module)
             dict.update(module, items)
             vars(module).clear()
             vars(module).update(attributes)
 
+    def count(self) -> int:
+        """Return how many things the modules hold."""
+        return sum(len(module) for _, module, _, _ in self._modules)
 
-def weights_of(model: Any) -> Iterator[Leaf]:
-    """Yield the arrays of a model's modules: its parameters, and what they made for themselves."""
-    for path, module in model.named_modules():
-        for key, value in list(module.items()):
-            role: Role = "constant" if key.startswith("_") else "weight"
-            yield from _leaves(module, key, value, role, f"{path}.{key}" if path else key)
+    def leaves(self) -> Iterator[Leaf]:
+        """Yield the arrays of the modules: parameters, and what they made for themselves."""
+        for path, module, _, _ in self._modules:
+            for key, value in list(module.items()):
+                role: Role = "constant" if key.startswith("_") else "weight"
+                yield from _leaves(module, key, value, role, f"{path}.{key}" if path else key)
 
 
 def caches_of(caches: list[Any]) -> Iterator[Leaf]:
@@ -48,7 +56,7 @@ def _leaves(owner: Any, key: Any, value: Any, role: Role, name: str) -> Iterator
     import mlx.core as mx
 
     if isinstance(value, mx.array):
-        yield Leaf(value, role, name, _setter(owner, key))
+        yield Leaf(value, role, name, owner, key)
     elif isinstance(value, tuple) and any(isinstance(item, mx.array) for item in value):
         # A tuple cannot take another array; MLX's functions take a list as well.
         owner[key] = list(value)
@@ -62,7 +70,3 @@ def _leaves(owner: Any, key: Any, value: Any, role: Role, name: str) -> Iterator
     elif role == "cache" and hasattr(value, "__dict__"):
         for attribute, item in list(vars(value).items()):
             yield from _leaves(vars(value), attribute, item, role, f"{name}.{attribute}")
-
-
-def _setter(owner: Any, key: Any) -> Callable[[Any], None]:
-    return lambda array: owner.__setitem__(key, array)

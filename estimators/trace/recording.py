@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from io import StringIO
+from itertools import chain
 from typing import Any, NamedTuple
 
 from memfit.estimators.errors import UnsupportedError
@@ -138,7 +139,7 @@ class _Recorder:
                 self._add(key, Array(tuple(array.shape), _name(array.dtype), "constant"))
 
     def finish(self) -> Recorded:
-        outputs = tuple(self._position(output) for output in self._outputs)
+        outputs = tuple(map(self._made, self._outputs))
         nodes, ends = without_borders(self._nodes, outputs, self._arrays)
         return Recorded(tuple(self._arrays), tuple(nodes), tuple(ends))
 
@@ -147,13 +148,20 @@ class _Recorder:
             raise _too_large(MAX_NODES + 1)
         name, arguments = message["name"], message["arguments"]
         if name == "CustomKernel":
-            name, arguments = kernel_name(arguments[0]), []
-        inputs = tuple(map(self._position, message["inputs"]))
-        outputs = tuple(map(self._position, message["outputs"]))
-        values = tuple(value for argument in arguments for value in _plain(argument))
+            name, arguments = kernel_name(arguments[0]), ()
+        positions = self._positions
+        inputs = tuple(
+            [
+                positions[given[0]] if given[0] in positions else self._made(given)
+                for given in message["inputs"]
+            ]
+        )
+        outputs = tuple(map(self._made, message["outputs"]))
+        values = tuple(chain.from_iterable(map(_plain, arguments))) if arguments else ()
         self._nodes.append(Node(name, inputs, outputs, values))
 
-    def _position(self, described: tuple[str, Any, Any]) -> int:
+    def _made(self, described: tuple[str, Any, Any]) -> int:
+        """Return the position of an array that a node makes, or of one already known."""
         key, shape, dtype = described
         known = self._positions.get(key)
         return self._add(key, Array(tuple(shape), _name(dtype))) if known is None else known

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from memfit.estimators.arch.caches import STEP
-from memfit.estimators.trace.leaves import Leaf, Untouched, caches_of, weights_of
+from memfit.estimators.trace.leaves import Leaf, Modules, caches_of
 from memfit.estimators.trace.looping import LoopError, few_slices
 from memfit.estimators.trace.nodes import Call, Phase
 from memfit.estimators.trace.recording import count_nodes, expect, record_call, run_unrecorded
@@ -22,22 +22,21 @@ _PROBES = (8, 16)
 class Running:
     """A built model under one workload; to be used inside `mlx_lm_for`.
 
-    ``untouched`` is the model before any call, and it is made that again.
+    The model is first made what its ``modules`` were before any call.
     """
 
-    def __init__(
-        self, model: Any, untouched: Untouched, workload: Workload, target: Target
-    ) -> None:
-        self._model, self._untouched = model, untouched
+    def __init__(self, model: Any, modules: Modules, workload: Workload, target: Target) -> None:
+        self._model, self._modules = model, modules
         self._workload, self._target = workload, target
         self._begin()
 
     def _begin(self) -> None:
-        self._untouched.restore()
+        self._modules.restore()
         self.caches = self._new_caches()
         self._stepper = Stepper(self.caches, self._workload)
         self._is_first = True
-        self._recorded_nodes = 0
+        self._recorded_nodes = self._counted = 0
+        self._leaves: list[Leaf] = []
 
     def _new_caches(self) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache
@@ -134,10 +133,9 @@ class Running:
         import mlx.core as mx
 
         given: dict[str, Any] = {}
-        leaves = [leaf for leaf in weights_of(self._model) if self._is_given(leaf)]
-        leaves += caches_of(self.caches)
+        leaves = [*self._given_modules(), *caches_of(self.caches)]
         zeros = mx.zeros((self._workload.batch, tokens), mx.int32)
-        leaves.append(Leaf(zeros, "tokens", "tokens", lambda array: given.update(tokens=array)))
+        leaves.append(Leaf(zeros, "tokens", "tokens", given, "tokens"))
         counts: list[int] = []
 
         def run() -> list[Any]:
@@ -168,7 +166,7 @@ class Running:
         """Return the nodes of a first call of so many tokens."""
         import mlx.core as mx
 
-        self._untouched.restore()
+        self._modules.restore()
         caches = self._new_caches()
 
         def run() -> list[Any]:
@@ -178,9 +176,14 @@ class Running:
 
         return count_nodes(run)
 
-    def _is_given(self, leaf: Leaf) -> bool:
-        # What a class made for itself is computed by the first call that needs it, once.
-        return leaf.role == "weight" or not self._is_first
+    def _given_modules(self) -> list[Leaf]:
+        count = self._modules.count()
+        if count != self._counted:
+            self._counted, self._leaves = count, list(self._modules.leaves())
+        if self._is_first:
+            # What a class makes for itself is computed by the first call that needs it, once.
+            return [leaf for leaf in self._leaves if leaf.role == "weight"]
+        return self._leaves
 
 
 def _states(caches: list[Any]) -> list[Any]:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -270,7 +269,7 @@ def _recorded(module: str, function: str, arguments: Callable[[], list[Any]]) ->
 
     given = arguments()
     leaves = [
-        Leaf(value, "weight", str(index), partial(given.__setitem__, index))
+        Leaf(value, "weight", str(index), given, index)
         for index, value in enumerate(given)
         if isinstance(value, mx.array)
     ]
