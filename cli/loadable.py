@@ -1,5 +1,6 @@
 """From what a user calls a model to the directory that it can be loaded from."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -8,8 +9,13 @@ from memfit.estimators.sink import Sink
 from memfit.estimators.units import format_bytes
 
 
-def loadable(reference: str, *, download: bool, sink: Sink) -> tuple[Checkpoint, Path]:
-    """Return a checkpoint and its directory; a model of the Hub is brought here if that is asked.
+def loadable(
+    reference: str, *, before_download: Callable[[Checkpoint], None] | None, sink: Sink
+) -> tuple[Checkpoint, Path]:
+    """Return a checkpoint and its directory.
+
+    A model of the Hub is brought here after ``before_download`` had no objection to what its
+    headers say; None: nothing is downloaded.
 
     Raises:
         InputError: for one file of a model, or a model that would have to be downloaded.
@@ -21,7 +27,7 @@ def loadable(reference: str, *, download: bool, sink: Sink) -> tuple[Checkpoint,
     checkpoint = open_checkpoint(reference, sink=sink)
     require_loadable(checkpoint)
     if checkpoint.source == "hub":
-        path = _snapshot(reference, checkpoint, download, sink)
+        path = _snapshot(reference, checkpoint, before_download, sink)
         return open_checkpoint(reference, sink=sink), path  # as it is on disk, not as it was listed
     # A store's model goes by another name than its directory's.
     for path in (Path(reference).expanduser(), Path(checkpoint.id)):
@@ -30,11 +36,19 @@ def loadable(reference: str, *, download: bool, sink: Sink) -> tuple[Checkpoint,
     raise InputError(f"{checkpoint.id}: one file of a model; give the directory it is in")
 
 
-def _snapshot(reference: str, checkpoint: Checkpoint, download: bool, sink: Sink) -> Path:
+def _snapshot(
+    reference: str,
+    checkpoint: Checkpoint,
+    before_download: Callable[[Checkpoint], None] | None,
+    sink: Sink,
+) -> Path:
     from memfit.probes.download import NotDownloadedError, local_snapshot
 
     try:
-        return local_snapshot(reference, download=download, sink=sink)
+        return local_snapshot(reference, download=False, sink=sink)
     except NotDownloadedError as error:
-        size = format_bytes(checkpoint.file_bytes)
-        raise NotDownloadedError(f"{error}; --download fetches its {size}") from None
+        if before_download is None:
+            size = format_bytes(checkpoint.file_bytes)
+            raise NotDownloadedError(f"{error}; --download fetches its {size}") from None
+    before_download(checkpoint)
+    return local_snapshot(reference, download=True, sink=sink)

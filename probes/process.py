@@ -102,9 +102,8 @@ class ModelProcess:
                 cannot be started.
             CheckpointError: when there is no such image.
         """
-        _require_installed(["mlx", "mlx_lm"], "measuring", "memfit[mlx]")
+        require_installed(has_image=self._image is not None)
         if self._image:
-            _require_installed(["mlx_vlm"], "an image", "memfit[vlm]")
             regular_file_bytes(self._image)
         self._stderr = tempfile.TemporaryFile()
         try:
@@ -235,7 +234,8 @@ class ModelProcess:
             line = self._answers.get(timeout=self.timeout_seconds)
         except Empty:
             self._kill()
-            text = f"{self._doing(call)}: no sign of life for {self.timeout_seconds:g} s, stopped"
+            silence = f"no sign of life for {self.timeout_seconds:g} s"
+            text = f"{self._doing(call)}: {silence}, stopped; a slow model needs a longer timeout"
             raise ProbeStopped(text, reached) from None
         if not line:
             raise ProbeStopped(f"{self._doing(call)}: {self._end()}", reached)
@@ -277,6 +277,17 @@ class ModelProcess:
     def _kill(self) -> None:
         if self._process:
             self._process.kill()
+
+
+def require_installed(*, has_image: bool) -> None:
+    """Hold what is installed against what runs a model.
+
+    Raises:
+        MachineError: when MLX or mlx-lm is not installed, or mlx-vlm for an image.
+    """
+    _require_installed(["mlx", "mlx_lm"], "measuring", "memfit[mlx]")
+    if has_image:
+        _require_installed(["mlx_vlm"], "an image", "memfit[vlm]")
 
 
 def _require_installed(packages: list[str], what: str, extra: str) -> None:

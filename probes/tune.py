@@ -162,6 +162,19 @@ def require_loadable(checkpoint: Checkpoint) -> None:
         raise InputError(f"{checkpoint.id}: holds no safetensors to load; give a model's directory")
 
 
+def require_room_for(
+    checkpoint: Checkpoint, workload: Workload, *, margin_bytes: int, units: Units
+) -> None:
+    """Hold a model that is still to be downloaded against this machine.
+
+    Raises:
+        UnsupportedError: when nobody could run it.
+        RefusedError: when there is no room for it.
+    """
+    if device := detect_host():
+        require_room(size(checkpoint, device=device, margin_bytes=margin_bytes), workload, units)
+
+
 def sized(checkpoint: Checkpoint, device: Device, workload: Workload, margin_bytes: int) -> Sizing:
     """Return the sizing by trace where it can tell of the workload, else by formula.
 

@@ -105,9 +105,9 @@ def tune(
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.machine.runtime import MLX_LM, get_runtime
     from memfit.probes.partial_sweep import user_sweeps
-    from memfit.probes.process import ModelProcess
+    from memfit.probes.process import ModelProcess, require_installed
     from memfit.probes.sweep_axes import parse_axis
-    from memfit.probes.tune import Request
+    from memfit.probes.tune import Request, require_room_for
     from memfit.probes.tune import tune as answer
 
     if (prompt is None) == (prompt_tokens is None):
@@ -130,8 +130,14 @@ def tune(
     limit = parsed("--memory-limit", parse_size, memory_limit)
     margin_bytes = parsed("--margin", parse_size, margin) or 0
     text = None if prompt is None else prompt_text(prompt)
+
+    def hold(checkpoint: "Checkpoint") -> None:
+        require_installed(has_image=image is not None)
+        if not force:
+            require_room_for(checkpoint, workload, margin_bytes=margin_bytes, units=units)
+
     with reporting(verbose=verbose) as sink, _forcible(), _interruptible():
-        checkpoint, path = loadable(model, download=download, sink=sink)
+        checkpoint, path = loadable(model, before_download=hold if download else None, sink=sink)
         result = answer(
             Request(
                 model=_pasted(model, checkpoint, path),

@@ -42,3 +42,13 @@ def test_a_model_is_tuned_once_it_is_here(hub: FakeHub, tmp_path: Path) -> None:
         json.loads(again.stdout)["points"][0]["measurement_id"]
         == (data["points"][0]["measurement_id"])
     )
+
+
+def test_a_model_without_room_is_refused_before_it_is_downloaded(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    shell = Shell(hub, tmp_path)
+    refused = shell("tune", NAME, *ASK, "--download", "--margin", "1000TB")
+    assert (refused.returncode, refused.stdout) == (5, "")
+    assert "--force runs it all the same" in refused.stderr
+    assert hub.sent() < (hub.repos[NAME].folder / "model.safetensors").stat().st_size // 2
