@@ -51,7 +51,7 @@ def sweep(
         SweepInterrupted: on Ctrl-C, with what to do next.
     """
     known = {each.workload: each for each in partial.measured().values()}
-    reasons = {} if force else _obstacles(bench.sizing, workloads, units)
+    reasons = {} if force else _obstacles(bench.sizing, workloads, units, sink)
     left = [work for work in workloads if work not in known and work not in reasons]
     if not left and not known:
         require_room(bench.sizing, workloads[0], units)
@@ -76,10 +76,20 @@ def sweep(
     return Swept(tuple(every), len(known))
 
 
-def _obstacles(sizing: Sizing, workloads: Sequence[Workload], units: Units) -> dict[Workload, str]:
-    """Why workloads are not to be run, of those that are not."""
-    found = {work: _obstacle(sizing, work, units) for work in workloads}
-    return {work: reason for work, reason in found.items() if reason}
+def _obstacles(
+    sizing: Sizing, workloads: Sequence[Workload], units: Units, sink: Sink
+) -> dict[Workload, str]:
+    """Why workloads are not to be run, of those that are not; a trace takes a second or more."""
+    found = {}
+    sink.begin(f"estimating {len(workloads)} points", len(workloads))
+    try:
+        for work in workloads:
+            if reason := _obstacle(sizing, work, units):
+                found[work] = reason
+            sink.advance()
+    finally:
+        sink.end()
+    return found
 
 
 def _obstacle(sizing: Sizing, workload: Workload, units: Units) -> str | None:

@@ -145,6 +145,14 @@ def test_a_sweep_without_room_for_any_point_is_refused(
     assert not home.exists()
 
 
+def test_a_reason_that_points_share_is_said_once(memfit: Memfit, model: Path) -> None:
+    run = memfit("tune", model, *SHORT, "--sweep", "context=70,500k,600k,700k")
+    assert run.code == 0, run.err
+    text = " ".join(run.out.split())  # lines are wrapped
+    assert "512000 tokens, prefill step 32, unquantised KV cache and 2 more: skipped" in text
+    assert text.count("more than the model's own limit of 4096 tokens") == 1
+
+
 def test_a_plot_shows_every_setting_against_context_and_speed(memfit: Memfit, model: Path) -> None:
     sweep = ("--sweep", "prefill-step=16,32", "--sweep", "context=64,128", "--plot")
     run = memfit("tune", model, *SHORT, *sweep)

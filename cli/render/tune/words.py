@@ -65,10 +65,14 @@ def point_rows(points: tuple[Point, ...], units: Units) -> Iterator[tuple[str, .
 
 
 def reasons(points: tuple[Point, ...]) -> Iterator[str]:
-    """Yield why points were not measured, or not to their end."""
+    """Yield why points were not measured, or not to their end: each reason once."""
+    alike: dict[str, list[Workload]] = {}
     for point in points:
         if point.reason:
-            yield f"{settings(point.workload)}: {point.status}: {point.reason}"
+            alike.setdefault(f"{point.status}: {point.reason}", []).append(point.workload)
+    for reason, works in alike.items():
+        more = f" and {len(works) - 1} more" if len(works) > 1 else ""
+        yield f"{settings(works[0])}{more}: {reason}"
 
 
 def settings(work: Workload) -> str:
