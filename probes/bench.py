@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.errors import MachineError, MemfitError, UnsupportedError
+from memfit.estimators.errors import InputError, MachineError, MemfitError, UnsupportedError
 from memfit.estimators.machine.measurement import Loaded, Measurement, Run
 from memfit.estimators.sizing import Sizing
 from memfit.estimators.version import __version__
@@ -28,6 +28,7 @@ class Bench:
     """A sizing and the worker that runs the same model.
 
     ``keep`` is given every measurement of `REPEATS` repeats, ``tell`` is called after each run.
+    What could not be kept is shown all the same; ``unkept`` says why.
     """
 
     sizing: Sizing
@@ -35,6 +36,7 @@ class Bench:
     keep: Callable[[Measurement], None]
     tell: Callable[[], None] = silent
     loaded: Loaded | None = None
+    unkept: str | None = None
 
     def measure(
         self,
@@ -160,7 +162,11 @@ class Bench:
             runs=tuple(ran.runs),
             swift_workspace_bytes=ran.swift_bytes,
         )
-        self.keep(measurement)
+        try:
+            self.keep(measurement)
+        except InputError as error:
+            self.unkept = str(error)
+            return None
         return measurement
 
 

@@ -6,6 +6,7 @@ sweep(bench, workloads, partial=..., force=..., units=..., sink=...) -> tuple[Po
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memfit.estimators.errors import InputError
 from memfit.estimators.machine.measurement import Measurement
 from memfit.estimators.sink import Sink
 from memfit.estimators.sizing import Sizing
@@ -62,8 +63,7 @@ def sweep(
         for work in left:
             points[work] = _measured(bench, work, sink)
             if id := points[work].measurement_id:
-                partial.add(id)
-                noted += 1
+                noted += _noted(bench, partial, id)
     except KeyboardInterrupt:
         raise SweepInterrupted(_resumption(noted, len(workloads))) from None
     finally:
@@ -112,6 +112,15 @@ def _measured(bench: Bench, workload: Workload, sink: Sink) -> Point:
     point = bench.measure(workload)
     sink.advance(_cost(workload) - told * workload.total_tokens)  # of a point that ended early
     return point
+
+
+def _noted(bench: Bench, partial: PartialSweep, id: str) -> bool:
+    try:
+        partial.add(id)
+    except InputError as error:
+        bench.unkept = str(error)
+        return False
+    return True
 
 
 def _cost(workload: Workload) -> int:

@@ -274,6 +274,8 @@ def _notes(request: Request, bench: Bench, found: _Found) -> Iterator[Note]:
     if found.known:
         text = f"{found.known} of {len(found.points)} points were measured before"
         yield Note("info", "resumed", f"{text}, in a sweep that was interrupted")
+    if bench.unkept:
+        yield Note("warning", "not-kept", f"what was measured is not remembered: {bench.unkept}")
     if request.has_image:
         yield from picture.notes(bench.worker.versions["mlx_vlm"])
     for text in found.prompt.notes:

@@ -153,6 +153,19 @@ def test_a_reason_that_points_share_is_said_once(memfit: Memfit, model: Path) ->
     assert text.count("more than the model's own limit of 4096 tokens") == 1
 
 
+def test_what_cannot_be_kept_is_shown_all_the_same(
+    memfit: Memfit, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MEMFIT_HOME", str(tmp_path / "file" / "home"))
+    run = memfit("tune", model, *SHORT, "--sweep", "context=64", "--json")
+    assert run.code == 0, run.err
+    assert {point["status"] for point in run.json["points"]} == {"measured"}
+    assert {point["measurement_id"] for point in run.json["points"]} == {None}
+    (note,) = (note["message"] for note in run.json["notes"] if note["code"] == "not-kept")
+    assert "cannot be written" in note
+
+
 def test_a_plot_shows_every_setting_against_context_and_speed(memfit: Memfit, model: Path) -> None:
     sweep = ("--sweep", "prefill-step=16,32", "--sweep", "context=64,128", "--plot")
     run = memfit("tune", model, *SHORT, *sweep)
