@@ -2,10 +2,16 @@
 
 import os
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.errors import InputError
+
+# A file that is not whole yet; of a process that was killed it stays, until another writes there.
+_UNFINISHED = ".unfinished-"
+_LEFT_OVER_SECONDS = 3600
 
 
 def memfit_home() -> Path:
@@ -27,7 +33,8 @@ def write_atomically(path: Path, text: str, *, overwrite: bool = True) -> bool:
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        _forget_leftovers(path.parent)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -44,3 +51,11 @@ def write_atomically(path: Path, text: str, *, overwrite: bool = True) -> bool:
         raise InputError(
             f"{shown(path)}: cannot be written: {error.strerror}; MEMFIT_HOME names another place"
         ) from None
+
+
+def _forget_leftovers(directory: Path) -> None:
+    oldest = time.time() - _LEFT_OVER_SECONDS
+    for file in directory.glob(f"{_UNFINISHED}*"):
+        with suppress(OSError):
+            if file.stat().st_mtime < oldest:
+                file.unlink()

@@ -68,9 +68,9 @@ class Store:
         """Return a measurement.
 
         Raises:
-            InputError: when there is none of that id, or it is damaged.
+            InputError: when there is none of that id, or it is damaged, and then set aside.
         """
-        return self._read(self._existing(id))
+        return self._read_or_set_aside(self._existing(id))
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove measurements, all of them or none.
@@ -103,16 +103,24 @@ class Store:
         measurements, warnings = [], []
         for path in self._files(prefix):
             try:
-                measurements.append(self._read(path))
+                measurements.append(self._read_or_set_aside(path))
             except NewerSchemaError as error:
                 warnings.append(f"{error}; it is left alone")
             except CheckpointError as error:
                 if os.path.lexists(path):  # else another process has removed it
                     warnings.append(f"{error}; the measurement is not used")
             except InputError as error:
-                warnings.append(f"{error}; {self._set_aside(path)}")
+                warnings.append(str(error))
         measurements.sort(key=lambda m: (m.measured_at, m.id))
         return Kept(tuple(measurements), tuple(warnings))
+
+    def _read_or_set_aside(self, path: Path) -> Measurement:
+        try:
+            return self._read(path)
+        except (NewerSchemaError, CheckpointError):
+            raise
+        except InputError as error:
+            raise InputError(f"{error}; {self._set_aside(path)}") from None
 
     def _read(self, path: Path, id: str | None = None) -> Measurement:
         found = parse_measurement(read_whole(path, limit=MAX_RECORD_BYTES), path)

@@ -135,6 +135,27 @@ def test_a_damaged_record_is_set_aside_and_the_others_are_read(store: Store, tex
     assert set(store.all().measurements) == {ONE, LONGER}
 
 
+def test_a_damaged_record_that_is_asked_for_is_set_aside_too(store: Store) -> None:
+    store.save(ONE)
+    file_of(store, ONE).write_text("{")
+    with pytest.raises(InputError, match=f"it is set aside as {ONE.id}.json.damaged"):
+        store.get(ONE.id)
+    assert store.all() == Kept((), ())
+
+
+def test_what_killed_writers_left_is_cleared_by_the_next(store: Store) -> None:
+    store.save(LONGER)
+    old, new, others = (
+        store.directory / name for name in (".unfinished-old", ".unfinished-new", "tmp-old")
+    )
+    for file in (old, new, others):
+        file.write_text("half of a")
+    for file in (old, others):
+        os.utime(file, (0, 0))
+    store.save(ONE)
+    assert [file.exists() for file in (old, new, others)] == [False, True, True]
+
+
 def test_a_record_under_anothers_name_is_damaged(store: Store) -> None:
     store.save(ONE)
     file_of(store, ONE).rename(file_of(store, LONGER))
