@@ -24,11 +24,17 @@ def with_wired(
     """
     device, asked = bench.sizing.device, points[0]
     if device is None or asked.status != "measured":
-        return points, recommendation
+        return points, _because(recommendation, "not tried: the workload was not measured")
     if device.backend != "metal":
         return points, _on_paper(bench, points, recommendation, device, units)
-    wired = bench.measure(asked.workload, wired_limit_bytes=recommendation.wired_limit_bytes)
-    return (*points, wired), recommendation
+    if (limit := recommendation.wired_limit_bytes) is None:
+        return points, _because(recommendation, "none is recommended, so none was tried")
+    return (*points, bench.measure(asked.workload, wired_limit_bytes=limit)), recommendation
+
+
+def _because(recommendation: Recommendation, reason: str) -> Recommendation:
+    reasons = (*recommendation.reasons, f"wired limit: {reason}")
+    return replace(recommendation, reasons=reasons)
 
 
 def _on_paper(
@@ -48,10 +54,8 @@ def _on_paper(
     parts = {"weights": sizing.resident_bytes, "caches": caches, "workspace": workspace}
     listed = ", ".join(f"{name} {format_bytes(size, units)}" for name, size in parts.items())
     reason = (
-        f"wired limit: {format_bytes(limit, units)} by policy alone for {workload.total_tokens}"
+        f"{format_bytes(limit, units)} by policy alone for {workload.total_tokens}"
         f" tokens ({listed}, margin {format_bytes(sizing.margin_bytes, units)}); the"
         f" {device.backend} backend has no wired limit, nothing was set"
     )
-    return replace(
-        recommendation, wired_limit_bytes=limit, reasons=(*recommendation.reasons, reason)
-    )
+    return replace(_because(recommendation, reason), wired_limit_bytes=limit)

@@ -1,0 +1,43 @@
+"""A wired limit that cannot be tried is said, and no process is started for it."""
+
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.result import Recommendation
+from memfit.estimators.sizing import size
+from memfit.estimators.units import Units
+from memfit.estimators.workload import Workload
+from memfit.probes.bench import Bench
+from memfit.probes.process import ModelProcess
+from memfit.probes.result import Point
+from memfit.probes.wired_trial import with_wired
+from memfit.probes.worker import Worker
+from tests.models import QWEN3_4B, write_config
+from tests.probes.points import point, unmeasured
+
+GB = 10**9
+MAC = Device("a Mac", "metal", 64 * GB, 50 * GB, None, "detected", "s", 16)
+WORKLOAD = Workload(prompt_tokens=64)
+
+
+def never() -> ModelProcess:
+    raise AssertionError("a process was started")
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (point(WORKLOAD, GB), "wired limit: none is recommended, so none was tried"),
+        (unmeasured(WORKLOAD), "wired limit: not tried: the workload was not measured"),
+    ],
+    ids=["measured", "failed"],
+)
+def test_a_limit_that_is_not_tried_is_said(tmp_path: Path, asked: Point, reason: str) -> None:
+    sizing = size(open_checkpoint(str(write_config(tmp_path, QWEN3_4B))), device=MAC)
+    bench = Bench(sizing, Worker(never), lambda _: None)
+    points, found = with_wired(bench, (asked,), Recommendation(reasons=("first",)), Units.GB)
+    assert points == (asked,)
+    assert found == Recommendation(reasons=("first", reason))
