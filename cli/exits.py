@@ -22,6 +22,7 @@ class Exit(IntEnum):
     MACHINE = 5
     BUG = 70
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 _BY_ERROR: dict[type[MemfitError], Exit] = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.specs import MixtureOfExperts
 from memfit.estimators.errors import UnsupportedError
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import WORKING_SET, Device
 from memfit.estimators.machine.runtime import MLX_LM, ON_MLX, get_runtime
 from memfit.estimators.planning.budget import Need, judge
 from memfit.estimators.planning.capacity import ExpertCapacity, expert_capacity
@@ -111,7 +111,7 @@ class _Advice:
         budget = self._size(self.device.working_set_bytes * 9 // 10)
         return (
             f"{tokens} would need {self._size(need.peak_bytes)}, above {budget}, nine tenths"
-            f" of the working set; {remedy} larger working set raises it"
+            f" of the {self.device.budget}; {remedy} larger {self.device.budget} raises it"
         )
 
     def wired(self, context: int | None) -> int | None:
@@ -126,14 +126,16 @@ class _Advice:
             self._say(f"wired limit: {self._size(need)} keeps all of {tokens} tokens resident")
         else:
             self._say(
-                f"wired limit: {self._size(limit.nbytes)}, the working set, is the most MLX"
-                f" accepts; {tokens} tokens need {self._size(need)}"
+                f"wired limit: {self._size(limit.nbytes)}, the {self.device.budget}, is the most"
+                f" MLX accepts; {tokens} tokens need {self._size(need)}"
             )
         self._raise_working_set()
         return limit.nbytes
 
     def _raise_working_set(self) -> None:
         """The setting that would make room for what was asked, where that is all it lacks."""
+        if self.device.budget != WORKING_SET:
+            return
         need = self.sizing.need(self.workload)
         raised = wired_limit(need.peak_bytes, self.device)
         if raised.sysctl_mebibytes and judge(need, self.device)[1] == ("working_set",):

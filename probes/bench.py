@@ -49,7 +49,7 @@ class Bench:
 
         Raises:
             CheckpointError: when the weights do not match the config.
-            UnsupportedError: when mlx-lm has no class for the model.
+            UnsupportedError: when mlx-lm has no class for the model, or it fails on the workload.
         """
         ran = _Ran(workload, wired_limit_bytes)
         try:
@@ -59,6 +59,17 @@ class Bench:
         else:
             self._run(ran, repeats)
         return self._point(ran)
+
+    def measure_if_supported(self, workload: Workload, *, repeats: int = REPEATS) -> Point:
+        """Run a workload beside the one that was asked for: what cannot be run is skipped.
+
+        Raises:
+            CheckpointError: when the weights do not match the config.
+        """
+        try:
+            return self.measure(workload, repeats=repeats)
+        except UnsupportedError as error:
+            return self.skipped(workload, str(error))
 
     def skipped(self, workload: Workload, reason: str) -> Point:
         """Return the point of a workload that is not run."""
@@ -98,7 +109,7 @@ class Bench:
             for _ in range(repeats):
                 ran.runs.append(self.worker.run(ran.workload, wired_limit_bytes=ran.wired))
                 self.tell()
-        except (MachineError, UnsupportedError) as error:
+        except MachineError as error:
             ran.failure = error
             return
         if repeats == REPEATS:

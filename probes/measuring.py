@@ -6,8 +6,9 @@ The side of the child process; memfit.probes.process is the other.
 import gc
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -17,6 +18,7 @@ from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.errors import InputError, MachineError
 from memfit.estimators.machine.measurement import Loaded, Run
 from memfit.estimators.trace.building import class_errors
+from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.workload import Workload
 from memfit.probes.loading import load_model, memory_errors
 from memfit.probes.prompting import prompt_ids
@@ -70,14 +72,16 @@ class Bench:
         _settle()
         flat: Any = tree_flatten(self.model.parameters())
         self._weights_bytes = sum(array.nbytes for _, array in flat)
-        self._hold_to_limit(peak_bytes, "while loading")
-        return Loaded(
+        loaded = Loaded(
             weights_bytes=self._weights_bytes,
             active_bytes=mx.get_active_memory(),
             peak_bytes=peak_bytes,
             process_bytes=process_bytes(),
             load_ns=load_ns,
         )
+        there = {"weights_bytes": loaded.weights_bytes, "active_bytes": loaded.active_bytes}
+        self._hold_to_limit(peak_bytes, there, "while loading")
+        return loaded
 
     def run(self, workload: Workload, wired_limit_bytes: int | None) -> Run:
         """Generate once, greedily; a prompt is repeated or cut to the tokens of the workload.
@@ -91,7 +95,8 @@ class Bench:
             run = self._generate(prompt, workload)
         del prompt
         _settle()
-        self._hold_to_limit(run.peak_bytes, "in this workload")
+        figures = {**asdict(run), "peak_bytes": run.peak_bytes}
+        self._hold_to_limit(run.peak_bytes, figures, "in this workload")
         return run
 
     def swift_workspace(self, workload: Workload) -> int:
@@ -191,12 +196,12 @@ class Bench:
             process_bytes=process_bytes(),
         )
 
-    def _hold_to_limit(self, peak_bytes: int, when: str) -> None:
+    def _hold_to_limit(self, peak_bytes: int, figures: Mapping[str, int | None], when: str) -> None:
         """MLX takes its limit as a guideline: it waits for memory, then goes on without."""
         if self._limit is not None and peak_bytes > self._limit:
-            raise MachineError(
-                f"MLX took {peak_bytes} bytes {when}, more than the memory limit of {self._limit}"
-            )
+            self.report({name: value for name, value in figures.items() if value is not None})
+            peak, limit = (format_bytes(size, Units.GB) for size in (peak_bytes, self._limit))
+            raise MachineError(f"MLX took {peak} {when}, more than the memory limit of {limit}")
 
 
 def process_bytes() -> int | None:

@@ -39,12 +39,12 @@ class PartialSweep:
         return found
 
     def add(self, id: str) -> None:
-        """Note that a point is measured.
+        """Note that a point is measured, beside what the same sweep in another process noted.
 
         Raises:
             InputError: when the file cannot be written.
         """
-        ids = [*self._ids, id]
+        ids = list(dict.fromkeys([*self._ids, *self._read(), id]))
         data = {"schema": SCHEMA, "measurements": ids}
         write_atomically(self._path, json.dumps(data, indent=2) + "\n")
         self._ids = ids

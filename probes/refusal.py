@@ -11,6 +11,8 @@ from memfit.estimators.sizing import Sizing
 from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.workload import Workload
 
+MEMORY_LIMIT = "memory limit"
+
 
 class RefusedError(MachineError):
     """A run that this machine has no room for; it can be forced."""
@@ -62,6 +64,13 @@ def free_bytes(device: Device) -> int:
     return max(0, device.memory_bytes - (device.used_by_others_bytes or 0))
 
 
+def limited(device: Device, memory_limit_bytes: int | None) -> Device:
+    """Return the device as a process has it that may take no more than so much, None all of it."""
+    if memory_limit_bytes is None or memory_limit_bytes >= device.working_set_bytes:
+        return device
+    return replace(device, working_set_bytes=memory_limit_bytes, budget=MEMORY_LIMIT)
+
+
 def _lacking(need: Need, device: Device, units: Units) -> Obstacle | None:
     free, largest = free_bytes(device), device.max_buffer_bytes
     peak = f"estimated to need {format_bytes(need.peak_bytes, units)}"
@@ -72,7 +81,8 @@ def _lacking(need: Need, device: Device, units: Units) -> Obstacle | None:
         )
         return Obstacle(text, need.peak_bytes, free)
     if need.peak_bytes > device.working_set_bytes:
-        text = f"{peak}, above the working set of {format_bytes(device.working_set_bytes, units)}"
+        budget = format_bytes(device.working_set_bytes, units)
+        text = f"{peak}, above the {device.budget} of {budget}"
         return Obstacle(text, need.peak_bytes, device.working_set_bytes)
     if largest is not None and need.largest_buffer_bytes > largest:
         text = (

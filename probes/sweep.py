@@ -42,33 +42,36 @@ def sweep(
 ) -> Swept:
     """Return a point for each workload: measured, skipped with the reason, or failed.
 
-    What ``partial`` has is not measured again. A process that dies fails its own point; only when
-    the sweep comes to its end is ``partial`` forgotten.
+    The first workload is the one that was asked for, and has to run. What ``partial`` has is not
+    measured again. A process that dies fails its own point; only when no point has failed is
+    ``partial`` forgotten, so that the same sweep measures those again.
 
     Raises:
         CheckpointError: when the weights do not match the config.
-        UnsupportedError: when mlx-lm has no class for the model.
-        RefusedError: when there is room for none of them.
+        UnsupportedError: when the first workload cannot be run.
+        RefusedError: when there is no room for the first.
         SweepInterrupted: on Ctrl-C, with what to do next.
     """
     known = {each.workload: each for each in partial.measured().values()}
+    asked = workloads[0]
+    if asked not in known and not force:
+        require_room(bench.sizing, asked, units)
     reasons = {} if force else _obstacles(bench.sizing, workloads, units, sink)
     left = [work for work in workloads if work not in known and work not in reasons]
-    if not left and not known:
-        require_room(bench.sizing, workloads[0], units)
     points: dict[Workload, Point] = {}
     noted = len(known)
     sink.begin(_title(len(left), len(known)), sum(_cost(work) for work in left))
     try:
         for work in left:
-            points[work] = _measured(bench, work, sink)
+            points[work] = _measured(bench, work, sink, must_run=work == asked)
             if id := points[work].measurement_id:
                 noted += _noted(bench, partial, id)
     except KeyboardInterrupt:
         raise SweepInterrupted(_resumption(noted, len(workloads))) from None
     finally:
         sink.end()
-    partial.finish()
+    if all(point.status != "failed" for point in points.values()):
+        partial.finish()
     every = (
         points.get(work) or _not_run(bench, work, known.get(work), reasons.get(work, ""))
         for work in workloads
@@ -100,7 +103,7 @@ def _obstacle(sizing: Sizing, workload: Workload, units: Units) -> str | None:
     return str(found) if found else None
 
 
-def _measured(bench: Bench, workload: Workload, sink: Sink) -> Point:
+def _measured(bench: Bench, workload: Workload, sink: Sink, *, must_run: bool) -> Point:
     told = 0
 
     def tell() -> None:
@@ -109,7 +112,7 @@ def _measured(bench: Bench, workload: Workload, sink: Sink) -> Point:
         sink.advance(workload.total_tokens)
 
     bench.tell = tell
-    point = bench.measure(workload)
+    point = bench.measure(workload) if must_run else bench.measure_if_supported(workload)
     sink.advance(_cost(workload) - told * workload.total_tokens)  # of a point that ended early
     return point
 

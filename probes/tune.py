@@ -21,7 +21,7 @@ from memfit.estimators.result import Note, Recommendation, Verdict
 from memfit.estimators.sink import SILENT, Sink
 from memfit.estimators.sizing import Sizing, size
 from memfit.estimators.traced import TraceEngine
-from memfit.estimators.units import Units
+from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.version import __version__
 from memfit.estimators.workload import Workload
 from memfit.probes import picture
@@ -30,7 +30,7 @@ from memfit.probes.bench import REPEATS, Bench
 from memfit.probes.command_lines import command_lines, recommended_workload
 from memfit.probes.partial_sweep import Sweeps
 from memfit.probes.process import ModelProcess, Prompt
-from memfit.probes.refusal import obstacle, require_room
+from memfit.probes.refusal import MEMORY_LIMIT, limited, obstacle, require_room
 from memfit.probes.result import Point, TuneResult
 from memfit.probes.sweep import Swept, sweep
 from memfit.probes.sweep_axes import Axis, swept
@@ -46,7 +46,8 @@ class Request:
     The prompt's tokens are counted where it is a text; else it is as long as the workload says.
     ``has_image`` says that the processes run it with an image in it, ``tries_wired`` that it runs
     once more under the recommended wired limit, where there is one. ``axes`` are what is swept,
-    their KV bits from the token ``swept_kv_start`` on. ``force`` runs what the estimate refuses.
+    their KV bits from the token ``swept_kv_start`` on. ``memory_limit_bytes`` is the most that the
+    processes may take; what fits is judged by it. ``force`` runs what the estimate refuses.
     """
 
     model: str  # as command lines of mlx-lm are to name it
@@ -59,6 +60,7 @@ class Request:
     axes: tuple[Axis, ...] = ()
     swept_kv_start: int = 0
     margin_bytes: int = 0
+    memory_limit_bytes: int | None = None
     force: bool = False
     units: Units = Units.GB
 
@@ -87,7 +89,7 @@ def tune(
     if request.has_image and request.axes:
         raise InputError("a prompt with an image is measured as it is: there is nothing to sweep")
     with Worker(start) as worker:
-        device = _device(worker)
+        device = limited(_device(worker), request.memory_limit_bytes)
         prompt = _prompted(worker, request)
         workload = replace(request.workload, prompt_tokens=prompt.tokens)
         with _progress(sink, "estimating", 1):
@@ -127,7 +129,7 @@ def _points(request: Request, bench: Bench, asked: Workload, sink: Sink) -> Iter
     if point.status == "measured" and not request.has_image:
         more = _around(request, bench.sizing, asked)
         with _progress(sink, "measuring what a token adds", len(more)):
-            yield from (bench.measure(workload, repeats=1) for workload in more)
+            yield from (bench.measure_if_supported(workload, repeats=1) for workload in more)
 
 
 def _around(request: Request, sizing: Sizing, asked: Workload) -> tuple[Workload, ...]:
@@ -163,7 +165,12 @@ def require_loadable(checkpoint: Checkpoint) -> None:
 
 
 def require_room_for(
-    checkpoint: Checkpoint, workload: Workload, *, margin_bytes: int, units: Units
+    checkpoint: Checkpoint,
+    workload: Workload,
+    *,
+    margin_bytes: int,
+    memory_limit_bytes: int | None,
+    units: Units,
 ) -> None:
     """Hold a model that is still to be downloaded against this machine.
 
@@ -172,6 +179,7 @@ def require_room_for(
         RefusedError: when there is no room for it.
     """
     if device := detect_host():
+        device = limited(device, memory_limit_bytes)
         require_room(size(checkpoint, device=device, margin_bytes=margin_bytes), workload, units)
 
 
@@ -264,7 +272,7 @@ def _verdict(sizing: Sizing, point: Point) -> tuple[Verdict, tuple[str, ...]]:
 def _flags(request: Request, sizing: Sizing, found: _Found) -> tuple[str, ...]:
     asked = found.points[0].workload
     workload = recommended_workload(sizing, asked, found.recommendation)
-    if workload is None or request.has_image:
+    if workload is None or request.has_image or found.points[0].status != "measured":
         return ()
     return command_lines(sizing, workload, model=request.model, prompt=request.pasted_prompt)
 
@@ -273,11 +281,15 @@ def _notes(request: Request, bench: Bench, found: _Found) -> Iterator[Note]:
     sizing, workload = bench.sizing, found.points[0].workload
     if found.known:
         text = f"{found.known} of {len(found.points)} points were measured before"
-        yield Note("info", "resumed", f"{text}, in a sweep that was interrupted")
+        yield Note("info", "resumed", f"{text}, in a sweep that was not finished")
     if bench.unkept:
         yield Note("warning", "not-kept", f"what was measured is not remembered: {bench.unkept}")
     if request.has_image:
         yield from picture.notes(bench.worker.versions["mlx_vlm"])
+    if sizing.device and sizing.device.budget == MEMORY_LIMIT:
+        limit = format_bytes(sizing.device.working_set_bytes, request.units)
+        text = f"what fits is held against the memory limit of {limit}, not the working set"
+        yield Note("info", "memory-limit", text)
     for text in found.prompt.notes:
         yield Note("info", "prompt", text)
     if request.force and (lacking := obstacle(sizing, workload, request.units)):

@@ -10,6 +10,7 @@ from memfit.estimators.workload import Workload
 from memfit.probes.process import ModelProcess, ProbeStopped, Prompt
 
 Answer = TypeVar("Answer")
+_TRIES = 2  # of loading, when processes die of it one after another
 
 
 class Worker:
@@ -22,7 +23,7 @@ class Worker:
         self._process: ModelProcess | None = None
         self._asked: tuple[str | None, int | None] | None = None
         self._loaded: Loaded | None = None
-        self._never_loads: ProbeStopped | None = None
+        self._died_loading: list[ProbeStopped] = []
 
     def __enter__(self) -> "Worker":
         """Start nothing yet."""
@@ -62,18 +63,20 @@ class Worker:
         Raises:
             CheckpointError: when the weights do not match the config.
             UnsupportedError: when mlx-lm has no class for the model.
-            ProbeStopped: when the process did not live to load it, this time or before.
+            ProbeStopped: when the process did not live to load it; after two such processes in a
+                row no other is started.
         """
-        if self._never_loads:
-            raise self._never_loads
+        if len(self._died_loading) == _TRIES:
+            raise self._died_loading[-1]
         process = self._started()
         if self._loaded is None:
             try:
                 self._loaded = process.load()
             except ProbeStopped as error:
-                self._never_loads = error
+                self._died_loading.append(error)
                 self._end()
                 raise
+            self._died_loading.clear()
         return self._loaded
 
     def run(self, workload: Workload, *, wired_limit_bytes: int | None = None) -> Run:

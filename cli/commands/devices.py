@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memfit.cli.render.output import emit
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.units import format_bytes
@@ -30,9 +31,9 @@ def devices(
     regimes = tuple(OsRegime) if os_regime is None else (os_regime,)
     tables = {regime: list_devices(os_regime=regime) for regime in regimes}
     if as_json:
-        print(json.dumps(as_document(detect_host(), tables), indent=2))
+        emit(json.dumps(as_document(detect_host(), tables), indent=2) + "\n", None)
     else:
-        _print_tables(detect_host(), tables)
+        emit(_tables(detect_host(), tables), None)
 
 
 def as_document(host: Device | None, tables: dict[OsRegime, tuple[Device, ...]]) -> dict[str, Any]:
@@ -50,24 +51,28 @@ def as_document(host: Device | None, tables: dict[OsRegime, tuple[Device, ...]])
 
 
 def _as_entry(device: Device) -> dict[str, Any]:
-    return {name: getattr(device, name) for name in Device.__dataclass_fields__}
+    # What a process may take of it is no property of a machine.
+    names = (name for name in Device.__dataclass_fields__ if name != "budget")
+    return {name: getattr(device, name) for name in names}
 
 
 def _gpus(tables: dict[OsRegime, tuple[Device, ...]]) -> list[Device]:
     return [device for device in next(iter(tables.values())) if device.backend == "cuda"]
 
 
-def _print_tables(host: Device | None, tables: dict[OsRegime, tuple[Device, ...]]) -> None:
-    from rich.console import Console
+def _tables(host: Device | None, tables: dict[OsRegime, tuple[Device, ...]]) -> str:
+    from memfit.cli.render.terminal import open_page
 
-    console = Console(highlight=False)
-    console.print(_host_text(host), soft_wrap=True, markup=False)
+    page = open_page(to_file=False, least_width=64)
+    console = page.console
+    console.print(_host_text(host), soft_wrap=True)
     console.print()
     console.print(_mac_table(tables))
     console.print("~ by rule: no Mac with that memory was measured on that macOS")
     console.print("- no Mac with that chip runs that macOS")
     console.print()
     console.print(_gpu_table(_gpus(tables)))
+    return page.text()
 
 
 def _host_text(host: Device | None) -> str:

@@ -1,5 +1,6 @@
 """``memfit tune``: parse, load and measure, show what was found."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from memfit.cli.options import (
 )
 from memfit.cli.progress import reporting
 from memfit.cli.prompts import prompt_text
-from memfit.cli.render.output import emit
+from memfit.cli.render.output import emit, require_writable
 from memfit.cli.render.tune.output import written
 from memfit.cli.requests import requested_workload
 from memfit.estimators.errors import InputError, MachineError
@@ -130,11 +131,18 @@ def tune(
     limit = parsed("--memory-limit", parse_size, memory_limit)
     margin_bytes = parsed("--margin", parse_size, margin) or 0
     text = None if prompt is None else prompt_text(prompt)
+    require_writable(output, needs_stdout=flags)
 
     def hold(checkpoint: "Checkpoint") -> None:
         require_installed(has_image=image is not None)
         if not force:
-            require_room_for(checkpoint, workload, margin_bytes=margin_bytes, units=units)
+            require_room_for(
+                checkpoint,
+                workload,
+                margin_bytes=margin_bytes,
+                memory_limit_bytes=limit,
+                units=units,
+            )
 
     with reporting(verbose=verbose) as sink, _forcible(), _interruptible():
         checkpoint, path = loadable(model, before_download=hold if download else None, sink=sink)
@@ -150,6 +158,7 @@ def tune(
                 axes=tuple(filter(None, axes)),
                 swept_kv_start=quantized_kv_start or 0,
                 margin_bytes=margin_bytes,
+                memory_limit_bytes=limit,
                 force=force,
                 units=units,
             ),
@@ -189,9 +198,14 @@ def _deliver_flags(result: "TuneResult", report: str, output: Path | None) -> No
 
 def _leave(result: "TuneResult", *, nothing_fits: bool) -> NoReturn:
     """What was reached is shown by now: say what stopped it, or what the verdict is."""
-    asked = result.points[0]
-    if asked.status == "failed":
-        raise MachineError(asked.reason or "the run stopped")
+    failed = [point for point in result.points if point.status == "failed"]
+    if failed and failed[0] is result.points[0]:
+        raise MachineError(failed[0].reason or "the run stopped")
+    if failed:
+        raise MachineError(
+            f"{len(failed)} of {len(result.points)} points failed, the first by {failed[0].reason};"
+            " the same command measures them again"
+        )
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" or nothing_fits else Exit.YES)
 
 
@@ -209,9 +223,24 @@ def _forcible() -> Iterator[None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Say that it was stopped, and what is kept of a sweep; Typer leaves without a word."""
+    """Say that it was stopped, and what is kept of a sweep; Typer leaves without a word.
+
+    SIGTERM ends it as Ctrl-C does: by way of every block that has a process to end.
+    """
+    terminated = False
+
+    def terminate(_number: int, _frame: object) -> None:
+        nonlocal terminated
+        terminated = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt as stop:
         print(f"memfit: {str(stop) or 'interrupted'}", file=sys.stderr)
+        if terminated:
+            raise typer.Exit(Exit.TERMINATED) from None
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

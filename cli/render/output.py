@@ -53,21 +53,49 @@ def emit(text: str, output: Path | None) -> None:
     """
     if output is not None:
         write_whole(output, text)
-    elif sys.stdout is None:
-        raise InputError("standard output is closed; name a file with -o")
     else:
-        _write_out(sys.stdout, text)
+        _write_out(_standard_output(), text)
+
+
+def require_writable(output: Path | None, *, needs_stdout: bool = False) -> None:
+    """Hold where a result is to go against what can be written, before work that takes long.
+
+    Raises:
+        InputError: when it cannot be.
+    """
+    if output is None or needs_stdout:
+        _standard_output()
+    if output is None:
+        return
+    path = _place(output)
+    if path.exists() and not path.is_file():
+        return
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _standard_output() -> TextIO:
+    # Python's own type does not tell that it is None where it was closed.
+    stream: TextIO | None = sys.stdout
+    if stream is None:
+        raise InputError("standard output is closed; name a file with -o")
+    return stream
 
 
 def _write_out(stream: TextIO, text: str) -> None:
     try:
         stream.write(encodable(text, stream.encoding))
         stream.flush()
-    except BrokenPipeError:
-        raise
     except OSError as error:
         # What is left in the buffer would fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if isinstance(error, BrokenPipeError):
+            return  # the reader went away: the exit code is for whoever still asks
         raise InputError(f"standard output: cannot be written: {error.strerror}") from None
 
 
@@ -92,9 +120,7 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         InputError: when the directory or the file cannot be written.
     """
-    path = Path(os.path.realpath(path))
-    if path.is_dir():
-        raise InputError(f"{path}: is a directory; name a file in it")
+    path = _place(path)
     import tempfile  # an answer on the terminal needs none
 
     try:
@@ -112,6 +138,14 @@ def write_whole(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _place(path: Path) -> Path:
+    """Where a file really is, when it is a link."""
+    path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; name a file in it")
+    return path
 
 
 def _mode(path: Path) -> int:

@@ -7,6 +7,7 @@ from memfit.estimators.records import record
 Backend = Literal["metal", "cuda", "cpu"]
 DeviceSource = Literal["detected", "table", "flag"]
 GpuClass = Literal["p", "g", "s", "d"]
+WORKING_SET = "working set"
 
 
 @record(frozen=True, slots=True)
@@ -28,4 +29,5 @@ class Device:
     generation: int | None = None
     stock_working_set_bytes: int | None = None  # before any iogpu.wired_limit_mb
     used_by_others_bytes: int | None = None  # only when the device is this host
+    budget: str = WORKING_SET  # what working_set_bytes is, in words
     note: str | None = None

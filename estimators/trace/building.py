@@ -7,6 +7,7 @@ shapes in place of files, so that its ``sanitize``, quantisation and checks are 
 import copy
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
@@ -109,7 +110,7 @@ def _where(error: BaseException, config: Mapping[str, Any]) -> str:
 
 
 def _what(error: BaseException) -> str:
-    text = shown(" ".join(str(error).split())[:200])
+    text = shown(textwrap.shorten(str(error), 200, placeholder=" …"))
     if isinstance(error, SystemExit):
         return "ends the program at import, as when a package it needs is not installed"
     if isinstance(error, KeyError):

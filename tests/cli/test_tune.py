@@ -165,14 +165,50 @@ def test_a_refused_run_can_be_forced(memfit: Memfit, dense: Path) -> None:
 
 
 def test_a_run_that_stops_shows_what_it_reached(memfit: Memfit, dense: Path) -> None:
-    run = memfit("tune", dense, *SHORT, "--memory-limit", "1MB", "--json")
+    run = memfit("tune", dense, *SHORT, "--memory-limit", "1MB", "--force", "--json")
     assert run.code == 5
-    assert "memory limit" in run.err
+    assert "more than the memory limit of 1.0 MB" in run.err
     point = run.json["points"][0]
     assert point["status"] == "failed"
     assert point["peak_bytes"] is None
-    estimated = {f["name"]: f["estimated_bytes"] for f in point["figures"]}
-    assert estimated["weights"] > 0
+    weights = next(f for f in point["figures"] if f["name"] == "weights")
+    assert weights["estimated_bytes"] == weights["measured_bytes"] > 0
+    # What did not run is not recommended to be run.
+    assert run.json["flags"] == []
+    assert "memory-limit" in {note["code"] for note in run.json["notes"]}
+
+
+def test_a_memory_limit_is_what_a_run_has_to_fit(memfit: Memfit, dense: Path, home: Path) -> None:
+    ask = ("tune", dense, *SHORT, "--margin", "0B", "--memory-limit")
+    assert_one_line(memfit(*ask, "1MB"), 5, "above the memory limit of 1.0 MB", "--force")
+    assert not home.exists()
+    run = memfit(*ask, "3MB", "--sweep", "context=64,1000", "--json")
+    assert run.code == 0, run.err
+    assert [point["status"] for point in run.json["points"]] == ["measured", "measured", "skipped"]
+    assert "above the memory limit of 3.0 MB" in run.json["points"][2]["reason"]
+    assert run.json["recommendation"]["context_tokens"] < 1000
+
+
+def test_what_the_class_cannot_run_is_unsupported_and_nothing_is_pasted(
+    memfit: Memfit, checkpoints: Checkpoints
+) -> None:
+    ask = ("tune", checkpoints("sliding"), *SHORT)
+    eight_bits = ("--kv-bits", "8", "--quantized-kv-start", "0")
+    assert_one_line(memfit(*ask, *eight_bits, "--force"), 3, "RotatingKVCache")
+    assert_one_line(memfit(*ask, *eight_bits, "--sweep", "kv-bits=none"), 3, "rotating cache")
+    run = memfit(*ask, "--sweep", "kv-bits=none,8", "--force", "--json")
+    assert run.code == 0, run.err
+    assert [point["status"] for point in run.json["points"]] == ["measured", "skipped"]
+    assert "RotatingKVCache" in run.json["points"][1]["reason"]
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_runs(
+    memfit: Memfit, dense: Path, home: Path, tmp_path: Path
+) -> None:
+    for output in (tmp_path / "nowhere" / "t.json", tmp_path):
+        run = memfit("tune", dense, *SHORT, "-o", output)
+        assert_one_line(run, 2, str(output))
+    assert not home.exists()
 
 
 def test_a_prompt_beyond_the_models_limit_has_to_be_forced(

@@ -95,14 +95,34 @@ def test_an_interrupted_sweep_goes_on_and_outlives_a_process_that_is_killed(
         (child,) = children(run.pid)
         os.kill(child, signal.SIGKILL)
         out, err = run.communicate(timeout=PATIENCE_SECONDS)
-    assert run.returncode == 0, err
+    assert run.returncode == 5, err
+    assert "1 of 6 points failed" in err
     result = json.loads(out)
     assert Counter(point["status"] for point in result["points"]) == {"measured": 5, "failed": 1}
     (reason,) = (point["reason"] for point in result["points"] if point["reason"])
     assert "killed by signal 9" in reason
     assert f"{said[1]} of 6 points were measured before" in json.dumps(result["notes"])
     assert len(before.items() & times(home).items()) >= int(said[1])
+    before = times(home)
+
+    with started(model) as run:
+        out, err = run.communicate(timeout=PATIENCE_SECONDS)
+    assert run.returncode == 0, err
+    assert "5 of 6 points were measured before" in out
+    assert before.items() <= times(home).items()
     assert not list((home / "sweeps").iterdir())
+
+
+def test_a_sweep_told_to_end_says_so_and_leaves_no_process(model: Path, home: Path) -> None:
+    with started(model) as run:
+        until(run, lambda: measurements(home) >= 1)
+        (child,) = children(run.pid)
+        run.terminate()
+        out, err = run.communicate(timeout=PATIENCE_SECONDS)
+        assert not is_alive(child)
+    assert (run.returncode, out) == (143, "")
+    assert "of 6 points are measured and kept" in err
+    assert len(list((home / "sweeps").iterdir())) == 1
 
 
 def test_a_sweep_that_was_killed_goes_on_too_and_leaves_no_process(model: Path, home: Path) -> None:

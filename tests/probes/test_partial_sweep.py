@@ -40,6 +40,16 @@ def test_other_points_or_another_prompt_are_another_sweep(sweeps: Sweeps) -> Non
     assert sweeps.partial(IDS[:1], "Hi").measured() == {}
 
 
+def test_the_same_sweep_twice_at_once_loses_nothing(sweeps: Sweeps) -> None:
+    first, second = sweeps.partial(IDS, "Hi"), sweeps.partial(IDS, "Hi")
+    first.add(ONE.id)
+    second.add(TWO.id)
+    assert sweeps.partial(IDS, "Hi").measured().keys() == {ONE.id, TWO.id}
+    first.finish()
+    second.add(TWO.id)
+    assert sweeps.partial(IDS, "Hi").measured().keys() == {ONE.id, TWO.id}
+
+
 def test_what_is_finished_begins_anew(sweeps: Sweeps) -> None:
     partial = sweeps.partial(IDS, "Hi")
     partial.add(ONE.id)

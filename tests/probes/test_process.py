@@ -135,8 +135,22 @@ def test_kv_bits_that_the_class_cannot_have_are_not_supported(checkpoints: Check
 
 def test_a_peak_above_the_memory_limit_is_said(checkpoints: Checkpoints) -> None:
     process = ModelProcess(checkpoints("dense"), memory_limit_bytes=1_000_000, timeout_seconds=60)
-    with process, pytest.raises(ProbeStopped, match="memory limit of 1000000"):
+    with process, pytest.raises(ProbeStopped, match=r"memory limit of 1\.0 MB") as stopped:
         process.load()
+    assert stopped.value.reached["weights_bytes"] == 1_190_400
+
+
+def test_a_run_above_the_memory_limit_keeps_its_figures(checkpoints: Checkpoints) -> None:
+    process = ModelProcess(checkpoints("dense"), memory_limit_bytes=1_300_000, timeout_seconds=60)
+    with process:
+        process.prompt(None, 70)
+        process.load()
+        with pytest.raises(ProbeStopped, match="in this workload") as stopped:
+            process.run(WORKLOAD)
+    reached = stopped.value.reached
+    peaks = (reached["prefill_peak_bytes"], reached["decode_peak_bytes"])
+    assert reached["peak_bytes"] == max(peaks) > 1_300_000
+    assert reached["kv_bytes"] > 0
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One loaded process at a time: a dead one is replaced, and what never loads is not tried again."""
+"""One loaded process at a time: a dead one is replaced, unless its successor dies as it did."""
 
 import os
 import signal
@@ -91,10 +91,20 @@ def test_a_bench_keeps_what_is_whole_and_shows_the_rest(
     assert len(kept) == 1
 
 
-def test_what_does_not_load_is_started_once(model: Path) -> None:
+def test_a_process_killed_before_it_has_loaded_fails_one_run_only(
+    worker: Worker, started: Started
+) -> None:
+    started.kill()
+    with pytest.raises(ProbeStopped, match=r"loading .*\(SIGKILL\)"):
+        worker.run(WORKLOAD)
+    assert worker.run(WORKLOAD).kv_bytes > 0
+    assert len(started.processes) == 2
+
+
+def test_what_does_not_load_twice_in_a_row_is_not_started_again(model: Path) -> None:
     started = Started(model, memory_limit_bytes=1_000)
     with Worker(started) as worker:
-        for _ in range(2):
+        for _ in range(3):
             with pytest.raises(ProbeStopped, match="limit"):
                 worker.run(WORKLOAD)
-    assert len(started.processes) == 1
+    assert len(started.processes) == 2
