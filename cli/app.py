@@ -44,7 +44,9 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"memfit {__version__}")
+        from memfit.cli.render.output import emit
+
+        emit(f"memfit {__version__}\n", None)
         raise typer.Exit
 
 
@@ -66,10 +68,6 @@ def main() -> None:
         app()
     except MemfitError as error:
         _leave(exit_of(error), *error.lines)
-    except BrokenPipeError:
-        # The reader went away; there is nobody left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(Exit.YES)
     except KeyboardInterrupt:
         _leave(Exit.INTERRUPTED, "interrupted")
     except Exception as error:

@@ -2,6 +2,7 @@
 
 import typer
 
+from memfit.cli.render.output import emit
 from memfit.estimators.errors import InputError
 from memfit.estimators.units import format_bytes
 
@@ -15,8 +16,8 @@ def info() -> None:
 
     kept = user_cache()
     usage = kept.usage()
-    print(kept.directory)
-    print(_amount(usage.entries, usage.nbytes, f"at most {format_bytes(kept.max_bytes)}"))
+    amount = _amount(usage.entries, usage.nbytes, f"at most {format_bytes(kept.max_bytes)}")
+    emit(f"{kept.directory}\n{amount}\n", None)
 
 
 @cache.command()
@@ -29,7 +30,7 @@ def clear() -> None:
         removed = kept.clear()
     except OSError as error:
         raise InputError(f"{kept.directory}: cannot be cleared: {error.strerror}") from None
-    print(_amount(removed.entries, removed.nbytes, "removed"))
+    emit(_amount(removed.entries, removed.nbytes, "removed") + "\n", None)
 
 
 def _amount(entries: int, nbytes: int, rest: str) -> str:

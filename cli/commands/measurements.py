@@ -55,7 +55,7 @@ def rm(ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=Fa
     """Remove some."""
     chosen = set(ids)
     _store().remove(chosen)
-    print(f"{_counted(len(chosen))} removed")
+    emit(f"{_counted(len(chosen))} removed\n", None)
 
 
 @measurements.command()
@@ -70,7 +70,7 @@ def export(output: Output = None) -> None:
 def import_(file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]) -> None:
     """Add those of an export that are not here yet; a damaged export changes nothing."""
     imported = _store().add(file)
-    print(f"{_counted(imported.added)} added, {imported.skipped} already here")
+    emit(f"{_counted(imported.added)} added, {imported.skipped} already here\n", None)
 
 
 def _store() -> "Store":

@@ -97,3 +97,13 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
         run = _run(write_config(tmp_path, QWEN3_4B), stdout=full.fileno())
     assert run.returncode == 2
     assert run.stderr == "memfit: standard output: cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(("memory", "code"), [("64GB", 0), ("8GB", 1)])
+def test_a_reader_that_went_away_changes_no_verdict(tmp_path: Path, memory: str, code: int) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    model = write_config(tmp_path, QWEN3_4B)
+    run = _run(model, "--memory", memory, stdout=writer)
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (code, "")
