@@ -2,7 +2,8 @@
 
 ``dataclass`` writes and compiles six methods for each frozen class, half a millisecond; an answer
 needs some seventy classes, and a short process would spend a fifth of its time on them. A record
-compiles its ``__init__`` alone and shares the rest. That it is frozen, the type checker holds.
+compiles its ``__init__`` alone and shares the rest. That it is frozen, the type checker holds;
+what callers share or what is checked when it is made stays a frozen dataclass.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
 """What is asked of a model: prompt, generation, and how the runtime is told to run it."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from memfit.estimators.errors import InputError
-from memfit.estimators.records import record
 from memfit.estimators.units import ceil_div
 
 MAX_TOKENS = 2**30
@@ -12,7 +12,7 @@ KV_BITS = (2, 3, 4, 5, 6, 8)
 KV_GROUP_SIZES = (32, 64, 128)
 
 
-@record(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One generation as mlx-lm runs it; all counts are tokens or sequences.
 

@@ -77,7 +77,8 @@ def test_what_an_estimate_loads_makes_records_in_place_of_frozen_dataclasses(
     loaded = [path for path in LIBRARY if _module_of(path) in after_an_estimate]
     assert len(loaded) > 50
     frozen = [path.name for path in loaded if "@dataclass(frozen=True" in path.read_text()]
-    assert frozen == []
+    # Shared by every caller, or checked when they are made: these four refuse assignment.
+    assert set(frozen) <= {"workload.py", "device.py", "apple.py", "nvidia.py"}
 
 
 def _module_of(path: Path) -> str:

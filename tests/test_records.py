@@ -2,14 +2,18 @@
 
 import pickle
 from copy import deepcopy
-from dataclasses import asdict, field, replace
+from dataclasses import FrozenInstanceError, asdict, field, fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.machine.apple import chips
+from memfit.estimators.machine.devices import find_device
+from memfit.estimators.machine.nvidia import gpu_models
 from memfit.estimators.records import record
 from memfit.estimators.result import KV, Component
+from memfit.estimators.workload import Workload
 
 
 @record(frozen=True, slots=True)
@@ -49,3 +53,11 @@ def test_records_are_copied_and_replaced() -> None:
 def test_a_record_has_no_other_attributes_than_its_fields() -> None:
     with pytest.raises(AttributeError):
         setattr(Component(1, "exact"), "nbytes", 2)  # noqa: B010 - what the type checker refuses
+
+
+def test_what_is_shared_or_checked_when_made_refuses_assignment() -> None:
+    gpu = next(iter(gpu_models().values()))
+    for each in (Workload(prompt_tokens=1), find_device("m1-8"), chips()["m1"], gpu):
+        name = fields(each)[0].name
+        with pytest.raises(FrozenInstanceError):
+            setattr(each, name, getattr(each, name))

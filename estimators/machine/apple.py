@@ -1,17 +1,17 @@
 """Apple's chips: their GPU's architecture as MLX reads it, and the memory they were sold with."""
 
 import re
+from dataclasses import dataclass
 from functools import cache
 
 from memfit.estimators.machine.data.apple import CHIPS
 from memfit.estimators.machine.device import GpuClass
-from memfit.estimators.records import record
 
 _ARCHITECTURE = re.compile(r"applegpu_g([0-9]{2})([pgsd])")
 _CLASSES: dict[str, GpuClass] = {"p": "p", "g": "g", "s": "s", "d": "d"}
 
 
-@record(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Chip:
     """One chip and tier, such as M4 Max; ``memory_gib`` holds what Macs with it were sold with."""
 

@@ -1,8 +1,7 @@
 """Machines a model could run on, and the memory each gives it."""
 
+from dataclasses import dataclass
 from typing import Literal
-
-from memfit.estimators.records import record
 
 Backend = Literal["metal", "cuda", "cpu"]
 DeviceSource = Literal["detected", "table", "flag"]
@@ -10,7 +9,7 @@ GpuClass = Literal["p", "g", "s", "d"]
 WORKING_SET = "working set"
 
 
-@record(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Device:
     """A machine, with its memory in bytes.
 

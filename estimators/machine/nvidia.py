@@ -1,13 +1,13 @@
 """NVIDIA GPUs by memory."""
 
 import re
+from dataclasses import dataclass
 from functools import cache
 
 from memfit.estimators.machine.data.nvidia import GPUS
-from memfit.estimators.records import record
 
 
-@record(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class GpuModel:
     """A GPU as sold; ``compute_capability`` has major and minor in one number, 89 for 8.9."""
 
