@@ -1,6 +1,10 @@
 """What speed costs in memory, in words: measured points that differ in one setting.
 
-trade(points, units) -> tuple[str, ...]
+    trade(points, units) -> tuple[str, ...]
+    rounded_rate(tokens) -> str
+
+Speeds differ where they lie farther apart than the repeats of any point that is compared; those
+of a single run are not compared.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +15,7 @@ from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.workload import Workload
 from memfit.probes.result import Point, Speed
 
-# Repeats of one setting lie as far apart: what is closer counts as equal.
-_ALIKE_PERCENT = 5
+_ONCE = "speeds of single runs are not compared"
 
 
 def trade(points: Sequence[Point], units: Units = Units.GB) -> tuple[str, ...]:
@@ -23,10 +26,16 @@ def trade(points: Sequence[Point], units: Units = Units.GB) -> tuple[str, ...]:
     return tuple(_sentences(points, units))
 
 
+def rounded_rate(tokens: float) -> str:
+    """Return tokens a second with as many digits as can be trusted."""
+    return f"{tokens:.1f}" if tokens < 100 else f"{tokens:.0f}"
+
+
 class _Measured(NamedTuple):
     setting: int | None
     nbytes: int
     rate: float  # tokens a second
+    spread: float | None  # of the repeats; None of a single run
 
 
 class _Axis(NamedTuple):
@@ -35,80 +44,112 @@ class _Axis(NamedTuple):
     setting: Callable[[Workload], int | None]
     rest: Callable[[Workload], Workload]  # the workload without it
     rate: Callable[[Speed], float | None]
+    spread: Callable[[Speed], float | None]
+    verb: str
 
 
 _STEP = _Axis(
     lambda workload: workload.prefill_step,
     lambda workload: replace(workload, prefill_step=Workload(prompt_tokens=1).prefill_step),
     lambda speed: speed.prefill_tokens_per_second,
+    lambda speed: speed.prefill_spread,
+    "reads",
 )
 _BITS = _Axis(
     lambda workload: workload.kv_bits,
     lambda workload: replace(workload, kv_bits=None, quantized_kv_start=0),
     lambda speed: speed.decode_tokens_per_second,
+    lambda speed: speed.decode_spread,
+    "writes",
 )
-_CONTEXT = _Axis(
-    lambda workload: workload.prompt_tokens,
-    lambda workload: replace(workload, prompt_tokens=1),
-    lambda speed: speed.decode_tokens_per_second,
+_CONTEXT = _BITS._replace(
+    setting=lambda workload: workload.prompt_tokens,
+    rest=lambda workload: replace(workload, prompt_tokens=1),
 )
 
 
 def _sentences(points: Sequence[Point], units: Units) -> Iterator[str]:
     if steps := _varied(points, _STEP):
-        yield f"prefill step: {_speed_for_memory(steps, 'reads', units)}"
+        yield f"prefill step: {_speed_for_memory(steps, _STEP.verb, units)}"
     if bits := _varied(points, _BITS):
-        yield f"KV bits: {_speed_for_memory(bits, 'writes', units)}"
+        yield f"KV bits: {_speed_for_memory(bits, _BITS.verb, units)}"
     yield from _wired(points, units)
     if contexts := _varied(points, _CONTEXT):
         short, long = min(contexts), max(contexts)
-        yield (
-            f"context: {long.setting} tokens take {_more(short, long, units)} than {short.setting},"
-            f" and are continued at {long.rate:.1f} tokens/s instead of {short.rate:.1f}"
-        )
+        costs = f"{long.setting} tokens take {_more(short, long, units)} than {short.setting}"
+        yield f"context: {costs}; {_compared(short, long, _CONTEXT.verb)}"
 
 
 def _wired(points: Sequence[Point], units: Units) -> Iterator[str]:
     """What the wired limit did for the speed of the workload that was run with and without it."""
-    without = {p.workload: p.speed for p in points if p.speed and p.wired_limit_bytes is None}
+    without = {p.workload: p for p in points if p.wired_limit_bytes is None}
     for point in points:
-        speed, before = point.speed, without.get(point.workload)
-        if speed and before and point.wired_limit_bytes is not None:
-            written, was = speed.decode_tokens_per_second, before.decode_tokens_per_second
-            decode = f", writes {written:.1f} instead of {was:.1f}" if written and was else ""
-            yield (
-                f"wired limit: with {format_bytes(point.wired_limit_bytes, units)} it reads"
-                f" {speed.prefill_tokens_per_second:.1f} tokens/s instead of"
-                f" {before.prefill_tokens_per_second:.1f}{decode}"
-            )
+        before = without.get(point.workload)
+        if before is None or point.wired_limit_bytes is None:
+            continue
+        limit = format_bytes(point.wired_limit_bytes, units)
+        for axis in (_STEP, _BITS):
+            was, now = _measured(before, axis), _measured(point, axis)
+            if was and now:
+                yield f"wired limit: with {limit}, {_compared(was, now, axis.verb)}"
+
+
+def _compared(was: _Measured, now: _Measured, verb: str) -> str:
+    """Two speeds; that they differ is said only where repeats lie closer."""
+    apart = _apart((was, now))
+    if apart is None:
+        return _ONCE
+    rates = f"it {verb} {rounded_rate(now.rate)} tokens/s instead of {rounded_rate(was.rate)}"
+    if abs(now.rate - was.rate) > apart:
+        return rates
+    return f"{rates}, no clear difference: repeats lie {rounded_rate(apart)} apart"
+
+
+def _apart(measured: Sequence[_Measured]) -> float | None:
+    """How far the repeats of one point lie apart at most; None where a point has no repeats."""
+    spreads = [each.spread for each in measured if each.spread is not None]
+    return max(spreads) if len(spreads) == len(measured) else None
 
 
 def _varied(points: Sequence[Point], axis: _Axis) -> list[_Measured]:
     """The points that differ in the setting alone, empty when fewer than two do."""
     groups: dict[Workload, list[_Measured]] = {}
     for point in points:
-        rate = axis.rate(point.speed) if point.speed else None
-        if rate and point.peak_bytes and point.wired_limit_bytes is None:
-            found = _Measured(axis.setting(point.workload), point.peak_bytes, rate)
+        found = _measured(point, axis)
+        if found and point.wired_limit_bytes is None:
             groups.setdefault(axis.rest(point.workload), []).append(found)
     several = (rest for rest, found in groups.items() if len(found) > 1)
     longest = max(several, key=lambda rest: rest.prompt_tokens, default=None)
     return groups[longest] if longest else []
 
 
+def _measured(point: Point, axis: _Axis) -> _Measured | None:
+    rate = axis.rate(point.speed) if point.speed else None
+    if not point.speed or not rate or not point.peak_bytes:
+        return None
+    spread = axis.spread(point.speed) if point.repeats > 1 else None
+    return _Measured(axis.setting(point.workload), point.peak_bytes, rate, spread)
+
+
 def _speed_for_memory(measured: list[_Measured], verb: str, units: Units) -> str:
-    """The fastest against the smallest of several settings."""
+    """The smallest against the largest of several settings, or what is faster for more."""
     least = min(measured, key=lambda each: each.nbytes)
+    most = max(measured, key=lambda each: each.nbytes)
     fastest = max(measured, key=lambda each: (each.rate, -each.nbytes))
-    rate = f"{fastest.rate:.1f} tokens/s"
-    if least is fastest:
-        size = format_bytes(least.nbytes, units)
-        return f"{_name(least)} is the smallest, {size}, and {verb} the fastest, {rate}"
-    gain = round(100 * (fastest.rate / least.rate - 1))
-    costs = f"takes {_more(least, fastest, units)} than {_name(least)}"
-    if gain < _ALIKE_PERCENT:
-        return f"{_name(fastest)} {costs} and {verb} no faster, {rate}"
-    return f"{_name(fastest)} {verb} {gain} % faster, {rate}, and {costs}"
+    apart = _apart(measured)
+    if apart is None:
+        return f"{_name(most)} takes {_more(least, most, units)} than {_name(least)}; {_ONCE}"
+    if fastest.rate - least.rate > apart:
+        gain = round(100 * (fastest.rate / least.rate - 1))
+        return (
+            f"{_name(fastest)} {verb} {gain} % faster, {rounded_rate(fastest.rate)} tokens/s, and"
+            f" takes {_more(least, fastest, units)} than {_name(least)}"
+        )
+    size, rate = format_bytes(least.nbytes, units), rounded_rate(least.rate)
+    return (
+        f"{_name(least)} is the smallest, {size}, and {verb} {rate} tokens/s; no other is clearly"
+        f" faster: repeats lie {rounded_rate(apart)} apart"
+    )
 
 
 def _more(least: _Measured, most: _Measured, units: Units) -> str:

@@ -15,11 +15,11 @@ _LEAST_WIDTH = 64
 
 
 def to_table(measurements: Sequence[Measurement], units: Units, *, to_file: bool) -> str:
-    """Return one row a measurement; names and numbers are never cut."""
+    """Return one row a measurement; names are wrapped where the terminal is narrow."""
     page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
-    headings = ("Id", "Measured", "Model", "Workload", "Device", "mlx", "mlx-lm", "Peak")
+    headings = ("Id", "Measured", "Model", "Workload", "Peak")
     rows = [_row(measurement, units) for measurement in measurements]
-    grid.draw(page, headings, rows, left=len(headings) - 1)
+    grid.draw(page, headings, rows, left=len(headings) - 1, wrapped=(2, 3))
     return page.text()
 
 
@@ -28,7 +28,7 @@ def to_sheet(measurement: Measurement, units: Units, *, to_file: bool) -> str:
     page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
     page.console.print(measurement.model, style="bold", soft_wrap=True)
     for line in _facts(measurement):
-        page.console.print(line, style="dim", soft_wrap=True)
+        page.say(line, style="dim")
     page.console.print()
     rows = [
         (
@@ -39,7 +39,8 @@ def to_sheet(measurement: Measurement, units: Units, *, to_file: bool) -> str:
         for figure in _figures(measurement)
     ]
     grid.draw(page, ("Figure", "Median", "Spread"), rows)
-    page.console.print(f"\n{', '.join(_speeds(measurement))}", soft_wrap=True)
+    page.console.print()
+    page.say(", ".join(_speeds(measurement)))
     return page.text()
 
 
@@ -50,9 +51,6 @@ def _row(measurement: Measurement, units: Units) -> tuple[str, ...]:
         measurement.measured_at[:10],
         measurement.model,
         workload_words(measurement.workload),
-        measurement.device,
-        measurement.mlx_version,
-        measurement.mlx_lm_version,
         size(peak.measured_bytes, units),
     )
 
@@ -78,7 +76,8 @@ def _figures(measurement: Measurement) -> tuple[Figure, ...]:
 def _speeds(measurement: Measurement) -> Iterator[str]:
     yield f"loaded in {seconds(measurement.loaded.load_ns)}"
     if rates := speed(measurement.workload, measurement.runs):
-        yield f"first token after {seconds(rates.first_token_ns)}"
+        reached = "first token after" if measurement.workload.max_tokens else "prompt read in"
+        yield f"{reached} {seconds(rates.first_token_ns)}"
         yield f"prefill {rate(rates.prefill_tokens_per_second)} tokens/s"
         if rates.decode_tokens_per_second is not None:
             yield f"decode {rate(rates.decode_tokens_per_second)} tokens/s"

@@ -1,7 +1,9 @@
 """A page drawn for the terminal: styled where it is one, plain where it is piped or a file."""
 
 import io
+import re
 import sys
+import textwrap
 
 from rich.console import Console
 
@@ -9,6 +11,8 @@ from memfit.estimators.records import record
 
 # One mark for one: columns stay where they are.
 _ASCII = str.maketrans("±…", "~~")
+_UNIT = re.compile(r"(?<=[0-9]) (?=[A-Za-z%])")
+_HELD = "\ue000"  # of nobody's use
 
 
 @record(frozen=True, slots=True)
@@ -19,9 +23,24 @@ class Page:
     ascii_only: bool
     _buffer: io.StringIO
 
+    def say(self, text: str, *, style: str = "", indent: int = 0) -> None:
+        """Draw a sentence, wrapped between words; a number keeps its unit."""
+        space = " " * indent
+        lines = textwrap.wrap(
+            _UNIT.sub(_HELD, text),
+            self.console.width,
+            initial_indent=space,
+            subsequent_indent=space,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in lines:
+            self.console.print(line.replace(_HELD, " "), style=style, soft_wrap=True)
+
     def text(self) -> str:
-        """Return what was drawn so far."""
-        text = self._buffer.getvalue()
+        """Return what was drawn so far; no line ends in blanks."""
+        lines = self._buffer.getvalue().split("\n")
+        text = "\n".join(line.rstrip(" ") for line in lines)
         return text.translate(_ASCII) if self.ascii_only else text
 
 

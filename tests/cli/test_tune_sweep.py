@@ -195,7 +195,8 @@ def test_a_plot_shows_every_setting_against_context_and_speed(memfit: Memfit, mo
     assert "b  prefill step 16, unquantised KV cache" in plot
     rows = [line.split() for line in plot if line.startswith("    ") and " MB " in line]
     assert {row[0] for row in rows} >= {"64", "70", "128"}
-    longest = max(len(row[3]) for row in rows if len(row) == 4)
+    assert {row[1] for row in rows if row[0] in ("64", "70", "128")} == {"tokens"}
+    longest = max(len(row[4]) for row in rows if len(row) == 5)
     assert longest > 20
     assert "Prefill, tokens/s against memory" in run.out
     assert "Decode, tokens/s against memory" in run.out

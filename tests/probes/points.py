@@ -5,7 +5,12 @@ from memfit.probes.result import Point, Speed
 
 
 def point(
-    workload: Workload, peak_bytes: int, *, reads: float = 100.0, writes: float | None = 10.0
+    workload: Workload,
+    peak_bytes: int,
+    *,
+    reads: float = 100.0,
+    writes: float | None = 10.0,
+    apart: float = 0.0,
 ) -> Point:
     return Point(
         workload=workload,
@@ -16,7 +21,11 @@ def point(
         peak_bytes=peak_bytes,
         figures=(),
         speed=Speed(
-            first_token_ns=1, prefill_tokens_per_second=reads, decode_tokens_per_second=writes
+            first_token_ns=1,
+            prefill_tokens_per_second=reads,
+            decode_tokens_per_second=writes,
+            prefill_spread=apart,
+            decode_spread=None if writes is None else apart,
         ),
         measurement_id=None,
     )

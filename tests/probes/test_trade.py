@@ -14,23 +14,34 @@ def test_a_faster_step_says_what_it_takes_more() -> None:
     small = point(replace(ASKED, prefill_step=128), GB, reads=300.0)
     large = point(ASKED, GB + GB // 10, reads=420.0)
     assert trade([large, small]) == (
-        "prefill step: 512 reads 40 % faster, 420.0 tokens/s, and takes 100.0 MB (10 %) more than"
+        "prefill step: 512 reads 40 % faster, 420 tokens/s, and takes 100.0 MB (10 %) more than"
         " 128",
     )
 
 
 def test_speeds_that_repeats_do_not_tell_apart_are_no_gain() -> None:
-    small = point(replace(ASKED, prefill_step=128), GB, reads=410.0)
+    small = point(replace(ASKED, prefill_step=128), GB, reads=300.0, apart=130.0)
     large = point(ASKED, GB + GB // 10, reads=420.0)
     assert trade([large, small]) == (
-        "prefill step: 512 takes 100.0 MB (10 %) more than 128 and reads no faster, 420.0 tokens/s",
+        "prefill step: 128 is the smallest, 1.000 GB, and reads 300 tokens/s; no other is clearly"
+        " faster: repeats lie 130 apart",
+    )
+
+
+def test_speeds_of_single_runs_are_not_compared() -> None:
+    small = replace(point(replace(ASKED, prefill_step=128), GB, reads=300.0), repeats=1)
+    large = point(ASKED, GB + GB // 10, reads=420.0)
+    assert trade([large, small]) == (
+        "prefill step: 512 takes 100.0 MB (10 %) more than 128; speeds of single runs are not"
+        " compared",
     )
 
 
 def test_a_setting_that_is_best_in_both_is_named() -> None:
     slow = point(replace(ASKED, kv_bits=4, quantized_kv_start=0), GB + 1, writes=20.0)
     assert trade([point(ASKED, GB, writes=30.0), slow]) == (
-        "KV bits: unquantised is the smallest, 1.000 GB, and writes the fastest, 30.0 tokens/s",
+        "KV bits: unquantised is the smallest, 1.000 GB, and writes 30.0 tokens/s; no other is"
+        " clearly faster: repeats lie 0.0 apart",
     )
 
 
@@ -38,8 +49,18 @@ def test_a_longer_context_says_what_it_takes_and_slows() -> None:
     short = point(replace(ASKED, prompt_tokens=1025), GB, writes=40.0)
     long = point(ASKED, 2 * GB, writes=30.0)
     assert trade([long, short]) == (
-        "context: 4097 tokens take 1.000 GB (100 %) more than 1025, and are continued at 30.0"
-        " tokens/s instead of 40.0",
+        "context: 4097 tokens take 1.000 GB (100 %) more than 1025; it writes 30.0 tokens/s instead"
+        " of 40.0",
+    )
+
+
+def test_a_wired_limit_is_said_to_help_only_beyond_what_repeats_do() -> None:
+    without = point(ASKED, GB, reads=100.0, apart=15.0)
+    wired = replace(point(ASKED, GB, reads=110.0, writes=30.0), wired_limit_bytes=GB)
+    assert trade([without, wired]) == (
+        "wired limit: with 1.000 GB, it reads 110 tokens/s instead of 100, no clear difference:"
+        " repeats lie 15.0 apart",
+        "wired limit: with 1.000 GB, it writes 30.0 tokens/s instead of 10.0",
     )
 
 

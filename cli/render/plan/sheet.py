@@ -3,15 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rich import box
-from rich.padding import Padding
-from rich.table import Table
-
-from memfit.cli.render.terminal import Page, open_page
+from memfit.cli.render.grid import draw
+from memfit.cli.render.terminal import open_page
 
 _LEAST_WIDTH = 64
 _MARKDOWN_WIDTH = 80
-_GAP = 3  # between two columns
 # Draws into a width in characters, with ASCII marks only where that is asked for.
 Plot = Callable[[int, bool], Iterator[str]]
 
@@ -47,16 +43,17 @@ def to_table(sheet: Sheet, *, to_file: bool) -> str:
     page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
     page.console.print(sheet.title, style="bold", soft_wrap=True)
     for fact in sheet.facts:
-        page.console.print(fact, style="dim", soft_wrap=True)
+        page.say(fact, style="dim")
     for grid in sheet.grids:
         page.console.print(f"\n{grid.title}" if grid.title else "")
-        _draw(page, grid)
-    page.console.print(f"\n{sheet.verdict}", style=f"bold {sheet.colour}", soft_wrap=True)
+        draw(page, grid.headings, grid.rows)
+    page.console.print()
+    page.say(sheet.verdict, style=f"bold {sheet.colour}")
     for heading, lines in sheet.sections:
         if lines:
             page.console.print(f"\n{heading}")
         for line in lines:
-            page.console.print(Padding(line, (0, 0, 0, 2), expand=False))
+            page.say(line, indent=2)
     if sheet.to_paste:
         page.console.print("\nTo paste")
     for line in sheet.to_paste:
@@ -66,20 +63,6 @@ def to_table(sheet: Sheet, *, to_file: bool) -> str:
         for line in plot(page.console.width, page.ascii_only):
             page.console.print(line, no_wrap=True, crop=True)
     return page.text()
-
-
-def _draw(page: Page, grid: Grid) -> None:
-    style = box.ASCII if page.ascii_only else box.SIMPLE_HEAD
-    table = Table(box=style, pad_edge=False, show_edge=False)
-    span = 0
-    for index, heading in enumerate(grid.headings):
-        width = max(len(heading), *(len(row[index]) for row in grid.rows), 1)
-        span += width + _GAP
-        table.add_column(heading, justify="right" if index else "left", no_wrap=True, width=width)
-    for row in grid.rows:
-        table.add_row(*row)
-    page.console.width = max(page.console.width, span)
-    page.console.print(table)
 
 
 def to_markdown(sheet: Sheet) -> str:

@@ -8,15 +8,15 @@ from memfit.estimators.units import Units
 from memfit.probes.result import TuneResult
 
 _COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
-_FIGURES = ("Figure", "Estimated", "Measured", "Difference", "", "Spread", "Basis")
+_FIGURES = ("Figure", "Estimated", "Measured", "Difference", "", "Spread")
 _POINTS = (
     "Prompt",
     "Step",
     "KV bits",
+    "Runs",
     "Estimated",
     "Measured",
     "",
-    "First token",
     "Prefill/s",
     "Decode/s",
 )
@@ -32,7 +32,8 @@ def laid_out(result: TuneResult, units: Units, *, plot: bool) -> Sheet:
         model_words.title(result.model),
         words.task(result),
         model_words.machine(result, units),
-        "; ".join(words.speeds(result)),
+        *words.speeds(result),
+        words.bases(result),
     )
     return Sheet(
         title=result.model.id,

@@ -70,7 +70,7 @@ def _memory(dots: list[_Dot], units: Units, width: int, ascii_only: bool) -> Ite
             yield f"{dot.letter}  {settings_beside_context(dot.point.workload)}"
             last = dot.letter
         tokens, peak = dot.point.workload.prompt_tokens, dot.point.peak_bytes or 0
-        label = f"{tokens:>10} {format_bytes(peak, units):>10} "
+        label = f"{tokens:>10} tokens {format_bytes(peak, units):>10} "
         room = max(_LEAST_WIDTH, min(width, _MOST_WIDTH) - len(label) - 1)
         yield label + _bar(dot.point, peak, whole, room, marks)
 
@@ -104,5 +104,13 @@ def _speed(
     for index, row in enumerate(rows):
         side = label if index == 0 else "0 " if index == _HEIGHT - 1 else ""
         yield f"{side:>{len(label)}}{edge}{''.join(row)}".rstrip()
-    left, right = format_bytes(least, units), format_bytes(least + span, units)
-    yield f"{'':>{len(label)}} {left}{right:>{room - len(left)}}"
+    left, right = axis_ends(least, least + span, units)
+    yield f"{'':>{len(label)}} {left}{right:>{room - len(left)}}".rstrip()
+
+
+def axis_ends(least: int, most: int, units: Units) -> tuple[str, str]:
+    """Return the labels of an axis: in bytes where rounded sizes would be the same."""
+    left, right = format_bytes(least, units), format_bytes(most, units)
+    if least == most:
+        return left, ""
+    return (left, right) if left != right else (f"{least} B", f"{most} B")

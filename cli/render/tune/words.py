@@ -6,30 +6,31 @@ from decimal import Decimal
 from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.workload import Workload
 from memfit.probes.result import Figure, Point, TuneResult
+from memfit.probes.trade import rounded_rate
 
 FIGURE_NAMES = {
     "weights": "Weights",
     "active": "Active after load",
     "kv": "KV cache at the end",
     "kv_held": "  held by its tokens",
-    "ssm": "Recurrent state at the end",
+    "ssm": "State at the end",
     "prefill_kv": "KV cache after prefill",
     "prefill_kv_held": "  held by its tokens",
-    "prefill_ssm": "Recurrent state after prefill",
+    "prefill_ssm": "State after prefill",
     "prefill_peak": "Peak in prefill",
     "decode_peak": "Peak in decode",
     "peak": "Peak",
     "workspace": "Workspace",
     "unaccounted": "Unaccounted",
-    "swift_workspace": "Workspace, mlx-swift-lm's rule",
-    "process": "Process, as the system counts",
+    "swift_workspace": "Workspace, mlx-swift-lm",
+    "process": "Process, by the system",
 }
 _ONLY_WHERE_THERE = {"ssm", "prefill_ssm"}
 NOTHING = "-"
 
 
 def figure_rows(point: Point, units: Units) -> Iterator[tuple[str, ...]]:
-    """Yield name, estimate, measurement, difference, percent, spread and basis of each figure."""
+    """Yield name, estimate, measurement, difference, percent and spread of each figure."""
     for figure in point.figures:
         if figure.name in _ONLY_WHERE_THERE and not (
             figure.measured_bytes or figure.estimated_bytes
@@ -42,23 +43,30 @@ def figure_rows(point: Point, units: Units) -> Iterator[tuple[str, ...]]:
             difference(figure, units),
             percent(figure),
             size(figure.spread_bytes, units) if figure.spread_bytes else NOTHING,
-            figure.basis or NOTHING,
         )
 
 
+def bases(result: TuneResult) -> str:
+    """How the figures that the measurement stands beside were found."""
+    basis = {figure.name: figure.basis for figure in result.points[0].figures if figure.basis}
+    named = {"weights": "weights", "kv": "KV cache", "peak": "peak"}
+    found = ", ".join(f"{text} {basis[name]}" for name, text in named.items() if name in basis)
+    return f"estimated by {result.method}: {found}" if found else ""
+
+
 def point_rows(points: tuple[Point, ...], units: Units) -> Iterator[tuple[str, ...]]:
-    """Yield the settings of each point, its peaks and its speeds."""
+    """Yield the settings of each point, its runs, peaks and speeds."""
     for point in points:
         peak = next((figure for figure in point.figures if figure.name == "peak"), None)
         work, speed = point.workload, point.speed
         yield (
             str(work.prompt_tokens),
             str(work.prefill_step),
-            str(work.kv_bits or "none") + (", wired" if point.wired_limit_bytes else ""),
+            str(work.kv_bits or "none") + (" wired" if point.wired_limit_bytes else ""),
+            str(point.repeats or NOTHING),
             size(point.estimated_peak_bytes, units),
             size(point.peak_bytes, units) if point.peak_bytes is not None else point.status,
             percent(peak) if peak else NOTHING,
-            seconds(speed.first_token_ns) if speed else NOTHING,
             rate(speed.prefill_tokens_per_second if speed else None),
             rate(speed.decode_tokens_per_second if speed else None),
         )
@@ -89,7 +97,7 @@ def settings_beside_context(work: Workload) -> str:
 def task(result: TuneResult) -> str:
     """What was run, by what."""
     work = result.points[0].workload
-    text = f"{work.prompt_tokens} prompt tokens"
+    text = f"{work.prompt_tokens} prompt token{'' if work.prompt_tokens == 1 else 's'}"
     if work.max_tokens:
         text += f" + {work.max_tokens} generated"
     text += f", prefill step {work.prefill_step}"
@@ -101,18 +109,27 @@ def task(result: TuneResult) -> str:
 
 
 def speeds(result: TuneResult) -> Iterator[str]:
-    """How long the asked workload took."""
+    """How long the asked workload took, a line for each phase; repeats lie apart by the spread."""
     point = result.points[0]
     if result.loaded:
         yield f"loaded in {seconds(result.loaded.load_ns)}"
-    if speed := point.speed:
-        spread = seconds(speed.first_token_spread_ns)
-        yield f"first token after {seconds(speed.first_token_ns)} (spread {spread})"
-        prefill, decode = speed.prefill_tokens_per_second, speed.decode_tokens_per_second
-        yield f"prefill {rate(prefill)} tokens/s (spread {rate(speed.prefill_spread)})"
-        if decode is not None:
-            yield f"decode {rate(decode)} tokens/s (spread {rate(speed.decode_spread)})"
-        yield "1 repeat" if point.repeats == 1 else f"median of {point.repeats} repeats"
+    if not (speed := point.speed):
+        return
+    first, apart = seconds(speed.first_token_ns), seconds(speed.first_token_spread_ns)
+    reached = "first token after" if point.workload.max_tokens else "prompt read in"
+    yield f"{reached} {first}{_apart(point, apart)}; {_runs(point)}"
+    prefill, decode = speed.prefill_tokens_per_second, speed.decode_tokens_per_second
+    yield f"prefill {rate(prefill)} tokens/s{_apart(point, rate(speed.prefill_spread))}"
+    if decode is not None:
+        yield f"decode {rate(decode)} tokens/s{_apart(point, rate(speed.decode_spread))}"
+
+
+def _apart(point: Point, spread: str) -> str:
+    return f" (repeats {spread} apart)" if point.repeats > 1 else ""
+
+
+def _runs(point: Point) -> str:
+    return "1 run" if point.repeats == 1 else f"median of {point.repeats} runs"
 
 
 def verdict(result: TuneResult, units: Units) -> str:
@@ -166,6 +183,4 @@ def seconds(nanoseconds: int) -> str:
 
 def rate(tokens: float | None) -> str:
     """Tokens a second, as many digits as can be trusted."""
-    if tokens is None:
-        return NOTHING
-    return f"{tokens:.1f}" if tokens < 100 else f"{tokens:.0f}"
+    return NOTHING if tokens is None else rounded_rate(tokens)

@@ -1,0 +1,20 @@
+"""The plots of a sweep: axes that tell their ends apart, numbers with their units."""
+
+import pytest
+
+from memfit.cli.render.tune.plot import axis_ends
+from memfit.estimators.units import Units
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "ends"),
+    [
+        (1_600_000, 2_600_000, ("1.6 MB", "2.6 MB")),
+        (1_600_000, 1_600_001, ("1600000 B", "1600001 B")),
+        (1_600_000, 1_600_000, ("1.6 MB", "")),
+    ],
+)
+def test_the_ends_of_an_axis_are_never_the_same_text(
+    least: int, most: int, ends: tuple[str, str]
+) -> None:
+    assert axis_ends(least, most, Units.GB) == ends
