@@ -11,7 +11,7 @@ from memfit.estimators.machine.measurement import Measurement
 from memfit.estimators.measured import MeasuredEngine
 from memfit.estimators.result import Note
 from memfit.estimators.traced import TraceEngine
-from memfit.estimators.units import Units, format_bytes
+from memfit.estimators.units import Units, ceil_div, format_bytes
 from memfit.estimators.workload import Workload
 
 _NAMED = 3  # workloads of measurements that hold for others
@@ -50,7 +50,9 @@ def recall(
         return Remembered(max(same, key=lambda m: (m.wired_limit_bytes is None, m.measured_at)), ())
     if holding:
         nearest = sorted(holding, key=lambda m: _distance(m.workload, workload))
-        text = f"measured here: {_listed(nearest)}; {tune_command(model, workload)}"
+        text = (
+            f"measured on {nearest[0].device}: {_listed(nearest)}; {tune_command(model, workload)}"
+        )
         note = Note("info", "measured-otherwise", f"{text} would measure this workload")
         return Remembered(None, (note,))
     if not measurements:
@@ -62,6 +64,14 @@ def recall(
         f" {tune_command(model, workload)} would measure this one"
     )
     return Remembered(None, (Note("info", "measurement-not-used", text),))
+
+
+def machine_name(device: Device) -> str:
+    """Return what a measurement calls a machine: bytes are equal where this is.
+
+    Memory is in whole GiB: what a kernel keeps of it changes with every update.
+    """
+    return f"{device.name}, {ceil_div(device.memory_bytes, 2**30)} GiB"
 
 
 def tune_command(model: str, workload: Workload) -> str:
@@ -85,7 +95,7 @@ def measured_assumption(measurement: Measurement, units: Units) -> str:
     spread = format_bytes(max(peaks) - min(peaks), units)
     runs = f"the median of {len(peaks)} runs, {spread} apart" if len(peaks) > 1 else "one run"
     return (
-        f"measured on {measurement.measured_at[:10]} on this machine ({measurement.device}) with"
+        f"measured on {measurement.measured_at[:10]} on {measurement.device} with"
         f" mlx {measurement.mlx_version} and mlx-lm {measurement.mlx_lm_version}: {runs}"
         f" ({measurement.id}); --method formula leaves it aside"
     )
@@ -123,12 +133,13 @@ def measured_differences(
 def _obstacles(measurement: Measurement, device: Device, versions: Versions) -> list[str]:
     """Why a measurement does not hold here, in words."""
     found = []
-    if (measurement.device, measurement.backend) != (device.name, device.backend):
-        found.append(f"it is of {measurement.device}, this is {device.name}")
+    here = machine_name(device)
+    if (measurement.device, measurement.backend) != (here, device.backend):
+        found.append(f"it is of {measurement.device}, this is {here}")
     was = Versions(measurement.mlx_version, measurement.mlx_lm_version)
     if was != versions:
-        here = f"mlx {versions.mlx or 'none'} and mlx-lm {versions.mlx_lm or 'none'}"
-        found.append(f"it is of mlx {was.mlx} and mlx-lm {was.mlx_lm}, here is {here}")
+        there = f"mlx {versions.mlx or 'none'} and mlx-lm {versions.mlx_lm or 'none'}"
+        found.append(f"it is of mlx {was.mlx} and mlx-lm {was.mlx_lm}, here is {there}")
     return found
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.errors import InputError, MachineError, MemfitError, UnsupportedError
 from memfit.estimators.machine.measurement import Loaded, Measurement, Run
+from memfit.estimators.remembered import machine_name
 from memfit.estimators.sizing import Sizing
 from memfit.estimators.version import __version__
 from memfit.estimators.workload import Workload
@@ -97,7 +98,7 @@ class Bench:
         device, versions = self.sizing.device, self.worker.versions
         return measurement_id(
             fingerprint=fingerprint_of(self.sizing.checkpoint),
-            device=device.name if device else "",
+            device=machine_name(device) if device else "",
             mlx_version=versions["mlx"],
             mlx_lm_version=versions["mlx_lm"],
             workload=workload,
@@ -165,7 +166,7 @@ class Bench:
             mlx_lm_version=versions["mlx_lm"],
             model=self.sizing.checkpoint.id,
             fingerprint=fingerprint_of(self.sizing.checkpoint),
-            device=device.name,
+            device=machine_name(device),
             backend=device.backend,
             workload=ran.workload,
             wired_limit_bytes=ran.wired,

@@ -13,6 +13,7 @@ from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.machine.measurement import Measurement
+from memfit.estimators.remembered import machine_name
 from memfit.estimators.workload import Workload
 from memfit.probes.store import Store
 from tests.checkpoints import Checkpoints
@@ -45,7 +46,7 @@ def taken(model: Path) -> Callable[..., Measurement]:
     def make(**changes: Any) -> Measurement:
         values = {
             "fingerprint": fingerprint_of(open_checkpoint(str(model))),
-            "device": host.name,
+            "device": machine_name(host),
             "backend": host.backend,
             "mlx_version": version("mlx"),
             "mlx_lm_version": version("mlx-lm"),
@@ -79,7 +80,7 @@ def test_a_fitting_measurement_stands_above_the_formulas(
     assert parts["weights"]["resident_bytes"] == 1_100_000
     assert (parts["kv"]["bytes"], parts["kv"]["held_bytes"]) == (65_536, 32_768)
     assert parts["workspace"]["bytes"] == 4_100_000 - 1_100_000 - 65_536
-    assert data["assumptions"][0].startswith("measured on 2026-11-21 on this machine (")
+    assert data["assumptions"][0].startswith(f"measured on 2026-11-21 on {taken().device} with ")
     assert "the median of 3 runs, 200.0 kB apart" in data["assumptions"][0]
     assert taken().id in data["assumptions"][0]
 
@@ -98,7 +99,7 @@ def test_what_was_tuned_is_what_the_next_estimate_says(
     assert parts["kv"]["bytes"] == figures["kv"]
     (kept,) = store.all().measurements
     assert memfit("estimate", model, "--context", "600", "--device", "host").out.count(
-        "measured here: 600 + 8 tokens"
+        f"measured on {kept.device}: 600 + 8 tokens"
     )
     assert kept.id in data["assumptions"][0]
 
@@ -166,7 +167,8 @@ def test_another_workload_is_answered_by_formulas_and_told_how_to_measure(
     data = answer(memfit, model, *ASK)
     (note,) = (note for note in data["notes"] if note["code"] == "measured-otherwise")
     assert note["message"] == (
-        "measured here: 512 + 8 tokens, 700 + 8 tokens, 4096 + 8 tokens, and 1 more;"
+        f"measured on {taken().device}: 512 + 8 tokens, 700 + 8 tokens, 4096 + 8 tokens, and 1"
+        " more;"
         f" memfit tune {model} --prompt-tokens 600 --max-tokens 8 would measure this workload"
     )
     assert {**data, "notes": before["notes"]} == before
@@ -177,6 +179,7 @@ def test_another_workload_is_answered_by_formulas_and_told_how_to_measure(
     [
         ({"mlx_version": "0.1.0"}, "it is of mlx 0.1.0 and mlx-lm "),
         ({"mlx_lm_version": "0.1.0"}, " and mlx-lm 0.1.0, here is mlx "),
+        ({"device": "x86_64 CPU, 1 GiB"}, "it is of x86_64 CPU, 1 GiB, this is "),
         ({"device": "Apple M4 Max", "backend": "metal"}, "it is of Apple M4 Max, this is "),
     ],
 )
