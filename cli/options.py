@@ -75,7 +75,25 @@ PromptTokens = Annotated[str | None, typer.Option(help="Tokens of the prompt.")]
 MaxTokens = Annotated[str | None, typer.Option(help="Tokens to generate.")]
 Batch = Annotated[int, typer.Option(help="Sequences run together.")]
 PrefillStep = Annotated[int | None, typer.Option(help="Tokens of a prefill chunk.")]
-KVBits = Annotated[int | None, typer.Option(help="Bits of a quantised KV cache.")]
+
+
+def _kv_bits(text: str) -> int:
+    """Bits, 0 for none; None is an option that was not given: the runtime's own bits."""
+    if text == "none":
+        return 0
+    try:
+        bits = int(text)
+    except ValueError:
+        bits = 0
+    if not bits:
+        raise InputError(f"--kv-bits: {text[:40]!r} is neither a number of bits nor none")
+    return bits
+
+
+KVBits = Annotated[
+    int | None,
+    typer.Option(parser=_kv_bits, metavar="BITS|none", help="Bits of a quantised KV cache."),
+]
 KVGroupSize = Annotated[int | None, typer.Option(help="Its group size.")]
 QuantizedKVStart = Annotated[int | None, typer.Option(help="Tokens before the cache is quantised.")]
 MaxKVSize = Annotated[

@@ -8,8 +8,15 @@ from memfit.estimators.errors import InputError
 MAX_PROMPT_BYTES = 64_000_000  # about as many tokens as the longest context of any model has bytes
 
 
+def prompt_file(given: str | None) -> str | None:
+    """Return the path of ``@FILE``, None of any other prompt."""
+    return str(Path(given[1:]).expanduser()) if given and given.startswith("@") else None
+
+
 def prompt_text(given: str) -> str:
-    """Return the text of ``TEXT``, ``@FILE`` or ``-`` for standard input.
+    r"""Return the text of ``TEXT``, ``@FILE`` or ``-`` for standard input.
+
+    In a TEXT ``\n`` and ``\t`` are a line feed and a tabulator, as mlx_lm.generate has them.
 
     Raises:
         InputError: when it is empty, too long, no UTF-8, or cannot be read.
@@ -19,6 +26,7 @@ def prompt_text(given: str) -> str:
     elif given.startswith("@"):
         source, content = given[1:], _contents(given[1:])
     else:
+        given = given.replace("\\n", "\n").replace("\\t", "\t")
         source, content = "--prompt", given.encode("utf-8", "surrogateescape")
     if len(content) > MAX_PROMPT_BYTES:
         raise InputError(f"{source}: a prompt of more than {MAX_PROMPT_BYTES} bytes is not read")

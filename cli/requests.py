@@ -41,7 +41,7 @@ def requested_workload(
         max_tokens=generated,
         batch=batch,
         prefill_step=_given(prefill_step, runtime.prefill_step),
-        kv_bits=runtime.kv_bits if kv_bits is None else kv_bits,
+        kv_bits=(runtime.kv_bits if kv_bits is None else kv_bits) or None,  # 0: none
         kv_group_size=_given(kv_group_size, runtime.kv_group_size),
         quantized_kv_start=_given(quantized_kv_start, runtime.quantized_kv_start),
         max_kv_size=max_kv_size,

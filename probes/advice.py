@@ -142,22 +142,25 @@ def _basis(
 
 
 def _too_short(workload: Workload, limit: int | None) -> str:
-    """What to give for a line, where a prompt is too short for one."""
+    """What to run for a line, where a prompt is too short for one."""
     short = calibration(workload)
     if not isinstance(short, ShortPrompt):
         return ""
-    mends = []
-    if not limit or short.least_tokens + workload.max_tokens <= limit:
-        mends.append(f"{short.least_tokens} tokens")
-    if short.largest_step:
-        mends.append(f"a prefill step of {short.largest_step}")
-    text = ": the prompt is too short to tell what a token takes from what a chunk takes"
-    return f"{text}; {' or '.join(mends)} would do" if mends else text
+    text = f"; a prompt of {short.least_tokens} tokens"
+    if limit and short.least_tokens + workload.max_tokens > limit:
+        most = max(1, limit - workload.max_tokens)
+        longest = calibration(replace(workload, prompt_tokens=most))
+        step = longest.largest_step if isinstance(longest, ShortPrompt) else None
+        if not step:
+            return ""
+        text = f"; a prompt of {3 * step + 1} tokens by prefill steps of {step}"
+    return f"{text} would tell what each token adds"
 
 
 def _explained(line: Line, units: Units) -> str:
     """The line in words; a fraction of a byte is rounded up."""
-    text = f"stands on {line.points} measured peaks: {format_bytes(line.fixed_bytes, units)}"
+    text = f"stands on {line.points} measured peaks and a line through them, which holds near them"
+    text += f" and is no list of parts: {format_bytes(line.fixed_bytes, units)}"
     text += f" + {_rounded(line.per_token, units)} a token of the prompt"
     if line.per_chunk_token:
         text += f" + {_rounded(line.per_chunk_token, units)} a token of the prefill step"

@@ -35,27 +35,38 @@ def recommended_workload(
 
 
 def command_lines(
-    sizing: Sizing, workload: Workload, *, model: str, prompt: str | None
+    sizing: Sizing,
+    workload: Workload,
+    *,
+    model: str,
+    prompt: str | None,
+    prompt_file: str | None = None,
 ) -> tuple[str, ...]:
     """Return the lines of mlx_lm.generate and mlx_lm.server, quoted for a shell.
 
-    ``prompt`` None is read from standard input. The server takes one request at a time, as was
-    measured, and keeps the caches of as many prompts as there is room for; it cannot limit a
-    cache's tokens, so with such a limit it has no line.
+    Without a ``prompt`` it is read from ``prompt_file``, else from standard input; a line of no
+    tokens to generate would be refused by mlx-lm. The server takes one request at a time, as was
+    measured, and keeps the caches of as many prompts as there is room for; how many tokens to
+    generate is each request's to say, and it cannot limit a cache's tokens, so with such a limit
+    it has no line.
     """
-    shared = [*_option("--model", model), "--max-tokens", str(workload.max_tokens)]
+    named = _option("--model", model)
     settings = [str(each) for each in _settings(workload)]
-    asked = _option("--prompt", prompt or _STDIN)
+    generate = ["mlx_lm.generate", *named]
+    if workload.max_tokens:
+        generate += ["--max-tokens", str(workload.max_tokens)]
+    generate += [*_option("--prompt", prompt or _STDIN), *settings]
     limit = workload.max_kv_size
     if limit is not None:
-        limited = ["--max-kv-size", str(limit)]
-        return (shlex.join(["mlx_lm.generate", *shared, *asked, *settings, *limited]),)
+        generate += ["--max-kv-size", str(limit)]
+    line = shlex.join(generate)
+    if prompt is None and prompt_file is not None:
+        line += f" < {shlex.quote(prompt_file)}"
+    if limit is not None:
+        return (line,)
     kept = ["--prompt-cache-size", str(_prompts_to_keep(sizing, workload))]
     alone = ["--prompt-concurrency", "1", "--decode-concurrency", "1"]
-    return (
-        shlex.join(["mlx_lm.generate", *shared, *asked, *settings]),
-        shlex.join(["mlx_lm.server", *shared, *settings, *alone, *kept]),
-    )
+    return (line, shlex.join(["mlx_lm.server", *named, *settings, *alone, *kept]))
 
 
 def _settings(workload: Workload) -> Iterator[str | int]:

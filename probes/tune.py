@@ -35,7 +35,7 @@ from memfit.probes.result import Point, TuneResult
 from memfit.probes.sweep import Swept, sweep
 from memfit.probes.sweep_axes import Axis, swept
 from memfit.probes.trade import trade
-from memfit.probes.wired_trial import with_wired
+from memfit.probes.wired_trial import because, with_wired
 from memfit.probes.worker import Worker
 
 
@@ -54,7 +54,8 @@ class Request:
     checkpoint: Checkpoint
     workload: Workload
     prompt: str | None = None
-    pasted_prompt: str | None = None  # in those lines; else they read standard input
+    pasted_prompt: str | None = None  # in those lines; else they read the file or standard input
+    prompt_file: str | None = None
     has_image: bool = False
     tries_wired: bool = False
     axes: tuple[Axis, ...] = ()
@@ -104,6 +105,8 @@ def tune(
         recommendation = advise(sizing, points, request.units)
         if request.tries_wired:
             points, recommendation = with_wired(bench, points, recommendation, request.units)
+        elif device.backend != "metal":
+            recommendation = because(recommendation, f"the {device.backend} backend has none")
         return _result(request, bench, device, _Found(prompt, points, known, recommendation))
 
 
@@ -239,6 +242,7 @@ def _result(request: Request, bench: Bench, device: Device, found: _Found) -> Tu
     sizing, points = bench.sizing, found.points
     verdict, exceeded = _verdict(sizing, points[0])
     line = line_of(points)
+    flags = _flags(request, by_measurement(sizing, points, line), found)
     versions = bench.worker.versions
     return TuneResult(
         memfit_version=__version__,
@@ -256,8 +260,8 @@ def _result(request: Request, bench: Bench, device: Device, found: _Found) -> Tu
         line=line,
         recommendation=found.recommendation,
         trade=trade(points, request.units),
-        flags=_flags(request, by_measurement(sizing, points, line), found),
-        notes=tuple(_notes(request, bench, found)),
+        flags=flags,
+        notes=tuple(_notes(request, bench, found, has_flags=bool(flags))),
     )
 
 
@@ -274,10 +278,18 @@ def _flags(request: Request, sizing: Sizing, found: _Found) -> tuple[str, ...]:
     workload = recommended_workload(sizing, asked, found.recommendation)
     if workload is None or request.has_image or found.points[0].status != "measured":
         return ()
-    return command_lines(sizing, workload, model=request.model, prompt=request.pasted_prompt)
+    if found.prompt.notes:  # no tokenizer: mlx_lm's programs cannot run the model
+        return ()
+    return command_lines(
+        sizing,
+        workload,
+        model=request.model,
+        prompt=request.pasted_prompt,
+        prompt_file=request.prompt_file,
+    )
 
 
-def _notes(request: Request, bench: Bench, found: _Found) -> Iterator[Note]:
+def _notes(request: Request, bench: Bench, found: _Found, *, has_flags: bool) -> Iterator[Note]:
     sizing, workload = bench.sizing, found.points[0].workload
     if found.known:
         text = f"{found.known} of {len(found.points)} points were measured before"
@@ -291,9 +303,12 @@ def _notes(request: Request, bench: Bench, found: _Found) -> Iterator[Note]:
         text = f"what fits is held against the memory limit of {limit}, not the working set"
         yield Note("info", "memory-limit", text)
     for text in found.prompt.notes:
-        yield Note("info", "prompt", text)
+        yield Note("info", "prompt", f"{text}; mlx-lm's programs cannot run the model without one")
+    if has_flags and not (request.pasted_prompt or request.prompt_file):
+        text = "the line of mlx_lm.generate reads the prompt from standard input: pipe one in"
+        yield Note("info", "standard-input", text)
     if request.force and (lacking := obstacle(sizing, workload, request.units)):
-        yield Note("warning", "forced", str(lacking))
+        yield Note("warning", "forced", f"forced: {lacking}")
     for warning in sizing.checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     yield from sizing.weighed.notes

@@ -1,6 +1,7 @@
 """The recommended wired limit tried: the workload again with it set, or its figures alone.
 
 with_wired(bench, points, recommendation, units) -> points and recommendation, with the trial's
+because(recommendation, reason) -> Recommendation    of a limit that is not tried
 """
 
 from dataclasses import replace
@@ -24,15 +25,16 @@ def with_wired(
     """
     device, asked = bench.sizing.device, points[0]
     if device is None or asked.status != "measured":
-        return points, _because(recommendation, "not tried: the workload was not measured")
+        return points, because(recommendation, "not tried: the workload was not measured")
     if device.backend != "metal":
         return points, _on_paper(bench, points, recommendation, device, units)
     if (limit := recommendation.wired_limit_bytes) is None:
-        return points, _because(recommendation, "none is recommended, so none was tried")
+        return points, because(recommendation, "none is recommended, so none was tried")
     return (*points, bench.measure(asked.workload, wired_limit_bytes=limit)), recommendation
 
 
-def _because(recommendation: Recommendation, reason: str) -> Recommendation:
+def because(recommendation: Recommendation, reason: str) -> Recommendation:
+    """Return a recommendation that says why its wired limit is what it is."""
     reasons = (*recommendation.reasons, f"wired limit: {reason}")
     return replace(recommendation, reasons=reasons)
 
@@ -58,4 +60,4 @@ def _on_paper(
         f" tokens ({listed}, margin {format_bytes(sizing.margin_bytes, units)}); the"
         f" {device.backend} backend has no wired limit, nothing was set"
     )
-    return replace(_because(recommendation, reason), wired_limit_bytes=limit)
+    return replace(because(recommendation, reason), wired_limit_bytes=limit)

@@ -28,7 +28,7 @@ from memfit.cli.options import (
     parsed,
 )
 from memfit.cli.progress import reporting
-from memfit.cli.prompts import prompt_text
+from memfit.cli.prompts import prompt_file, prompt_text
 from memfit.cli.render.output import emit, require_writable
 from memfit.cli.render.tune.output import written
 from memfit.cli.requests import requested_workload
@@ -115,6 +115,9 @@ def tune(
         raise InputError("give either --prompt TEXT|@FILE|- or --prompt-tokens N")
     if image and prompt is None:
         raise InputError("--image needs --prompt: a text about it")
+    form = CompareFormat.JSON if json_ else format_
+    if plot and form in (CompareFormat.JSON, CompareFormat.CSV):
+        raise InputError(f"--plot draws in tables and in Markdown, not in {form.value}")
     workload = requested_workload(
         get_runtime(MLX_LM),
         context=None,
@@ -131,6 +134,7 @@ def tune(
     limit = parsed("--memory-limit", parse_size, memory_limit)
     margin_bytes = parsed("--margin", parse_size, margin) or 0
     text = None if prompt is None else prompt_text(prompt)
+    file = prompt_file(prompt)
     require_writable(output, needs_stdout=flags)
 
     def hold(checkpoint: "Checkpoint") -> None:
@@ -152,7 +156,8 @@ def tune(
                 checkpoint=checkpoint,
                 workload=workload,
                 prompt=text,
-                pasted_prompt=prompt if prompt == text else None,
+                pasted_prompt=None if file or prompt == "-" else prompt,
+                prompt_file=file,
                 has_image=image is not None,
                 tries_wired=wired,
                 axes=tuple(filter(None, axes)),
@@ -172,7 +177,6 @@ def tune(
             sweeps=user_sweeps(),
             sink=sink,
         )
-    form = CompareFormat.JSON if json_ else format_
     report = written(result, form, units, to_file=output is not None, plot=plot)
     if flags:
         _deliver_flags(result, report, output)

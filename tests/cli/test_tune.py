@@ -110,6 +110,55 @@ def test_a_prompt_is_the_same_as_text_as_file_and_piped(
         assert prompt_text(given) == text
 
 
+def test_a_typed_prompt_is_read_as_mlx_lm_reads_the_pasted_one(tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text(r"a\nb\tc")
+    assert prompt_text(r"a\nb\tc") == "a\nb\tc"
+    assert prompt_text(f"@{file}") == r"a\nb\tc"  # mlx_lm.generate changes nothing of what is piped
+    with pytest.raises(InputError, match="empty"):
+        prompt_text(r"\n")
+
+
+def test_lines_to_paste_have_the_prompt_or_say_where_it_comes_from(
+    memfit: Memfit, dense: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "my prompt.txt"
+    file.write_text("Every byte has a reason.")
+    for given, ends in ((r"a\nb", r"--prompt 'a\nb'"), (f"@{file}", f" < '{file}'")):
+        run = memfit("tune", dense, "--prompt", given, "--max-tokens", "1", "--json")
+        assert ends in run.json["flags"][0]
+        assert "standard-input" not in {note["code"] for note in run.json["notes"]}
+    run = memfit("tune", dense, *SHORT, "--json")
+    assert " --prompt - " in run.json["flags"][0]
+    assert "standard-input" in {note["code"] for note in run.json["notes"]}
+
+
+def test_a_model_without_a_tokenizer_has_no_line_to_paste(
+    memfit: Memfit, checkpoints: Checkpoints
+) -> None:
+    run = memfit("tune", checkpoints("no-tokenizer"), *SHORT, "--json")
+    assert run.json["points"][0]["status"] == "measured"
+    assert run.json["flags"] == []
+    assert "cannot run the model without one" in json.dumps(run.json["notes"])
+
+
+def test_everything_fits_a_terminal_of_eighty_columns(
+    memfit: Memfit, dense: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ask = ("--prompt-tokens", "1", "--max-tokens", "0", "--sweep", "context=100,200")
+    run = memfit("tune", dense, *ask, "--kv-bits", "none", "--plot", "--margin", "1GB")
+    assert run.code == 0, run.err
+    lines = [line for line in run.out.splitlines()[1:] if "mlx_lm." not in line]
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line != line.rstrip()]
+    assert "1 prompt token," in run.out
+    assert "prompt read in" in run.out
+    assert "wired limit: the cpu backend has none" in run.out
+    (heading,) = (line for line in lines if line.startswith("Prompt"))
+    assert heading.split()[:5] == ["Prompt", "Step", "KV", "bits", "Runs"]
+
+
 def test_without_standard_input_there_is_no_piped_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InputError, match="closed"):
@@ -160,7 +209,8 @@ def test_a_refused_run_can_be_forced(memfit: Memfit, dense: Path) -> None:
     run = memfit("tune", dense, *SHORT, "--margin", "100TB", "--force", "--json")
     assert run.code == 1  # measured, and with such a margin it does not fit
     assert run.json["verdict"] == "exceeds"
-    assert "forced" in {note["code"] for note in run.json["notes"]}
+    (note,) = (note for note in run.json["notes"] if note["code"] == "forced")
+    assert note["message"].startswith("forced: ")
     assert run.json["points"][0]["status"] == "measured"
 
 
@@ -231,6 +281,10 @@ def test_a_prompt_beyond_the_models_limit_has_to_be_forced(
         (("--prompt", ""), ["empty"]),
         (("--prompt", " \n\t"), ["empty"]),
         (("--prompt", "@"), ["@"]),
+        (("--prompt", "a", "--plot", "--json"), ["--plot", "not in json"]),
+        (("--prompt", "a", "--plot", "--format", "csv"), ["--plot", "not in csv"]),
+        (("--prompt-tokens", "999999999999999"), ["more than 1099511627776 tokens"]),
+        (("--prompt", "a", "--kv-bits", "0"), ["--kv-bits", "none"]),
         (("--prompt", "@nowhere.txt"), ["nowhere.txt"]),
         (("--prompt-tokens", "0"), ["prompt tokens 0"]),
         (("--prompt-tokens", "many"), ["--prompt-tokens", "many"]),

@@ -109,8 +109,8 @@ def test_a_prompt_too_short_for_a_line_is_told_what_to_give(sizing: Sizing) -> N
     short = replace(ASKED, prompt_tokens=1000)
     advice = advise(sizing, [point(short, 3 * GB)])
     assert advice.reasons[0] == (
-        "stands on 1 measured peak and the estimate: the prompt is too short to tell what a token"
-        " takes from what a chunk takes; 1537 tokens or a prefill step of 256 would do"
+        "stands on 1 measured peak and the estimate; a prompt of 1537 tokens would tell what each"
+        " token adds"
     )
     assert advice.context_tokens == recommend(sizing, short, Units.GB).context_tokens
 
@@ -118,13 +118,16 @@ def test_a_prompt_too_short_for_a_line_is_told_what_to_give(sizing: Sizing) -> N
 def test_no_longer_prompt_is_asked_for_than_the_model_takes(sizing: Sizing) -> None:
     long_step = replace(ASKED, prefill_step=20_000)
     reasons = advise(sizing, [point(long_step, 3 * GB)]).reasons
-    assert reasons[0].endswith("a chunk takes; a prefill step of 512 would do")
+    assert reasons[0].endswith(
+        "; a prompt of 24577 tokens by prefill steps of 8192 would tell what each token adds"
+    )
 
 
 def test_the_line_is_printed_with_its_residual(sizing: Sizing) -> None:
     reasons = advise(sizing, measured(1000, 2000, GB, off=-7)).reasons
     assert reasons[0] == (
-        "stands on 5 measured peaks: 1.000 GB + 1.0 kB a token of the prompt + 2.0 kB a token of"
+        "stands on 5 measured peaks and a line through them, which holds near them and is no list"
+        " of parts: 1.000 GB + 1.0 kB a token of the prompt + 2.0 kB a token of"
         " the prefill step; a third peak lies 7 B below it, which is kept free, and more in"
         " proportion beyond 2049 tokens"
     )

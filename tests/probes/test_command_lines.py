@@ -42,7 +42,7 @@ def test_the_recommended_settings_are_in_both_lines(sizing: Sizing) -> None:
         f" --prompt 'Say \"it'\"'\"'s\" $HOME' {shared}"
     )
     assert server.rpartition(" ")[0] == (
-        f"mlx_lm.server --model org/model --max-tokens 100 {shared}"
+        f"mlx_lm.server --model org/model {shared}"
         " --prompt-concurrency 1 --decode-concurrency 1 --prompt-cache-size"
     )
 
@@ -60,6 +60,20 @@ def test_the_server_keeps_no_more_prompts_than_there_is_room_for(sizing: Sizing)
 
 def test_without_a_text_the_prompt_is_read_from_standard_input(sizing: Sizing) -> None:
     assert " --prompt - " in lines(sizing, ASKED, None)[0]
+
+
+def test_a_file_is_given_to_it_by_the_shell(sizing: Sizing) -> None:
+    limited = replace(ASKED, max_kv_size=1024)
+    for workload in (ASKED, limited):
+        line = command_lines(
+            sizing, workload, model="org/model", prompt=None, prompt_file="my prompt.txt"
+        )[0]
+        assert " --prompt - " in line
+        assert line.endswith(" < 'my prompt.txt'")
+
+
+def test_no_line_asks_for_no_tokens(sizing: Sizing) -> None:
+    assert not [line for line in lines(sizing, replace(ASKED, max_tokens=0)) if "-tokens" in line]
 
 
 def test_the_server_cannot_limit_a_cache_and_is_left_out(sizing: Sizing) -> None:
