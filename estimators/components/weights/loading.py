@@ -216,8 +216,12 @@ def _unmatched(result: Weighed, fit: Match, totals: WeightTotals, derived: Weigh
             " that it renames; it has as many parameters as the headers"
         )
         return replace(result, basis="derived", notes=(Note("info", "layout", text),))
-    why = f"{_refusal(fit)}; mlx-lm refuses such a checkpoint, and the weights count what it holds"
-    return _bounded(result, "mismatch", why)
+    why = f"{_refusal(fit)}; mlx-lm refuses such a checkpoint, and the weights count"
+    described = sum(size * count for size, count in derived.sizes.items())
+    if described > result.loaded_bytes:
+        result = replace(result, sizes=derived.sizes)
+        return _bounded(result, "mismatch", f"{why} what the config describes, which is more")
+    return _bounded(result, "mismatch", f"{why} what it holds")
 
 
 def _refusal(fit: Match) -> str:
