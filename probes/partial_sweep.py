@@ -31,9 +31,9 @@ class PartialSweep:
         self._ids = self._read()
 
     def measured(self) -> dict[str, Measurement]:
-        """Return the measurements that were made, by id; those no longer kept are left out."""
+        """Return the measurements that are noted, by id; those no longer kept are left out."""
         found = {}
-        for id in self._ids:
+        for id in self._read():
             with suppress(InputError):
                 found[id] = self._store.get(id)
         return found

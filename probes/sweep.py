@@ -59,15 +59,14 @@ def sweep(
     reasons = {} if force else _obstacles(bench.sizing, workloads, units, sink)
     left = [work for work in workloads if work not in known and work not in reasons]
     points: dict[Workload, Point] = {}
-    noted = len(known)
     sink.begin(_title(len(left), len(known)), sum(_cost(work) for work in left))
     try:
         for work in left:
             points[work] = _measured(bench, work, sink, must_run=work == asked)
             if id := points[work].measurement_id:
-                noted += _noted(bench, partial, id)
+                _note(bench, partial, id)
     except KeyboardInterrupt:
-        raise SweepInterrupted(_resumption(noted, len(workloads))) from None
+        raise SweepInterrupted(_resumption(len(partial.measured()), len(workloads))) from None
     finally:
         sink.end()
     if all(point.status != "failed" for point in points.values()):
@@ -117,13 +116,11 @@ def _measured(bench: Bench, workload: Workload, sink: Sink, *, must_run: bool) -
     return point
 
 
-def _noted(bench: Bench, partial: PartialSweep, id: str) -> bool:
+def _note(bench: Bench, partial: PartialSweep, id: str) -> None:
     try:
         partial.add(id)
     except InputError as error:
         bench.unkept = str(error)
-        return False
-    return True
 
 
 def _cost(workload: Workload) -> int:

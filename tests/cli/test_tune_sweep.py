@@ -251,8 +251,5 @@ def children(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    asked = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return asked.stdout.strip()[:1] not in ("", "Z")  # a zombie has ended
