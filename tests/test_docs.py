@@ -66,6 +66,18 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+def test_what_a_contributor_is_told_to_edit_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:cli|estimators|probes|tests|docs)/[^`…]*)`", text):
+        assert (ROOT / path).exists(), path
+    for name, path in re.findall(r"`([A-Z_]+)`(?: of\s`([^`]*)`)?", text):
+        if path:
+            assert f"\n{name}: dict" in (ROOT / path).read_text(encoding="utf-8")
+    decorator = re.search(r"`(@record\([^`]*)`", text)
+    assert decorator
+    assert decorator[1] in (ROOT / "estimators/arch/specs.py").read_text(encoding="utf-8")
+
+
 def rewrite(page: Path) -> None:
     """Put the present outputs into a page."""
     text = page.read_text(encoding="utf-8")
