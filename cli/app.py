@@ -1,10 +1,11 @@
 """The command line; ``main`` is the one place where an error becomes a message and a code."""
 
 import atexit
+import errno
 import gc
 import os
 import sys
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NoReturn
 
 import typer
 
@@ -13,20 +14,21 @@ from memfit.cli.lazy_group import LazyGroup
 from memfit.estimators.errors import MemfitError
 from memfit.estimators.version import __version__
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 class Commands(LazyGroup):
     """Every command: a module of its own with a function or a sub-app of the same name."""
 
     package = "memfit.cli.commands"
     summaries: ClassVar = {
-        "estimate": "Say how much memory a model takes, whether it fits, and what to set.",
-        "tune": "Load a model, measure what it takes, and compare with the estimate.",
-        "compare": "Show models side by side, each against the first, and what fits where.",
+        "estimate": "Say how much memory a model takes, and whether it fits.",
+        "tune": "Load a model, and hold what it takes against the estimate.",
+        "compare": "Show models side by side, and what fits where.",
         "gate": "Say whether models still fit, by a policy file.",
         "plan": "Plan memory for requests, contexts and limits.",
-        "devices": "List Macs and NVIDIA GPUs with the memory a model can have, and this machine.",
-        "runtimes": "List runtimes: how each allocates its cache, in what, by which budget, and its"
-        " source.",
+        "devices": "List Macs and GPUs with the memory a model can have there.",
+        "runtimes": "List runtimes, and how each allocates its cache.",
         "measurements": "What was measured on this machine, kept for estimates.",
         "cache": "Headers kept of models on the Hub.",
     }
@@ -64,6 +66,8 @@ def main() -> None:
     """Run the command line and exit."""
     # The last collection would go through every object there is, to free what ends anyway.
     atexit.register(gc.freeze)
+    if sys.stderr is None:  # closed: print would take standard output for it
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         app()
     except MemfitError as error:
@@ -73,11 +77,22 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("MEMFIT_DEBUG"):
             raise
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _leave_full(error)
         kind = type(error).__name__
         _leave(Exit.BUG, f"bug: {kind}: {error}; MEMFIT_DEBUG=1 shows where, please report it")
 
 
-def _leave(code: Exit, *messages: str) -> None:
+def _leave_full(error: OSError) -> NoReturn:
+    """Typer writes a help by itself."""
+    from memfit.cli.render.output import let_go
+
+    if sys.stdout is not None:
+        let_go(sys.stdout)
+    _leave(Exit.INPUT, f"standard output or a file: cannot be written: {error.strerror}")
+
+
+def _leave(code: Exit, *messages: str) -> NoReturn:
     for message in messages:
         line = " ".join(message.split())
         print(f"memfit: {line}", file=sys.stderr)

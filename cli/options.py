@@ -62,12 +62,26 @@ def parsed(option: str, parse: Callable[[str], Value], text: str | None) -> Valu
         raise InputError(f"{option}: {error}") from None
 
 
-Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+def _alone(ctx: typer.Context, json_: bool) -> bool:
+    """Refuse --json beside a --format, which is read before it, wherever it stands."""
+    source = ctx.get_parameter_source("format_")
+    if json_ and source is not None and source.name == "COMMANDLINE":
+        raise InputError("--json and --format both say how the answer is written: give one of them")
+    return json_
+
+
+Json = Annotated[bool, typer.Option("--json", callback=_alone, help="The same as --format json.")]
+Form = Annotated[Format, typer.Option("--format", is_eager=True, help="How the answer is written.")]
+CompareForm = Annotated[
+    CompareFormat, typer.Option("--format", is_eager=True, help="How the answer is written.")
+]
+PlanForm = Annotated[
+    PlanFormat, typer.Option("--format", is_eager=True, help="How the plan is written.")
+]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer to a file.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Say which requests are made, and their bytes.")
 ]
-PlanForm = Annotated[PlanFormat, typer.Option("--format", help="How the plan is written.")]
 ShownUnits = Annotated[Units, typer.Option(help="Decimal or binary sizes.")]
 
 Context = Annotated[str | None, typer.Option(help="Prompt tokens with no generation, such as 32k.")]

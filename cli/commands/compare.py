@@ -11,6 +11,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options import (
     Batch,
     ChosenRuntime,
+    CompareForm,
     CompareFormat,
     Context,
     DeviceName,
@@ -90,15 +91,16 @@ def compare(
         typer.Option(metavar="all|A,B", help="One model under several runtimes, side by side."),
     ] = None,
     margin: Margin = "64MB",
-    format_: Annotated[
-        CompareFormat, typer.Option("--format", help="How the answer is written.")
-    ] = CompareFormat.TABLE,
+    format_: CompareForm = CompareFormat.TABLE,
     json_: Json = False,
     output: Output = None,
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Show models side by side, each against the first, and what fits where."""
+    """Show models side by side, and what fits where.
+
+    Each model is held against the first.
+    """
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.compare import compare as answer
     from memfit.estimators.scenario import Scenario

@@ -24,7 +24,10 @@ def devices(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List Macs and NVIDIA GPUs with the memory a model can have, and this machine."""
+    """List Macs and GPUs with the memory a model can have there.
+
+    The first line is of this machine.
+    """
     from memfit.estimators.machine.devices import list_devices
     from memfit.estimators.machine.host import detect_host
 

@@ -13,6 +13,7 @@ from memfit.cli.options import (
     ChosenRuntime,
     Context,
     DeviceName,
+    Form,
     Format,
     GroupSize,
     Json,
@@ -96,15 +97,16 @@ def estimate(
     plot: Annotated[
         bool, typer.Option("--plot", help="Show memory against context; by trace, over a run.")
     ] = False,
-    format_: Annotated[
-        Format, typer.Option("--format", help="How the answer is written.")
-    ] = Format.TABLE,
+    format_: Form = Format.TABLE,
     json_: Json = False,
     output: Output = None,
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Say how much memory a model takes, whether it fits, and what to set."""
+    """Say how much memory a model takes, and whether it fits.
+
+    Where it does not fit, say what to set so that it does.
+    """
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.checkpoint.opening import open_checkpoint
     from memfit.estimators.machine.runtime import MLX_LM, get_runtime

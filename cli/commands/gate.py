@@ -34,21 +34,27 @@ class GateFormat(str, Enum):
 
 
 class GateGroup(TyperGroup):
-    """``memfit gate …`` is short for ``memfit gate check …``; a model called init is ./init."""
+    """Without a command it checks; a model called init is ./init."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the command in where none is named."""
-        named = bool(args) and args[0] in self.commands
+        named = bool(args) and args[0] in (*self.commands, "--help")
         return super().parse_args(ctx, args if named else ["check", *args])
 
 
-gate = typer.Typer(cls=GateGroup, help="Say whether models still fit, by a policy file.")
+gate = typer.Typer(
+    cls=GateGroup,
+    help="Say whether models still fit, by a policy file.\n\n`memfit gate` alone is short for"
+    " `memfit gate check`, whose options it takes.",
+)
 
 
 @gate.command()
 def check(
-    old: Annotated[str | None, typer.Argument(help="The model there was.")] = None,
-    new: Annotated[str | None, typer.Argument(help="The model that takes its place.")] = None,
+    old: Annotated[str | None, typer.Argument(metavar="[OLD]", help="The model there was.")] = None,
+    new: Annotated[
+        str | None, typer.Argument(metavar="[NEW]", help="The model that takes its place.")
+    ] = None,
     policy: Annotated[Path, typer.Option(help="The policy file.")] = POLICY,
     target: Annotated[
         list[str] | None, typer.Option(help="Only this target; can be given again.")
@@ -70,16 +76,26 @@ def check(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Hold every target of memfit.yaml against its limits and the baseline beside it.
+    """Hold every target against its limits and the baseline.
 
+    The targets are those of memfit.yaml, the baseline is memfit.lock.json beside it.
     With OLD and NEW, hold NEW against the limits in every target, and its growth against OLD.
     `memfit gate init MODEL --device NAME` writes a first policy.
     """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.gate.output import deliver, deliver_mistakes, parse_outputs
+    from memfit.estimators.checkpoint.files import shown
 
-    if (old is None) != (new is None):
-        raise InputError("give both OLD and NEW, or neither")
+    if old is not None and new is None:
+        raise InputError(
+            f"{shown(old)} alone: no command of gate (check, init) and no upgrade of a model;"
+            " that takes both OLD and NEW"
+        )
+    if policy == POLICY and not policy.exists():
+        raise InputError(
+            f"{POLICY}: no such file; memfit gate init MODEL --device NAME writes a first one,"
+            " --policy names another"
+        )
     files = parse_outputs(output or [], [form.value for form in GateFormat])
     try:
         with reporting(verbose=verbose) as sink:
@@ -146,12 +162,12 @@ def _exit(status: "Status") -> Exit:
 
 @gate.command()
 def init(
-    model: Annotated[str, typer.Argument(help="The model of the first target.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model of the first target.")],
     device: Annotated[
         list[str], typer.Option(help="A machine that must run it; can be given again.")
     ],
 ) -> None:
-    """Write memfit.yaml, a first policy with comments, in the working directory."""
+    """Write memfit.yaml here, a first policy with comments."""
     from memfit.cli.render.output import write_whole
     from memfit.estimators.gate.first import first_policy
     from memfit.estimators.gate.shelf import Shelf

@@ -60,7 +60,7 @@ def rm(ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=Fa
 
 @measurements.command()
 def export(output: Output = None) -> None:
-    """Write all of them as one JSON, for another account of this machine or another machine."""
+    """Write all of them as one JSON, which import takes elsewhere."""
     from memfit.probes.measurement_json import collection_text
 
     emit(collection_text(_all(_store())), output)
@@ -68,7 +68,10 @@ def export(output: Output = None) -> None:
 
 @measurements.command("import")
 def import_(file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]) -> None:
-    """Add those of an export that are not here yet; a damaged export changes nothing."""
+    """Add those of an export that are not here yet.
+
+    A damaged export changes nothing.
+    """
     imported = _store().add(file)
     emit(f"{_counted(imported.added)} added, {imported.skipped} already here\n", None)
 

@@ -15,7 +15,10 @@ SCHEMA = "memfit.runtimes/1"
 
 
 def runtimes(json_: Json = False, output: Output = None) -> None:
-    """List runtimes: how each allocates its cache, in what, by which budget, and its source."""
+    """List runtimes, and how each allocates its cache.
+
+    With the types and the budget of the cache, and the source of it all.
+    """
     from memfit.estimators.machine.runtime import list_runtimes
 
     found = list_runtimes()

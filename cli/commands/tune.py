@@ -13,6 +13,7 @@ import typer
 from memfit.cli.exits import Exit
 from memfit.cli.loadable import loadable
 from memfit.cli.options import (
+    CompareForm,
     CompareFormat,
     Json,
     KVBits,
@@ -94,15 +95,13 @@ def tune(
     download: Annotated[
         bool, typer.Option("--download", help="Fetch a model of the Hub that is not here.")
     ] = False,
-    format_: Annotated[
-        CompareFormat, typer.Option("--format", help="How the answer is written.")
-    ] = CompareFormat.TABLE,
+    format_: CompareForm = CompareFormat.TABLE,
     json_: Json = False,
     output: Output = None,
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Load a model, measure what it takes, and compare with the estimate."""
+    """Load a model, and hold what it takes against the estimate."""
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.machine.runtime import MLX_LM, get_runtime
     from memfit.probes.partial_sweep import user_sweeps

@@ -92,11 +92,15 @@ def _write_out(stream: TextIO, text: str) -> None:
         stream.write(encodable(text, stream.encoding))
         stream.flush()
     except OSError as error:
-        # What is left in the buffer would fail again when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        let_go(stream)
         if isinstance(error, BrokenPipeError):
             return  # the reader went away: the exit code is for whoever still asks
         raise InputError(f"standard output: cannot be written: {error.strerror}") from None
+
+
+def let_go(stream: TextIO) -> None:
+    """Lose what is left in the buffer of a stream that failed, and would again as Python exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def encodable(text: str, encoding: str) -> str:

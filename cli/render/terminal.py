@@ -13,6 +13,7 @@ from memfit.estimators.records import record
 _ASCII = str.maketrans("±…", "~~")
 _UNIT = re.compile(r"(?<=[0-9]) (?=[A-Za-z%])")
 _HELD = "\ue000"  # of nobody's use
+_MOST_COLUMNS = 1000  # no screen has more: COLUMNS may say anything
 
 
 @record(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def open_page(*, to_file: bool, least_width: int) -> Page:
     styled = terminal.is_terminal and not to_file
     console = Console(
         file=buffer,
-        width=max(terminal.width, least_width),
+        width=max(min(terminal.width, _MOST_COLUMNS), least_width),
         force_terminal=styled,
         color_system=terminal.color_system if styled else None,  # type: ignore[arg-type]
         legacy_windows=False,

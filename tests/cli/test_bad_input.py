@@ -131,3 +131,16 @@ def test_a_huge_model_is_answered_without_huge_memory(memfit: Memfit, tmp_path: 
     config = {**QWEN3_NEXT_80B, "num_hidden_layers": 4096, "num_experts": 2**40}
     run = memfit("estimate", write_config(tmp_path, config), "--json")
     assert json.loads(run.out)["components"]["weights"]["bytes"] > 2**60
+
+
+@pytest.mark.parametrize("form", ["table", "json", "markdown"])
+@pytest.mark.parametrize(
+    "command", ["estimate", "compare", "tune", "plan request --used 1 --requested 1 --capacity 9"]
+)
+def test_two_forms_of_an_answer_are_refused_in_either_order(
+    memfit: Memfit, command: str, form: str
+) -> None:
+    model = [] if command.startswith("plan") else ["model"]
+    for options in (["--json", "--format", form], ["--format", form, "--json"]):
+        run = memfit(*command.split(), *model, *options)
+        assert_one_line(run, 2, "--json", "--format", "one of them")

@@ -85,7 +85,8 @@ def test_a_runtime_that_cannot_run_the_workload_is_not_decided(memfit: Memfit, p
 
 
 def test_without_a_policy_there_is_nothing_to_pass(memfit: Memfit, place: Path) -> None:
-    assert_one_line(memfit("gate"), 2, "memfit.yaml", "no such file")
+    assert_one_line(memfit("gate"), 2, "memfit.yaml", "no such file", "memfit gate init MODEL")
+    assert_one_line(memfit("gate", "ini"), 2, "ini", "check, init", "both OLD and NEW")
 
 
 def test_a_target_nobody_named_is_an_error(memfit: Memfit, place: Path) -> None:

@@ -1,6 +1,8 @@
 """Commands are imported when they are called, and no listing says other than they do."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,33 @@ def test_an_option_nobody_has_is_refused(memfit: Memfit) -> None:
     ran = memfit("estimate", "--nothing")
     assert ran.code == 2
     assert "No such option: --nothing" in ran.err
+
+
+def _listed(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """Every group and command, by the words that name it."""
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        loaded = group.load(name) if isinstance(group, LazyGroup) else command
+        yield from _listed(loaded, *path, name)
+
+
+@pytest.mark.parametrize("words", list(_listed(Commands(name="memfit"))), ids=" ".join)
+def test_no_help_of_eighty_columns_cuts_a_summary_or_names_an_argument_in_lower_case(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ran = memfit(*words, "--help")
+    usage, _, commands = ran.out.partition("Commands:")
+    assert (ran.code, "..." in commands) == (0, False), commands
+    arguments = usage.splitlines()[0].partition("memfit " + " ".join(words))[2]
+    assert arguments == arguments.upper()
+
+
+def test_the_help_of_gate_lists_what_it_can_do(memfit: Memfit) -> None:
+    ran = memfit("gate", "--help")
+    assert "memfit gate [OPTIONS] COMMAND" in ran.out.splitlines()[0]
+    commands = ran.out.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in commands] == ["check", "init"]
 
 
 @pytest.mark.parametrize("words", [["estimate"], ["plan", "wired"], ["gate", "init"], ["cache"]])

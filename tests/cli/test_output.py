@@ -12,6 +12,7 @@ import pytest
 
 from memfit.cli.render.output import write_whole
 from memfit.estimators.errors import InputError
+from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, write_config
 
 
@@ -64,11 +65,11 @@ def test_a_directory_is_no_file_to_write(tmp_path: Path) -> None:
 
 
 def _run(
-    *arguments: str | Path, stdout: int, **environment: str
+    *arguments: str | Path, stdout: int, command: str = "estimate", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     code = "from memfit.cli.app import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, "estimate", *map(str, arguments)],
+        [sys.executable, "-c", code, *command.split(), *map(str, arguments)],
         stdout=stdout,
         stderr=subprocess.PIPE,
         encoding="ascii",
@@ -97,6 +98,38 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
         run = _run(write_config(tmp_path, QWEN3_4B), stdout=full.fileno())
     assert run.returncode == 2
     assert run.stderr == "memfit: standard output: cannot be written: No space left on device\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+@pytest.mark.parametrize("command", ["--help", "gate check --help", "--version", "devices"])
+def test_a_full_disk_is_one_line_whoever_writes(command: str) -> None:
+    with open("/dev/full", "w") as full:  # PYTHONUNBUFFERED would leave no rest to fail at exit
+        run = _run(command=command, stdout=full.fileno(), PYTHONUNBUFFERED="")
+    assert run.returncode == 2
+    assert run.stderr.startswith("memfit: standard output")
+    assert run.stderr.endswith("cannot be written: No space left on device\n")
+    assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell closes the stream")
+@pytest.mark.parametrize(("model", "code"), [("", 0), ("./nowhere", 2)])
+def test_without_standard_error_the_answer_is_the_same(model: str, code: int) -> None:
+    run = 'exec "$0" -c "from memfit.cli.app import main; main()" estimate $1 -v 2>&-'
+    shell = subprocess.run(
+        ["sh", "-c", run, sys.executable, model], capture_output=True, check=False, timeout=60
+    )
+    assert shell.returncode == code
+    assert (b"memfit:" in shell.stdout, bool(shell.stdout)) == (False, code == 0)
+
+
+@pytest.mark.parametrize("options", [["--plot"], ["--plot", "--method", "trace"]])
+def test_no_terminal_is_endlessly_wide(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
+) -> None:
+    model = write_config(tmp_path, QWEN3_4B)
+    monkeypatch.setenv("COLUMNS", "1000000")
+    run = memfit("estimate", model, "--device", "m4-pro-24", *options)
+    assert max(map(len, run.out.splitlines())) <= 1000
 
 
 @pytest.mark.parametrize(("memory", "code"), [("64GB", 0), ("8GB", 1)])

@@ -12,17 +12,13 @@ class Plans(LazyGroup):
 
     package = "memfit.cli.commands.plan"
     summaries: ClassVar = {
-        "context": "Show the contexts that fit, the runtime's own choice, and how many requests"
-        " at once.",
+        "context": "Show the contexts that fit, and how many requests at once.",
         "request": "Say how many tokens a request gets, and the answer of a server.",
-        "wired": "Show the wired limit over time, who waits, who is refused, and what macOS must"
-        " allow.",
-        "growth": "Show what sessions allocate as they grow, what is copied, and where a budget"
-        " ends.",
-        "experts": "Show memory, coverage and disk reads against the experts kept of each layer.",
-        "offload": "Show what conversations take in memory and on disk, and what a reload saves.",
-        "static": "Place every intermediate of a recorded graph in one arena, and add what lies"
-        " beside it.",
+        "wired": "Show the wired limit over time, who waits and who is refused.",
+        "growth": "Show what sessions allocate as they grow, and what is copied.",
+        "experts": "Show memory and disk reads against the experts that are kept.",
+        "offload": "Show what conversations take in memory and on disk.",
+        "static": "Place every intermediate of a recorded graph in one arena.",
     }
 
 

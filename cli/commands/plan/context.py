@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import MODEL_HELP
+from memfit.cli.commands.plan.subject import Model
 from memfit.cli.exits import Exit
 from memfit.cli.options import (
     Batch,
@@ -50,7 +50,7 @@ _MOST_VALUES = 64
 
 
 def context(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Model,
     context: Context = None,
     batch: Batch = 1,
     prefill_step: PrefillStep = None,
@@ -89,7 +89,10 @@ def context(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Show the contexts that fit, the runtime's own choice, and how many requests at once."""
+    """Show the contexts that fit, and how many requests at once.
+
+    The runtime's own choice of a context is shown beside them.
+    """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.context import to_sheet
     from memfit.cli.render.plan.writing import written

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import MODEL_HELP, sized
+from memfit.cli.commands.plan.subject import Model, sized
 from memfit.cli.exits import Exit
 from memfit.cli.options import (
     Context,
@@ -32,7 +32,7 @@ from memfit.estimators.units import Units, parse_count, parse_rate
 
 
 def experts(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Model,
     capacity: Annotated[
         str | None,
         typer.Option(metavar="N,N...", help="Experts of a layer to show, such as 160,192,208."),
@@ -62,7 +62,10 @@ def experts(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Show memory, coverage and disk reads against the experts kept of each layer."""
+    """Show memory and disk reads against the experts that are kept.
+
+    And how much of the routing they cover, for each layer.
+    """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.experts import to_sheet
     from memfit.cli.render.plan.writing import written

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import MODEL_HELP
+from memfit.cli.commands.plan.subject import Model
 from memfit.cli.exits import Exit
 from memfit.cli.options import (
     DeviceName,
@@ -33,7 +33,7 @@ _DEFAULT_TOKENS = "32k"
 
 
 def growth(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Model,
     tokens: Annotated[
         str | None,
         typer.Option(help="A session's length at its end (32k), where it has no turns."),
@@ -74,7 +74,10 @@ def growth(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Show what sessions allocate as they grow, what is copied, and where a budget ends."""
+    """Show what sessions allocate as they grow, and what is copied.
+
+    And where a budget ends.
+    """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.growth import to_sheet
     from memfit.cli.render.plan.writing import written

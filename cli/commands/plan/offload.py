@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import MODEL_HELP, sized
+from memfit.cli.commands.plan.subject import Model, sized
 from memfit.cli.exits import Exit
 from memfit.cli.options import (
     DeviceName,
@@ -30,7 +30,7 @@ from memfit.estimators.units import Units, parse_count, parse_rate, parse_size
 
 
 def offload(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Model,
     conversations: Annotated[int, typer.Option(help="Conversations that are kept.")] = 8,
     tokens: Annotated[
         str | None, typer.Option(help="Tokens of each, such as 18000 or 16k.")
@@ -76,7 +76,10 @@ def offload(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Show what conversations take in memory and on disk, and what a reload saves."""
+    """Show what conversations take in memory and on disk.
+
+    And what it saves to load them again.
+    """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.offload import to_sheet
     from memfit.cli.render.plan.writing import written

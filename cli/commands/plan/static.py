@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import MODEL_HELP, sized
+from memfit.cli.commands.plan.subject import Model, sized
 from memfit.cli.exits import Exit
 from memfit.cli.options import (
     Context,
@@ -36,7 +36,7 @@ _LARGEST_TRACE = 2**30
 
 
 def static(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Model,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A recorded trace; without it MLX records one."),
@@ -58,7 +58,10 @@ def static(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Place every intermediate of a recorded graph in one arena, and add what lies beside it."""
+    """Place every intermediate of a recorded graph in one arena.
+
+    What lies beside the arena is added.
+    """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.static import to_sheet
     from memfit.cli.render.plan.writing import written

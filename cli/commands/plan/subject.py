@@ -1,6 +1,8 @@
 """The model a plan is about, opened and sized for mlx-lm."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from memfit.cli.progress import reporting
 from memfit.estimators.arch.quantization import Quantization
@@ -11,9 +13,14 @@ from memfit.estimators.machine.runtime import MLX_LM
 if TYPE_CHECKING:
     from memfit.estimators.sizing import Sizing
 
-MODEL_HELP = (
-    "A directory, a .safetensors file, a config.json, a sample .yaml or org/name on the Hub."
-)
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A directory, a .safetensors file, a config.json, a sample .yaml or org/name on the"
+        " Hub.",
+    ),
+]
 
 
 def sized(

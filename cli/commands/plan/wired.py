@@ -12,14 +12,19 @@ from memfit.estimators.units import Units
 
 
 def wired(
-    scenario: Annotated[Path, typer.Argument(help="A YAML file of policies and tickets.")],
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="A YAML file of policies and tickets.")
+    ],
     plot: Annotated[bool, typer.Option("--plot", help="Draw limit and demand over time.")] = False,
     format_: PlanForm = PlanFormat.TABLE,
     json_: Json = False,
     output: Output = None,
     units: ShownUnits = Units.GB,
 ) -> None:
-    """Show the wired limit over time, who waits, who is refused, and what macOS must allow."""
+    """Show the wired limit over time, who waits and who is refused.
+
+    And what macOS must allow for it.
+    """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan import wired as render
     from memfit.cli.render.plan.data import to_json
