@@ -25,7 +25,7 @@ from tests.models import QWEN3_4B, quantised_tensors, write_checkpoint  # noqa: 
 from tests.sparse import Shapes  # noqa: E402
 
 REPEATS = 9
-COMMAND = [sys.executable, "-c", "from memfit.cli.app import main; main()"]
+COMMAND = [sys.executable, "-c", "from memfit.cli.__main__ import main; main()"]
 
 # https://huggingface.co/deepseek-ai/DeepSeek-V3, config.json
 DEEPSEEK_V3: dict[str, Any] = {

@@ -36,7 +36,7 @@ LATENCY_SECONDS = 0.030
 REPEATS = 7
 NAME = "org/name"
 MODELS = {"1 shard": (36, 1, 1.0), "60 shards": (80, 60, 0.5)}  # layers, shards, limit
-MEMFIT = "from memfit.cli.app import main; main()"
+MEMFIT = "from memfit.cli.__main__ import main; main()"
 # A job run once, then timed REPEATS times.
 MEMFIT_JOB = """
 import sys, tempfile, time

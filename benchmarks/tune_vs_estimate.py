@@ -21,7 +21,7 @@ from memfit.estimators.traced import TRACE_ERROR_PERCENT  # noqa: E402
 from tests.checkpoints import RECIPES, Checkpoints  # noqa: E402
 
 MODELS = tuple(name for name in RECIPES if name != "no-tokenizer")
-COMMAND = (sys.executable, "-c", "from memfit.cli.app import main; main()", "tune")
+COMMAND = (sys.executable, "-c", "from memfit.cli.__main__ import main; main()", "tune")
 WORKLOAD = ("--prompt-tokens", "513", "--prefill-step", "256", "--max-tokens", "8")
 EXACT = ("weights", "kv", "kv_held", "ssm")
 PEAKS = ("prefill_peak", "decode_peak", "workspace")

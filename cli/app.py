@@ -1,8 +1,6 @@
 """The command line; ``main`` is the one place where an error becomes a message and a code."""
 
-import atexit
 import errno
-import gc
 import os
 import sys
 from typing import Annotated, ClassVar, NoReturn
@@ -64,8 +62,6 @@ def root(
 
 def main() -> None:
     """Run the command line and exit."""
-    # The last collection would go through every object there is, to free what ends anyway.
-    atexit.register(gc.freeze)
     if sys.stderr is None:  # closed: print would take standard output for it
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:

@@ -46,6 +46,13 @@ def test_the_command_line_loads_nothing_heavy() -> None:
     assert loaded_after("import memfit.cli.app") & HEAVY == set()
 
 
+def test_who_imports_the_command_line_keeps_his_own_garbage_collection() -> None:
+    code = "import gc; was = gc.get_threshold()\nimport memfit.cli.app, memfit.cli.__main__\n"
+    subprocess.run(
+        [sys.executable, "-c", f"{code}assert gc.get_threshold() == was"], check=True, timeout=60
+    )
+
+
 def test_the_library_loads_neither_typer_nor_rich() -> None:
     loaded = loaded_after("import memfit.estimators.estimate, memfit.probes")
     assert loaded & (HEAVY | {"typer"}) - {"yaml"} == set()
