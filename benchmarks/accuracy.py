@@ -30,7 +30,6 @@ from memfit.estimators.workload import Workload
 CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"
 PACKED = Quantization(4, 32)
 RUNS = 3
-GENERATED = 2
 TIMEOUT_SECONDS = 150
 HOST = Device("this host", "cpu", 0, 0, None, "flag")
 M4_MAX = Device("M4 Max 64 GB", "metal", 0, 0, None, "flag", "s", 16)
@@ -68,11 +67,12 @@ class Case:
     dtype: str
     tokens: int
     step: int
+    generated: int = 2
 
     @property
     def workload(self) -> Workload:
-        """The prompt and a few tokens more."""
-        return Workload(prompt_tokens=self.tokens, max_tokens=GENERATED, prefill_step=self.step)
+        """The prompt and the tokens generated after it."""
+        return Workload(prompt_tokens=self.tokens, max_tokens=self.generated, prefill_step=self.step)
 
     @property
     def floating(self) -> str:
@@ -208,7 +208,7 @@ def measure(case: Case) -> Figures:
         for _ in generate_step(
             prompt,
             oracle.model,
-            max_tokens=GENERATED,
+            max_tokens=case.generated,
             prompt_cache=caches,
             prefill_step_size=case.step,
         ):

@@ -20,17 +20,21 @@ class Memory:
     def __init__(self, backend: Backend) -> None:
         self.backend: Backend = backend
         self.active = self.peak = self.clock = self.peak_clock = 0
-        self.operation = ""
+        self.operation = self.peak_operation = ""
         self.buffers: list[Buffer] = []
         self._page = PAGE[backend]
         self._limit = _KEPT[backend]
         self._free: list[int] = []
         self._free_bytes = 0
 
-    def begin(self) -> None:
-        """Forget the highest moment and the buffers that are gone, before another call."""
+    def begin(self, operation: str) -> None:
+        """Forget the highest moment and the buffers that are gone, before another call.
+
+        What is there then is there while its first ``operation`` runs.
+        """
         self.buffers = [buffer for buffer in self.buffers if buffer.died is None]
         self.clock += 1
+        self.operation = self.peak_operation = operation
         self.peak, self.peak_clock = self.active, self.clock
 
     def allocate(self, nbytes: int) -> Buffer:
@@ -46,6 +50,7 @@ class Memory:
         self.active += size
         if self.active > self.peak:
             self.peak, self.peak_clock = self.active, self.clock
+            self.peak_operation = self.operation
         return buffer
 
     def release(self, buffer: Buffer) -> None:

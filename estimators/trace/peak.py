@@ -40,8 +40,8 @@ class TracedPeak:
     """The largest moment of a run.
 
     ``nbytes`` is everything in use then; ``workspace_bytes`` what of it is neither weights nor the
-    caches as the run leaves them. ``operation`` made the allocation that reached it. ``alive``
-    names what was in use, the most bytes first; ``calls`` are the run's, in their order.
+    caches as the run leaves them. ``operation`` is MLX's name of the primitive that reached it;
+    ``alive`` names what was in use, the most bytes first; ``calls`` are the run's, in their order.
     ``prefill_bytes`` and ``decode_bytes`` are the largest of each part of the run.
     """
 
@@ -108,9 +108,7 @@ def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
     run = _Run(device, trace.mlx_version)
     reached = -1
     for call in trace.calls:
-        if call.position != reached:
-            run.wait()
-        yield run.follow(unmerged(call))
+        yield run.follow(unmerged(call), jumped=call.position != reached)
         if call.phase in _CHUNKS:
             run.wait()
         reached = call.position + call.tokens
@@ -130,12 +128,18 @@ class _Run:
         )
         self._held: list[View] = []
 
-    def follow(self, call: Call) -> _Highest:
-        """Evaluate one call; what it leaves in the caches is there for the next."""
+    def follow(self, call: Call, *, jumped: bool) -> _Highest:
+        """Evaluate one call; what it leaves in the caches is there for the next.
+
+        When it has ``jumped``, calls before it were left out, and nothing is under way.
+        """
         memory = self._memory
-        memory.begin()
         order = evaluation_order(call)
         views = [View(array.shape, dtypes.BITS[array.dtype] // 8) for array in call.arrays]
+        self._hand_over(call, views)
+        if jumped:
+            self.wait()
+        memory.begin(call.nodes[order[0]].name if order else "")
         self._place_inputs(call, views)
         _count_users(call, order, views)
         for view in views:
@@ -174,21 +178,26 @@ class _Run:
         self._stream.drain(self._memory)
         self._memory.clear_cache()
 
-    def _place_inputs(self, call: Call, views: list[View]) -> None:
-        """Give buffers to what is there before the call: caches, tokens, constants, weights."""
+    def _hand_over(self, call: Call, views: list[View]) -> None:
+        """Give the call the caches of the one before; what it does not take is gone.
+
+        A call that was jumped to finds longer caches, which the shorter never stood beside.
+        """
         left = list(self._held)
-        for view, array in zip(views, call.arrays, strict=True):
-            if array.role == "cache":
-                before = next((v for v in left if _is_same(v, view)), None)
-                if before is not None:
-                    left.remove(before)
-                    view.lie_like(before)
-                    view.buffer, before.buffer = before.buffer, None
-                    continue
-            if array.role != "computed":
-                self._place(view, array)
+        for view in (views[position] for position in call.of_role("cache")):
+            before = next((v for v in left if _is_same(v, view)), None)
+            if before is not None:
+                left.remove(before)
+                view.lie_like(before)
+                view.buffer, before.buffer = before.buffer, None
         for before in left:
             _free(before, self._memory)
+
+    def _place_inputs(self, call: Call, views: list[View]) -> None:
+        """Give buffers to what else is there before the call: tokens, constants, weights."""
+        for view, array in zip(views, call.arrays, strict=True):
+            if array.role != "computed" and view.buffer is None:
+                self._place(view, array)
 
     def _place(self, view: View, array: Array) -> None:
         # A scalar is given up by its last user; the model and the loop hold the rest.
@@ -196,8 +205,8 @@ class _Run:
             view.buffer = Buffer(array.nbytes, "weights", 0)
             view.references = 1
         else:
-            self._memory.operation = "caches" if array.role == "cache" else array.role
             view.buffer = self._memory.allocate(array.nbytes)
+            view.buffer.operation = "caches" if array.role == "cache" else array.role
             view.references = int(array.role == "tokens")
         view.buffer.references = 1
 
@@ -242,11 +251,9 @@ def _free(view: View, memory: Memory) -> None:
 def _highest(call: Call, memory: Memory, curve: tuple[int, ...]) -> _Highest:
     at = memory.peak_clock
     alive: Counter[str] = Counter()
-    operation = ""
     for buffer in memory.buffers:
         if buffer.born <= at and (buffer.died is None or buffer.died >= at):
             alive[buffer.operation] += buffer.nbytes
-        if buffer.born == at:
-            operation = buffer.operation
     largest = max((buffer.nbytes for buffer in memory.buffers), default=0)
-    return _Highest(call, memory.peak, operation, largest, tuple(alive.most_common()), curve)
+    named = tuple(alive.most_common())
+    return _Highest(call, memory.peak, memory.peak_operation, largest, named, curve)

@@ -1,15 +1,22 @@
 """The largest moment of a run, on calls small enough to count by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.engine import MLX
 from memfit.estimators.machine.device import Device
+from memfit.estimators.sizing import size
 from memfit.estimators.trace.nodes import Call
 from memfit.estimators.trace.peak import TracedPeak, peak
+from memfit.estimators.traced import TraceEngine
+from memfit.estimators.workload import Workload
 from tests.trace.calls import Sketch, trace_of
 
 CPU = Device("this host", "cpu", 0, 0, None, "flag")
@@ -60,6 +67,27 @@ def test_a_cache_that_python_still_holds_is_copied() -> None:
     assert peak(trace_of(held), CPU).nbytes == (4 + 4 + 16 + 16) * MEBI
 
 
+def test_caches_found_by_a_jump_never_stood_beside_those_before_it() -> None:
+    jumped = peak(trace_of(chunk(16, 0), chunk(64, 32), weights=5 * MEBI), CPU)
+    assert jumped.nbytes == (5 + 4 + 4 + 64) * MEBI
+    assert jumped.phase == "last_chunk"
+
+
+def test_what_reached_the_peak_is_an_operation() -> None:
+    first, second = chunk(16, 0), chunk(16, 4)
+    held = replace(second, held=(*second.held, 1))
+    assert peak(trace_of(first), CPU).operation == "Full"
+    # The buffer that the copy makes ends as a cache; it was the operation that took it.
+    assert peak(trace_of(held), CPU).operation == "SliceUpdate"
+
+
+def test_a_peak_that_was_there_before_the_call_is_of_its_first_operation() -> None:
+    sketch = Sketch()
+    start = sketch.given(MEBI, role="tokens")
+    call = sketch.call(sketch.run("StopGradient", (start,), MEBI))
+    assert peak(trace_of(call), CPU).operation == "StopGradient"
+
+
 def test_what_is_alive_adds_up_to_the_peak() -> None:
     found = peak(trace_of(chunk(16, 0), weights=3 * MEBI), CPU)
     assert sum(nbytes for _, nbytes in found.alive) == found.nbytes
@@ -102,13 +130,52 @@ def test_more_operations_never_lower_the_peak(few: int, more: int) -> None:
 CASES = Path(__file__).parents[1] / "arch" / "cases"
 
 
+# Small but for its caches, which grow by 256 tokens at a time.
+GROWING: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 256,
+}
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v2", "qwen2_moe"])
 def test_small_models_peak_where_mlx_measures_it_on_the_cpu(name: str) -> None:
+    config = json.loads((CASES / f"{name}.json").read_text())
+    check_against_mlx(name, config, tokens=700, step=256, generated=2)
+
+
+def test_a_generation_that_grows_the_caches_peaks_where_mlx_measures_it() -> None:
+    check_against_mlx("grown by generation", GROWING, tokens=300, step=64, generated=300)
+
+
+@pytest.mark.parametrize(("tokens", "generated", "step"), [(3000, 400, 256), (300, 300, 64)])
+def test_on_metal_formula_and_trace_agree_on_a_generation_that_grows(
+    tokens: int, generated: int, step: int
+) -> None:
+    pytest.importorskip("mlx_lm", reason="the class that is traced is mlx-lm's")
+    checkpoint = Checkpoint(id="grown", source="config", config=GROWING, config_name="grown.json")
+    workload = Workload(prompt_tokens=tokens, max_tokens=generated, prefill_step=step)
+    formula = size(checkpoint, device=None, method="formula")
+    wanted = MLX.figures(formula.model, formula.weighed, workload, MAX).moment
+    traced = TraceEngine(checkpoint, None, "BF16", described=True).run(workload, MAX).peak
+    assert traced is not None
+    assert traced.phase == "growing"
+    assert 0.99 * wanted.decode_bytes <= traced.decode_bytes <= 1.01 * wanted.decode_bytes
+
+
+def check_against_mlx(
+    name: str, config: dict[str, Any], *, tokens: int, step: int, generated: int
+) -> None:
     pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
     from benchmarks.accuracy import Case, in_child
 
-    config = json.loads((CASES / f"{name}.json").read_text())
-    case = Case(name, config, "F32", 700, 256)
+    case = Case(name, config, "F32", tokens, step, generated)
     predicted, measured = in_child("predict", case), in_child("measure", case)
     assert predicted is not None
     assert measured is not None
