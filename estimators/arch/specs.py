@@ -176,6 +176,7 @@ class MixtureOfExperts:
     """Routed experts of width ``intermediate``, shared ones of ``shared_intermediate`` in all.
 
     ``latent_dim`` is the width of the experts' inputs where it is not the model's (Nemotron-H).
+    ``float32_weights`` where outputs are weighted in float32 by a router without a correction.
     """
 
     experts: int
@@ -184,6 +185,7 @@ class MixtureOfExperts:
     shared_intermediate: int = 0
     gated: bool = True
     latent_dim: int | None = None
+    float32_weights: bool = False
 
 
 FeedForward = DenseMLP | MixtureOfExperts

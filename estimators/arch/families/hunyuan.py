@@ -73,6 +73,7 @@ def _blocks(fields: Fields, hidden: int, count: int) -> list[FeedForwardBlock]:
                 top_k=top_k,
                 intermediate=width,
                 shared_intermediate=shares * intermediate,
+                float32_weights=True,
             ),
         )
         for width, top_k, shares in zip(widths, chosen, shared, strict=True)

@@ -95,6 +95,7 @@ def _experts(fields: Fields, row: Row, hidden: int, *, bias: bool) -> FeedForwar
     if row.shared_count and not fields.null(row.shared_count):
         shared = width * _size(fields, row, row.shared_count)
     spec = mixture(fields, row.experts, row.top_k, width=width, shared_width=shared)
+    spec = replace(spec, float32_weights=row.float32_weights)
     path = "shared_expert" if row.shared_width else "shared_experts"
     modules = expert_modules(spec, hidden, _router(row, spec, hidden), shared=path, bias=bias)
     return spec, under(row.block, modules)

@@ -95,6 +95,10 @@ def attend(
     tape.over(queries, views=3)
     count = call.rows * spec.heads * keys
     scores = tape.new((queries, held_keys), count, nbytes=count * call.width, views=2, name=SCORES)
+    if not spec.fused:
+        # Divided, put through tanh and multiplied: what keeps gemma2.py from the fused kernel.
+        for _ in range(3):
+            tape.over(scores)
     if call.tokens > 1:
         if array_mask:
             tape.over(scores, views=2)

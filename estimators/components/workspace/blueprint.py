@@ -16,6 +16,8 @@ _UINT32_BITS = 32
 _PLAIN_VIEWS, _PACKED_VIEWS = 3, 0
 # Modules of a Mamba block that holds the states of all tokens of a chunk (mlx-lm jamba.py).
 _STACKED = "b_layernorm"
+# Its square says how many streams Gemma 3n mixes (mlx-lm gemma3n.py).
+_STREAMS = "altup.correction_coefs"
 _ATTENTION_WORDS = ("attn", "attention")
 
 
@@ -62,6 +64,7 @@ class LayerPlan:
     router: Projection | None
     float32_scores: bool
     norms: int
+    streams: int  # hidden states carried side by side (Gemma 3n's alternating updates)
 
 
 def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -> LayerPlan:
@@ -82,8 +85,11 @@ def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -
         dense=tuple(p for _, p in dense),
         experts=tuple(p for _, p in matrices.get(Part.EXPERTS, [])),
         router=router[0][1] if router else None,
-        float32_scores=any(m.path.endswith("correction_bias") for m in layer.modules),
+        float32_scores=getattr(layer.feed_forward, "float32_weights", False)
+        # A block that holds the correction itself casts its weights back (minimax, kimi_linear).
+        or any(m.path.endswith("gate.e_score_correction_bias") for m in layer.modules),
         norms=hidden_norms,
+        streams=next((m.shape[0] for m in layer.modules if m.path.endswith(_STREAMS)), 1),
     )
 
 

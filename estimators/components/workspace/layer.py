@@ -21,8 +21,24 @@ def layer_program(
 ) -> Program:
     """Return the steps of a layer; ``buffers`` are those of each mixer."""
     elements = call.rows * hidden
-    tape = Tape(call.target.backend, call.width, elements)
-    x = 0
+    tape = Tape(call.target.backend, call.width, elements * plan.streams)
+    if plan.streams > 1:
+        x = _alternating(tape, plan, call, hidden, buffers)
+    else:
+        x = _blocks(tape, 0, plan, call, elements, buffers)
+    tape.keep(x)
+    return tape.program()
+
+
+def _blocks(
+    tape: Tape,
+    x: int,
+    plan: LayerPlan,
+    call: Call,
+    elements: int,
+    buffers: tuple[tuple[KVBuffer, ...], ...],
+) -> int:
+    """Record the mixers and the feed-forward block of a layer; return its output."""
     if plan.mixers:
         normed = norm(tape, x, elements, shared=True)
         mixed = [
@@ -40,8 +56,37 @@ def layer_program(
         if plan.norms > _PRE_NORMS:
             result = norm(tape, result, elements, shared=False)
         x = tape.over(result, x)
-    tape.keep(x)
-    return tape.program()
+    return x
+
+
+def _alternating(
+    tape: Tape,
+    plan: LayerPlan,
+    call: Call,
+    hidden: int,
+    buffers: tuple[tuple[KVBuffer, ...], ...],
+) -> int:
+    """Alternating updates: all streams predicted in float32, then corrected by one layer's output.
+
+    mlx-lm gemma3n.py, Gemma3nAltUp: predict before the layer, correct after it.
+    """
+    elements = call.rows * hidden
+    every = elements * plan.streams
+    wide = tape.new((0,), every, nbytes=every * _FLOAT32)
+    product = tape.new((wide,), every, nbytes=every * _FLOAT32, views=3)
+    predicted = tape.new((tape.over(product, wide),), every)
+    active = tape.new((predicted,), elements)
+    output = _blocks(tape, active, plan, call, elements, buffers)
+    # The innovation of one stream times float32 coefficients promotes all of them.
+    innovation = tape.new((output, predicted), elements)
+    widened = tape.new((innovation,), elements, nbytes=elements * _FLOAT32)
+    corrected = tape.new((widened,), every, nbytes=every * _FLOAT32, views=3)
+    again = tape.new((predicted,), every, nbytes=every * _FLOAT32)
+    tape.over(corrected, again)
+    result = tape.new((corrected,), every)
+    gated = tape.new((result,), elements)
+    others = tape.new((result, gated), every - elements, views=2)
+    return tape.new((result, others), every)
 
 
 def head_program(vocabulary: int, touched: int, call: Call, hidden: int) -> Program:

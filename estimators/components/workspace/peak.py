@@ -24,6 +24,7 @@ from memfit.estimators.components.workspace.blueprint import (
 from memfit.estimators.components.workspace.layer import head_program, layer_program
 from memfit.estimators.components.workspace.moment import Call, KVFormat, Occupancy, Target
 from memfit.estimators.components.workspace.schedule import BatchRule, batch_rule, highest
+from memfit.estimators.components.workspace.tape import Program
 from memfit.estimators.components.workspace.timeline import (
     Span,
     decode_occupancy,
@@ -33,11 +34,12 @@ from memfit.estimators.components.workspace.timeline import (
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.kernels import has_nax
 from memfit.estimators.records import record
+from memfit.estimators.units import ceil_div
 from memfit.estimators.workload import Workload
 
 Phase = Literal["load", "prefill", "decode"]
 
-# Layers simulated around the last of each kind: more than are ever in flight together.
+# Layers simulated around the last of each kind: these or more, as many as can be in flight.
 _WINDOW = 8
 
 
@@ -208,14 +210,19 @@ class _Run:
             layer_program(plan, call, hidden, buffers)
             for plan, buffers in zip(workspace.plans, self.buffers, strict=True)
         ]
-        chosen = _simulated(workspace.order)
+        window = _WINDOW if phase == "decode" else _in_flight(programs, workspace.rule)
+        chosen = _simulated(workspace.order, window)
         sequence = [programs[workspace.order[index]] for index in chosen]
+        late = [programs[number].late for number in workspace.order]
         if phase == "decode":
             vocabulary = workspace.model.vocab_size
             sequence.append(head_program(vocabulary, workspace.head_touched, call, hidden))
         caches = self._cache_bytes(occupancy, chosen)
         fixed = call.rows * hidden * self.width + self._mask_bytes(call)
-        transient = highest((p.steps for p in sequence), workspace.rule)
+        outside = set(range(len(workspace.order))).difference(chosen)
+        awaited = sum(programs[workspace.order[index]].awaited for index in outside)
+        layers = [*(p.steps for p in sequence), *late]
+        transient = awaited + highest(layers, workspace.rule)
         states = self.state_bytes + self._viewed_bytes(phase, call, chosen)
         parts = (self.weight_bytes, caches, states, fixed, transient)
         largest, name = max(
@@ -348,11 +355,21 @@ class _Run:
         return KVFormat(self.width)
 
 
-def _simulated(order: tuple[int, ...]) -> list[int]:
+def _in_flight(programs: list[Program], rule: BatchRule) -> int:
+    """Return how many layers can be in flight together: the cheapest ones, in every batch."""
+    batches = rule.in_flight + 1
+    dispatches = min(sum(step.dispatches for step in p.steps) for p in programs)
+    elements = min(sum(step.elements for step in p.steps) for p in programs)
+    by_dispatches = ceil_div(batches * rule.dispatches, max(1, dispatches))
+    by_elements = ceil_div(batches * (rule.mebi_elements + 1) << 20, max(1, elements))
+    return max(_WINDOW, min(by_dispatches, by_elements))
+
+
+def _simulated(order: tuple[int, ...], window: int) -> list[int]:
     """Return the layers that stand for all: those that end at the last of each kind."""
     last = {number: index for index, number in enumerate(order)}
     ends = {*last.values(), len(order) - 1}
-    chosen = {i for end in ends for i in range(max(0, end - _WINDOW + 1), end + 1)}
+    chosen = {i for end in ends for i in range(max(0, end - window + 1), end + 1)}
     return sorted(chosen)
 
 

@@ -21,7 +21,9 @@ def record_gated_delta(tape: Tape, x: int, plan: MixerPlan, call: Call) -> int:
     rows = call.rows
     made = [_project(tape, x, p.outputs, p.touched, rows) for p in plan.inputs]
     values = rows * spec.value_heads * spec.value_dim
-    mixed = _convolve(tape, (made[0], x), spec.conv_dim, call)
+    mixed = _convolve(
+        tape, (made[0], x), spec.conv_dim, call, copied=(spec.kernel - 1) * spec.conv_dim
+    )
     queries, keys = (
         norm(tape, mixed, rows * spec.key_heads * spec.key_dim, shared=True) for _ in range(2)
     )
@@ -65,9 +67,11 @@ def record_recurrent(tape: Tape, x: int, plan: MixerPlan, call: Call) -> int:
         _all_states(tape, output, state * call.tokens, call.width)
     else:
         if plan.heads and call.tokens > 1:
-            _ssm_chunks(tape, mixed, plan.heads, inner, call)
-        output = tape.new((mixed, old), inner)
-        tape.keep(tape.new((old,), state, nbytes=state * width))
+            _ssm_chunks(tape, mixed, (plan.heads, inner, state), old, call)
+            output = tape.new((mixed,), inner)
+        else:
+            output = tape.new((mixed, old), inner)
+            _kept(tape, (old,), state, state * width)
     if made:
         tape.over(output, made[0])
     return _project(tape, output, plan.output.outputs, plan.output.touched, rows)
@@ -91,11 +95,18 @@ def _project(tape: Tape, x: int, outputs: int, touched: int, rows: int) -> int:
 
 
 def _convolve(
-    tape: Tape, inputs: tuple[int, ...], width: int, call: Call, *, keep: bool = False
+    tape: Tape,
+    inputs: tuple[int, ...],
+    width: int,
+    call: Call,
+    *,
+    keep: bool = False,
+    copied: int = 0,
 ) -> int:
     """Parts joined, the state put before them, a causal convolution and its activation.
 
-    With ``keep`` the next state is a slice of the padded input, which therefore stays.
+    With ``keep`` the next state is a slice of the padded input, which therefore stays; one of
+    ``copied`` elements is cut from it, at the end of the call.
     """
     elements = call.rows * width
     joined = tape.new(inputs, elements, kernels=3, views=4) if len(inputs) != 1 else inputs[0]
@@ -103,6 +114,8 @@ def _convolve(
     padded = tape.new((joined, old), elements, kernels=2, views=2)
     if keep:
         tape.keep(padded)
+    if copied:
+        tape.late(lambda: _kept(tape, (padded,), copied * call.batch))
     convolved = tape.new((padded,), elements)
     return tape.over(convolved)
 
@@ -126,8 +139,16 @@ def _all_states(tape: Tape, output: int, elements: int, width: int) -> None:
     tape.over(output, tape.new((), elements, nbytes=elements * width, name=name))
 
 
-def _ssm_chunks(tape: Tape, mixed: int, heads: int, inner: int, call: Call) -> None:
-    """Mamba-2 in its matrix form: decays of every pair of tokens in a chunk, in float32."""
+def _kept(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int | None = None) -> None:
+    tape.keep(tape.new(inputs, elements, nbytes=nbytes))
+
+
+def _ssm_chunks(tape: Tape, mixed: int, sizes: tuple[int, int, int], old: int, call: Call) -> None:
+    """Mamba-2 in its matrix form: decays of every pair of tokens in a chunk, in float32.
+
+    ``sizes`` are the heads, the elements of the inputs and those of the state.
+    """
+    heads, inner, _ = sizes
     wide = tape.new((mixed,), inner, nbytes=inner * _FLOAT32)
     for start in range(0, call.tokens, _SSM_CHUNK):
         tokens = min(_SSM_CHUNK, call.tokens - start)
@@ -140,3 +161,25 @@ def _ssm_chunks(tape: Tape, mixed: int, heads: int, inner: int, call: Call) -> N
         tape.over(weights, decays)
         tape.over(weights, views=2)
         tape.new((weights, wide), inner * tokens // call.tokens, views=3)
+    tape.late(lambda: _last_state(tape, (mixed, wide, decays, old), sizes, tokens, call))
+
+
+def _last_state(
+    tape: Tape,
+    arrays: tuple[int, int, int, int],
+    sizes: tuple[int, int, int],
+    tokens: int,
+    call: Call,
+) -> None:
+    """The state after the last chunk of Mamba-2 (mlx-lm models/ssm.py, next_state)."""
+    mixed, wide, decays, old = arrays
+    heads, inner, state = sizes
+    spread = state * heads * call.rows // inner * tokens
+    repeated = tape.new((mixed,), spread, views=4)
+    if tape.width != _FLOAT32:
+        repeated = tape.new((repeated,), spread, nbytes=spread * _FLOAT32)
+    part = inner * tokens // call.tokens
+    decayed = tape.new((wide, decays), part, nbytes=part * _FLOAT32, views=4)
+    product = tape.keep(tape.new((decayed, repeated), state, nbytes=state * _FLOAT32))
+    scaled = tape.new((old, decays), state, nbytes=state * _FLOAT32)
+    tape.over(product, scaled)

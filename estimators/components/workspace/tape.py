@@ -4,6 +4,7 @@ An operation either makes a new array or writes into one that nobody else reads 
 buffer of an input with a single consumer: mlx array.h, is_donatable).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -29,11 +30,16 @@ class Step(NamedTuple):
 
 @record(frozen=True, slots=True)
 class Program:
-    """The steps of a layer and the largest single allocation among them."""
+    """The steps of a layer and the largest single allocation among them.
+
+    ``late`` are the steps that wait for the end of the call, which free the ``awaited`` bytes.
+    """
 
     steps: tuple[Step, ...]
     largest: int
     largest_name: str
+    late: tuple[Step, ...]
+    awaited: int
 
 
 @dataclass(slots=True)
@@ -59,6 +65,7 @@ class Tape:
     elements: list[int] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
     operations: list[_Operation] = field(default_factory=list)
+    later: list[Callable[[], None]] = field(default_factory=list)
     largest: int = 0
     largest_name: str = ""
 
@@ -109,6 +116,14 @@ class Tape:
         self.kept.add(array)
         return array
 
+    def late(self, record: Callable[[], None]) -> None:
+        """Record operations that MLX runs at the end of the call, after all layers.
+
+        Its tape is filled breadth first from what is evaluated (mlx transforms.cpp, eval_impl),
+        so that what only a state needs is run last, and what that reads lives until then.
+        """
+        self.later.append(record)
+
     def _record(
         self,
         touched: tuple[int, ...],
@@ -124,21 +139,28 @@ class Tape:
 
     def program(self) -> Program:
         """Return what was recorded, every array freed after its last use unless kept."""
+        early = len(self.operations)
+        for record_late in self.later:
+            record_late()
         last_use = {
             array: index for index, op in enumerate(self.operations) for array in op.touched
         }
         last_touch = {0: -1}
-        steps = []
+        steps, awaited = [], 0
         for index, op in enumerate(self.operations):
             released, fresh, repeated = op.temporary, op.weight, []
             for array in dict.fromkeys(op.touched):
-                if array in last_touch:
+                crossed = index >= early > last_touch.get(array, early)
+                if array in last_touch and not crossed:
                     repeated.append((self.elements[array], index - last_touch[array]))
                 else:
                     fresh += self.elements[array]
+                if crossed and array not in self.kept:
+                    awaited += self.nbytes[array]
                 last_touch[array] = index
                 if last_use[array] == index and array not in self.kept:
                     released += self.nbytes[array]
             made = 0 if op.made is None else self.nbytes[op.made]
             steps.append(Step(made + op.temporary, released, op.dispatches, fresh, tuple(repeated)))
-        return Program(tuple(steps), self.largest, self.largest_name)
+        late = tuple(steps[early:])
+        return Program(tuple(steps[:early]), self.largest, self.largest_name, late, awaited)

@@ -1,0 +1,33 @@
+"""The formula's workspace against the trace's, where the peak is that of prefill on Metal."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
+
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.components.workspace import ERROR_PERCENT
+from memfit.estimators.machine.device import Device
+from memfit.estimators.sizing import size
+from memfit.estimators.traced import TraceEngine
+from memfit.estimators.workload import Workload
+
+M4_MAX_64 = Device("M4 Max", "metal", 64 << 30, 55662788608, None, "flag", "s", 16)
+# Two chunks: the second holds what the first left as well.
+WORKLOAD = Workload(prompt_tokens=4096)
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+# Their classes loop over tokens in Python: minutes and gigabytes to trace.
+LOOPED = {"jamba-1.5-mini", "mamba-2.8b", "recurrentgemma-2b", "rwkv7-2.9b"}
+TRACED = sorted(path for path in SAMPLES.glob("*.yaml") if path.stem not in LOOPED)
+
+
+@pytest.mark.parametrize("path", TRACED, ids=lambda path: path.stem)
+def test_a_workspace_by_formula_is_within_its_stated_error_of_the_traced_one(path: Path) -> None:
+    checkpoint = open_checkpoint(str(path))
+    sizer = size(checkpoint, device=M4_MAX_64, method="formula")
+    engine = TraceEngine(checkpoint, None, sizer.model.dtype, described=True)
+    traced = engine.figures(sizer.model, sizer.weighed, WORKLOAD, M4_MAX_64).moment
+    derived = sizer.engine.figures(sizer.model, sizer.weighed, WORKLOAD, M4_MAX_64).moment
+    off = 100 * abs(derived.workspace_bytes - traced.workspace_bytes)
+    assert off <= ERROR_PERCENT * traced.workspace_bytes
