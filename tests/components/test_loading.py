@@ -401,6 +401,28 @@ def test_foreign_methods_under_mlx_s_own_names_load(
     assert check(save(tmp_path, config, tensors)).basis == "exact"
 
 
+@pytest.mark.parametrize(
+    ("block", "quantization", "basis"),
+    [
+        ({"format": "nvfp4-pack-quantized"}, (4, 16, "nvfp4"), "exact"),
+        ({"format": "mxfp4-pack-quantized"}, (4, 32, "mxfp4"), "exact"),
+        ({"format": "pack-quantized"}, (4, 32, "affine"), "exact"),
+        ({"format": "float-quantized"}, (4, 32, "affine"), "bound"),
+        ({"quant_algo": "FP8"}, (8, 32, "mxfp8"), "bound"),
+        ({"quantization": {"quant_algo": "NVFP4"}}, (4, 16, "nvfp4"), "exact"),
+        ({"quantization": {"quant_algo": "FP8"}}, (4, 16, "nvfp4"), "bound"),
+    ],
+)
+def test_compressed_tensors_and_modelopt_load_under_mlx_s_names_by_their_format(
+    block: dict[str, Any], quantization: tuple[Any, ...], basis: str, tmp_path: Path
+) -> None:
+    method = "compressed-tensors" if "format" in block else "modelopt"
+    config, tensors = converted(config_of("llama"), *quantization)
+    config.pop("quantization")
+    config["quantization_config"] = {"quant_method": method, **block}
+    assert check(save(tmp_path, config, tensors)).basis == basis
+
+
 def _gpt_oss() -> tuple[dict[str, Any], Tensors]:
     config = config_of("gpt_oss")
     own = plain(config)

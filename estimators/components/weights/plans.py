@@ -122,6 +122,8 @@ def _foreign(block: Mapping[str, Any], model: Model, name: str, reader: str) -> 
         return _awq(block, model)
     if method == "compressed-tensors":
         return _compressed(block, model, reader)
+    if method == "modelopt":
+        return _modelopt(block, model)
     if method == "mxfp4" and model.model_type == "gpt_oss":
         quantization = Quantization(4, 32, "mxfp4")
         return Declared(method, quantization, _only_experts(model, quantization))
@@ -135,7 +137,6 @@ def _foreign(block: Mapping[str, Any], model: Model, name: str, reader: str) -> 
 _QUANTISES = {
     "mxfp4": Quantization(4, 32, "mxfp4"),
     "mxfp8": Quantization(8, 32, "mxfp8"),
-    "modelopt": Quantization(4, 16, "nvfp4"),
 }
 _REFUSED = {
     "gptq": "GPTQ's packing along the inputs, nor its g_idx",
@@ -187,8 +188,21 @@ def _compressed(block: Mapping[str, Any], model: Model, reader: str) -> Declared
         plan = _only_experts(model, Quantization(4, 32))
         text = "which matrices are packed only the headers tell; the experts are taken to be"
         return Declared("compressed-tensors", quantises, plan, text)
-    why = _dequantised(model, f"compressed-tensors of format {form[:40]!r}")
-    return Declared("compressed-tensors", quantises, None, why)
+    what = f"compressed-tensors of format {form[:40]!r}"
+    if quantises:
+        what += " under its own tensor names, only under MLX's"
+    return Declared("compressed-tensors", quantises, None, _dequantised(model, what))
+
+
+def _modelopt(block: Mapping[str, Any], model: Model) -> Declared:
+    """hf_quant_config.json nests the settings, config.json does not (mlx-lm utils.py)."""
+    settings = block.get("quantization", block)
+    algorithm = settings.get("quant_algo") if isinstance(settings, Mapping) else None
+    if algorithm != "NVFP4":
+        what = f"ModelOpt's quant_algo {str(algorithm)[:40]!r}"
+        return Declared("modelopt", None, None, _dequantised(model, what))
+    what = "ModelOpt's NVFP4 under its own tensor names, only under MLX's"
+    return Declared("modelopt", Quantization(4, 16, "nvfp4"), None, _dequantised(model, what))
 
 
 def _dequantised(model: Model, what: str) -> str:
