@@ -59,7 +59,8 @@ class Figure:
 class Compared:
     """One model; all but ``label`` and ``undecided`` is None or empty when it is undecided.
 
-    ``runtime`` is there when runtimes are compared, whose names are then the labels.
+    ``runtime`` is there when runtimes are compared, whose names are then the labels, and when
+    models of several runtimes are, each under its own.
 
     ``needed_bytes`` is the peak with the margin: what the verdict is about.
     """

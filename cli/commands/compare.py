@@ -157,7 +157,9 @@ def compare(
         candidates, base, rules = _under_their_own(candidates, base, rules, kept)
     result = answer(candidates, base, axes, runtime=rules, settings=settings, units=units)
     form = CompareFormat.JSON if json_ else format_
-    emit(_rendered(result, form, units, to_file=output is not None), output)
+    by_runtime = runtimes is not None
+    text = _rendered(result, form, units, by_runtime=by_runtime, to_file=output is not None)
+    emit(text, output)
     raise typer.Exit(Exit.YES if _any_will_do(runtimes, result) else _code(result))
 
 
@@ -236,7 +238,9 @@ def _candidates(references: Sequence[str], sink: Sink) -> "list[Candidate]":
     return [known[reference] for reference in references]
 
 
-def _rendered(result: "Comparison", form: CompareFormat, units: Units, *, to_file: bool) -> str:
+def _rendered(
+    result: "Comparison", form: CompareFormat, units: Units, *, by_runtime: bool, to_file: bool
+) -> str:
     if form is CompareFormat.JSON:
         from memfit.cli.render.compare.data import to_json
 
@@ -251,7 +255,7 @@ def _rendered(result: "Comparison", form: CompareFormat, units: Units, *, to_fil
         return to_markdown(result, units)
     from memfit.cli.render.compare.table import to_table
 
-    return to_table(result, units, to_file=to_file)
+    return to_table(result, units, by_runtime=by_runtime, to_file=to_file)
 
 
 def _code(result: "Comparison") -> Exit:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memfit.estimators.result import Estimate, ModelSummary
+from memfit.estimators.result import Estimate, ModelSummary, WorkloadSummary
 from memfit.estimators.units import Units, format_bytes
 
 if TYPE_CHECKING:
@@ -62,15 +62,18 @@ def title(model: ModelSummary) -> str:
 def task(result: "Estimate | Comparison | ContextPlan") -> str:
     """The workload and the runtime in one line."""
     work = result.workload
-    text = f"{work.prompt_tokens} prompt tokens"
-    if work.max_tokens:
-        text += f" + {work.max_tokens} generated"
-    if work.batch > 1:
-        text += f", batch {work.batch}"
-    text += f", prefill step {work.prefill_step}"
+    text = f"{prompt(work)}, prefill step {work.prefill_step}"
     if work.kv_bits:
         text += f", {work.kv_bits}-bit KV cache from token {work.quantized_kv_start}"
     return f"{text}; {result.runtime.name} {result.runtime.version}"
+
+
+def prompt(work: WorkloadSummary) -> str:
+    """What is asked of every runtime alike: tokens and batch."""
+    text = f"{work.prompt_tokens} prompt tokens"
+    if work.max_tokens:
+        text += f" + {work.max_tokens} generated"
+    return f"{text}, batch {work.batch}" if work.batch > 1 else text
 
 
 def machine(result: "Estimate | Comparison | ContextPlan | TuneResult", units: Units) -> str:

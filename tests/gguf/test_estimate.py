@@ -143,6 +143,25 @@ def test_models_of_both_runtimes_are_compared_each_under_its_own(
         assert model["needed_bytes"] == needed
 
 
+def test_models_of_both_runtimes_are_shown_side_by_side_each_with_its_runtime(
+    memfit: Memfit, qwen: Path, tmp_path: Path
+) -> None:
+    folder = write_config(tmp_path / "model", QWEN3_4B)
+    shown = memfit("compare", qwen, folder, "--memory", "8GB").out
+    written = memfit("compare", qwen, folder, "--memory", "8GB", "--format", "markdown").out
+    for text in (shown, written):
+        lines = text.splitlines()
+        assert [line.rpartition("; ")[2] for line in lines if "parameters, " in line] == [
+            "llama.cpp b11549",
+            "mlx-lm 0.32.2",
+        ]
+        assert any("prompt tokens; each under its own runtime" in line for line in lines)
+        assert "prefill step 2048" not in text
+    (peak,) = (line for line in shown.splitlines() if line.startswith("Peak"))
+    assert peak.endswith("%")  # the difference from the first model
+    assert "Runtime" not in shown
+
+
 def test_unknown_architecture_still_has_exact_weights(memfit: Memfit, tmp_path: Path) -> None:
     entry = MODELS["qwen3"]
     metadata = {**entry.metadata, "general.architecture": "qwen99"}

@@ -22,7 +22,7 @@ def _lines(result: Comparison, units: Units) -> Iterator[str]:
         title = words.title(model)
         yield f"{number}. {_escaped(f'{model.label}: {title}')}"
     yield ""
-    yield _escaped(estimate_words.task(result)) + "  "
+    yield _escaped(words.task(result)) + "  "
     yield _escaped(estimate_words.machine(result, units))
     yield ""
     yield from _figures(result, units)

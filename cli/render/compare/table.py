@@ -34,15 +34,18 @@ class _Column:
         return max(self.least_width, min(len(self.heading), _WIDEST_HEADING))
 
 
-def to_table(result: Comparison, units: Units, *, to_file: bool) -> str:
-    """Return the tables as text; numbers are never cut, names give way."""
+def to_table(result: Comparison, units: Units, *, by_runtime: bool, to_file: bool) -> str:
+    """Return the tables as text; numbers are never cut, names give way.
+
+    ``by_runtime``: the models are one under several runtimes.
+    """
     page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
-    by_runtime = next((model for model in result.models if model.runtime), None)
-    if by_runtime:
-        page.console.print(words.title(by_runtime), soft_wrap=True)
+    described = next((model.model for model in result.models if model.model), None)
+    if by_runtime and described:
+        page.console.print(estimate_words.title(described), soft_wrap=True)
     for number, model in enumerate(() if by_runtime else result.models, 1):
         page.console.print(f"{number} {model.label}: {words.title(model)}", soft_wrap=True)
-    for line in (estimate_words.task(result), estimate_words.machine(result, units)):
+    for line in (words.task(result), estimate_words.machine(result, units)):
         page.console.print(line, style="dim", soft_wrap=True)
     if by_runtime:
         runtimes.draw(page, result, units)

@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from memfit.cli.render.words import PARTS, percent
+from memfit.cli.render.words import PARTS, percent, prompt
+from memfit.cli.render.words import task as estimate_task
 from memfit.cli.render.words import title as estimate_title
 from memfit.estimators.comparison import Cell, Compared, Comparison, Matrix, SettingValue, Value
 from memfit.estimators.result import Basis
@@ -36,8 +37,16 @@ class Footnotes:
 
 
 def title(model: Compared) -> str:
-    """What a column is about: the model in one line."""
-    return estimate_title(model.model) if model.model else "undecided"
+    """What a column is about: the model in one line, and its runtime where it has its own."""
+    text = estimate_title(model.model) if model.model else "undecided"
+    return f"{text}; {model.runtime.name} {model.runtime.version}" if model.runtime else text
+
+
+def task(result: Comparison) -> str:
+    """The workload, and the runtime where it is one for all; defaults are each runtime's own."""
+    if any(model.runtime for model in result.models):
+        return f"{prompt(result.workload)}; each under its own runtime"
+    return estimate_task(result)
 
 
 def figure_name(name: str) -> str:
