@@ -14,6 +14,9 @@ from memfit.estimators.sink import SILENT, Sink
 _SUFFIXES = (".safetensors", ".gguf", ".json", ".yaml", ".yml", ".bin", ".pt", ".pth")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?", re.ASCII)
 _HUB_FILE = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?:[\w./-]+\.gguf", re.ASCII | re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"https?://[^/]+/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)?.*", re.ASCII | re.DOTALL
+)
 _OLLAMA_BLOB = "sha256-"
 _WANTED = (
     "give a model's directory, a .safetensors or .gguf file, a config.json, a sample .yaml,"
@@ -43,6 +46,9 @@ def open_checkpoint(reference: str, *, sink: Sink = SILENT) -> Checkpoint:
         from memfit.estimators.checkpoint.hub import open_hub_file
 
         return open_hub_file(reference, sink=sink)
+    if address := _ADDRESS.fullmatch(reference):
+        name = address[1] or "org/name"
+        raise CheckpointError(f"{shown(reference)!r}: an address, no name; write {name}")
     if _looks_like_path(reference) or not _HUB_NAME.fullmatch(reference):
         raise CheckpointError(f"{shown(reference)!r}: no such path; {_WANTED}")
     from memfit.estimators.checkpoint.hub import open_hub

@@ -90,6 +90,20 @@ def test_what_looks_like_a_path_and_is_none_is_no_hub_look_up(reference: str) ->
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("address", "wanted"),
+    [
+        ("https://huggingface.co/org/name", "write org/name"),
+        ("http://mirror:8080/org/name/tree/main", "write org/name"),
+        ("https://huggingface.co/org/name/blob/main/model.gguf", "write org/name"),
+        ("https://huggingface.co/", "write org/name"),
+    ],
+)
+def test_an_address_is_told_the_name_to_write(address: str, wanted: str) -> None:
+    with pytest.raises(CheckpointError, match=f"an address, no name; {wanted}$"):
+        open_checkpoint(address)
+
+
 def test_gguf_is_read_whatever_the_case_of_its_suffix(tmp_path: Path) -> None:
     weights = (tensor("token_embd.weight", (32, 8)),)
     path = write(tmp_path / "model.GGUF", {"general.architecture": "llama"}, weights)
