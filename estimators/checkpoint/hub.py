@@ -8,7 +8,7 @@ from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.checkpoint.header_cache import HeaderCache, user_cache
 from memfit.estimators.checkpoint.hub_folder import Repository
-from memfit.estimators.checkpoint.hub_requests import Hub, configured_hub
+from memfit.estimators.checkpoint.hub_settings import Hub, configured_hub
 from memfit.estimators.checkpoint.local import read_directory, read_folder
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.errors import CheckpointError

@@ -8,7 +8,6 @@ one request to bring it.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import PurePath
 from urllib.parse import quote
@@ -22,7 +21,9 @@ from memfit.estimators.checkpoint.hub_listing import (
     RemoteFile,
     parse_listing,
 )
-from memfit.estimators.checkpoint.hub_requests import ATTEMPTS, Answer, Client, Hub, NoAnswerError
+from memfit.estimators.checkpoint.hub_parallel import start
+from memfit.estimators.checkpoint.hub_requests import ATTEMPTS, Answer, Client, NoAnswerError
+from memfit.estimators.checkpoint.hub_settings import Hub
 from memfit.estimators.checkpoint.safetensors import (
     LENGTH_BYTES,
     MAX_EXTENT,
@@ -114,7 +115,7 @@ class Repository:
         """Return the bytes of a file."""
         size = self._file(name).size
         if size is None:
-            raise CheckpointError(f"{shown(self.place / name)}: the Hub does not tell its size")
+            raise UnreachableError(f"{shown(self.place / name)}: the Hub does not tell its size")
         return size
 
     def pickled_bytes(self, name: str) -> int:
@@ -266,9 +267,8 @@ class Repository:
         if not jobs:
             return []
         client = self._connected()
-        pool = ThreadPoolExecutor(min(MOST_THREADS, len(jobs)))
+        futures = start(jobs, MOST_THREADS)
         try:
-            futures: list[Future[bytes]] = [pool.submit(job) for job in jobs]
             # After the requests have gone out: who is told may use the wait.
             self._sink.begin(f"Reading {shown(self.place)}", len(jobs))
             for future in futures:
@@ -276,9 +276,10 @@ class Repository:
             return [future.result() for future in futures]
         except BaseException:
             client.stop()
+            for future in futures:
+                future.cancel()
             raise
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
             self._sink.end()
 
     def _connected(self) -> Client:

@@ -11,19 +11,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.checkpoint.hub_refusals import refusal
+from memfit.estimators.checkpoint.hub_settings import Hub, configured_hub, open_session
 from memfit.estimators.errors import InputError, UnreachableError
-from memfit.estimators.records import record
 from memfit.estimators.sink import Request, Sink
 from memfit.estimators.version import __version__
 
 if TYPE_CHECKING:
     import httpx2
+
+__all__ = ["Answer", "Client", "Hub", "NoAnswerError", "configured_hub"]
 
 ATTEMPTS = 3
 FIRST_PAUSE_SECONDS = 0.5  # doubled with every attempt
@@ -48,16 +49,6 @@ class _AgainError(Exception):
         self.pause = pause
 
 
-@record(frozen=True, slots=True)
-class Hub:
-    """Which Hub is asked, and how; the token is looked up when the first request is made."""
-
-    endpoint: str
-    snapshots: Path  # huggingface-hub's own cache of downloaded files
-    offline: bool = False
-    timeout_seconds: float = 10.0
-
-
 class Answer(NamedTuple):
     """The body of an answer as far as it was wanted, and what was told of the file."""
 
@@ -73,18 +64,6 @@ class _Redirect(NamedTuple):
     commit: str | None
 
 
-def configured_hub() -> Hub:
-    """Return the Hub that HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE and their kin set."""
-    from huggingface_hub import constants
-
-    return Hub(
-        endpoint=constants.ENDPOINT,
-        snapshots=Path(constants.HF_HUB_CACHE),
-        offline=constants.is_offline_mode(),
-        timeout_seconds=float(constants.HF_HUB_DOWNLOAD_TIMEOUT),
-    )
-
-
 class Client:
     """Makes requests, from any thread."""
 
@@ -92,15 +71,13 @@ class Client:
         """Take what is asked for; the token is read here.
 
         Raises:
-            InputError: when the token is no token.
+            InputError: when the token is no token, or no connection can be made as it is set up.
             UnreachableError: when it cannot be had.
         """
-        from huggingface_hub.utils import get_session
-
         self._hub, self._repository, self._sink = hub, repository, sink
         with ThreadPoolExecutor(max_workers=1) as beside:
             # It reads the system's certificates, and leaves Python to import what a token needs.
-            session = beside.submit(get_session)
+            session = beside.submit(open_session)
             self._headers = {
                 "accept-encoding": "identity",  # ranges are of the file, not of its compression
                 "user-agent": f"memfit/{__version__}",

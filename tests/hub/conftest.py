@@ -7,7 +7,7 @@ import pytest
 
 from memfit.estimators.checkpoint.header_cache import HeaderCache
 from memfit.estimators.checkpoint.hub import open_hub
-from memfit.estimators.checkpoint.hub_requests import Hub
+from memfit.estimators.checkpoint.hub_settings import Hub
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.sink import Request
 from tests.hub.server import FakeHub, Repo, serve

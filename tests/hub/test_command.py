@@ -3,8 +3,10 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,52 @@ def test_a_fault_is_one_line_and_its_code(
     assert (ran.returncode, ran.stdout) == (code, ""), ran.stderr
     assert ran.stderr.startswith(f"memfit: {name.partition('@')[0]}")
     assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_ENDPOINT", ""),
+        ("HF_ENDPOINT", "huggingface.co"),
+        ("HF_ENDPOINT", "ftp://host"),
+        ("HF_ENDPOINT", "http://["),
+        ("HF_ENDPOINT", "http://127.0.0.1:99999"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "abc"),
+        ("ALL_PROXY", "socks5://127.0.0.1:1"),
+        ("ALL_PROXY", "garbage://x"),
+        ("SSL_CERT_FILE", "/nothere"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named_as_bad_input(
+    shell: Shell, hub: FakeHub, name: str, value: str
+) -> None:
+    ran = shell("estimate", NAME, **{name: value})
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+    assert name in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert hub.made == []
+
+
+@pytest.mark.parametrize("where", ["/api/", "signature"])
+def test_an_interrupt_does_not_wait_for_a_hub_that_stalls(
+    shell: Shell, hub: FakeHub, where: str
+) -> None:
+    hub.faults = [Fault(where, "stall")]
+    with subprocess.Popen(
+        [*COMMAND, "estimate", NAME],
+        env={**shell.environment, "HF_HUB_DOWNLOAD_TIMEOUT": "20"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        while not any(where in made.path for made in hub.made):
+            time.sleep(0.01)
+        time.sleep(0.3)  # until the main thread waits for the answers
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=10)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
 
 
 def test_offline_answers_from_the_call_before_with_a_note(shell: Shell, hub: FakeHub) -> None:

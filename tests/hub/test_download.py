@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.hub_requests import Hub
+from memfit.estimators.checkpoint.hub_settings import Hub
 from memfit.estimators.errors import CheckpointError, MachineError, UnreachableError
 from memfit.probes.download import NotDownloadedError, local_snapshot
 from tests.hub.conftest import NAME, Reports

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.checkpoint.hub import open_hub_file
-from memfit.estimators.checkpoint.hub_requests import Hub
+from memfit.estimators.checkpoint.hub_settings import Hub
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.errors import CheckpointError, UnreachableError
