@@ -47,8 +47,7 @@ def run_lines(
         else:
             bars = [_bar(values, level, peak, levels, marks) for values in spans]
         yield f"{label:>{margin}}{marks.border}{marks.border.join(bars)}".rstrip()
-    for texts in zip(*(_words(call, columns) for call in run), strict=True):
-        yield " " * (margin + 1) + " ".join(texts).rstrip()
+    yield from _axis(run, columns, " " * (margin + 1))
 
 
 def _heading(
@@ -94,6 +93,14 @@ def _name(call: RunCall) -> str:
     return call.phase.replace("_", " ")
 
 
-def _words(call: RunCall, columns: int) -> tuple[str, str]:
-    tokens = f"{call.tokens} at {call.position}"
-    return _name(call)[:columns].ljust(columns), tokens[:columns].ljust(columns)
+def _axis(run: tuple[RunCall, ...], columns: int, indent: str) -> Iterator[str]:
+    """Yield what stands below the calls: numbers with a legend where the words are too wide."""
+    words = [(_name(call), f"{call.tokens} at {call.position}") for call in run]
+    if all(len(text) <= columns for texts in words for text in texts):
+        for row in zip(*words, strict=True):
+            yield indent + " ".join(text.ljust(columns) for text in row).rstrip()
+        return
+    numbers = range(1, len(run) + 1)
+    yield indent + " ".join(str(number).ljust(columns) for number in numbers).rstrip()
+    for number, (name, tokens) in zip(numbers, words, strict=True):
+        yield f"{indent}{number} {name}, {tokens}"

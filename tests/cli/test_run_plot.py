@@ -54,3 +54,12 @@ def test_no_line_is_wider_than_the_terminal(run: tuple[RunCall, ...], budget: in
     drawn = lines(run, budget or None, 100)
     assert all(len(line) <= 100 for line in drawn)
     assert any("^" in line for line in drawn[1:]) or budget
+
+
+@given(st.lists(CALLS, min_size=1, max_size=7).map(tuple), st.integers(40, 120))
+def test_no_number_is_cut_however_narrow_the_terminal(run: tuple[RunCall, ...], width: int) -> None:
+    drawn = lines(run, width=width)
+    words = [word for line in drawn for word in line.replace(",", " ").split()]
+    pairs = [" ".join(words[i : i + 3]) for i in range(len(words))]
+    for call in run:
+        assert pairs.count(f"{call.tokens} at {call.position}") >= 1
