@@ -28,7 +28,7 @@ from memfit.estimators.result import (
     Workspace,
 )
 from memfit.estimators.sizing import Sizing
-from memfit.estimators.traced import TraceEngine, compared, run_calls
+from memfit.estimators.traced import TraceEngine, compared, run_calls, untraced
 from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.version import __version__
 from memfit.estimators.workload import Workload
@@ -88,7 +88,8 @@ def plots(sizing: Sizing, workload: Workload) -> Plots:
     run: tuple[RunCall, ...] = ()
     if isinstance(sizing.engine, TraceEngine):
         run = run_calls(sizing.engine.run(workload, sizing.device).peak)
-    return Plots(curve(sizing, workload), run)
+    points = curve(sizing, workload)
+    return Plots(points, run, "formula" if points and sizing.searches else None)
 
 
 def curve(sizing: Sizing, workload: Workload) -> tuple[CurvePoint, ...]:
@@ -177,7 +178,7 @@ def _components(sizing: Sizing, workload: Workload, figures: Figures) -> Compone
             allocated_tokens=kv.allocated_tokens,
         ),
         ssm=Component(figures.ssm_bytes, kept),
-        workspace=Workspace(figures.moment.workspace_bytes, *sizing.engine.workspace_basis),
+        workspace=Workspace(figures.moment.workspace_bytes, *sizing.workspace_basis(workload)),
         margin=Component(sizing.margin_bytes, "exact"),
         draft=Component(draft, "bound") if draft else None,
     )
@@ -226,6 +227,7 @@ def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
     yield from workload_notes(sizing, workload)
     if isinstance(sizing.engine, TraceEngine):
         yield from compared(sizing.engine, model, workload, sizing.at(workload))
+        yield from untraced(sizing.engine, workload, sizing.device)
     if isinstance(sizing.engine, MeasuredEngine):
         from memfit.estimators.remembered import measured_differences
 

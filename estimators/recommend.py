@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.specs import MixtureOfExperts
@@ -24,6 +25,9 @@ from memfit.estimators.traced import TraceEngine
 from memfit.estimators.units import Units, format_bytes
 from memfit.estimators.workload import MAX_CHUNKS, Workload
 
+if TYPE_CHECKING:
+    from memfit.estimators.confirming import TracedContext
+
 # The longest context searched when a config names no limit of its own.
 UNBOUNDED_CONTEXT = 2**20
 
@@ -40,7 +44,13 @@ def recommend(sizing: Sizing, workload: Workload, units: Units) -> Recommendatio
     searching = sizing.searching()
     if searching is None:
         return _by_trace_alone(sizing, workload, sizing.device, units)
-    advice = _Advice(sizing, workload, sizing.device, units, searching)
+    confirming = None
+    if isinstance(sizing.engine, TraceEngine):
+        # The formulas alone need none of it.
+        from memfit.estimators.confirming import TracedContext
+
+        confirming = TracedContext(sizing, searching, sizing.device, workload)
+    advice = _Advice(sizing, workload, sizing.device, units, searching, confirming)
     context = advice.context()
     return Recommendation(
         context_tokens=context,
@@ -72,58 +82,83 @@ class _Advice:
     device: Device
     units: Units
     searching: Sizing  # asked of many prompts, where the sizing itself may be slow
+    confirming: "TracedContext | None" = None  # where prompts are searched by formula for a trace
     reasons: list[str] = field(default_factory=list)
 
     def context(self) -> int | None:
         """The longest prompt that fits, everything else as asked."""
         limit = self.sizing.model.max_context
         most = longest_prompt(limit, self.workload)
-        context = longest_context(lambda tokens: self._found_to_fit(self._prompt(tokens)), most)
-        if (context or 0) + CONTEXT_STEP <= most:
+        context = self._longest(most)
+        too_long = self._shortest_too_long(context)
+        by = f"; {self._untraced()}" if context and not self._is_traced(context) else ""
+        if too_long <= most:
             found = f"{context} tokens" if context else "none"
-            self._say(f"context: {found}; {self._obstacle((context or 0) + CONTEXT_STEP)}")
+            self._say(f"context: {found}; {self._obstacle(too_long)}")
         elif context is None:
             self._say(f"context: no multiple of {CONTEXT_STEP} is within the {most} tokens allowed")
         elif most != limit:
-            self._say(f"context: {context} tokens, the most that was looked at, fit")
+            self._say(f"context: {context} tokens, the most that was looked at, fit{by}")
         elif context == limit:
-            self._say(f"context: {context} tokens, the model's own limit, fit")
+            self._say(f"context: {context} tokens, the model's own limit, fit{by}")
         else:
-            self._say(f"context: {context} tokens fit; the model's own limit is {limit}")
+            self._say(f"context: {context} tokens fit; the model's own limit is {limit}{by}")
         return context
+
+    def _longest(self, most: int) -> int | None:
+        if self.confirming:
+            return self.confirming.longest(most)
+        return longest_context(lambda tokens: self._found_to_fit(self._prompt(tokens)), most)
+
+    def _shortest_too_long(self, context: int | None) -> int:
+        known = self.confirming.too_long if self.confirming else None
+        return known or (context or 0) + CONTEXT_STEP
+
+    def _is_traced(self, tokens: int) -> bool:
+        return not self.confirming or self.confirming.is_traced(self._prompt(tokens))
+
+    def _untraced(self) -> str:
+        _, percent = self.searching.workspace_basis(self.workload)
+        return f"by formula, its workspace raised by the {percent} % it may be wrong"
 
     def _obstacle(self, tokens: int) -> str:
         """Why a prompt of ``tokens`` is too long, and what would change it."""
         longer = self._prompt(tokens)
+        by = "" if self._is_traced(tokens) else " by formula"
         try:
-            need = self.searching.need(longer)
+            need = (self.confirming or self.searching).need(longer)
         except UnsupportedError as error:
             return f"{tokens} cannot be run: {error}"
         largest = self.device.max_buffer_bytes
         if largest is not None and need.largest_buffer_bytes > largest:
             return (
-                f"{tokens} would need one allocation of"
+                f"{tokens} would need{by} one allocation of"
                 f" {self._size(need.largest_buffer_bytes)}, above {self._size(largest)}, the"
                 " largest the device gives"
             )
-        quantised = (replace(longer, kv_bits=b, quantized_kv_start=0) for b in KV_BITS if b)
-        remedy = "a quantised KV cache or a" if any(map(self._found_to_fit, quantised)) else "a"
+        remedy = "a quantised KV cache or a" if self._quantised_to_fit(longer) else "a"
         budget = self._size(self.device.working_set_bytes * 9 // 10)
         return (
-            f"{tokens} would need {self._size(need.peak_bytes)}, above {budget}, nine tenths"
+            f"{tokens} would need {self._size(need.peak_bytes)}{by}, above {budget}, nine tenths"
             f" of the {self.device.budget}; {remedy} larger {self.device.budget} raises it"
         )
+
+    def _quantised_to_fit(self, workload: Workload) -> bool:
+        """By formula alone: what it says would be no remedy by trace."""
+        quantised = (replace(workload, kv_bits=b, quantized_kv_start=0) for b in KV_BITS if b)
+        return not self.confirming and any(map(self._found_to_fit, quantised))
 
     def wired(self, context: int | None) -> int | None:
         """The wired limit for the recommended context, else for the workload."""
         if self.device.backend != "metal" or self.sizing.engine.runtime not in ON_MLX:
             return None
         workload = self._prompt(context) if context else self.workload
-        need = self.searching.need(workload).peak_bytes
+        need = self._wired_need(context)
         limit = wired_limit(need, self.device)
         tokens = workload.total_tokens
         if limit.nbytes == need:
-            self._say(f"wired limit: {self._size(need)} keeps all of {tokens} tokens resident")
+            by = f", {self._untraced()}" if context and not self._is_traced(context) else ""
+            self._say(f"wired limit: {self._size(need)} keeps all of {tokens} tokens resident{by}")
         else:
             self._say(
                 f"wired limit: {self._size(limit.nbytes)}, the {self.device.budget}, is the most"
@@ -131,6 +166,12 @@ class _Advice:
             )
         self._raise_working_set()
         return limit.nbytes
+
+    def _wired_need(self, context: int | None) -> int:
+        if context is None:
+            asked = self.sizing if self.confirming else self.searching
+            return asked.need(self.workload).peak_bytes
+        return (self.confirming or self.searching).need(self._prompt(context)).peak_bytes
 
     def _raise_working_set(self) -> None:
         """The setting that would make room for what was asked, where that is all it lacks."""
@@ -178,8 +219,14 @@ class _Advice:
             return False
         workload = replace(self.workload, prefill_step=step)
         if isinstance(self.sizing.engine, TraceEngine):
-            return self._leaves_room(workload) and self._fits(workload)
+            return self._traced_to_fit(workload)
         return self._found_to_fit(workload) and self._fits(workload)
+
+    def _traced_to_fit(self, workload: Workload) -> bool:
+        try:
+            return self._leaves_room(workload) and self._fits(workload)
+        except UnsupportedError:
+            return False
 
     def _leaves_room(self, workload: Workload) -> bool:
         """Whether weights, and caches by formula, fit: a trace takes long and finds no less."""
@@ -191,7 +238,8 @@ class _Advice:
 
     def _fits_with_bits(self, bits: int | None) -> bool:
         start = self.workload.quantized_kv_start if bits is None else 0
-        return self._found_to_fit(replace(self.workload, kv_bits=bits, quantized_kv_start=start))
+        workload = replace(self.workload, kv_bits=bits, quantized_kv_start=start)
+        return (self._traced_to_fit if self.confirming else self._found_to_fit)(workload)
 
     def capacity(self) -> int | None:
         """Experts of each layer to keep resident, for runtimes that load the rest on demand."""

@@ -181,7 +181,11 @@ class RunCall:
 
 @record(frozen=True, slots=True)
 class Plots:
-    """What is plotted: memory against context, and where it was traced over the calls of a run."""
+    """What is plotted: memory against context, and where it was traced over the calls of a run.
+
+    ``curve_method`` is given where the curve is not by the method of the estimate.
+    """
 
     curve: tuple[CurvePoint, ...] = ()
     run: tuple[RunCall, ...] = ()
+    curve_method: Literal["formula"] | None = None

@@ -18,7 +18,7 @@ from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.runtime import LLAMA_CPP, MLX_LM, MLX_MOE, Runtime, get_runtime
 from memfit.estimators.measured import MeasuredEngine
 from memfit.estimators.planning.budget import Need
-from memfit.estimators.result import Note
+from memfit.estimators.result import Basis, Note
 from memfit.estimators.traced import TraceEngine, traced_weights, undescribed_model
 from memfit.estimators.workload import Workload
 
@@ -80,6 +80,12 @@ class Sizing:
         moment = self.at(workload).moment
         peak_bytes = moment.nbytes + self.draft_bytes(workload) + self.margin_bytes
         return Need(peak_bytes, moment.largest_buffer_bytes)
+
+    def workspace_basis(self, workload: Workload) -> tuple[Basis, int]:
+        """Return what a workload's workspace rests on, and by how many percent it may be wrong."""
+        if isinstance(self.engine, TraceEngine):
+            return self.engine.basis_of(workload, self.device)
+        return self.engine.workspace_basis
 
     def on(self, device: Device | None) -> "Sizing":
         """Return the same model on another device; nothing is read or weighed again."""

@@ -1,7 +1,7 @@
 """mlx-lm's own class run lazily in place of the formulas, as an engine like the others."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,7 +65,7 @@ class TraceEngine:
         self, model: Model, weighed: Weighed, workload: Workload, device: Device | None
     ) -> Figures:
         """Return what a workload takes."""
-        shapes, moment = self.run(workload, device)
+        shapes, traced = self.run(workload, device)
         per_token = (
             kv_cache(model, workload).bytes_per_token if self.described else self._per_token()
         )
@@ -76,7 +76,16 @@ class TraceEngine:
             held_tokens=shapes.held_tokens,
             allocated_tokens=shapes.allocated_tokens,
         )
-        return Figures(kv, shapes.ssm_bytes, _moment(moment))
+        if traced is None:
+            derived = MLX.figures(model, weighed, workload, device)
+            return replace(derived, kv=kv, ssm_bytes=shapes.ssm_bytes)
+        return Figures(kv, shapes.ssm_bytes, _moment(traced))
+
+    def basis_of(self, workload: Workload, device: Device | None) -> tuple[Basis, int]:
+        """Return the basis of a workload's workspace; no percentage where nothing was measured."""
+        if self.run(workload, device).peak is None:
+            return MLX.workspace_basis
+        return ("traced", 0) if device and device.backend == "cuda" else self.workspace_basis
 
     def run(self, workload: Workload, device: Device | None) -> "Run":
         """Return what the class holds when a workload ends, and its largest moment on the way."""
@@ -90,6 +99,7 @@ class TraceEngine:
 
     def _followed(self, workload: Workload, machine: Device) -> "Run":
         from memfit.estimators.trace.peak import peak
+        from memfit.estimators.trace.recording import LargeGraphError
         from memfit.estimators.trace.standins import Target
 
         target = Target(
@@ -98,7 +108,13 @@ class TraceEngine:
             compute_capability=machine.generation if machine.backend == "cuda" else None,
             mlx_version=get_runtime(MLX_LM).mlx_version,
         )
-        trace, shapes = self.built(machine.backend).record(workload, target)
+        built = self.built(machine.backend)
+        try:
+            trace, shapes = built.record(workload, target)
+        except LargeGraphError:
+            if not self.described:
+                raise
+            return Run(built.shapes(workload), None)
         return Run(shapes, peak(trace, machine))
 
     def shapes(self, workload: Workload) -> "TracedShapes":
@@ -133,14 +149,19 @@ class TraceEngine:
 
 
 class Run(NamedTuple):
-    """One workload on one device: what is left of it, and its largest moment."""
+    """One workload on one device: what is left of it, and its largest moment.
+
+    No moment is known of a run whose graphs are too large to record.
+    """
 
     shapes: "TracedShapes"
-    peak: "TracedPeak"
+    peak: "TracedPeak | None"
 
 
-def run_calls(peak: "TracedPeak") -> tuple[RunCall, ...]:
+def run_calls(peak: "TracedPeak | None") -> tuple[RunCall, ...]:
     """Return the calls of a run for a plot, at most ``MAX_SPANS`` spans of operations for each."""
+    if peak is None:
+        return ()
     return tuple(
         RunCall(call.phase, call.tokens, call.position, len(call.curve), _spans(call.curve))
         for call in peak.calls
@@ -204,6 +225,20 @@ def compared(
         for name, traced, derived in pairs
         if traced != derived
     )
+
+
+def untraced(engine: TraceEngine, workload: Workload, device: Device | None) -> Iterator[Note]:
+    """Yield what the workspace of a workload does not rest on, where that is less than a trace."""
+    if engine.run(workload, device).peak is None:
+        text = (
+            f"{engine.checkpoint.config_name}: the graph of this run of"
+            f" {engine.checkpoint.config['model_type']} is too large to follow: weights, caches"
+            " and states are by trace, the workspace is by formula"
+        )
+        yield Note("warning", "graph-too-large", text)
+    elif device and device.backend == "cuda":
+        text = "no figure of the trace was held against MLX on CUDA: how far it may be is unknown"
+        yield Note("warning", "unmeasured", text)
 
 
 def _weighed_by_trace(

@@ -49,7 +49,7 @@ def estimated(sizing: Sizing, workload: Workload) -> dict[str, Estimated]:
     """
     figures, weighed = sizing.at(workload), sizing.weighed
     kept: Basis = "traced" if isinstance(sizing.engine, TraceEngine) else "exact"
-    reached, _ = sizing.engine.workspace_basis
+    reached, _ = sizing.workspace_basis(workload)
     moment, caches = figures.moment, figures.kv.nbytes + figures.ssm_bytes
     found = {
         "weights": Estimated(weighed.loaded_bytes, weighed.basis),

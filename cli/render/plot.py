@@ -19,7 +19,8 @@ def drawn(
 
         yield run_lines(plots.run, budget, units, width, ascii_only=ascii_only)
     if plots.curve:
-        yield plot_lines(plots.curve, budget, units, width, ascii_only=ascii_only)
+        by = f", by {plots.curve_method}" if plots.curve_method else ""
+        yield plot_lines(plots.curve, budget, units, width, ascii_only=ascii_only, by=by)
 
 
 def plot_lines(
@@ -29,15 +30,19 @@ def plot_lines(
     width: int,
     *,
     ascii_only: bool,
+    by: str = "",
 ) -> Iterator[str]:
-    """Yield the lines of the plot: weights, caches and the rest of the peak, to scale."""
+    """Yield the lines of the plot: weights, caches and the rest of the peak, to scale.
+
+    ``by`` says of whom the figures are, where that needs saying.
+    """
     marks = _ASCII if ascii_only else _UNICODE
     labels = [
         f"{point.context_tokens:>8} {format_bytes(point.peak_bytes, units):>10} " for point in curve
     ]
     room = max(_LEAST_WIDTH, width - max(map(len, labels)) - 1)
     whole = max(*(point.peak_bytes for point in curve), budget or 1)
-    yield f"Memory against context: {marks[0]} weights  {marks[1]} caches  {marks[2]} workspace"
+    yield f"Memory against context{by}: {marks[0]} weights  {marks[1]} caches  {marks[2]} workspace"
     if budget:
         yield f"{marks[3]} working set {format_bytes(budget, units)}"
     for label, point in zip(labels, curve, strict=True):

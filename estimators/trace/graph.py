@@ -14,7 +14,8 @@ from memfit.estimators.trace.building import build, class_errors, nothing_comput
 from memfit.estimators.trace.collecting import not_collecting
 from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import mlx_lm_for, versions
-from memfit.estimators.trace.nodes import Trace
+from memfit.estimators.trace.nodes import Call, Trace
+from memfit.estimators.trace.recording import LargeGraphError
 from memfit.estimators.trace.running import Running
 from memfit.estimators.trace.standins import Target, library_changes
 from memfit.estimators.trace.stepping import leaves, length_of
@@ -128,19 +129,27 @@ class Built:
         """Return the graphs of a workload's calls for a target of the backend, and the bytes then.
 
         Raises:
-            UnsupportedError: besides, when the graph of a call would be too large.
+            LargeGraphError: besides, when the graphs of the calls are too large.
         """
         with self._library(target):
             running = Running(self._model, self._modules, workload, target)
+            calls = self._calls(running)
             trace = Trace(
                 model_type=str(self._config["model_type"]),
                 backend=self._backend,
                 versions=self._versions,
                 weights=self.weights,
-                calls=tuple(running.calls()),
+                calls=calls,
                 mlx_version=target.mlx_version,
             )
             return trace, self._shapes(running.caches, workload)
+
+    def _calls(self, running: Running) -> tuple[Call, ...]:
+        try:
+            return tuple(running.calls())
+        except LargeGraphError as error:
+            model_type = self._config["model_type"]
+            raise LargeGraphError(f"{self._name}: {model_type}: {error}") from None
 
     @contextmanager
     def _library(self, target: Target) -> Iterator[None]:

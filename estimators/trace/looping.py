@@ -10,8 +10,8 @@ from typing import Any
 
 from memfit.estimators.trace.libraries import changed
 
-# Some ten slices a layer are taken without a loop.
-MAX_SLICES = 10_000
+# Without a loop a class takes some ten a layer, 63 where it scans chunks (Falcon-H1).
+MAX_SLICES = 6_000
 
 
 class LoopError(Exception):

@@ -123,10 +123,11 @@ class Running:
             return self._call(phase, tokens, position)
 
     def _expected_nodes(self) -> int:
-        """Return the nodes of all calls, from those of two short ones."""
+        """Return the nodes that a loop adds for the tokens of all calls, from two short ones."""
+        # What the two have in common is mostly how the weights were made, which is not recorded.
         (few, many), (base, more) = _PROBES, map(self._count, _PROBES)
-        lengths = [tokens for _, tokens, _ in self._points()]
-        return sum(base + (more - base) * (tokens - few) // (many - few) for tokens in lengths)
+        tokens = sum(tokens for _, tokens, _ in self._points())
+        return (more - base) * tokens // (many - few)
 
     def _call(self, phase: Phase, tokens: int, position: int, *, few: bool = False) -> Call:
         """Record one call; with ``few``, only as long as it takes few slices of arrays."""

@@ -1,0 +1,109 @@
+"""What is recommended by trace is true of the trace, and what is not by trace says so."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import Memfit
+from tests.models import QWEN3_4B, write_config
+
+MAMBA = json.loads((Path(__file__).parents[1] / "arch" / "cases" / "mamba.json").read_text())
+SMALL = {**QWEN3_4B, "num_hidden_layers": 3, "vocab_size": 4096}
+
+
+@pytest.fixture(autouse=True)
+def _mlx_lm() -> None:
+    pytest.importorskip("mlx_lm")
+
+
+def reasons(data: Any) -> dict[str, str]:
+    said = (text.partition(": ") for text in data["recommendation"]["reasons"])
+    return {name: text for name, _, text in said}
+
+
+def test_context_and_wired_limit_hold_by_trace(memfit: Memfit, tmp_path: Path) -> None:
+    path = write_config(tmp_path, SMALL)
+    arguments = ("estimate", path, "--method", "trace", "--max-tokens", "0", "--json")
+    machine = ("--working-set", "1GB", "--prompt-tokens")
+    advised = memfit(*arguments, *machine, "1k").json["recommendation"]
+    tokens = advised["context_tokens"]
+    there = memfit(*arguments, *machine, str(tokens)).json
+    need = there["peak_bytes"] + there["components"]["margin"]["bytes"]
+    assert there["verdict"] == "fits"
+    assert tokens < QWEN3_4B["max_position_embeddings"]
+    assert advised["wired_limit_bytes"] == need
+
+
+def test_kv_bits_are_those_that_fit_by_trace(memfit: Memfit, tmp_path: Path) -> None:
+    path = write_config(tmp_path, SMALL)
+    arguments = ("estimate", path, "--context", "4k", "--margin", "0", "--json", "--working-set")
+    needs = [
+        memfit(*arguments, "1TB", "--method", method).json["peak_bytes"]
+        for method in ("formula", "trace")
+    ]
+    between = f"{sum(needs) // 2 * 10 // 9}B"
+    data = memfit(*arguments, between, "--method", "trace").json
+    says_fits = reasons(data)["KV bits"] == "the unquantised cache fits"
+    assert says_fits == (data["verdict"] == "fits")
+
+
+def test_where_all_lengths_fit_by_far_the_formula_answers_with_its_error(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    path = write_config(tmp_path, SMALL)
+    arguments = ("estimate", path, "--method", "trace", "--memory", "64GB", "--json")
+    data = memfit(*arguments, "--context", "4k").json
+    tokens = data["recommendation"]["context_tokens"]
+    assert tokens == QWEN3_4B["max_position_embeddings"]
+    assert "by formula" in reasons(data)["context"]
+    assert "by formula" in reasons(data)["wired limit"]
+    there = memfit(*arguments, "--prompt-tokens", str(tokens), "--max-tokens", "0").json
+    need = there["peak_bytes"] + there["components"]["margin"]["bytes"]
+    assert data["recommendation"]["wired_limit_bytes"] >= need
+
+
+def test_the_curve_of_a_traced_estimate_says_that_it_is_by_formula(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    path = write_config(tmp_path, SMALL)
+    arguments = ("estimate", path, "--memory", "16GB", "--context", "300", "--plot", "--method")
+    assert "Memory against context, by formula:" in memfit(*arguments, "trace").out
+    assert "Memory against context:" in memfit(*arguments, "formula").out
+    assert memfit(*arguments, "trace", "--json").json["curve_method"] == "formula"
+    assert "curve_method" not in memfit(*arguments, "formula", "--json").json
+
+
+def test_a_loop_too_long_to_follow_leaves_weights_and_states_by_trace(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    config = {**MAMBA, "num_hidden_layers": 64}
+    path = write_config(tmp_path, config)
+    arguments = ("estimate", path, "--context", "4k", "--memory", "16GB", "--plot", "--json")
+    by_trace = memfit(*arguments, "--method", "trace").json
+    by_formula = memfit(*arguments, "--method", "formula").json
+    assert by_trace["method"] == "trace"
+    traced, derived = by_trace["components"], by_formula["components"]
+    assert traced["ssm"] == {**derived["ssm"], "basis": "traced"}
+    assert traced["ssm"]["bytes"] > 0
+    assert traced["workspace"] == derived["workspace"]
+    assert traced["workspace"]["basis"] == "derived"
+    notes = {note["code"]: note["message"] for note in by_trace["notes"]}
+    assert notes["graph-too-large"].startswith(f"{path}")
+    assert "mamba" in notes["graph-too-large"]
+    assert "run" not in by_trace
+    assert "by formula" in reasons(by_trace)["context"]
+
+
+@pytest.mark.parametrize(("device", "percent"), [("m4-max-64", 10), ("rtx-4090", 0)])
+def test_no_error_is_stated_of_a_backend_that_nobody_measured(
+    memfit: Memfit, tmp_path: Path, device: str, percent: int
+) -> None:
+    path = write_config(tmp_path, SMALL)
+    arguments = ("estimate", path, "--device", device, "--method", "trace")
+    data = memfit(*arguments, "--json").json
+    assert data["components"]["workspace"]["error_percent"] == percent
+    codes = [note["code"] for note in data["notes"]]
+    assert ("unmeasured" in codes) == (percent == 0)
+    assert ("±" in memfit(*arguments).out) == (percent > 0)
