@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, NoReturn
 
 import typer
 
-from memfit.cli.exits import Exit, exit_of
+from memfit.cli.exits import Exit, Stopped, exit_of
 from memfit.cli.lazy_group import LazyGroup
 from memfit.estimators.errors import MemfitError
 from memfit.estimators.version import __version__
@@ -68,8 +68,12 @@ def main() -> None:
         app()
     except MemfitError as error:
         _leave(exit_of(error), *error.lines)
-    except KeyboardInterrupt:
-        _leave(Exit.INTERRUPTED, "interrupted")
+    except Stopped as stop:
+        _leave(stop.code, str(stop))
+    except SystemExit as end:
+        if end.code == Exit.INTERRUPTED:  # Typer's, for Ctrl-C: it leaves without a word
+            _leave(Exit.INTERRUPTED, "interrupted")
+        raise
     except Exception as error:
         if os.environ.get("MEMFIT_DEBUG"):
             raise

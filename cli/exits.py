@@ -25,6 +25,15 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
+class Stopped(Exception):  # noqa: N818 - no error: somebody wanted it
+    """A command was stopped; the message says what is kept."""
+
+    def __init__(self, message: str, code: Exit) -> None:
+        """Take what is to be said, and the code of the signal."""
+        super().__init__(message)
+        self.code = code
+
+
 _BY_ERROR: dict[type[MemfitError], Exit] = {
     InputError: Exit.INPUT,
     UnsupportedError: Exit.UNSUPPORTED,

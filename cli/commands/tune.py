@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from memfit.cli.exits import Exit
+from memfit.cli.exits import Exit, Stopped
 from memfit.cli.loadable import loadable
 from memfit.cli.options import (
     CompareForm,
@@ -226,7 +226,7 @@ def _forcible() -> Iterator[None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Say that it was stopped, and what is kept of a sweep; Typer leaves without a word.
+    """Let it be said what is kept of a sweep; of an interrupt Typer leaves no word.
 
     SIGTERM ends it as Ctrl-C does: by way of every block that has a process to end.
     """
@@ -241,9 +241,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        print(f"memfit: {str(stop) or 'interrupted'}", file=sys.stderr)
-        if terminated:
-            raise typer.Exit(Exit.TERMINATED) from None
-        raise
+        code = Exit.TERMINATED if terminated else Exit.INTERRUPTED
+        raise Stopped(str(stop) or "interrupted", code) from None
     finally:
         signal.signal(signal.SIGTERM, before)
