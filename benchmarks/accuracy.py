@@ -72,7 +72,9 @@ class Case:
     @property
     def workload(self) -> Workload:
         """The prompt and the tokens generated after it."""
-        return Workload(prompt_tokens=self.tokens, max_tokens=self.generated, prefill_step=self.step)
+        return Workload(
+            prompt_tokens=self.tokens, max_tokens=self.generated, prefill_step=self.step
+        )
 
     @property
     def floating(self) -> str:

@@ -43,17 +43,21 @@ def record_call(
         LargeGraphError: when with the nodes of ``recorded_before`` there are above ``MAX_NODES``.
     """
     recorder = _Recorder(leaves, MAX_NODES - recorded_before)
+    standing: list[tuple[Leaf, Any]] = []
 
     def call(*placeholders: Any) -> list[Any]:
-        for leaf, placeholder in zip(leaves, placeholders, strict=True):
+        standing.extend(zip(leaves, placeholders, strict=True))
+        for leaf, placeholder in standing:
             leaf.put(placeholder)
         return function()
 
     try:
         _export(recorder.take, call, [leaf.array for leaf in leaves])
     finally:
-        for leaf in leaves:
-            leaf.put(leaf.array)
+        for leaf, placeholder in standing:
+            # What the call has put into a cache is what the call leaves there.
+            if leaf.role != "cache" or leaf.owner[leaf.key] is placeholder:
+                leaf.put(leaf.array)
     return recorder.finish()
 
 

@@ -17,6 +17,12 @@ from memfit.estimators.trace.standins import Target
 CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
 SHORT = Workload(prompt_tokens=40, max_tokens=2)
 LONG = Workload(prompt_tokens=300, max_tokens=5, prefill_step=128, batch=2)
+# The last call makes longer buffers: in the prompt, and where a token is generated.
+GROWING = (
+    Workload(prompt_tokens=513, max_tokens=0, prefill_step=256),
+    Workload(prompt_tokens=766, max_tokens=3, prefill_step=256),
+    Workload(prompt_tokens=700, max_tokens=3, prefill_step=256, max_kv_size=300),
+)
 METAL = Target(backend="metal")
 
 
@@ -28,7 +34,7 @@ def config(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_the_recorded_calls_end_with_the_bytes_that_shapes_say(path: Path) -> None:
     built = Built(config(path), "metal")
-    for workload in (SHORT, LONG):
+    for workload in (SHORT, LONG, *GROWING):
         assert built.record(workload, METAL)[1] == built.shapes(workload)
 
 

@@ -133,12 +133,12 @@ CASES = Path(__file__).parents[1] / "arch" / "cases"
 # Small but for its caches, which grow by 256 tokens at a time.
 GROWING: dict[str, Any] = {
     "model_type": "llama",
-    "hidden_size": 256,
-    "num_hidden_layers": 6,
-    "intermediate_size": 256,
+    "hidden_size": 128,
+    "num_hidden_layers": 16,
+    "intermediate_size": 128,
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
-    "head_dim": 128,
+    "head_dim": 64,
     "rms_norm_eps": 1e-5,
     "vocab_size": 256,
 }
@@ -151,16 +151,13 @@ def test_small_models_peak_where_mlx_measures_it_on_the_cpu(name: str) -> None:
 
 
 def test_a_generation_that_grows_the_caches_peaks_where_mlx_measures_it() -> None:
-    check_against_mlx("grown by generation", GROWING, tokens=300, step=64, generated=300)
+    check_against_mlx("grown by generation", GROWING, tokens=500, step=64, generated=270)
 
 
-@pytest.mark.parametrize(("tokens", "generated", "step"), [(3000, 400, 256), (300, 300, 64)])
-def test_on_metal_formula_and_trace_agree_on_a_generation_that_grows(
-    tokens: int, generated: int, step: int
-) -> None:
+def test_on_metal_formula_and_trace_agree_on_a_generation_that_grows() -> None:
     pytest.importorskip("mlx_lm", reason="the class that is traced is mlx-lm's")
     checkpoint = Checkpoint(id="grown", source="config", config=GROWING, config_name="grown.json")
-    workload = Workload(prompt_tokens=tokens, max_tokens=generated, prefill_step=step)
+    workload = Workload(prompt_tokens=200_000, max_tokens=1000)
     formula = size(checkpoint, device=None, method="formula")
     wanted = MLX.figures(formula.model, formula.weighed, workload, MAX).moment
     traced = TraceEngine(checkpoint, None, "BF16", described=True).run(workload, MAX).peak
