@@ -47,6 +47,11 @@ _DROP_THE_HEAD = ("gemma3", "gemma3_text", "recurrent_gemma")
 # A class that makes the packed modules that its config lists, and packs no others.
 _PACKS_ITSELF = ("prism_hadamard_qwen35",)
 
+# Classes whose ``sanitize`` takes compressed-tensors' packed integers for MLX's own.
+_UNPACKS_INTEGERS = ("deepseek_v3", "joyai_llm_flash", "kimi_k2")
+# Heads and routers, which AutoAWQ leaves as they are.
+_NEVER_AWQ = frozenset({"lm_head", "embed_out", "output", "gate", "router"})
+
 
 def build(
     config: Mapping[str, Any],
@@ -70,7 +75,7 @@ def build(
         )
     with class_errors(name, config), nothing_computed(), _few_modules():
         utils = load_utils()
-        settings = copy.deepcopy(dict(config))
+        settings = utils._decode_tagged_floats(copy.deepcopy(dict(config)))
         if tensors is not None:
             model = _loaded(utils, settings, tensors)
         else:
@@ -207,12 +212,46 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
 
 
 def unread_format(config: Mapping[str, Any]) -> str | None:
-    """Return the method of a quantisation that only headers tell the extent of, None if none."""
+    """Return the method of a quantisation that is not packed as the config says, None if none."""
     block = _foreign_block(config)
     if config.get("quantization") is not None or not isinstance(block, Mapping):
         return None
     method = block.get("quant_method")
-    return None if method is None else str(method)
+    return None if method is None or _packed_by_method(config) else str(method)
+
+
+def _packed_by_method(
+    config: Mapping[str, Any],
+) -> tuple[Mapping[str, Any], Callable[[str, Any], bool]] | None:
+    """Return the format a foreign method's matrices are packed in once loaded, and which are.
+
+    None for those that mlx-lm dequantises or does not load. Files name what is packed; without
+    them it is what their makers pack: OpenAI's experts, AutoAWQ's matrices of the layers.
+    Source: mlx-lm utils.py, load_model; of the integers, models/deepseek_v3.py, sanitize.
+    """
+    block = _foreign_block(config)
+    method, model_type = block.get("quant_method"), config["model_type"]
+    if method == "mxfp4" and model_type == "gpt_oss":
+        return {"bits": 4, "group_size": 32, "mode": "mxfp4"}, _is_experts
+    integers = method == "compressed-tensors" and block.get("format") == "pack-quantized"
+    if integers and model_type in _UNPACKS_INTEGERS:
+        return {"bits": 4, "group_size": 32}, _is_experts
+    group_size = block.get("group_size", 128)
+    if method == "awq" and block.get("bits", 4) == 4 and group_size in (32, 64, 128):
+        skipped = [n for n in block.get("modules_to_not_convert") or () if isinstance(n, str)]
+        return {
+            "bits": 4,
+            "group_size": group_size,
+        }, lambda path, module: _is_awq(path, module) and not any(name in path for name in skipped)
+    return None
+
+
+def _is_experts(_: str, module: Any) -> bool:
+    return type(module).__name__ == "SwitchLinear"
+
+
+def _is_awq(path: str, module: Any) -> bool:
+    return type(module).__name__ != "Embedding" and _NEVER_AWQ.isdisjoint(path.split("."))
 
 
 def _foreign_block(config: Mapping[str, Any]) -> Any:
@@ -223,31 +262,44 @@ def _foreign_block(config: Mapping[str, Any]) -> Any:
 
 
 def _quantize_as_declared(model: Any, config: dict[str, Any]) -> None:
-    """Quantise as a converted checkpoint's config says: mlx-lm utils.py, load_model."""
-    import mlx.nn as nn
-
+    """Quantise as mlx-lm utils.py, load_model, would with the files that the config describes."""
     if config["model_type"] in _PACKS_ITSELF:
         return
     block = config.get("quantization")
     if block is None:
         block = _foreign_block(config)
-        if not block or "bits" not in block or "quant_method" in block:
+        if not block:
+            return
+        if "quant_method" in block:
+            if packed := _packed_by_method(config):
+                _quantize(model, *packed)
+            return
+        if "bits" not in block:
             return
     predicate = getattr(model, "quant_predicate", lambda *_: True)
 
     def is_quantised(path: str, module: Any) -> Any:
+        return block[path] if path in block else predicate(path, module)
+
+    _quantize(model, block, is_quantised)
+
+
+def _quantize(
+    model: Any, block: Mapping[str, Any], is_quantised: Callable[[str, Any], Any]
+) -> None:
+    import mlx.nn as nn
+
+    def fits(path: str, module: Any) -> Any:
         if path in block:
             return block[path]
-        if not hasattr(module, "to_quantized"):
+        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % block["group_size"]:
             return False
-        if module.weight.shape[-1] % block["group_size"]:
-            return False
-        return predicate(path, module)
+        return is_quantised(path, module)
 
     nn.quantize(
         model,
         group_size=block["group_size"],
         bits=block["bits"],
         mode=block.get("mode", "affine"),
-        class_predicate=is_quantised,
+        class_predicate=fits,
     )

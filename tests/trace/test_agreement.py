@@ -34,7 +34,18 @@ def test_formula_and_trace_give_one_answer(path: Path) -> None:
     formula = size(checkpoint, device=None, method="formula")
     engine = TraceEngine(checkpoint, None, formula.model.dtype, described=True)
     shapes = engine.shapes(WORKLOAD)
-    if shapes.unread_format is None:
-        assert shapes.weight_bytes == formula.weighed.loaded_bytes
+    assert shapes.weight_bytes == formula.weighed.loaded_bytes
     assert shapes.kv_bytes == kv_cache(formula.model, WORKLOAD).nbytes
     assert shapes.ssm_bytes == state_bytes(formula.model, WORKLOAD.batch)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "mxfp4", "compressed-tensors"])
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_what_a_foreign_method_packs_is_one_answer(path: Path, method: str) -> None:
+    config = json.loads(path.read_text())
+    block = {"quant_method": method, "bits": 4, "group_size": 32, "format": "pack-quantized"}
+    config["quantization_config"] = block
+    checkpoint = Checkpoint(id=path.name, source="config", config=config, config_name=path.name)
+    formula = size(checkpoint, device=None, method="formula")
+    engine = TraceEngine(checkpoint, None, formula.model.dtype, described=True)
+    assert sum(engine.built("metal").weights.values()) == formula.weighed.loaded_bytes

@@ -199,11 +199,47 @@ def _one_pack(parent: str, leaf: str, tensor: Tensor) -> Any:
     yield Tensor(f"{parent}{matrix}_scales", "U8", shape, size)
 
 
-def test_a_format_that_only_headers_tell_is_named() -> None:
-    config = {**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}}
+def test_a_format_that_is_not_packed_as_declared_is_named() -> None:
+    config = {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}
     shapes = trace_shapes(config, Workload(prompt_tokens=9))
-    assert shapes.unread_format == "awq"
+    assert shapes.unread_format == "gptq"
     assert shapes.weight_bytes == Oracle(LLAMA).weight_bytes()
+
+
+def loaded_by_mlx_lm(folder: Path, config: dict[str, Any], tensors: dict[str, Any]) -> Any:
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import load_model
+
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    (folder / "config.json").write_text(json.dumps(config))
+    model, _ = load_model(folder)
+    return {path: array.nbytes for path, array in tree_flatten(model.parameters())}
+
+
+def test_openai_s_config_alone_gives_what_mlx_lm_loads(tmp_path: Path) -> None:
+    config = next(case for case in DESCRIBED if case["model_type"] == "gpt_oss")
+    shipped = {**config, "quantization_config": {"quant_method": "mxfp4"}}
+    dtypes = {"BF16": mx.bfloat16, "U8": mx.uint8, "F32": mx.float32}
+    tensors = {t.name: mx.zeros(t.shape, dtypes[t.dtype]) for t in _packed(config)}
+    shapes = trace_shapes(shipped, Workload(prompt_tokens=9))
+    assert dict(shapes.weights) == loaded_by_mlx_lm(tmp_path, shipped, tensors)
+    assert shapes.unread_format is None
+
+
+def test_an_awq_config_alone_gives_what_mlx_lm_loads(tmp_path: Path) -> None:
+    block = {"quant_method": "awq", "bits": 4, "group_size": 64}
+    config = {**LLAMA, "quantization_config": block}
+    tensors: dict[str, Any] = {}
+    for path, array in Oracle(LLAMA).tensors().items():
+        if "_proj.weight" not in path:
+            tensors[path] = array
+            continue
+        base, (rows, columns) = path.removesuffix("weight"), array.shape
+        tensors[f"{base}qweight"] = mx.zeros((columns, rows // 8), mx.uint32)
+        tensors[f"{base}qzeros"] = mx.zeros((columns // 64, rows // 8), mx.uint32)
+        tensors[f"{base}scales"] = mx.zeros((columns // 64, rows), mx.float16)
+    shapes = trace_shapes(config, Workload(prompt_tokens=9))
+    assert dict(shapes.weights) == loaded_by_mlx_lm(tmp_path, config, tensors)
 
 
 def test_fp8_in_blocks_is_dequantised_at_load() -> None:
