@@ -73,7 +73,7 @@ def build(
         raise UnsupportedError(
             f"{name}: model_file: the model brings its own code, which memfit never runs"
         )
-    with class_errors(name, config), nothing_computed(), _few_modules():
+    with class_errors(name, config), nothing_computed(), _few_modules(name):
         utils = load_utils()
         settings = utils._decode_tagged_floats(copy.deepcopy(dict(config)))
         if tensors is not None:
@@ -116,6 +116,10 @@ def _where(error: BaseException, config: Mapping[str, Any]) -> str:
 
 def _what(error: BaseException) -> str:
     text = shown(textwrap.shorten(str(error), 200, placeholder=" …"))
+    if isinstance(error, AttributeError) and text.endswith("has no attribute 'Model'"):
+        return "mlx-lm has no such class"
+    if isinstance(error, NotImplementedError) and "Quantization" in text:
+        return f"--kv-bits: {text}; leave it out for this model, or --max-kv-size"
     if isinstance(error, SystemExit):
         return "ends the program at import, as when a package it needs is not installed"
     if isinstance(error, KeyError):
@@ -148,7 +152,7 @@ def _nested_zeros(shape: tuple[int, ...]) -> Any:
 
 
 @contextmanager
-def _few_modules() -> Iterator[None]:
+def _few_modules(name: str) -> Iterator[None]:
     """Stop a class that makes modules without end."""
     import mlx.nn as nn
 
@@ -159,7 +163,10 @@ def _few_modules() -> Iterator[None]:
         nonlocal made
         made += 1
         if made > MAX_MODULES:
-            raise UnsupportedError(f"the config makes more than {MAX_MODULES} modules")
+            raise UnsupportedError(
+                f"{name}: num_hidden_layers and the like make more than {MAX_MODULES} modules;"
+                " a trace builds no larger model"
+            )
         original(module)
 
     nn.Module.__init__ = counted

@@ -272,7 +272,8 @@ def test_a_tensor_of_no_parameter_is_refused_in_mlx_lm_s_words() -> None:
         ({"vocab_size": None}, "cfg.json: mlx_lm.models.llama"),
         ({"hidden_size": 10**30}, "cfg.json: mlx_lm.models.llama"),
         ({"num_attention_heads": "many"}, "cfg.json: mlx_lm.models.llama"),
-        ({"num_hidden_layers": 10**9}, "more than 20000 modules"),
+        ({"num_hidden_layers": 10**9}, "^cfg.json: num_hidden_layers .* more than 20000 modules"),
+        ({"model_type": "cache"}, "cfg.json: .* mlx-lm has no such class"),
         ({"model_file": "modelling.py"}, "never runs"),
     ],
 )
@@ -291,6 +292,20 @@ def test_a_missing_key_is_named_as_mlx_lm_names_it() -> None:
 def test_a_repository_s_own_code_is_not_run_and_auto_map_is_not_read() -> None:
     config = {**LLAMA, "auto_map": {"AutoModel": "modelling.Evil"}}
     assert trace_shapes(config, Workload(prompt_tokens=9)).weight_bytes > 0
+
+
+def test_a_rotating_cache_that_mlx_lm_does_not_quantise_is_named_by_the_option() -> None:
+    workload = Workload(prompt_tokens=99, max_kv_size=32, kv_bits=4, quantized_kv_start=0)
+    with pytest.raises(UnsupportedError, match="--kv-bits: RotatingKVCache Quantization NYI"):
+        trace_shapes(LLAMA, workload)
+
+
+def test_tagged_floats_are_read_as_mlx_lm_reads_them() -> None:
+    config = next(case for case in DESCRIBED if case["model_type"] == "nemotron_h")
+    tagged = {**config, "time_step_limit": [0.0, {"__float__": "Infinity"}]}
+    plain = {**config, "time_step_limit": [0.0, float("inf")]}
+    workload = Workload(prompt_tokens=9)
+    assert trace_shapes(tagged, workload) == trace_shapes(plain, workload)
 
 
 def test_what_others_import_of_mlx_is_not_touched() -> None:
