@@ -119,7 +119,7 @@ def _what(error: BaseException) -> str:
     if isinstance(error, AttributeError) and text.endswith("has no attribute 'Model'"):
         return "mlx-lm has no such class"
     if isinstance(error, NotImplementedError) and "Quantization" in text:
-        return f"--kv-bits: {text}; leave it out for this model, or --max-kv-size"
+        return f"--kv-bits: {text}; leave it out for this model"
     if isinstance(error, SystemExit):
         return "ends the program at import, as when a package it needs is not installed"
     if isinstance(error, KeyError):

@@ -295,9 +295,10 @@ def test_a_repository_s_own_code_is_not_run_and_auto_map_is_not_read() -> None:
 
 
 def test_a_rotating_cache_that_mlx_lm_does_not_quantise_is_named_by_the_option() -> None:
-    workload = Workload(prompt_tokens=99, max_kv_size=32, kv_bits=4, quantized_kv_start=0)
+    sliding = {"layer_types": ["sliding_attention"] * 3, "sliding_window": 32}
+    workload = Workload(prompt_tokens=99, kv_bits=4, quantized_kv_start=0)
     with pytest.raises(UnsupportedError, match="--kv-bits: RotatingKVCache Quantization NYI"):
-        trace_shapes({**LLAMA, "head_dim": 64}, workload)
+        trace_shapes({**LLAMA, **sliding, "head_dim": 64}, workload)
 
 
 def test_tagged_floats_are_read_as_mlx_lm_reads_them() -> None:
