@@ -295,7 +295,8 @@ def test_a_repository_s_own_code_is_not_run_and_auto_map_is_not_read() -> None:
 
 
 def test_a_rotating_cache_that_mlx_lm_does_not_quantise_is_named_by_the_option() -> None:
-    sliding = {"layer_types": ["sliding_attention"] * 3, "sliding_window": 32}
+    layers = ["full_attention", "sliding_attention", "sliding_attention"]
+    sliding = {"layer_types": layers, "sliding_window": 32}
     workload = Workload(prompt_tokens=99, kv_bits=4, quantized_kv_start=0)
     with pytest.raises(UnsupportedError, match="--kv-bits: RotatingKVCache Quantization NYI"):
         trace_shapes({**LLAMA, **sliding, "head_dim": 64}, workload)
