@@ -146,7 +146,11 @@ def test_the_explanation_adds_up() -> None:
     assert sum(numbers) == int(total.replace(",", "")) == found.nbytes
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma2", "deepseek_v3", "qwen3_moe", "lfm2"])
+CASES = ["llama", "qwen3", "gemma2", "deepseek_v3", "qwen3_moe", "lfm2"]
+HYBRIDS = ["falcon_h1", "granitemoehybrid", "nemotron_h"]
+
+
+@pytest.mark.parametrize("case", CASES + HYBRIDS)
 def test_the_cpu_backend_measures_what_is_predicted(case: str) -> None:
     pytest.importorskip("mlx_lm", reason="the truth is MLX itself")
     import mlx.core as mx
