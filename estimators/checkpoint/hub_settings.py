@@ -59,10 +59,11 @@ def open_session() -> "httpx2.Client":
     try:
         from huggingface_hub.utils import get_session
 
-        return get_session()
+        session: httpx2.Client = get_session()
     except (ImportError, OSError, ValueError) as error:
         names = ", ".join(_set(_OF_CONNECTIONS)) or "the proxy and certificate settings"
         raise InputError(f"no connection can be made with {names}: {shown(error)}") from None
+    return session
 
 
 def _is_address(endpoint: str) -> bool:

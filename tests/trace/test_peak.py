@@ -163,6 +163,7 @@ def test_on_metal_formula_and_trace_agree_on_a_generation_that_grows() -> None:
     traced = TraceEngine(checkpoint, None, "BF16", described=True).run(workload, MAX).peak
     assert traced is not None
     assert traced.phase == "growing"
+    assert wanted.decode_bytes is not None
     assert 0.99 * wanted.decode_bytes <= traced.decode_bytes <= 1.01 * wanted.decode_bytes
 
 
