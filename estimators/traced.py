@@ -195,10 +195,12 @@ def traced_weights(engine: TraceEngine, weighed: Weighed | None, device: Device 
 
     A difference between the two is noted, never averaged.
     """
-    weights = engine.built((device or _ANY_MAC).backend).weights
-    sizes = Counter(weights.values())
+    built = engine.built((device or _ANY_MAC).backend)
+    weights, sizes = built.weights, Counter(built.weights.values())
     if weighed is None:
-        return _weighed_by_trace(engine, weights, sizes)
+        weighed = _weighed_by_trace(engine, weights, sizes)
+        method = None if engine.quantize else built.unread_format
+        return weighed if method is None else _bounded(weighed, method)
     notes = weighed.notes
     traced_bytes = sum(weights.values())
     if traced_bytes != weighed.loaded_bytes:
@@ -257,6 +259,14 @@ def _weighed_by_trace(
         basis="exact" if tensors else "traced",
         plan=None,
     )
+
+
+def _bounded(weighed: Weighed, method: str) -> Weighed:
+    text = (
+        f"quantisation method {method!r}: how mlx-lm would hold it is not described; the weights"
+        " are bounded by the unquantised model"
+    )
+    return replace(weighed, basis="bound", notes=(Note("warning", "dequantised", text),))
 
 
 def _parameters(engine: TraceEngine) -> int:

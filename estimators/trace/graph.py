@@ -110,7 +110,7 @@ class Built:
         quantize: Quantization | None = None,
     ) -> None:
         self._config, self._backend, self._name = config, backend, name
-        self._unread_format = unread_format(config) if tensors is None else None
+        self.unread_format = unread_format(config) if tensors is None else None
         self._versions = versions()
         with self._library(Target(backend=backend)):
             self._model = build(config, name, dtype=dtype, tensors=tensors, quantize=quantize)
@@ -183,7 +183,7 @@ class Built:
             allocated_tokens=longest,
             held_tokens=needed,
             makes_own_cache=hasattr(self._model, "make_cache"),
-            unread_format=self._unread_format,
+            unread_format=self.unread_format,
             versions=self._versions,
         )
 

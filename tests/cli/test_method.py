@@ -112,3 +112,15 @@ def test_the_trace_chooses_the_prefill_step(memfit: Memfit, tmp_path: Path) -> N
     recommended = with_step(2048, working_set)["recommendation"]
     assert recommended["prefill_step"] == largest
     assert "the largest whose workspace fits" in recommended["reasons"][0]
+
+
+def test_an_undescribed_model_in_a_format_nobody_describes_is_bounded(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    plain = memfit("estimate", write_config(tmp_path / "plain", UNDESCRIBED), "--json").json
+    packed = {**UNDESCRIBED, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    answer = memfit("estimate", write_config(tmp_path / "packed", packed), "--json").json
+    weights = answer["components"]["weights"]
+    assert weights["basis"] == "bound"
+    assert weights["loaded_bytes"] == plain["components"]["weights"]["loaded_bytes"]
+    assert [note["code"] for note in answer["notes"]].count("dequantised") == 1
