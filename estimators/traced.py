@@ -13,7 +13,7 @@ from memfit.estimators.arch.registry import context_limit
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.components.kv import KVCache, kv_cache
 from memfit.estimators.components.ssm import state_bytes
-from memfit.estimators.components.weights.loading import Weighed
+from memfit.estimators.components.weights.loading import Weighed, bounded
 from memfit.estimators.components.weights.parts import part_of
 from memfit.estimators.components.workspace import Moment
 from memfit.estimators.engine import MLX, Figures
@@ -200,7 +200,13 @@ def traced_weights(engine: TraceEngine, weighed: Weighed | None, device: Device 
     if weighed is None:
         weighed = _weighed_by_trace(engine, weights, sizes)
         method = None if engine.quantize else built.unread_format
-        return weighed if method is None else _bounded(weighed, method)
+        if method is None:
+            return weighed
+        text = (
+            f"quantisation method {method!r}: how mlx-lm would hold it is not described; the"
+            " weights are bounded by the unquantised model"
+        )
+        return bounded(weighed, "dequantised", text)
     notes = weighed.notes
     traced_bytes = sum(weights.values())
     if traced_bytes != weighed.loaded_bytes:
@@ -259,14 +265,6 @@ def _weighed_by_trace(
         basis="exact" if tensors else "traced",
         plan=None,
     )
-
-
-def _bounded(weighed: Weighed, method: str) -> Weighed:
-    text = (
-        f"quantisation method {method!r}: how mlx-lm would hold it is not described; the weights"
-        " are bounded by the unquantised model"
-    )
-    return replace(weighed, basis="bound", notes=(Note("warning", "dequantised", text),))
 
 
 def _parameters(engine: TraceEngine) -> int:

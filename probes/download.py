@@ -11,7 +11,7 @@ from memfit.estimators.checkpoint.header_cache import user_cache
 from memfit.estimators.checkpoint.hub_folder import Repository
 from memfit.estimators.checkpoint.hub_listing import Listing
 from memfit.estimators.checkpoint.hub_refusals import refusal
-from memfit.estimators.checkpoint.hub_requests import Hub, configured_hub
+from memfit.estimators.checkpoint.hub_settings import Hub, configured_hub
 from memfit.estimators.checkpoint.local import read_directory
 from memfit.estimators.errors import CheckpointError, InputError, MachineError, UnreachableError
 from memfit.estimators.sink import SILENT, Sink

@@ -16,15 +16,13 @@ from urllib.parse import urljoin, urlsplit
 
 from memfit.estimators.checkpoint.files import shown
 from memfit.estimators.checkpoint.hub_refusals import refusal
-from memfit.estimators.checkpoint.hub_settings import Hub, configured_hub, open_session
+from memfit.estimators.checkpoint.hub_settings import Hub, open_session
 from memfit.estimators.errors import InputError, UnreachableError
 from memfit.estimators.sink import Request, Sink
 from memfit.estimators.version import __version__
 
 if TYPE_CHECKING:
     import httpx2
-
-__all__ = ["Answer", "Client", "Hub", "NoAnswerError", "configured_hub"]
 
 ATTEMPTS = 3
 FIRST_PAUSE_SECONDS = 0.5  # doubled with every attempt

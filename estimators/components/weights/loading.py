@@ -106,21 +106,22 @@ def _result(totals: WeightTotals, basis: Basis, plan: Plan | None) -> Weighed:
     )
 
 
-def _bounded(result: Weighed, code: str, message: str) -> Weighed:
+def bounded(result: Weighed, code: str, message: str) -> Weighed:
+    """Return the weights as an upper bound, with a warning that says why."""
     return replace(result, basis="bound", notes=(Note("warning", code, message),))
 
 
 def _as_declared(result: Weighed, declared: Declared) -> Weighed:
     if declared.bound is None:
         return result
-    return _bounded(result, "assumed-format" if declared.plan else "dequantised", declared.bound)
+    return bounded(result, "assumed-format" if declared.plan else "dequantised", declared.bound)
 
 
 def _from_file_sizes(nbytes: int, derived: WeightTotals) -> Weighed:
     parts = {part.value: nbytes if part is Part.OTHER else 0 for part in Part}
     result = Weighed(nbytes, parts, derived.parameters, Counter([nbytes]), "bound", None)
     text = "weights are bounded by the sizes of their files; mlx-lm loads safetensors only"
-    return _bounded(result, "file-sizes", text)
+    return bounded(result, "file-sizes", text)
 
 
 def _from_headers(
@@ -138,7 +139,7 @@ def _from_headers(
     result = _result(totals, "exact", plan)
     if unreadable := next((t for t in tensors if t.dtype in _UNREADABLE), None):
         why = f"{shown(unreadable.name)}: MLX has no type {unreadable.dtype} and refuses the file"
-        return _bounded(_sized(result, loaded), "refused", why)
+        return bounded(_sized(result, loaded), "refused", why)
     if fit.loads:
         result = _sized(result, loaded)
         rewritten = result.unloaded_bytes + result.loaded_bytes != result.nbytes
@@ -220,8 +221,8 @@ def _unmatched(result: Weighed, fit: Match, totals: WeightTotals, derived: Weigh
     described = sum(size * count for size, count in derived.sizes.items())
     if described > result.loaded_bytes:
         result = replace(result, sizes=derived.sizes)
-        return _bounded(result, "mismatch", f"{why} what the config describes, which is more")
-    return _bounded(result, "mismatch", f"{why} what it holds")
+        return bounded(result, "mismatch", f"{why} what the config describes, which is more")
+    return bounded(result, "mismatch", f"{why} what it holds")
 
 
 def _refusal(fit: Match) -> str:
