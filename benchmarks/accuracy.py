@@ -21,11 +21,11 @@ from typing import Any
 
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.machine.device import Device
-from memfit.estimators.trace.graph import record, trace_shapes
+from memfit.estimators.trace.traced_model import record, trace_shapes
 from memfit.estimators.trace.libraries import mlx_lm_for
 from memfit.estimators.trace.peak import TracedPeak, peak
-from memfit.estimators.trace.standins import Target, library_changes
-from memfit.estimators.workload import Workload
+from memfit.estimators.trace.kernel_stubs import Target, library_changes
+from memfit.estimators.base.workload import Workload
 
 CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"
 PACKED = Quantization(4, 32)

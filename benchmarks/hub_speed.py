@@ -42,8 +42,8 @@ MEMFIT_JOB = """
 import sys, tempfile, time
 from pathlib import Path
 from huggingface_hub.utils import close_session
-from memfit.estimators.checkpoint.header_cache import HeaderCache
-from memfit.estimators.checkpoint.hub import open_hub
+from memfit.estimators.checkpoint.hub.header_cache import HeaderCache
+from memfit.estimators.checkpoint.hub.source import open_hub
 for turn in range(int(sys.argv[2]) + 1):
     close_session()
     with tempfile.TemporaryDirectory() as empty:

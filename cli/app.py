@@ -9,8 +9,8 @@ import typer
 
 from memfit.cli.exits import Exit, Stopped, exit_of
 from memfit.cli.lazy_group import LazyGroup
-from memfit.estimators.errors import MemfitError
-from memfit.estimators.version import __version__
+from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.version import __version__
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from memfit.estimators.errors import (
+from memfit.estimators.base.errors import (
     InputError,
     MachineError,
     MemfitError,

@@ -7,9 +7,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from memfit.estimators.errors import InputError
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.working_set import OsRegime
-from memfit.estimators.units import Units
+from memfit.estimators.base.units import Units
 
 Value = TypeVar("Value")
 

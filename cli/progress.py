@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from memfit.estimators.sink import Request
-from memfit.estimators.units import format_bytes
+from memfit.estimators.base.progress import Request
+from memfit.estimators.base.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress

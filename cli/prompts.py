@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from memfit.estimators.errors import InputError
+from memfit.estimators.base.errors import InputError
 
 MAX_PROMPT_BYTES = 64_000_000  # about as many tokens as the longest context of any model has bytes
 
@@ -40,7 +40,7 @@ def prompt_text(given: str) -> str:
 
 
 def _contents(name: str) -> bytes:
-    from memfit.estimators.checkpoint.files import read_whole
+    from memfit.estimators.base.files import read_whole
 
     if not name:
         raise InputError("--prompt @: name a file, such as @prompt.txt")

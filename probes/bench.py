@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.errors import InputError, MachineError, MemfitError, UnsupportedError
-from memfit.estimators.machine.measurement import Loaded, Measurement, Run
-from memfit.estimators.remembered import machine_name
-from memfit.estimators.sizing import Sizing
-from memfit.estimators.version import __version__
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.errors import InputError, MachineError, MemfitError, UnsupportedError
+from memfit.estimators.runtimes.measurement import Loaded, Measurement, Run
+from memfit.estimators.sizing.measurement_lookup import machine_name
+from memfit.estimators.sizing.sized_model import Sizing
+from memfit.estimators.base.version import __version__
+from memfit.estimators.base.workload import Workload
 from memfit.probes.figures import Estimated, estimated, measured, reached, side_by_side, speed
 from memfit.probes.measurement_json import measurement_id
 from memfit.probes.process import ProbeStopped

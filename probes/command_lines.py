@@ -10,11 +10,11 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
-from memfit.estimators.errors import UnsupportedError
-from memfit.estimators.planning.budget import COMFORTABLE, judge
-from memfit.estimators.result import Recommendation
-from memfit.estimators.sizing import Sizing
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.runtimes.budget import COMFORTABLE, judge
+from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.sizing.sized_model import Sizing
+from memfit.estimators.base.workload import Workload
 
 _SERVER_KEEPS = 10  # prompts whose caches mlx_lm.server keeps unless told (server.py)
 _STDIN = "-"

@@ -6,16 +6,16 @@ import threading
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from memfit.estimators.checkpoint.files import shown
-from memfit.estimators.checkpoint.header_cache import user_cache
-from memfit.estimators.checkpoint.hub_folder import Repository
-from memfit.estimators.checkpoint.hub_listing import Listing
-from memfit.estimators.checkpoint.hub_refusals import refusal
-from memfit.estimators.checkpoint.hub_settings import Hub, configured_hub
-from memfit.estimators.checkpoint.local import read_directory
-from memfit.estimators.errors import CheckpointError, InputError, MachineError, UnreachableError
-from memfit.estimators.sink import SILENT, Sink
-from memfit.estimators.units import format_bytes
+from memfit.estimators.base.files import shown
+from memfit.estimators.checkpoint.hub.header_cache import user_cache
+from memfit.estimators.checkpoint.hub.repository import Repository
+from memfit.estimators.checkpoint.hub.listing import Listing
+from memfit.estimators.checkpoint.hub.http_errors import refusal
+from memfit.estimators.checkpoint.hub.settings import Hub, configured_hub
+from memfit.estimators.checkpoint.local.directory import read_directory
+from memfit.estimators.base.errors import CheckpointError, InputError, MachineError, UnreachableError
+from memfit.estimators.base.progress import SILENT, Sink
+from memfit.estimators.base.units import format_bytes
 
 # mlx_lm/utils.py, DEFAULT_ALLOW_PATTERNS, less "*.py": code of a repository is never run.
 PATTERNS = (

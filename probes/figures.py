@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
-from memfit.estimators.components.kv import prefilled_kv_cache
-from memfit.estimators.machine.measurement import Loaded, Run
-from memfit.estimators.result import Basis
-from memfit.estimators.sizing import Sizing
-from memfit.estimators.traced import TraceEngine
-from memfit.estimators.workload import Workload
+from memfit.estimators.mlx.kv_cache import prefilled_kv_cache
+from memfit.estimators.runtimes.measurement import Loaded, Run
+from memfit.estimators.results.estimate import Basis
+from memfit.estimators.sizing.sized_model import Sizing
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.base.workload import Workload
 from memfit.probes.result import Figure, Speed
 
 NAMES = (

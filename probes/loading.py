@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from memfit.estimators.checkpoint.config import CONFIG, read_model_config
-from memfit.estimators.checkpoint.files import shown
-from memfit.estimators.errors import CheckpointError, MachineError, UnsupportedError
-from memfit.estimators.trace.building import class_errors
+from memfit.estimators.base.files import shown
+from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
+from memfit.estimators.trace.model_builder import class_errors
 
 # How MLX says that memory was refused: backend/{metal,cuda}/allocator.cpp, and Metal itself.
 _NO_MEMORY = ("[metal::malloc]", "[malloc]", "Unable to allocate", "Insufficient Memory")

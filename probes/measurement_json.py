@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import PurePath
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from memfit.estimators.checkpoint.files import shown
-from memfit.estimators.checkpoint.strict_json import parse_object, plain
-from memfit.estimators.errors import InputError
-from memfit.estimators.machine.measurement import SCHEMA, Measurement
-from memfit.estimators.version import __version__
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.files import shown
+from memfit.estimators.base.reading.strict_json import parse_object, plain
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.runtimes.measurement import SCHEMA, Measurement
+from memfit.estimators.base.version import __version__
+from memfit.estimators.base.workload import Workload
 
 COLLECTION_SCHEMA = "memfit.measurements/1"
 MAX_COLLECTION_BYTES = 8_000_000  # a measurement of three repeats takes two kilobytes

@@ -14,15 +14,15 @@ from time import perf_counter_ns
 from typing import Any
 
 from memfit.estimators.checkpoint.config import CONFIG
-from memfit.estimators.checkpoint.files import shown
-from memfit.estimators.errors import InputError, MachineError
-from memfit.estimators.machine.measurement import Loaded, Run
-from memfit.estimators.trace.building import class_errors
-from memfit.estimators.units import Units, format_bytes
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.files import shown
+from memfit.estimators.base.errors import InputError, MachineError
+from memfit.estimators.runtimes.measurement import Loaded, Run
+from memfit.estimators.trace.model_builder import class_errors
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
 from memfit.probes.loading import load_model, memory_errors
-from memfit.probes.prompting import prompt_ids
-from memfit.probes.watching import Report, Watch, cache_bytes, signs_of_life, state_bytes
+from memfit.probes.tokenize_prompt import prompt_ids
+from memfit.probes.run_monitor import Report, Watch, cache_bytes, signs_of_life, state_bytes
 
 
 class Bench:

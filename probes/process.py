@@ -22,8 +22,8 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
-from memfit.estimators.checkpoint.files import regular_file_bytes, shown
-from memfit.estimators.errors import (
+from memfit.estimators.base.files import regular_file_bytes, shown
+from memfit.estimators.base.errors import (
     CheckpointError,
     ConfigError,
     InputError,
@@ -31,8 +31,8 @@ from memfit.estimators.errors import (
     MemfitError,
     UnsupportedError,
 )
-from memfit.estimators.machine.measurement import Loaded, Run
-from memfit.estimators.workload import Workload
+from memfit.estimators.runtimes.measurement import Loaded, Run
+from memfit.estimators.base.workload import Workload
 
 # Errors of the model or the request; any other is of this machine.
 _ERRORS: dict[str, type[MemfitError]] = {

@@ -7,9 +7,9 @@ bytes, tokens or nanoseconds.
 from dataclasses import dataclass
 from typing import Literal
 
-from memfit.estimators.machine.measurement import Loaded
-from memfit.estimators.planning.coefficients import Line
-from memfit.estimators.result import (
+from memfit.estimators.runtimes.measurement import Loaded
+from memfit.estimators.sizing.peak_fit import Line
+from memfit.estimators.results.estimate import (
     Basis,
     DeviceSummary,
     ModelSummary,
@@ -17,7 +17,7 @@ from memfit.estimators.result import (
     Recommendation,
     Verdict,
 )
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.workload import Workload
 
 SCHEMA = "memfit.tune/1"
 Status = Literal["measured", "skipped", "failed"]

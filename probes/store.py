@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from memfit.estimators.checkpoint.files import read_whole, shown
-from memfit.estimators.errors import CheckpointError, InputError
-from memfit.estimators.machine.measurement import Measurement
-from memfit.probes.home import memfit_home, write_atomically
+from memfit.estimators.base.files import read_whole, shown
+from memfit.estimators.base.errors import CheckpointError, InputError
+from memfit.estimators.runtimes.measurement import Measurement
+from memfit.probes.data_dir import memfit_home, write_atomically
 from memfit.probes.measurement_json import (
     ID,
     MAX_COLLECTION_BYTES,

@@ -6,15 +6,15 @@ sweep(bench, workloads, partial=..., force=..., units=..., sink=...) -> tuple[Po
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memfit.estimators.errors import InputError
-from memfit.estimators.machine.measurement import Measurement
-from memfit.estimators.sink import Sink
-from memfit.estimators.sizing import Sizing
-from memfit.estimators.units import Units
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.base.progress import Sink
+from memfit.estimators.sizing.sized_model import Sizing
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
 from memfit.probes.bench import REPEATS, Bench
-from memfit.probes.partial_sweep import PartialSweep
-from memfit.probes.refusal import obstacle, require_room
+from memfit.probes.sweep_checkpoint import PartialSweep
+from memfit.probes.preflight import obstacle, require_room
 from memfit.probes.result import Point
 
 _STEPS = REPEATS + 1  # of a point: its runs, and the one by mlx-swift-lm's rule

@@ -10,10 +10,10 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
-from memfit.estimators.checkpoint.files import shown
-from memfit.estimators.errors import InputError
-from memfit.estimators.units import parse_count
-from memfit.estimators.workload import KV_BITS, Workload
+from memfit.estimators.base.files import shown
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.units import parse_count
+from memfit.estimators.base.workload import KV_BITS, Workload
 
 MAX_POINTS = 256
 _MAX_TEXT = 4096

@@ -11,30 +11,30 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.errors import InputError, MachineError, UnsupportedError
-from memfit.estimators.estimate import device_summary, model_summary, workload_notes
+from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
+from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.host import detect_host
-from memfit.estimators.planning.budget import Need, judge
-from memfit.estimators.planning.coefficients import ShortPrompt, calibration
-from memfit.estimators.result import Note, Recommendation, Verdict
-from memfit.estimators.sink import SILENT, Sink
-from memfit.estimators.sizing import Sizing, size
-from memfit.estimators.traced import TraceEngine
-from memfit.estimators.units import Units, format_bytes
-from memfit.estimators.version import __version__
-from memfit.estimators.workload import Workload
-from memfit.probes import picture
-from memfit.probes.advice import advise, by_measurement, line_of
+from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
+from memfit.estimators.results.estimate import Note, Recommendation, Verdict
+from memfit.estimators.base.progress import SILENT, Sink
+from memfit.estimators.sizing.sized_model import Sizing, size
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.version import __version__
+from memfit.estimators.base.workload import Workload
+from memfit.probes import vision_estimate as picture
+from memfit.probes.measured_recommendation import advise, by_measurement, line_of
 from memfit.probes.bench import REPEATS, Bench
 from memfit.probes.command_lines import command_lines, recommended_workload
-from memfit.probes.partial_sweep import Sweeps
+from memfit.probes.sweep_checkpoint import Sweeps
 from memfit.probes.process import ModelProcess, Prompt
-from memfit.probes.refusal import MEMORY_LIMIT, limited, obstacle, require_room
+from memfit.probes.preflight import MEMORY_LIMIT, limited, obstacle, require_room
 from memfit.probes.result import Point, TuneResult
 from memfit.probes.sweep import Swept, sweep
 from memfit.probes.sweep_axes import Axis, swept
-from memfit.probes.trade import trade
+from memfit.probes.speed_tradeoff import trade
 from memfit.probes.wired_trial import because, with_wired
 from memfit.probes.worker import Worker
 

@@ -7,7 +7,7 @@
     async with manager.holding(Ticket(policy, 700_000_000)):
         ...  # generate
 
-The rules are those of memfit.estimators.planning.wired_ledger; docs/wired.md explains them. A
+The rules are those of memfit.estimators.plans.wired.ledger; docs/wired.md explains them. A
 manager belongs to one event loop; the limit belongs to the process, so use one manager.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from time import monotonic_ns
 
-from memfit.estimators.errors import InputError
-from memfit.estimators.planning.wired_ledger import (
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.plans.wired.ledger import (
     PaperBackend,
     Ticket,
     WiredBackend,

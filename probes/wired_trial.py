@@ -7,10 +7,10 @@ because(recommendation, reason) -> Recommendation    of a limit that is not trie
 from dataclasses import replace
 
 from memfit.estimators.machine.device import Device
-from memfit.estimators.planning.wired import wired_limit
-from memfit.estimators.result import Recommendation
-from memfit.estimators.units import Units, format_bytes
-from memfit.probes.advice import by_measurement, line_of
+from memfit.estimators.machine.wired_limit import wired_limit
+from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.probes.measured_recommendation import by_measurement, line_of
 from memfit.probes.bench import Bench
 from memfit.probes.result import Point
 

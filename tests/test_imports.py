@@ -54,7 +54,7 @@ def test_who_imports_the_command_line_keeps_his_own_garbage_collection() -> None
 
 
 def test_the_library_loads_neither_typer_nor_rich() -> None:
-    loaded = loaded_after("import memfit.estimators.estimate, memfit.probes")
+    loaded = loaded_after("import memfit.estimators.sizing.estimate, memfit.probes")
     assert loaded & (HEAVY | {"typer"}) - {"yaml"} == set()
 
 

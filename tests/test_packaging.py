@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tomli
 
-from memfit.estimators.version import __version__
+from memfit.estimators.base.version import __version__
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("cli", "estimators", "probes", "sample_configs")

@@ -12,13 +12,13 @@ import pytest
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.checkpoint.sample import Sample, read_sample
-from memfit.estimators.components.kv import kv_cache
-from memfit.estimators.components.ssm import state_bytes
-from memfit.estimators.components.weights.derived import derive
-from memfit.estimators.components.weights.loading import weigh
-from memfit.estimators.components.weights.plans import declared
-from memfit.estimators.workload import Workload
+from memfit.estimators.checkpoint.local.sample import Sample, read_sample
+from memfit.estimators.mlx.kv_cache import kv_cache
+from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.weights.derived import derive
+from memfit.estimators.weights.footprint import weigh
+from memfit.estimators.weights.quantization_plan import declared
+from memfit.estimators.base.workload import Workload
 
 FOLDER = Path(__file__).parents[1] / "sample_configs"
 PATHS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}

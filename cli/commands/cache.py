@@ -3,8 +3,8 @@
 import typer
 
 from memfit.cli.render.output import emit
-from memfit.estimators.errors import InputError
-from memfit.estimators.units import format_bytes
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.units import format_bytes
 
 cache = typer.Typer(help="Headers kept of models on the Hub.", no_args_is_help=True)
 
@@ -12,7 +12,7 @@ cache = typer.Typer(help="Headers kept of models on the Hub.", no_args_is_help=T
 @cache.command()
 def info() -> None:
     """Say where they are kept, and how much there is."""
-    from memfit.estimators.checkpoint.header_cache import user_cache
+    from memfit.estimators.checkpoint.hub.header_cache import user_cache
 
     kept = user_cache()
     usage = kept.usage()
@@ -23,7 +23,7 @@ def info() -> None:
 @cache.command()
 def clear() -> None:
     """Remove them."""
-    from memfit.estimators.checkpoint.header_cache import user_cache
+    from memfit.estimators.checkpoint.hub.header_cache import user_cache
 
     kept = user_cache()
     try:

@@ -37,23 +37,23 @@ from memfit.cli.options import (
 )
 from memfit.cli.progress import reporting
 from memfit.cli.render.output import emit
-from memfit.cli.requests import (
+from memfit.cli.option_values import (
     named_device,
     requested_device,
     requested_quantization,
     requested_runtime,
     requested_workload,
 )
-from memfit.estimators.errors import InputError, UnreachableError
-from memfit.estimators.machine.runtime import MLX_LM, Runtime, get_runtime
+from memfit.estimators.base.errors import InputError, UnreachableError
+from memfit.estimators.runtimes.registry import MLX_LM, Runtime, get_runtime
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
-from memfit.estimators.sink import Sink
-from memfit.estimators.units import Units, parse_size
+from memfit.estimators.base.progress import Sink
+from memfit.estimators.base.units import Units, parse_size
 
 if TYPE_CHECKING:
-    from memfit.estimators.compare import Candidate
-    from memfit.estimators.comparison import Comparison
-    from memfit.estimators.scenario import Axis, Scenario
+    from memfit.estimators.compare.compare import Candidate
+    from memfit.estimators.results.comparison import Comparison
+    from memfit.estimators.compare.axes import Axis, Scenario
 
 
 def compare(
@@ -102,8 +102,8 @@ def compare(
     Each model is held against the first.
     """
     # The library is imported when it is needed: --help stays quick.
-    from memfit.estimators.compare import compare as answer
-    from memfit.estimators.scenario import Scenario
+    from memfit.estimators.compare.compare import compare as answer
+    from memfit.estimators.compare.axes import Scenario
 
     axes = _axes(matrix or [], os_regime)
     if len(models) < 2 and not axes and runtimes is None:
@@ -164,7 +164,7 @@ def compare(
 
 
 def _axes(texts: Sequence[str], regime: OsRegime) -> "list[Axis]":
-    from memfit.estimators.scenario import parse_axis
+    from memfit.estimators.compare.axes import parse_axis
 
     def read(text: str) -> "Axis":
         return parse_axis(
@@ -176,8 +176,8 @@ def _axes(texts: Sequence[str], regime: OsRegime) -> "list[Axis]":
 
 def _under(candidate: "Candidate", names: str, kept: frozenset[str]) -> "list[Candidate]":
     """The model under each of the runtimes, which share what was read and weighed."""
-    from memfit.estimators.compare import Under
-    from memfit.estimators.machine.runtime import list_runtimes
+    from memfit.estimators.compare.compare import Under
+    from memfit.estimators.runtimes.registry import list_runtimes
 
     wanted = [name.strip() for name in names.split(",")]
     if wanted == ["all"]:
@@ -195,9 +195,9 @@ def _under_their_own(
     candidates: "list[Candidate]", base: "Scenario", rules: Runtime, kept: frozenset[str]
 ) -> "tuple[list[Candidate], Scenario, Runtime]":
     """As an estimate would size each: all under one runtime, or where they differ each its own."""
-    from memfit.estimators.compare import Under
-    from memfit.estimators.comparison import Undecided
-    from memfit.estimators.sizing import native_runtime
+    from memfit.estimators.compare.compare import Under
+    from memfit.estimators.results.comparison import Undecided
+    from memfit.estimators.sizing.sized_model import native_runtime
 
     own = [
         rules
@@ -226,9 +226,9 @@ def _refuse_twice(axes: set[str], options: dict[str, bool]) -> None:
 
 
 def _candidates(references: Sequence[str], sink: Sink) -> "list[Candidate]":
-    from memfit.estimators.checkpoint.files import shown
+    from memfit.estimators.base.files import shown
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.compare import Candidate, attempt
+    from memfit.estimators.compare.compare import Candidate, attempt
 
     known: dict[str, Candidate] = {}
     for reference in references:

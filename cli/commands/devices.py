@@ -8,8 +8,8 @@ import typer
 from memfit.cli.render.output import emit
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import OsRegime
-from memfit.estimators.units import format_bytes
-from memfit.estimators.version import __version__
+from memfit.estimators.base.units import format_bytes
+from memfit.estimators.base.version import __version__
 
 if TYPE_CHECKING:
     from rich.table import Table

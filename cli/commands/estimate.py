@@ -38,7 +38,7 @@ from memfit.cli.options import (
 )
 from memfit.cli.progress import reporting
 from memfit.cli.render.output import deliver
-from memfit.cli.requests import (
+from memfit.cli.option_values import (
     requested_device,
     requested_quantization,
     requested_runtime,
@@ -46,13 +46,13 @@ from memfit.cli.requests import (
 )
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
-from memfit.estimators.units import Units, parse_size
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.units import Units, parse_size
+from memfit.estimators.base.workload import Workload
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
-    from memfit.estimators.components.llamacpp.caches import CacheTypes
-    from memfit.estimators.sizing import Sizing
+    from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
+    from memfit.estimators.sizing.sized_model import Sizing
 
 SAMPLE = "qwen3-4b-4bit.yaml"
 
@@ -109,7 +109,7 @@ def estimate(
     """
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.machine.runtime import MLX_LM, get_runtime
+    from memfit.estimators.runtimes.registry import MLX_LM, get_runtime
 
     ask = partial(
         requested_workload,
@@ -131,9 +131,9 @@ def estimate(
     with reporting(verbose=verbose, meanwhile=_load_library) as sink:
         checkpoint = _sample() if model is None else open_checkpoint(model, sink=sink)
         draft_checkpoint = None if draft is None else open_checkpoint(draft, sink=sink)
-    from memfit.estimators.estimate import estimate as answer
-    from memfit.estimators.estimate import plots
-    from memfit.estimators.sizing import size
+    from memfit.estimators.sizing.estimate import estimate as answer
+    from memfit.estimators.sizing.estimate import plots
+    from memfit.estimators.sizing.sized_model import size
 
     sizing = size(
         checkpoint,
@@ -166,11 +166,11 @@ def estimate(
 def _load_library() -> None:
     """Import what comes after reading, while the Hub is waited for."""
     import memfit.cli.render.data
-    import memfit.estimators.estimate  # noqa: F401
+    import memfit.estimators.sizing.estimate  # noqa: F401
 
 
 def _cache_types(text: str) -> "CacheTypes | None":
-    from memfit.estimators.llamacpp import parse_cache_types
+    from memfit.estimators.runtimes.llama_cpp.runtime import parse_cache_types
 
     return parsed("--cache-type", parse_cache_types, text)
 
@@ -185,14 +185,14 @@ def _measured(sizing: "Sizing", workload: Workload) -> "Sizing":
     host = sizing.device
     if host is None or host.source != "detected":
         return sizing
-    from memfit.probes.recall import with_measurement
+    from memfit.probes.measurement_lookup import with_measurement
     from memfit.probes.store import user_store
 
     return with_measurement(sizing, workload, host, user_store())
 
 
 def _explained(sizing: "Sizing", workload: Workload, units: Units) -> tuple[str, ...]:
-    from memfit.estimators.explain import explain
+    from memfit.estimators.sizing.explain import explain
 
     return explain(sizing, workload, units)
 

@@ -11,8 +11,8 @@ from typer.core import TyperGroup
 from memfit.cli.exits import Exit
 from memfit.cli.options import Verbose
 from memfit.cli.progress import reporting
-from memfit.estimators.errors import InputError, PolicyError
-from memfit.estimators.sink import Sink
+from memfit.estimators.base.errors import InputError, PolicyError
+from memfit.estimators.base.progress import Sink
 
 if TYPE_CHECKING:
     from memfit.estimators.gate.baseline import Lock
@@ -84,7 +84,7 @@ def check(
     """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.gate.output import deliver, deliver_mistakes, parse_outputs
-    from memfit.estimators.checkpoint.files import shown
+    from memfit.estimators.base.files import shown
 
     if old is not None and new is None:
         raise InputError(
@@ -169,7 +169,7 @@ def init(
 ) -> None:
     """Write memfit.yaml here, a first policy with comments."""
     from memfit.cli.render.output import write_whole
-    from memfit.estimators.gate.first import first_policy
+    from memfit.estimators.gate.init_policy import first_policy
     from memfit.estimators.gate.shelf import Shelf
     from memfit.estimators.machine.devices import find_device
 

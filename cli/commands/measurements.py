@@ -8,10 +8,10 @@ import typer
 
 from memfit.cli.options import Json, Output, ShownUnits
 from memfit.cli.render.output import emit
-from memfit.estimators.units import Units
+from memfit.estimators.base.units import Units
 
 if TYPE_CHECKING:
-    from memfit.estimators.machine.measurement import Measurement
+    from memfit.estimators.runtimes.measurement import Measurement
     from memfit.probes.store import Store
 
 measurements = typer.Typer(

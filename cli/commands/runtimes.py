@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from memfit.cli.options import Json, Output
 from memfit.cli.render.output import emit
-from memfit.estimators.version import __version__
+from memfit.estimators.base.version import __version__
 
 if TYPE_CHECKING:
-    from memfit.estimators.machine.runtime import Runtime
+    from memfit.estimators.runtimes.registry import Runtime
 
 SCHEMA = "memfit.runtimes/1"
 
@@ -19,7 +19,7 @@ def runtimes(json_: Json = False, output: Output = None) -> None:
 
     With the types and the budget of the cache, and the source of it all.
     """
-    from memfit.estimators.machine.runtime import list_runtimes
+    from memfit.estimators.runtimes.registry import list_runtimes
 
     found = list_runtimes()
     if json_:
@@ -54,7 +54,7 @@ _MEMORIES = {
 
 
 def _row(runtime: "Runtime") -> tuple[str, ...]:
-    from memfit.estimators.units import Units, format_bytes
+    from memfit.estimators.base.units import Units, format_bytes
 
     kept = f"{runtime.kv_bits} bits" if runtime.kv_bits else runtime.cache_dtype or "activations"
     budget = runtime.budget

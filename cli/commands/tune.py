@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from memfit.cli.exits import Exit, Stopped
-from memfit.cli.loadable import loadable
+from memfit.cli.local_model import loadable
 from memfit.cli.options import (
     CompareForm,
     CompareFormat,
@@ -32,9 +32,9 @@ from memfit.cli.progress import reporting
 from memfit.cli.prompts import prompt_file, prompt_text
 from memfit.cli.render.output import emit, require_writable
 from memfit.cli.render.tune.output import written
-from memfit.cli.requests import requested_workload
-from memfit.estimators.errors import InputError, MachineError
-from memfit.estimators.units import Units, parse_size
+from memfit.cli.option_values import requested_workload
+from memfit.estimators.base.errors import InputError, MachineError
+from memfit.estimators.base.units import Units, parse_size
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -103,8 +103,8 @@ def tune(
 ) -> None:
     """Load a model, and hold what it takes against the estimate."""
     # The library is imported when it is needed: --help stays quick.
-    from memfit.estimators.machine.runtime import MLX_LM, get_runtime
-    from memfit.probes.partial_sweep import user_sweeps
+    from memfit.estimators.runtimes.registry import MLX_LM, get_runtime
+    from memfit.probes.sweep_checkpoint import user_sweeps
     from memfit.probes.process import ModelProcess, require_installed
     from memfit.probes.sweep_axes import parse_axis
     from memfit.probes.tune import Request, require_room_for
@@ -215,7 +215,7 @@ def _leave(result: "TuneResult", *, nothing_fits: bool) -> NoReturn:
 @contextmanager
 def _forcible() -> Iterator[None]:
     """Name the option that overrides a refusal; the library knows no options."""
-    from memfit.probes.refusal import RefusedError
+    from memfit.probes.preflight import RefusedError
     from memfit.probes.tune import TooLongError
 
     try:

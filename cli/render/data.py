@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from memfit.estimators.result import Estimate, Plots
+from memfit.estimators.results.estimate import Estimate, Plots
 
 
 def to_json(result: Estimate, plots: Plots | None = None, explanation: tuple[str, ...] = ()) -> str:

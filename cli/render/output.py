@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TextIO
 
 from memfit.cli.options import Format
-from memfit.estimators.errors import InputError
-from memfit.estimators.result import Estimate, Plots
-from memfit.estimators.units import Units
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.results.estimate import Estimate, Plots
+from memfit.estimators.base.units import Units
 
 
 def deliver(

@@ -7,7 +7,7 @@ import textwrap
 
 from rich.console import Console
 
-from memfit.estimators.records import record
+from memfit.estimators.base.records import record
 
 # One mark for one: columns stay where they are.
 _ASCII = str.maketrans("±…", "~~")

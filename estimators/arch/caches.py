@@ -5,9 +5,9 @@ Source of every rule: mlx-lm models/cache.py (version in machine/runtime).
 
 from enum import Enum
 
-from memfit.estimators.records import record
-from memfit.estimators.units import ceil_div, round_up
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import ceil_div, round_up
+from memfit.estimators.base.workload import Workload
 
 STEP = 256
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from memfit.estimators.errors import ConfigError
+from memfit.estimators.base.errors import ConfigError
 
 MAX_VALUE = 2**40
 MAX_LAYERS = 4096

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from memfit.estimators.arch.modules import Module, Modules, Part
 from memfit.estimators.arch.specs import FeedForward, Mixer
-from memfit.estimators.records import record
+from memfit.estimators.base.records import record
 
 
 @record(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from enum import Enum
 from math import prod
 
 from memfit.estimators.arch.quantization import Quantization
-from memfit.estimators.records import record
+from memfit.estimators.base.records import record
 
 
 class Part(str, Enum):

@@ -1,7 +1,7 @@
 """Bytes of a quantised matrix, as MLX packs it."""
 
-from memfit.estimators.errors import InputError
-from memfit.estimators.records import record
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)

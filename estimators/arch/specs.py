@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from memfit.estimators.arch.caches import Cache, Growth, KVBuffer, StateBuffer
-from memfit.estimators.records import record
+from memfit.estimators.base.records import record
 
 
 @record(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.checkpoint.files import shown
+from memfit.estimators.base.files import shown
 
 _STRUCTURAL = re.compile(
     r"layer|head|expert|dim|size|window|rank|block|state|conv|kernel|group|chunk|interval|pattern"

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from memfit.estimators.checkpoint.config import read_config
-from memfit.estimators.checkpoint.files import names_in, shown
+from memfit.estimators.base.files import names_in, shown
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.checkpoint.safetensors import read_header
-from memfit.estimators.errors import CheckpointError
-from memfit.estimators.records import record
+from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.records import record
 
 CONFIG = "adapter_config.json"
 MLX_WEIGHTS = "adapters.safetensors"  # the one file that mlx_lm/tuner/utils.py loads

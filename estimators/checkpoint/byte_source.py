@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from memfit.estimators.checkpoint.files import open_regular, read_exactly, shown
-from memfit.estimators.errors import CheckpointError
+from memfit.estimators.base.files import open_regular, read_exactly, shown
+from memfit.estimators.base.errors import CheckpointError
 
 
 class ByteSource(Protocol):

@@ -3,10 +3,10 @@
 from pathlib import Path, PurePath
 from typing import Any
 
-from memfit.estimators.checkpoint.files import read_whole, shown
-from memfit.estimators.checkpoint.folder import Directory, Folder
-from memfit.estimators.checkpoint.strict_json import parse_object, plain
-from memfit.estimators.errors import ConfigError
+from memfit.estimators.base.files import read_whole, shown
+from memfit.estimators.checkpoint.checkpoint_files import Directory, Folder
+from memfit.estimators.base.reading.strict_json import parse_object, plain
+from memfit.estimators.base.errors import ConfigError
 
 CONFIG = "config.json"
 MODELOPT = "hf_quant_config.json"

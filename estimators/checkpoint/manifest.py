@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from memfit.estimators.records import record
+from memfit.estimators.base.records import record
 
 Source = Literal["local", "hub", "config", "sample", "gguf"]
 

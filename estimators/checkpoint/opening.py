@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 from memfit.estimators.checkpoint.config import CONFIG, read_model_config
-from memfit.estimators.checkpoint.files import names_in, shown
-from memfit.estimators.checkpoint.local import read_directory, read_file
+from memfit.estimators.base.files import names_in, shown
+from memfit.estimators.checkpoint.local.directory import read_directory, read_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.errors import CheckpointError
-from memfit.estimators.sink import SILENT, Sink
+from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.progress import SILENT, Sink
 
 _SUFFIXES = (".safetensors", ".gguf", ".json", ".yaml", ".yml", ".bin", ".pt", ".pth")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?", re.ASCII)
@@ -38,12 +38,12 @@ def open_checkpoint(reference: str, *, sink: Sink = SILENT) -> Checkpoint:
     if reference and _is_there(path):
         return _open_path(path)
     # A module for each source, imported for it alone: to read a directory takes less time.
-    from memfit.estimators.checkpoint.stores import open_store
+    from memfit.estimators.checkpoint.local.stores import open_store
 
     if (kept := open_store(reference)) is not None:
         return kept
     if _HUB_FILE.fullmatch(reference) and not reference.startswith("."):
-        from memfit.estimators.checkpoint.hub import open_hub_file
+        from memfit.estimators.checkpoint.hub.source import open_hub_file
 
         return open_hub_file(reference, sink=sink)
     if address := _ADDRESS.fullmatch(reference):
@@ -51,7 +51,7 @@ def open_checkpoint(reference: str, *, sink: Sink = SILENT) -> Checkpoint:
         raise CheckpointError(f"{shown(reference)!r}: an address, no name; write {name}")
     if _looks_like_path(reference) or not _HUB_NAME.fullmatch(reference):
         raise CheckpointError(f"{shown(reference)!r}: no such path; {_WANTED}")
-    from memfit.estimators.checkpoint.hub import open_hub
+    from memfit.estimators.checkpoint.hub.source import open_hub
 
     return open_hub(reference, sink=sink)
 
@@ -63,7 +63,7 @@ def _open_path(path: Path) -> Checkpoint:
     if suffix == ".safetensors":
         return read_file(path)
     if suffix == ".gguf" or path.name.startswith(_OLLAMA_BLOB):
-        from memfit.estimators.checkpoint.gguf_files import read_gguf_file
+        from memfit.estimators.checkpoint.gguf.files import read_gguf_file
 
         return read_gguf_file(path)
     if path.name.endswith(".index.json"):
@@ -78,7 +78,7 @@ def _open_path(path: Path) -> Checkpoint:
 def _open_directory(path: Path) -> Checkpoint:
     names = names_in(path)
     if CONFIG not in names:
-        from memfit.estimators.checkpoint.gguf_files import has_models, read_gguf_directory
+        from memfit.estimators.checkpoint.gguf.files import has_models, read_gguf_directory
 
         if has_models(names):
             return read_gguf_directory(path, names)
@@ -91,7 +91,7 @@ def _open_config(path: Path) -> Checkpoint:
 
 
 def _open_sample(path: Path) -> Checkpoint:
-    from memfit.estimators.checkpoint.sample import read_sample
+    from memfit.estimators.checkpoint.local.sample import read_sample
 
     sample = read_sample(path)
     return Checkpoint(

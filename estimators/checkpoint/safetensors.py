@@ -13,16 +13,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from memfit.estimators.checkpoint.files import (
+from memfit.estimators.base.files import (
     open_regular,
     read_exactly,
     refuse_lfs_pointer,
     shown,
 )
-from memfit.estimators.checkpoint.json_members import object_members
+from memfit.estimators.base.reading.json_members import object_members
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.dtypes import BITS
-from memfit.estimators.errors import CheckpointError
+from memfit.estimators.base.dtypes import BITS
+from memfit.estimators.base.errors import CheckpointError
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # MAX_HEADER_SIZE of the reference reader

@@ -6,10 +6,10 @@ from itertools import islice
 from pathlib import PurePath, PurePosixPath
 from typing import NamedTuple
 
-from memfit.estimators.checkpoint.files import shown
-from memfit.estimators.checkpoint.folder import Folder
-from memfit.estimators.checkpoint.json_members import object_members
-from memfit.estimators.errors import CheckpointError
+from memfit.estimators.base.files import shown
+from memfit.estimators.checkpoint.checkpoint_files import Folder
+from memfit.estimators.base.reading.json_members import object_members
+from memfit.estimators.base.errors import CheckpointError
 
 MAX_INDEX_BYTES = 100_000_000  # DeepSeek-V3's, with 91,991 names, is 9 MB
 MAX_INDEX_NAMES = 215_000

@@ -10,15 +10,15 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from memfit.estimators.checkpoint.files import read_whole, shown
+from memfit.estimators.base.files import read_whole, shown
 from memfit.estimators.checkpoint.fingerprint import config_sha256
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.checkpoint.strict_json import parse_object
-from memfit.estimators.errors import InputError
+from memfit.estimators.base.reading.strict_json import parse_object
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.gate.figures import Figures
 from memfit.estimators.gate.policy import Target
-from memfit.estimators.records import record
-from memfit.estimators.version import __version__
+from memfit.estimators.base.records import record
+from memfit.estimators.base.version import __version__
 
 NAME = "memfit.lock.json"
 VERSION = 1

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from memfit.estimators.gate.figures import Figures
-from memfit.estimators.records import record
+from memfit.estimators.base.records import record
 
 COMPARED = (
     "weights_bytes",

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from memfit.estimators.checkpoint.files import shown
-from memfit.estimators.errors import (
+from memfit.estimators.base.files import shown
+from memfit.estimators.base.errors import (
     InputError,
     MemfitError,
     Mistake,
@@ -17,17 +17,17 @@ from memfit.estimators.gate import baseline
 from memfit.estimators.gate.baseline import Entry, Lock
 from memfit.estimators.gate.diff import changes
 from memfit.estimators.gate.figures import figures_of, fits
-from memfit.estimators.gate.mending import Question, mends
+from memfit.estimators.gate.remedies import Question, mends
 from memfit.estimators.gate.policy import Limit, Policy, Target
 from memfit.estimators.gate.report import Report, Status, TargetReport, overall
 from memfit.estimators.gate.shelf import Shelf
 from memfit.estimators.gate.verdict import Check, Reference, judge_limit, judge_limits
-from memfit.estimators.records import record
-from memfit.estimators.result import Note
-from memfit.estimators.sink import SILENT, Sink
-from memfit.estimators.sizing import Sizing
-from memfit.estimators.units import ceil_div
-from memfit.estimators.version import __version__
+from memfit.estimators.base.records import record
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.base.progress import SILENT, Sink
+from memfit.estimators.sizing.sized_model import Sizing
+from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.version import __version__
 
 # The baseline of a target whose entry of now is given.
 Before = Callable[[Target, Entry], Entry | None]

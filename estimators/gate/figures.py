@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from memfit.estimators.planning.budget import judge
-from memfit.estimators.planning.context import longest_context
-from memfit.estimators.recommend import UNBOUNDED_CONTEXT, capacity_of
-from memfit.estimators.records import record
-from memfit.estimators.result import Basis
-from memfit.estimators.sizing import Sizing
-from memfit.estimators.workload import Workload
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.search import longest_context
+from memfit.estimators.sizing.recommend import UNBOUNDED_CONTEXT, capacity_of
+from memfit.estimators.base.records import record
+from memfit.estimators.results.estimate import Basis
+from memfit.estimators.sizing.sized_model import Sizing
+from memfit.estimators.base.workload import Workload
 
 # What memfit estimate keeps free above the peak when not told (--margin), so that both recommend
 # the same context.

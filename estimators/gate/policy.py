@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memfit.estimators.arch.quantization import Quantization
-from memfit.estimators.checkpoint.files import read_whole, shown
-from memfit.estimators.checkpoint.strict_yaml import parse_placed
-from memfit.estimators.errors import InputError
-from memfit.estimators.gate.allowance import Allowance, parse_allowance, parse_experts
+from memfit.estimators.base.files import read_whole, shown
+from memfit.estimators.base.reading.strict_yaml import parse_placed
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.gate.limit_value import Allowance, parse_allowance, parse_experts
 from memfit.estimators.gate.section import Reading, Section
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
-from memfit.estimators.machine.runtime import Runtime, get_runtime
+from memfit.estimators.runtimes.registry import Runtime, get_runtime
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
-from memfit.estimators.records import record
-from memfit.estimators.units import MAX_COUNT, parse_count, parse_size
-from memfit.estimators.workload import MAX_TOKENS, Workload
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
+from memfit.estimators.base.workload import MAX_TOKENS, Workload
 
 SCHEMA = "memfit.policy/1"
 MAX_POLICY_BYTES = 1_000_000

@@ -8,8 +8,8 @@ from typing import Literal
 from memfit.estimators.gate.diff import Change
 from memfit.estimators.gate.figures import Figures
 from memfit.estimators.gate.verdict import Check
-from memfit.estimators.records import record
-from memfit.estimators.result import Note
+from memfit.estimators.base.records import record
+from memfit.estimators.results.estimate import Note
 
 SCHEMA = "memfit.gate/1"
 

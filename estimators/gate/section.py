@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memfit.estimators.checkpoint.files import shown
-from memfit.estimators.checkpoint.strict_yaml import Place, Placed
-from memfit.estimators.errors import InputError, Mistake, PolicyError
+from memfit.estimators.base.files import shown
+from memfit.estimators.base.reading.strict_yaml import Place, Placed
+from memfit.estimators.base.errors import InputError, Mistake, PolicyError
 
 Value = TypeVar("Value")
 

@@ -7,11 +7,11 @@ from typing import TypeVar
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.errors import MemfitError
+from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.gate.figures import MARGIN_BYTES
 from memfit.estimators.machine.device import Device
-from memfit.estimators.sink import SILENT, Sink
-from memfit.estimators.sizing import Sizing, size
+from memfit.estimators.base.progress import SILENT, Sink
+from memfit.estimators.sizing.sized_model import Sizing, size
 
 Found = TypeVar("Found", Checkpoint, Sizing)
 

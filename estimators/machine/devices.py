@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from memfit.estimators.errors import InputError
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.apple import Chip, chips
 from memfit.estimators.machine.data.apple import WORKING_SETS
 from memfit.estimators.machine.device import Device, DeviceSource

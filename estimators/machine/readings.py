@@ -2,7 +2,7 @@
 
 import re
 
-from memfit.estimators.records import record
+from memfit.estimators.base.records import record
 
 MIB = 2**20
 MAX_BYTES = 2**60

@@ -6,13 +6,9 @@ The tables say which primitive follows which rule. Read at mlx 0.32.
 from collections.abc import Mapping
 
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.trace import (
-    cpu_rules,
-    elementwise,
-    metal_rules,
-    viewing,
-    writing,
-)
+from memfit.estimators.trace import cpu_rules, elementwise, metal_rules
+from memfit.estimators.trace import view_ops as viewing
+from memfit.estimators.trace import write_ops as writing
 from memfit.estimators.trace.operation import Rule, fresh
 
 

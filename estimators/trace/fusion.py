@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from memfit.estimators.trace.nodes import Array, Node
+from memfit.estimators.trace.graph_format import Array, Node
 
 MAX_DEPTH = 11
 MAX_ARRAYS = 24

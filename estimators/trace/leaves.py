@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from memfit.estimators.trace.nodes import Role
+from memfit.estimators.trace.graph_format import Role
 
 
 class Leaf(NamedTuple):

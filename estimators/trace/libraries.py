@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from memfit.estimators.errors import MachineError
+from memfit.estimators.base.errors import MachineError
 from memfit.estimators.machine.device import Backend
 
 # Modules that hold on to what they asked of MLX when they were imported.

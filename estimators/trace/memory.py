@@ -5,7 +5,7 @@ Sources: mlx/backend/common/buffer_cache.h (reuse), backend/{no_gpu,metal,cuda}/
 
 from bisect import bisect_left, insort
 
-from memfit.estimators.machine.allocator import allocated
+from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace.layouts import Buffer
 

@@ -13,7 +13,7 @@ from memfit.estimators.trace.operation import (
     is_donatable,
     vector,
 )
-from memfit.estimators.units import ceil_div
+from memfit.estimators.base.units import ceil_div
 
 _FLOAT32 = 4
 # Up to so many queries attention takes its vector kernels.

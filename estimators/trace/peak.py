@@ -8,20 +8,20 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memfit.estimators import dtypes
-from memfit.estimators.machine.allocator import allocated
+from memfit.estimators.base import dtypes
+from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.kernels import has_nax
-from memfit.estimators.machine.scheduling import compiled_copies
-from memfit.estimators.records import record
+from memfit.estimators.mlx.kernels import has_nax
+from memfit.estimators.mlx.scheduling import compiled_copies
+from memfit.estimators.base.records import record
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.layouts import Buffer, View
 from memfit.estimators.trace.memory import Memory
-from memfit.estimators.trace.nodes import Array, Call, Phase, Trace
+from memfit.estimators.trace.graph_format import Array, Call, Phase, Trace
 from memfit.estimators.trace.operation import Operation
 from memfit.estimators.trace.schedule import evaluation_order
 from memfit.estimators.trace.streams import stream_of
-from memfit.estimators.trace.unmerged import unmerged
+from memfit.estimators.trace.undo_cse import unmerged
 
 _CHUNKS: frozenset[Phase] = frozenset({"first_chunk", "converting", "full_chunk", "last_chunk"})
 

@@ -3,7 +3,7 @@
 Source: mlx/transforms.cpp, eval_impl: how often each array is used, then the tape.
 """
 
-from memfit.estimators.trace.nodes import Call
+from memfit.estimators.trace.graph_format import Call
 
 # MLX_BFS_MAX_WIDTH in mlx/utils.h.
 WIDTH = 20

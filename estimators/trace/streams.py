@@ -8,7 +8,7 @@ from collections import deque
 from typing import Protocol
 
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.scheduling import command_buffer_limits, graph_limits, scheduling
+from memfit.estimators.mlx.scheduling import command_buffer_limits, graph_limits, scheduling
 from memfit.estimators.trace.layouts import Buffer
 from memfit.estimators.trace.memory import Memory
 from memfit.estimators.trace.operation import Operation

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.families.dense_rows import ROWS
+from memfit.estimators.arch.families.dense_models import ROWS
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.arch.specs import DenseMLP, SlidingAttention
-from memfit.estimators.errors import ConfigError, MemfitError, UnsupportedError
+from memfit.estimators.base.errors import ConfigError, MemfitError, UnsupportedError
 
 CASES = Path(__file__).parent / "cases"
 HOSTILE = st.one_of(

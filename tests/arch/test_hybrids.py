@@ -8,8 +8,8 @@ import pytest
 
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.components.weights.derived import Plan, derive
-from memfit.estimators.errors import ConfigError, UnsupportedError
+from memfit.estimators.weights.derived import Plan, derive
+from memfit.estimators.base.errors import ConfigError, UnsupportedError
 
 CASES = Path(__file__).parent / "cases"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.components.ssm import viewed_bytes
+from memfit.estimators.mlx.recurrent_state import viewed_bytes
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
 import mlx.core as mx

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.checkpoint.adapters import read_adapter
-from memfit.estimators.errors import CheckpointError, ConfigError
+from memfit.estimators.base.errors import CheckpointError, ConfigError
 from tests.sparse import Shapes, write_safetensors
 
 LORA: Shapes = {

@@ -14,8 +14,8 @@ from memfit.estimators.checkpoint.config import (
     read_config,
     read_model_config,
 )
-from memfit.estimators.checkpoint.strict_json import MAX_NESTING
-from memfit.estimators.errors import CheckpointError, ConfigError, InputError
+from memfit.estimators.base.reading.strict_json import MAX_NESTING
+from memfit.estimators.base.errors import CheckpointError, ConfigError, InputError
 
 
 def refusal(path: Path) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.local import read_directory, read_file
+from memfit.estimators.checkpoint.local.directory import read_directory, read_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.errors import CheckpointError, ConfigError
+from memfit.estimators.base.errors import CheckpointError, ConfigError
 from tests.sparse import Shapes, write_safetensors
 
 A: Shapes = {"a": ("BF16", (4,))}

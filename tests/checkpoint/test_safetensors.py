@@ -16,8 +16,8 @@ from memfit.estimators.checkpoint.safetensors import (
     MAX_VALUES,
     read_header,
 )
-from memfit.estimators.dtypes import BITS
-from memfit.estimators.errors import CheckpointError
+from memfit.estimators.base.dtypes import BITS
+from memfit.estimators.base.errors import CheckpointError
 from tests.sparse import Shapes, write_safetensors
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.errors import CheckpointError, MemfitError, UnsupportedError
+from memfit.estimators.base.errors import CheckpointError, MemfitError, UnsupportedError
 from tests.gguf.writing import tensor, write
 from tests.models import write_config
 from tests.sparse import write_safetensors

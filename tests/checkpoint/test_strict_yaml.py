@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.strict_yaml import MAX_EVENTS, parse_document, parse_placed
-from memfit.estimators.errors import ConfigError
+from memfit.estimators.base.reading.strict_yaml import MAX_EVENTS, parse_document, parse_placed
+from memfit.estimators.base.errors import ConfigError
 
 NESTED = b"""\
 # a comment

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memfit.estimators.checkpoint.sample import read_sample
+from memfit.estimators.checkpoint.local.sample import read_sample
 from tests.models import QWEN3_4B, quantised_tensors, write_checkpoint, write_config
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
-from memfit.estimators.checkpoint.local import read_directory
+from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from tests.cli.gating import sample_config, target, write_policy, write_quantised
 from tests.cli.running import SCHEMAS, Memfit

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from memfit.estimators.version import __version__
+from memfit.estimators.base.version import __version__
 from tests.cli.gating import target, write_policy
 from tests.cli.running import SCHEMAS, Memfit
 from tests.cli.test_bad_input import assert_one_line

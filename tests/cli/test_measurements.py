@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.workload import Workload
 from memfit.probes.measurement_json import parse_collection
 from memfit.probes.store import Store
 from tests.cli.running import Memfit

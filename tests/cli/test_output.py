@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memfit.cli.render.output import write_whole
-from memfit.estimators.errors import InputError
+from memfit.estimators.base.errors import InputError
 from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, write_config
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memfit.cli.prompts import prompt_text
-from memfit.estimators.errors import InputError
+from memfit.estimators.base.errors import InputError
 from tests.checkpoints import Checkpoints
 from tests.cli.running import Memfit, Run
 from tests.cli.test_bad_input import assert_one_line

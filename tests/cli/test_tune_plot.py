@@ -3,7 +3,7 @@
 import pytest
 
 from memfit.cli.render.tune.plot import axis_ends
-from memfit.estimators.units import Units
+from memfit.estimators.base.units import Units
 
 
 @pytest.mark.parametrize(

@@ -13,27 +13,27 @@ from typing import Any, NamedTuple
 
 from memfit.estimators.checkpoint.adapters import read_adapter
 from memfit.estimators.checkpoint.config import read_model_config
-from memfit.estimators.checkpoint.folder import Directory
-from memfit.estimators.checkpoint.gguf import read_gguf
-from memfit.estimators.checkpoint.gguf_files import read_gguf_file
-from memfit.estimators.checkpoint.hub_listing import parse_listing
-from memfit.estimators.checkpoint.local import read_directory
+from memfit.estimators.checkpoint.checkpoint_files import Directory
+from memfit.estimators.checkpoint.gguf.header import read_gguf
+from memfit.estimators.checkpoint.gguf.files import read_gguf_file
+from memfit.estimators.checkpoint.hub.listing import parse_listing
+from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.checkpoint.safetensors import (
     LENGTH_BYTES,
     checked_header_bytes,
     parse_header,
 )
-from memfit.estimators.checkpoint.sample import read_sample
+from memfit.estimators.checkpoint.local.sample import read_sample
 from memfit.estimators.checkpoint.shards import read_index
-from memfit.estimators.checkpoint.stores import open_store
-from memfit.estimators.errors import CheckpointError, MemfitError
-from memfit.estimators.estimate import estimate
+from memfit.estimators.checkpoint.local.stores import open_store
+from memfit.estimators.base.errors import CheckpointError, MemfitError
+from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.gate.baseline import read_lock
 from memfit.estimators.gate.policy import read_policy
-from memfit.estimators.machine.runtime import get_runtime
-from memfit.estimators.sizing import size
-from memfit.estimators.workload import Workload
+from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.base.workload import Workload
 from memfit.probes.measurement_json import (
     collection_text,
     parse_collection,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.errors import InputError
-from memfit.estimators.gate.allowance import Allowance, parse_allowance, parse_experts
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.gate.limit_value import Allowance, parse_allowance, parse_experts
 
 
 @given(st.integers(0, 10**6 - 1), st.integers(0, 9), st.data(), st.integers(0, 2**60))

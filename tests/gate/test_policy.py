@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.errors import InputError, PolicyError
+from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.gate import policy as keys
 from memfit.estimators.gate.policy import Policy, read_policy
 from memfit.estimators.gate.verdict import RULES

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.gguf import build_gguf_model
+from memfit.estimators.arch.gguf.model import build_gguf_model
 from memfit.estimators.arch.model import Model
-from memfit.estimators.checkpoint.ggml_types import BY_NAME
-from memfit.estimators.components.llamacpp.caches import (
+from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME
+from memfit.estimators.runtimes.llama_cpp.caches import (
     CACHE_TYPES,
     Buffer,
     CacheTypes,
@@ -20,9 +20,9 @@ from memfit.estimators.components.llamacpp.caches import (
     recurrent_bytes,
     state_elements,
 )
-from memfit.estimators.components.llamacpp.compute import compute_bound
-from memfit.estimators.machine.runtime import LLAMA_CPP, get_runtime
-from memfit.estimators.workload import Workload
+from memfit.estimators.runtimes.llama_cpp.compute import compute_bound
+from memfit.estimators.runtimes.registry import LLAMA_CPP, get_runtime
+from memfit.estimators.base.workload import Workload
 from tests.gguf.writing import Allocation, Recorded, recorded, tensor
 
 MIB = 2**20

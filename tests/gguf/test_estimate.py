@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.arch.modules import Part
-from memfit.estimators.components.weights.ggml import part_of
+from memfit.estimators.weights.ggml import part_of
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
 from tests.models import QWEN3_4B, write_config

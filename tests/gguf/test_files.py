@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.checkpoint.gguf_files import series
+from memfit.estimators.checkpoint.gguf.files import series
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.errors import CheckpointError, MemfitError, UnsupportedError
+from memfit.estimators.base.errors import CheckpointError, MemfitError, UnsupportedError
 from tests.gguf.writing import recorded, tensor, write
 
 LLAMA = {"general.architecture": "llama"}

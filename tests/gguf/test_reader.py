@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.checkpoint import gguf_cursor
+from memfit.estimators.checkpoint.gguf import cursor as gguf_cursor
 from memfit.estimators.checkpoint.byte_source import FileSource
-from memfit.estimators.checkpoint.ggml_types import REMOVED, TYPES
-from memfit.estimators.checkpoint.gguf import (
+from memfit.estimators.checkpoint.gguf.ggml_types import REMOVED, TYPES
+from memfit.estimators.checkpoint.gguf.header import (
     MAX_KEPT_ELEMENTS,
     MAX_KEPT_STRING_BYTES,
     MAX_KEYS,
@@ -20,9 +20,9 @@ from memfit.estimators.checkpoint.gguf import (
     GgufHeader,
     read_gguf,
 )
-from memfit.estimators.checkpoint.gguf_cursor import MAX_HEADER_BYTES, MAX_STRINGS
+from memfit.estimators.checkpoint.gguf.cursor import MAX_HEADER_BYTES, MAX_STRINGS
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.errors import CheckpointError, MemfitError, UnsupportedError
+from memfit.estimators.base.errors import CheckpointError, MemfitError, UnsupportedError
 from tests.gguf.writing import InMemory, data_bytes, header, tensor, text, write
 
 SMALL: dict[str, Any] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from struct import pack
 from typing import Any, NamedTuple
 
-from memfit.estimators.checkpoint.ggml_types import BY_NAME, TYPES
+from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME, TYPES
 from memfit.estimators.checkpoint.manifest import Tensor
 
 ALIGNMENT = 32

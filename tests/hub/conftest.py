@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.header_cache import HeaderCache
-from memfit.estimators.checkpoint.hub import open_hub
-from memfit.estimators.checkpoint.hub_settings import Hub
+from memfit.estimators.checkpoint.hub.header_cache import HeaderCache
+from memfit.estimators.checkpoint.hub.source import open_hub
+from memfit.estimators.checkpoint.hub.settings import Hub
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.sink import Request
+from memfit.estimators.base.progress import Request
 from tests.hub.server import FakeHub, Repo, serve
 from tests.models import QWEN3_4B, write_checkpoint
 from tests.sparse import Shapes

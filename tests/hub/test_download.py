@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.hub_settings import Hub
-from memfit.estimators.errors import CheckpointError, MachineError, UnreachableError
+from memfit.estimators.checkpoint.hub.settings import Hub
+from memfit.estimators.base.errors import CheckpointError, MachineError, UnreachableError
 from memfit.probes.download import NotDownloadedError, local_snapshot
 from tests.hub.conftest import NAME, Reports
 from tests.hub.server import FakeHub, Fault

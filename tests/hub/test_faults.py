@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from memfit.estimators.errors import CheckpointError, MemfitError, UnreachableError
+from memfit.estimators.base.errors import CheckpointError, MemfitError, UnreachableError
 from tests.hub.conftest import NAME, Reader
 from tests.hub.server import TOKEN, FakeHub, Fault
 

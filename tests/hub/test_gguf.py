@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.hub import open_hub_file
-from memfit.estimators.checkpoint.hub_settings import Hub
+from memfit.estimators.checkpoint.hub.source import open_hub_file
+from memfit.estimators.checkpoint.hub.settings import Hub
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.errors import CheckpointError, UnreachableError
+from memfit.estimators.base.errors import CheckpointError, UnreachableError
 from tests.gguf.test_files import LLAMA, WEIGHTS, write_series
 from tests.gguf.writing import write
 from tests.hub.conftest import NAME, Reader

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.header_cache import HeaderCache, Usage
-from memfit.estimators.errors import CheckpointError, UnreachableError
+from memfit.estimators.checkpoint.hub.header_cache import HeaderCache, Usage
+from memfit.estimators.base.errors import CheckpointError, UnreachableError
 from tests.hub.conftest import NAME, TENSORS, Reader
 from tests.hub.server import COMMIT, FakeHub, Fault
 from tests.models import QWEN3_4B, write_checkpoint, write_config
@@ -139,7 +139,7 @@ def test_two_processes_may_share_a_cache(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from memfit.estimators.checkpoint.header_cache import HeaderCache
+from memfit.estimators.checkpoint.hub.header_cache import HeaderCache
 cache = HeaderCache(Path(sys.argv[1]), max_bytes=20_000)
 for turn in range(150):
     key = str(turn % 10)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.local import read_directory
+from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.errors import CheckpointError, UnreachableError, UnsupportedError
+from memfit.estimators.base.errors import CheckpointError, UnreachableError, UnsupportedError
 from tests.hub.conftest import NAME, TENSORS, Reader
 from tests.hub.server import COMMIT, FakeHub, Repo
 from tests.models import QWEN3_4B, write_checkpoint, write_config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.units import format_bytes
+from memfit.estimators.base.units import format_bytes
 from tests.checkpoints import Checkpoints
 from tests.hub.conftest import NAME
 from tests.hub.server import FakeHub, Repo, serve

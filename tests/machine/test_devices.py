@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.errors import InputError
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.devices import (
     MIB,
     find_device,

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.errors import InputError
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.foundry import FoundrySettings, foundry_settings
-from memfit.estimators.machine.runtime import get_runtime
+from memfit.estimators.runtimes.foundry import FoundrySettings, foundry_settings
+from memfit.estimators.runtimes.registry import get_runtime
 
 MAC = Device("a Mac", "metal", 32 * 2**30, 24 * 2**30, None, "flag")
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.machine.kernels import has_nax, is_fused
+from memfit.estimators.mlx.kernels import has_nax, is_fused
 
 PREFILL: dict[str, Any] = {
     "backend": "metal",

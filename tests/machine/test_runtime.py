@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.errors import InputError
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.device import GpuClass
-from memfit.estimators.machine.runtime import get_runtime, list_runtimes
-from memfit.estimators.machine.scheduling import command_buffer_limits, scheduling
-from memfit.estimators.workload import Workload
+from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
+from memfit.estimators.mlx.scheduling import command_buffer_limits, scheduling
+from memfit.estimators.base.workload import Workload
 
 
 def mlx_lm_source(name: str) -> ast.Module:

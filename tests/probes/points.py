@@ -1,6 +1,6 @@
 """Points of a sweep as a run would leave them, with peaks and speeds that a test chooses."""
 
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.workload import Workload
 from memfit.probes.result import Point, Speed
 
 

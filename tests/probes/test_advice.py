@@ -7,13 +7,13 @@ import pytest
 
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.planning.budget import judge
-from memfit.estimators.recommend import recommend
-from memfit.estimators.result import Recommendation
-from memfit.estimators.sizing import Sizing, size
-from memfit.estimators.units import Units
-from memfit.estimators.workload import Workload
-from memfit.probes.advice import advise, by_measurement, line_of
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.recommend import recommend
+from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.sizing.sized_model import Sizing, size
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
+from memfit.probes.measured_recommendation import advise, by_measurement, line_of
 from memfit.probes.result import Point
 from tests.models import QWEN3_4B_4BIT, write_config
 from tests.probes.points import point, unmeasured

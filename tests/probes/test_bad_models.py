@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.errors import CheckpointError, InputError, MemfitError, UnsupportedError
+from memfit.estimators.base.errors import CheckpointError, InputError, MemfitError, UnsupportedError
 from memfit.probes.process import ModelProcess
 from tests.checkpoints import CHAT_TEMPLATE, SENTENCES, Checkpoints, save_weights
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.planning.budget import judge
-from memfit.estimators.result import Recommendation
-from memfit.estimators.sizing import Sizing, size
-from memfit.estimators.workload import Workload
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.sizing.sized_model import Sizing, size
+from memfit.estimators.base.workload import Workload
 from memfit.probes.command_lines import command_lines, recommended_workload
 from tests.models import QWEN3_4B_4BIT, write_config
 

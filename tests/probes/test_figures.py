@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.workload import Workload
 from memfit.probes.figures import NAMES, Estimated, measured, reached, side_by_side, speed
 from memfit.probes.result import Figure
 from tests.probes.measurements import LOADED, RUN

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.workload import Workload
-from memfit.probes.partial_sweep import Sweeps
+from memfit.estimators.base.workload import Workload
+from memfit.probes.sweep_checkpoint import Sweeps
 from memfit.probes.store import Store
 from tests.probes.measurements import measurement
 

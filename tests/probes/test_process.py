@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.errors import InputError, MachineError, UnsupportedError
+from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
 from memfit.estimators.machine.device import Device
-from memfit.estimators.sizing import size
-from memfit.estimators.workload import Workload
+from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.base.workload import Workload
 from memfit.probes.process import ModelProcess, ProbeStopped
 from tests.checkpoints import RECIPES, Checkpoints
 

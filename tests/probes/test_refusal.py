@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
-from memfit.estimators.sizing import Sizing, size
-from memfit.estimators.workload import Workload
-from memfit.probes.refusal import RefusedError, free_bytes, obstacle, require_room
+from memfit.estimators.sizing.sized_model import Sizing, size
+from memfit.estimators.base.workload import Workload
+from memfit.probes.preflight import RefusedError, free_bytes, obstacle, require_room
 from tests.checkpoints import Checkpoints
 from tests.models import QWEN3_4B, write_config
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.tune_vs_estimate import tuned
-from memfit.estimators.errors import CheckpointError, InputError, MachineError, UnsupportedError
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.errors import CheckpointError, InputError, MachineError, UnsupportedError
+from memfit.estimators.base.workload import Workload
 from memfit.probes.process import ModelProcess
 from tests.checkpoints import CASES, VOCABULARY, Checkpoints, save_weights
 

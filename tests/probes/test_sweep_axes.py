@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.errors import InputError
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.workload import Workload
 from memfit.probes.sweep_axes import MAX_POINTS, Axis, parse_axis, swept
 
 ASKED = Workload(prompt_tokens=700, max_tokens=8, prefill_step=512)

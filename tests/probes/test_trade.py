@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from memfit.estimators.workload import Workload
-from memfit.probes.trade import trade
+from memfit.estimators.base.workload import Workload
+from memfit.probes.speed_tradeoff import trade
 from tests.probes.points import point, unmeasured
 
 ASKED = Workload(prompt_tokens=4097, max_tokens=32, prefill_step=512)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.traced import TRACE_ERROR_PERCENT
+from memfit.estimators.runtimes.mlx_lm_trace import TRACE_ERROR_PERCENT
 from tests.checkpoints import Checkpoints
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")

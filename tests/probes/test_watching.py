@@ -3,7 +3,7 @@
 import time
 from itertools import count
 
-from memfit.probes.watching import signs_of_life
+from memfit.probes.run_monitor import signs_of_life
 
 
 def test_work_that_moves_is_alive_and_work_that_stands_is_not() -> None:

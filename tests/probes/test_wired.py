@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfit.estimators.errors import InputError
-from memfit.estimators.planning.wired_ledger import PaperBackend, Ticket, WiredEvent
-from memfit.estimators.planning.wired_policies import SumPolicy
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.plans.wired.ledger import PaperBackend, Ticket, WiredEvent
+from memfit.estimators.plans.wired.policies import SumPolicy
 from memfit.probes.wired import MetalBackend, WiredMemoryManager, host_backend
 
 POLICY = SumPolicy(100)

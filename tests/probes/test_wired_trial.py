@@ -6,10 +6,10 @@ import pytest
 
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.result import Recommendation
-from memfit.estimators.sizing import size
-from memfit.estimators.units import Units
-from memfit.estimators.workload import Workload
+from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
 from memfit.probes.bench import Bench
 from memfit.probes.process import ModelProcess
 from memfit.probes.result import Point

@@ -9,9 +9,9 @@ import pytest
 
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.measurement import Measurement
-from memfit.estimators.sizing import size
-from memfit.estimators.workload import Workload
+from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.base.workload import Workload
 from memfit.probes.bench import Bench
 from memfit.probes.process import ModelProcess, ProbeStopped
 from memfit.probes.worker import Worker

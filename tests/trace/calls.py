@@ -1,6 +1,6 @@
 """Small calls written by hand, for tests of the simulation that need no MLX."""
 
-from memfit.estimators.trace.nodes import Argument, Array, Call, Node, Phase, Role, Trace
+from memfit.estimators.trace.graph_format import Argument, Array, Call, Node, Phase, Role, Trace
 
 
 class Sketch:

@@ -9,11 +9,11 @@ pytest.importorskip("mlx_lm")
 
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.components.kv import kv_cache
-from memfit.estimators.components.ssm import state_bytes
-from memfit.estimators.sizing import size
-from memfit.estimators.traced import TraceEngine
-from memfit.estimators.workload import Workload
+from memfit.estimators.mlx.kv_cache import kv_cache
+from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.base.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "sample_configs").glob("*.yaml"))

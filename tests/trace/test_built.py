@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.workload import Workload
 
 pytest.importorskip("mlx_lm")
 
-from memfit.estimators.trace import looping
-from memfit.estimators.trace.graph import Built, record
-from memfit.estimators.trace.standins import Target
+from memfit.estimators.trace import loop_guard as looping
+from memfit.estimators.trace.traced_model import Built, record
+from memfit.estimators.trace.kernel_stubs import Target
 
 CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
 SHORT = Workload(prompt_tokens=40, max_tokens=2)

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from memfit.estimators.arch.quantization import Quantization
-from memfit.estimators.errors import UnsupportedError
-from memfit.estimators.trace.nodes import Call, Trace, from_json, to_json
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.trace.graph_format import Call, Trace, from_json, to_json
+from memfit.estimators.base.workload import Workload
 
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
 from memfit.estimators.trace import recording  # noqa: E402
-from memfit.estimators.trace.graph import record  # noqa: E402
+from memfit.estimators.trace.traced_model import record  # noqa: E402
 from memfit.estimators.trace.libraries import mlx_lm_for  # noqa: E402
 from memfit.estimators.trace.recording import record_call  # noqa: E402
-from memfit.estimators.trace.standins import Target, library_changes, recorded  # noqa: E402
+from memfit.estimators.trace.kernel_stubs import Target, library_changes, recorded  # noqa: E402
 from tests.oracle import Oracle  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -313,8 +313,8 @@ def test_a_trace_is_small_as_a_whole_process(name: str) -> None:
     code = (
         "import sys\n"
         "from memfit.estimators.checkpoint.opening import open_checkpoint\n"
-        "from memfit.estimators.trace.graph import trace_shapes\n"
-        "from memfit.estimators.workload import Workload\n"
+        "from memfit.estimators.trace.traced_model import trace_shapes\n"
+        "from memfit.estimators.base.workload import Workload\n"
         "config = open_checkpoint(sys.argv[1]).config\n"
         "trace_shapes(config, Workload(prompt_tokens=5000, max_tokens=9))\n"
         "print(next(line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line))"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.errors import InputError
-from memfit.estimators.trace.nodes import Array, Call, Node, Phase, Trace, from_json, to_json
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.trace.graph_format import Array, Call, Node, Phase, Trace, from_json, to_json
 
 DTYPES = st.sampled_from(("BF16", "F32", "I32", "U32", "BOOL"))
 ROLES = st.sampled_from(("weight", "cache", "tokens", "constant", "computed"))

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.engine import MLX
+from memfit.estimators.runtimes.interface import MLX
 from memfit.estimators.machine.device import Device
-from memfit.estimators.sizing import size
-from memfit.estimators.trace.nodes import Call
+from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.peak import TracedPeak, peak
-from memfit.estimators.traced import TraceEngine
-from memfit.estimators.workload import Workload
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.base.workload import Workload
 from tests.trace.calls import Sketch, trace_of
 
 CPU = Device("this host", "cpu", 0, 0, None, "flag")

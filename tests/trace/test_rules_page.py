@@ -15,13 +15,13 @@ from unittest import mock
 
 import pytest
 
-from memfit.estimators.machine.data.kernels import KERNELS
-from memfit.estimators.machine.data.scheduling import SCHEDULING
-from memfit.estimators.machine.runtime import get_runtime
+from memfit.estimators.mlx.data.kernels import KERNELS
+from memfit.estimators.mlx.data.scheduling import SCHEDULING
+from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.trace import fusion, memory, operation, schedule
 from memfit.estimators.trace.libraries import changed
-from memfit.estimators.trace.nodes import MLX_VERSION
-from memfit.estimators.workload import Workload
+from memfit.estimators.trace.graph_format import MLX_VERSION
+from memfit.estimators.base.workload import Workload
 from tests.machine.test_runtime import mlx_lm_source
 from tests.trace.test_rules import CLEARED_EVERY
 
@@ -29,8 +29,8 @@ pytest.importorskip("mlx_lm")
 
 import mlx.core as mx
 
-from memfit.estimators.trace.graph import Built
-from memfit.estimators.trace.standins import Target
+from memfit.estimators.trace.traced_model import Built
+from memfit.estimators.trace.kernel_stubs import Target
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "trace-rules.md"
@@ -45,7 +45,7 @@ READ = "mlx 0.31.0, 0.32.1, 846d176"
 OLDER = "mlx 0.29.2 (85a8824), 0.31.0, 0.32.1, 846d176"
 Row = tuple[str, object, str, str]
 # What a class asks of MLX while it is built or called passes here.
-CHANGED = "memfit.estimators.trace.building.changed"
+CHANGED = "memfit.estimators.trace.model_builder.changed"
 INTRODUCTION = """\
 Facts about mlx-lm's loop and MLX's evaluation that figures depend on, from the tables that the code
 reads. Where the installed packages ship the source, `tests/trace/test_rules.py` and

@@ -3,11 +3,11 @@
 from memfit.estimators.machine.device import Device
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.memory import Memory
-from memfit.estimators.trace.nodes import Call
+from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.operation import Operation
 from memfit.estimators.trace.schedule import WIDTH, evaluation_order
 from memfit.estimators.trace.streams import Ahead, CommandBuffers, CpuTasks
-from memfit.estimators.trace.unmerged import unmerged
+from memfit.estimators.trace.undo_cse import unmerged
 from tests.trace.calls import Sketch
 
 MAX = Device("a Max", "metal", 0, 0, None, "flag", "s", 16)

@@ -10,13 +10,13 @@ import pytest
 
 from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.errors import UnsupportedError
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.workload import Workload
 
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
-from memfit.estimators.trace.graph import TracedShapes, trace_shapes  # noqa: E402
+from memfit.estimators.trace.traced_model import TracedShapes, trace_shapes  # noqa: E402
 from tests.oracle import Oracle, cache_bytes  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -326,8 +326,8 @@ def test_what_others_import_of_mlx_is_not_touched() -> None:
 def test_transformers_is_not_imported() -> None:
     code = (
         "import sys\n"
-        "from memfit.estimators.trace.graph import trace_shapes\n"
-        "from memfit.estimators.workload import Workload\n"
+        "from memfit.estimators.trace.traced_model import trace_shapes\n"
+        "from memfit.estimators.base.workload import Workload\n"
         f"trace_shapes({LLAMA!r}, Workload(prompt_tokens=9))\n"
         "heavy = {'transformers', 'huggingface_hub', 'numpy', 'mlx_lm'} & set(sys.modules)\n"
         "print(sorted(heavy))"

@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
 
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.components.workspace import ERROR_PERCENT
+from memfit.estimators.workspace import ERROR_PERCENT
 from memfit.estimators.machine.device import Device
-from memfit.estimators.sizing import size
-from memfit.estimators.traced import TraceEngine
-from memfit.estimators.workload import Workload
+from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.base.workload import Workload
 
 M4_MAX_64 = Device("M4 Max", "metal", 64 << 30, 55662788608, None, "flag", "s", 16)
 # Two chunks: the second holds what the first left as well.

@@ -33,18 +33,18 @@ from memfit.cli.options import (
 )
 from memfit.cli.progress import reporting
 from memfit.cli.render.output import emit
-from memfit.cli.requests import (
+from memfit.cli.option_values import (
     requested_device,
     requested_quantization,
     requested_runtime,
     requested_workload,
 )
-from memfit.estimators.errors import InputError
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
-from memfit.estimators.units import Units, parse_count, parse_size
+from memfit.estimators.base.units import Units, parse_count, parse_size
 
 if TYPE_CHECKING:
-    from memfit.estimators.plan_context import Asked
+    from memfit.estimators.plans.context.plan import Asked
 
 _MOST_VALUES = 64
 
@@ -97,10 +97,10 @@ def context(
     from memfit.cli.render.plan.context import to_sheet
     from memfit.cli.render.plan.writing import written
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.estimate import curve
-    from memfit.estimators.machine.runtime import MLX_LM
-    from memfit.estimators.plan_context import plan_context
-    from memfit.estimators.sizing import size
+    from memfit.estimators.sizing.estimate import curve
+    from memfit.estimators.runtimes.registry import MLX_LM
+    from memfit.estimators.plans.context.plan import plan_context
+    from memfit.estimators.sizing.sized_model import size
 
     asked = _asked(contexts, requests, ceiling, backend_cap, traffic)
     rules, settings = requested_runtime(runtime or MLX_LM)
@@ -143,8 +143,8 @@ def _asked(
     backend_cap: str | None,
     traffic: Path | None,
 ) -> "Asked":
-    from memfit.estimators.plan_context import CONTEXTS, MOST_REQUESTS, REQUESTS, Asked
-    from memfit.estimators.planning.traffic import read_traffic
+    from memfit.estimators.plans.context.plan import CONTEXTS, MOST_REQUESTS, REQUESTS, Asked
+    from memfit.estimators.plans.context.traffic import read_traffic
 
     lengths = parsed("--contexts", _counts, contexts) or CONTEXTS
     at_once = parsed("--requests", _counts, requests) or REQUESTS

@@ -26,9 +26,9 @@ from memfit.cli.options import (
     parsed,
 )
 from memfit.cli.render.output import emit
-from memfit.cli.requests import DEFAULT_CONTEXT, requested_device, requested_quantization
+from memfit.cli.option_values import DEFAULT_CONTEXT, requested_device, requested_quantization
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
-from memfit.estimators.units import Units, parse_count, parse_rate
+from memfit.estimators.base.units import Units, parse_count, parse_rate
 
 
 def experts(
@@ -69,11 +69,11 @@ def experts(
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.experts import to_sheet
     from memfit.cli.render.plan.writing import written
-    from memfit.estimators.estimate import device_summary
-    from memfit.estimators.planning.experts import ExpertQuestion, Run, plan_experts
-    from memfit.estimators.planning.routing import read_profile
-    from memfit.estimators.planning.slots import inventory
-    from memfit.estimators.workload import Workload
+    from memfit.estimators.sizing.estimate import device_summary
+    from memfit.estimators.plans.experts.plan import ExpertQuestion, Run, plan_experts
+    from memfit.estimators.plans.experts.routing import read_profile
+    from memfit.estimators.plans.experts.expert_slots import inventory
+    from memfit.estimators.base.workload import Workload
 
     speed = parsed("--bandwidth", parse_rate, bandwidth)
     capacities = parsed("--capacity", _counts, capacity) or ()

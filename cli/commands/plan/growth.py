@@ -24,10 +24,10 @@ from memfit.cli.options import (
 )
 from memfit.cli.progress import reporting
 from memfit.cli.render.output import emit
-from memfit.cli.requests import requested_device, requested_quantization, requested_runtime
-from memfit.estimators.errors import InputError
+from memfit.cli.option_values import requested_device, requested_quantization, requested_runtime
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
-from memfit.estimators.units import Units, parse_count, parse_size
+from memfit.estimators.base.units import Units, parse_count, parse_size
 
 _DEFAULT_TOKENS = "32k"
 
@@ -82,9 +82,9 @@ def growth(
     from memfit.cli.render.plan.growth import to_sheet
     from memfit.cli.render.plan.writing import written
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.machine.runtime import list_runtimes
-    from memfit.estimators.planning.sessions import Sessions, plan_growth
-    from memfit.estimators.sizing import size
+    from memfit.estimators.runtimes.registry import list_runtimes
+    from memfit.estimators.plans.sessions.plan import Sessions, plan_growth
+    from memfit.estimators.sizing.sized_model import size
 
     lengths = _lengths(tokens, turns, turn_tokens, prefix)
     asked = Sessions(sessions=sessions, **lengths)

@@ -24,9 +24,9 @@ from memfit.cli.options import (
     parsed,
 )
 from memfit.cli.render.output import emit
-from memfit.cli.requests import DEFAULT_CONTEXT, requested_device, requested_quantization
+from memfit.cli.option_values import DEFAULT_CONTEXT, requested_device, requested_quantization
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
-from memfit.estimators.units import Units, parse_count, parse_rate, parse_size
+from memfit.estimators.base.units import Units, parse_count, parse_rate, parse_size
 
 
 def offload(
@@ -83,11 +83,11 @@ def offload(
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.offload import to_sheet
     from memfit.cli.render.plan.writing import written
-    from memfit.estimators.estimate import device_summary
-    from memfit.estimators.planning.conversations import storage_of
-    from memfit.estimators.planning.offload import OffloadQuestion, Server, plan_offload
-    from memfit.estimators.planning.tiers import Speeds, read_requests
-    from memfit.estimators.workload import Workload
+    from memfit.estimators.sizing.estimate import device_summary
+    from memfit.estimators.plans.offload.session_cache import storage_of
+    from memfit.estimators.plans.offload.plan import OffloadQuestion, Server, plan_offload
+    from memfit.estimators.plans.offload.cache_tiers import Speeds, read_requests
+    from memfit.estimators.base.workload import Workload
 
     length = parsed("--tokens", parse_count, tokens)
     question = OffloadQuestion(

@@ -7,7 +7,7 @@ import typer
 from memfit.cli.exits import Exit
 from memfit.cli.options import Json, Output, PlanForm, PlanFormat, parsed
 from memfit.cli.render.output import emit
-from memfit.estimators.units import parse_count
+from memfit.estimators.base.units import parse_count
 
 
 def request(
@@ -21,7 +21,7 @@ def request(
     """Say how many tokens a request gets, and the answer of a server."""
     from memfit.cli.render.plan import request as render
     from memfit.cli.render.plan.data import to_json
-    from memfit.estimators.planning.requests import plan_request
+    from memfit.estimators.runtimes.zinc_requests import plan_request
 
     result = plan_request(
         parsed("--used", parse_count, used) or 0,

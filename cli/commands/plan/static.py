@@ -22,13 +22,13 @@ from memfit.cli.options import (
     parsed,
 )
 from memfit.cli.render.output import emit, write_whole
-from memfit.cli.requests import DEFAULT_CONTEXT, requested_quantization
+from memfit.cli.option_values import DEFAULT_CONTEXT, requested_quantization
 from memfit.estimators.arch.quantization import Quantization
-from memfit.estimators.units import Units, parse_count
+from memfit.estimators.base.units import Units, parse_count
 
 if TYPE_CHECKING:
-    from memfit.estimators.sizing import Sizing
-    from memfit.estimators.trace.nodes import Trace
+    from memfit.estimators.sizing.sized_model import Sizing
+    from memfit.estimators.trace.graph_format import Trace
 
 # A chunk of 32 tokens is what Foundry takes of a prompt at once.
 FOUNDRY_CHUNK = 32
@@ -65,8 +65,8 @@ def static(
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.static import to_sheet
     from memfit.cli.render.plan.writing import written
-    from memfit.estimators.planning.static import plan_static
-    from memfit.estimators.trace.nodes import to_json
+    from memfit.estimators.plans.static.plan import plan_static
+    from memfit.estimators.trace.graph_format import to_json
 
     asked = parsed("--context", parse_count, context)
     tokens = DEFAULT_CONTEXT if asked is None else asked
@@ -90,9 +90,9 @@ def static(
 
 
 def _read(path: Path) -> "Trace":
-    from memfit.estimators.checkpoint.files import read_whole, shown
-    from memfit.estimators.errors import InputError
-    from memfit.estimators.trace.nodes import from_json
+    from memfit.estimators.base.files import read_whole, shown
+    from memfit.estimators.base.errors import InputError
+    from memfit.estimators.trace.graph_format import from_json
 
     try:
         return from_json(read_whole(path, limit=_LARGEST_TRACE).decode("utf-8"))
@@ -106,9 +106,9 @@ def _read(path: Path) -> "Trace":
 def _record(
     sizing: "Sizing", tokens: int, prefill_step: int, conversion: Quantization | None
 ) -> "Trace":
-    from memfit.estimators.trace.graph import record
-    from memfit.estimators.trace.standins import Target
-    from memfit.estimators.workload import Workload
+    from memfit.estimators.trace.traced_model import record
+    from memfit.estimators.trace.kernel_stubs import Target
+    from memfit.estimators.base.workload import Workload
 
     checkpoint = sizing.checkpoint
     return record(

@@ -6,12 +6,12 @@ import typer
 
 from memfit.cli.progress import reporting
 from memfit.estimators.arch.quantization import Quantization
-from memfit.estimators.errors import UnsupportedError
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.runtime import MLX_LM
+from memfit.estimators.runtimes.registry import MLX_LM
 
 if TYPE_CHECKING:
-    from memfit.estimators.sizing import Sizing
+    from memfit.estimators.sizing.sized_model import Sizing
 
 Model = Annotated[
     str,
@@ -32,7 +32,7 @@ def sized(
         UnsupportedError: for a GGUF file.
     """
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.sizing import size
+    from memfit.estimators.sizing.sized_model import size
 
     with reporting(verbose=verbose) as sink:
         checkpoint = open_checkpoint(model, sink=sink)

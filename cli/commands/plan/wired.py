@@ -8,7 +8,7 @@ import typer
 from memfit.cli.exits import Exit
 from memfit.cli.options import Json, Output, PlanForm, PlanFormat, ShownUnits
 from memfit.cli.render.output import emit
-from memfit.estimators.units import Units
+from memfit.estimators.base.units import Units
 
 
 def wired(
@@ -28,8 +28,8 @@ def wired(
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan import wired as render
     from memfit.cli.render.plan.data import to_json
-    from memfit.estimators.planning.wired_plan import plan_wired
-    from memfit.estimators.planning.wired_scenario import read_scenario
+    from memfit.estimators.plans.wired.plan import plan_wired
+    from memfit.estimators.plans.wired.scenario import read_scenario
 
     result = plan_wired(read_scenario(scenario), units)
     if json_ or format_ is PlanFormat.JSON:

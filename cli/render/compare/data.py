@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from memfit.estimators.comparison import Comparison
+from memfit.estimators.results.comparison import Comparison
 
 _FIGURES = ("model", "figure", "unit", "value", "basis", "difference", "percent", "reason")
 _CELL = ("verdict", "exceeded", "peak_bytes", "needed_bytes", "working_set_bytes")

@@ -9,8 +9,8 @@ from rich.table import Table
 from memfit.cli.render import words as estimate_words
 from memfit.cli.render.compare import runtimes, words
 from memfit.cli.render.terminal import Page, open_page
-from memfit.estimators.comparison import Comparison, Figure, Matrix
-from memfit.estimators.units import Units
+from memfit.estimators.results.comparison import Comparison, Figure, Matrix
+from memfit.estimators.base.units import Units
 
 _LEAST_WIDTH = 64
 _WIDEST_HEADING = 30

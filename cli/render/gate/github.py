@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 from memfit.cli.render.gate import words
-from memfit.estimators.errors import PolicyError
+from memfit.estimators.base.errors import PolicyError
 from memfit.estimators.gate.report import Report, TargetReport
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memfit.cli.render.output import write_whole
-from memfit.estimators.errors import InputError, PolicyError
+from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.gate.report import Report
 
 # The file whose Markdown GitHub shows on the page of a run (docs.github.com, "Workflow commands").

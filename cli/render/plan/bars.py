@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from memfit.estimators.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes
 
 _UNICODE = ("█", "▓", "░", "│")
 _ASCII = ("#", "=", ".", "|")

@@ -4,7 +4,7 @@ from memfit.cli.render import words as model_words
 from memfit.cli.render.plan.sheet import Grid, Sheet
 from memfit.cli.render.tune import words
 from memfit.cli.render.tune.plot import plots
-from memfit.estimators.units import Units
+from memfit.estimators.base.units import Units
 from memfit.probes.result import TuneResult
 
 _COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from memfit.cli.options import CompareFormat
-from memfit.estimators.units import Units
+from memfit.estimators.base.units import Units
 
 if TYPE_CHECKING:
     from memfit.probes.result import TuneResult

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from memfit.cli.render.plan.sheet import Plot
 from memfit.cli.render.tune.words import settings_beside_context
-from memfit.estimators.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.result import Point, TuneResult
 
 _UNICODE = ("█", "▓", "░")

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from decimal import Decimal
 
-from memfit.estimators.units import Units, format_bytes
-from memfit.estimators.workload import Workload
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
 from memfit.probes.result import Figure, Point, TuneResult
-from memfit.probes.trade import rounded_rate
+from memfit.probes.speed_tradeoff import rounded_rate
 
 FIGURE_NAMES = {
     "weights": "Weights",

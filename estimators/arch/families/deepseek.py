@@ -19,7 +19,7 @@ from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, array, linear, multi_linear, norm, under
 from memfit.estimators.arch.specs import LatentAttention, SparseLatentAttention
-from memfit.estimators.records import record
+from memfit.estimators.base.records import record
 
 _SIZES = {
     "vocab_size": 102400,

@@ -5,7 +5,7 @@ Source: mlx-lm models/gemma3_text.py.
 
 from memfit.estimators.arch.families import windows
 from memfit.estimators.arch.families.dense import describe
-from memfit.estimators.arch.families.dense_axes import Dense, HeadDim, Key, QKNorm
+from memfit.estimators.arch.families.dense_traits import Dense, HeadDim, Key, QKNorm
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 

@@ -18,7 +18,7 @@ from memfit.estimators.arch.modules import (
     norm,
 )
 from memfit.estimators.arch.specs import Attention, Mixer, Recurrent
-from memfit.estimators.records import record
+from memfit.estimators.base.records import record
 
 MixerBlock = tuple[Mixer, Modules]
 

@@ -25,7 +25,7 @@ from memfit.estimators.arch.modules import (
     under,
 )
 from memfit.estimators.arch.specs import DenseMLP, FeedForward, MixtureOfExperts
-from memfit.estimators.units import ceil_div
+from memfit.estimators.base.units import ceil_div
 
 # mlx-lm ModelArgs: what the class takes for keys the config lacks.
 _DEFAULTS = {"mamba_dt_rank": "auto", "mamba_conv_bias": True, "tie_word_embeddings": True}

@@ -26,7 +26,7 @@ from memfit.estimators.arch.modules import (
     under,
 )
 from memfit.estimators.arch.specs import DenseMLP, FeedForward, MixtureOfExperts
-from memfit.estimators.units import round_up
+from memfit.estimators.base.units import round_up
 
 _KINDS = ("full_attention", "conv")
 

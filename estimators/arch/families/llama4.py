@@ -7,7 +7,7 @@ for small dense models.
 from collections.abc import Iterator
 
 from memfit.estimators.arch.families.dense import describe
-from memfit.estimators.arch.families.dense_axes import Dense, HeadDim, Key
+from memfit.estimators.arch.families.dense_traits import Dense, HeadDim, Key
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import (

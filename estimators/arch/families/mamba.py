@@ -7,7 +7,7 @@ from memfit.estimators.arch.families.hybrid import mamba, outside
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import norm, under
-from memfit.estimators.units import ceil_div
+from memfit.estimators.base.units import ceil_div
 
 
 def build(fields: Fields) -> Model:

@@ -13,7 +13,7 @@ from memfit.estimators.arch.decoder import (
     grouped_query,
     mixture,
 )
-from memfit.estimators.arch.families.moe_rows import ROWS, HeadDim, QKNorm, Row
+from memfit.estimators.arch.families.moe_models import ROWS, HeadDim, QKNorm, Row
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Modules, Part, array, attention, linear, norm, under

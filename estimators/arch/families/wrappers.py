@@ -15,8 +15,8 @@ from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import under
 from memfit.estimators.arch.registry import FAMILIES, family
 from memfit.estimators.arch.specs import SlidingAttention
-from memfit.estimators.errors import UnsupportedError
-from memfit.estimators.records import record
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
 
 _PREFIX = "language_model"
 

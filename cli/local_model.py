@@ -1,0 +1,54 @@
+"""From what a user calls a model to the directory that it can be loaded from."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.progress import Sink
+from memfit.estimators.base.units import format_bytes
+
+
+def loadable(
+    reference: str, *, before_download: Callable[[Checkpoint], None] | None, sink: Sink
+) -> tuple[Checkpoint, Path]:
+    """Return a checkpoint and its directory.
+
+    A model of the Hub is brought here after ``before_download`` had no objection to what its
+    headers say; None: nothing is downloaded.
+
+    Raises:
+        InputError: for one file of a model, or a model that would have to be downloaded.
+        UnsupportedError: for what mlx-lm does not load.
+    """
+    from memfit.estimators.checkpoint.opening import open_checkpoint
+    from memfit.probes.tune import require_loadable
+
+    checkpoint = open_checkpoint(reference, sink=sink)
+    require_loadable(checkpoint)
+    if checkpoint.source == "hub":
+        path = _snapshot(reference, checkpoint, before_download, sink)
+        return open_checkpoint(reference, sink=sink), path  # as it is on disk, not as it was listed
+    # A store's model goes by another name than its directory's.
+    for path in (Path(reference).expanduser(), Path(checkpoint.id)):
+        if path.is_dir():
+            return checkpoint, path
+    raise InputError(f"{checkpoint.id}: one file of a model; give the directory it is in")
+
+
+def _snapshot(
+    reference: str,
+    checkpoint: Checkpoint,
+    before_download: Callable[[Checkpoint], None] | None,
+    sink: Sink,
+) -> Path:
+    from memfit.probes.download import NotDownloadedError, local_snapshot
+
+    try:
+        return local_snapshot(reference, download=False, sink=sink)
+    except NotDownloadedError as error:
+        if before_download is None:
+            size = format_bytes(checkpoint.file_bytes)
+            raise NotDownloadedError(f"{error}; --download fetches its {size}") from None
+    before_download(checkpoint)
+    return local_snapshot(reference, download=True, sink=sink)

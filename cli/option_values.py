@@ -1,0 +1,148 @@
+"""What options ask for, made into the library's values; the same for every command."""
+
+from typing import TYPE_CHECKING
+
+from memfit.cli.options import parsed
+from memfit.estimators.arch.quantization import DEFAULTS, Quantization
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.registry import Runtime
+from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.base.units import parse_count, parse_size
+from memfit.estimators.base.workload import Workload
+
+if TYPE_CHECKING:
+    from memfit.estimators.runtimes.foundry import FoundrySettings
+
+DEFAULT_CONTEXT = 4096
+
+
+def requested_workload(
+    runtime: Runtime,
+    *,
+    context: str | None,
+    prompt_tokens: str | None,
+    max_tokens: str | None,
+    batch: int,
+    prefill_step: int | None,
+    kv_bits: int | None,
+    kv_group_size: int | None,
+    quantized_kv_start: int | None,
+    max_kv_size: int | None,
+) -> Workload:
+    """Return the workload; what is not given is the runtime's default.
+
+    Raises:
+        InputError: when a value cannot be read or is out of range, or options exclude each other.
+    """
+    prompt, generated = _tokens(context, prompt_tokens, max_tokens)
+    return Workload(
+        prompt_tokens=prompt,
+        max_tokens=generated,
+        batch=batch,
+        prefill_step=_given(prefill_step, runtime.prefill_step),
+        kv_bits=(runtime.kv_bits if kv_bits is None else kv_bits) or None,  # 0: none
+        kv_group_size=_given(kv_group_size, runtime.kv_group_size),
+        quantized_kv_start=_given(quantized_kv_start, runtime.quantized_kv_start),
+        max_kv_size=max_kv_size,
+    )
+
+
+def requested_runtime(name: str) -> "tuple[Runtime, FoundrySettings | None]":
+    """Return the runtime of a name, with Foundry's settings from METALLIC_* variables.
+
+    Raises:
+        InputError: when there is no such runtime, or a variable cannot be read.
+    """
+    from memfit.estimators.runtimes.registry import FOUNDRY, get_runtime
+
+    rules = get_runtime(name)
+    if name != FOUNDRY:
+        return rules, None
+    import os
+
+    from memfit.estimators.runtimes.foundry import foundry_settings
+
+    settings = foundry_settings(os.environ)
+    return settings.applied(rules), settings
+
+
+def requested_quantization(
+    bits: int | None, group_size: int | None, mode: str | None
+) -> Quantization | None:
+    """Return what --quantize asks for, None when it was not given.
+
+    Raises:
+        InputError: for a format MLX does not have, or a group size or mode that stands alone.
+    """
+    if bits is None:
+        if group_size is not None or mode is not None:
+            raise InputError("--group-size and --quant-mode belong to --quantize BITS")
+        return None
+    mode = mode or "affine"
+    default = DEFAULTS.get(mode)
+    return Quantization(bits, _given(group_size, default[1] if default else 64), mode)
+
+
+def requested_device(
+    name: str | None, memory: str | None, working_set: str | None, regime: OsRegime
+) -> Device | None:
+    """Return the device that was named one way or another, else this machine if it has a GPU.
+
+    Raises:
+        InputError: when no such machine is known, or more than one is named.
+    """
+    from memfit.estimators.machine.devices import memory_device, working_set_device
+
+    if sum(value is not None for value in (name, memory, working_set)) > 1:
+        raise InputError("--device, --memory and --working-set exclude each other: give one")
+    memory_bytes = parsed("--memory", parse_size, memory)
+    working_set_bytes = parsed("--working-set", parse_size, working_set)
+    if memory_bytes is not None:
+        return memory_device(memory_bytes, os_regime=regime)
+    if working_set_bytes is not None:
+        return working_set_device(working_set_bytes)
+    if name is not None:
+        return named_device(name, regime)
+    from memfit.estimators.machine.host import detect_host
+
+    host = detect_host()
+    return host if host and host.backend != "cpu" else None
+
+
+def named_device(name: str, regime: OsRegime) -> Device:
+    """Return the machine of a name, this one for ``host``.
+
+    Raises:
+        InputError: when no machine has that name, or this one's memory cannot be read.
+    """
+    from memfit.estimators.machine.devices import find_device
+
+    if name != "host":
+        return find_device(name, os_regime=regime)
+    from memfit.estimators.machine.host import detect_host
+
+    host = detect_host()
+    if host is None:
+        raise InputError(
+            "host: this machine's memory could not be read; name a device or a memory size"
+        )
+    return host
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _tokens(
+    context: str | None, prompt_tokens: str | None, max_tokens: str | None
+) -> tuple[int, int]:
+    """The prompt's and the generation's tokens."""
+    whole = parsed("--context", parse_count, context)
+    prompt = parsed("--prompt-tokens", parse_count, prompt_tokens)
+    generated = parsed("--max-tokens", parse_count, max_tokens)
+    if whole is not None and (prompt is not None or generated is not None):
+        raise InputError("--context stands alone; use --prompt-tokens with --max-tokens")
+    if whole is None:
+        whole = DEFAULT_CONTEXT
+    return (whole if prompt is None else prompt), generated or 0

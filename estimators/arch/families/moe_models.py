@@ -1,0 +1,221 @@
+"""What tells the experts' decoders apart, one row of data a model type.
+
+Source: mlx-lm models/mixtral.py, phimoe.py, qwen2_moe.py, qwen3_moe.py, olmoe.py,
+granitemoe.py, minimax.py, glm4_moe.py and ernie4_5_moe.py.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from enum import Enum, auto
+
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.base.records import record
+
+
+class HeadDim(Enum):
+    """Where a class takes the width of a head from."""
+
+    DERIVED = auto()
+    OPTIONAL = auto()
+    REQUIRED = auto()
+
+
+class QKNorm(Enum):
+    """What the norms of queries and keys span."""
+
+    NONE = auto()
+    HEAD = auto()
+    ALL_HEADS = auto()
+
+
+def _none(fields: Fields, count: int) -> frozenset[int]:
+    return frozenset()
+
+
+def _first(fields: Fields, count: int) -> frozenset[int]:
+    if fields.null("n_routed_experts"):
+        return frozenset(range(count))
+    return frozenset(range(min(count, fields.count("first_k_dense_replace", least=0))))
+
+
+def _unless_sparse_step(fields: Fields, count: int) -> frozenset[int]:
+    step = fields.count("decoder_sparse_step")
+    named = fields.counts("mlp_only_layers", least=0) or []
+    if fields.count("num_experts", least=0) == 0:
+        return frozenset(range(count))
+    return frozenset(named) | {index for index in range(count) if (index + 1) % step}
+
+
+def _outside_span(fields: Fields, count: int) -> frozenset[int]:
+    first = fields.count("moe_layer_start_index", least=0)
+    last = fields.optional_count("moe_layer_end_index", least=0)
+    step = fields.count("moe_layer_interval")
+    span = range(first, count if last is None else last + 1)
+    return frozenset(index for index in range(count) if index not in span or (index + 1) % step)
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Row:
+    """How one model type differs from the rest.
+
+    ``experts``, ``top_k``, ``width``, the shared ones and a ``bias`` that is a text are config
+    keys; ``block``, ``router`` and ``correction`` are module paths. ``bias`` is of queries, keys
+    and values, ``output_bias`` says whether the output has it too. ``tied`` says whether the
+    class heeds ``tie_word_embeddings``. ``biased_ends`` are LayerNorms and a head with biases.
+    ``eight_bit`` are the path endings of the class's ``quant_predicate``. ``defaults`` are the
+    class's own, ``unasked`` what it takes whatever the config says; a 0 under a key of
+    ``zero_is_absent`` is no size; ``inert`` keys change no byte.
+    """
+
+    experts: str
+    top_k: str = "num_experts_per_tok"
+    width: str = "intermediate_size"
+    shared_width: str | None = None
+    shared_count: str | None = None
+    head_dim: HeadDim = HeadDim.DERIVED
+    qk_norm: QKNorm = QKNorm.NONE
+    qk_norm_key: str | None = None
+    kv_optional: bool = False
+    bias: bool | str = False
+    output_bias: bool = True
+    expert_bias: str | None = None
+    block: str = "mlp"
+    router: str = "gate"
+    router_is_linear: bool = True
+    correction: str | None = None
+    float32_weights: bool = False
+    dense: Callable[[Fields, int], frozenset[int]] = _none
+    tied: bool = False
+    biased_ends: bool = False
+    eight_bit: tuple[str, ...] = ()
+    defaults: Mapping[str, int | bool] = field(default_factory=dict)
+    unasked: Mapping[str, int | bool] = field(default_factory=dict)
+    zero_is_absent: tuple[str, ...] = ()
+    inert: tuple[str, ...] = ()
+
+
+_MIXTRAL_SIZES = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_experts_per_tok": 2,
+}
+_MINIMAX = Row(
+    experts="num_local_experts",
+    head_dim=HeadDim.OPTIONAL,
+    qk_norm=QKNorm.ALL_HEADS,
+    qk_norm_key="use_qk_norm",
+    block="block_sparse_moe",
+    correction="e_score_correction_bias",
+    tied=True,
+    eight_bit=("block_sparse_moe.gate",),
+    defaults={"use_qk_norm": True, "tie_word_embeddings": False},
+    unasked={"shared_intermediate_size": 0},
+)
+ROWS = {
+    "mixtral": Row(
+        experts="num_local_experts",
+        kv_optional=True,
+        block="block_sparse_moe",
+        tied=True,
+        defaults={
+            **_MIXTRAL_SIZES,
+            "vocab_size": 32000,
+            "intermediate_size": 14336,
+            "num_local_experts": 8,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "phimoe": Row(
+        experts="num_local_experts",
+        bias=True,
+        block="block_sparse_moe",
+        biased_ends=True,
+        defaults={
+            **_MIXTRAL_SIZES,
+            "vocab_size": 32064,
+            "intermediate_size": 6400,
+            "num_local_experts": 16,
+        },
+        unasked={"attention_bias": True, "lm_head_bias": True},
+    ),
+    "qwen2_moe": Row(
+        experts="num_experts",
+        width="moe_intermediate_size",
+        shared_width="shared_expert_intermediate_size",
+        kv_optional=True,
+        bias=True,
+        output_bias=False,
+        unasked={"decoder_sparse_step": 1},
+        inert=("max_window_layers", "use_sliding_window", "layer_types"),
+    ),
+    "qwen3_moe": Row(
+        experts="num_experts",
+        width="moe_intermediate_size",
+        head_dim=HeadDim.REQUIRED,
+        qk_norm=QKNorm.HEAD,
+        dense=_unless_sparse_step,
+        tied=True,
+        eight_bit=("mlp.gate",),
+        inert=("max_window_layers", "use_sliding_window"),
+    ),
+    "olmoe": Row(
+        experts="num_experts",
+        head_dim=HeadDim.OPTIONAL,
+        qk_norm=QKNorm.ALL_HEADS,
+        kv_optional=True,
+        bias="attention_bias",
+        expert_bias="mlp_bias",
+        tied=True,
+        defaults={"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
+    ),
+    "granitemoe": Row(
+        experts="num_local_experts",
+        bias="attention_bias",
+        block="block_sparse_moe",
+        router="router.layer",
+        float32_weights=True,
+        tied=True,
+        # "mlp.down_proj" also ends the path of the experts' switch_mlp.
+        eight_bit=("block_sparse_moe.router.layer", "self_attn.o_proj", "mlp.down_proj", "lm_head"),
+        defaults={"tie_word_embeddings": True},
+    ),
+    "minimax": _MINIMAX,
+    "minimax_m2": _MINIMAX,
+    "glm4_moe": Row(
+        experts="n_routed_experts",
+        width="moe_intermediate_size",
+        shared_count="n_shared_experts",
+        head_dim=HeadDim.REQUIRED,
+        qk_norm=QKNorm.HEAD,
+        qk_norm_key="use_qk_norm",
+        bias="attention_bias",
+        output_bias=False,
+        router_is_linear=False,
+        correction="gate.e_score_correction_bias",
+        dense=_first,
+        inert=("n_group", "topk_group"),
+    ),
+    "ernie4_5_moe": Row(
+        experts="moe_num_experts",
+        top_k="moe_k",
+        width="moe_intermediate_size",
+        shared_count="moe_num_shared_experts",
+        head_dim=HeadDim.OPTIONAL,
+        bias="use_bias",
+        expert_bias="use_bias",
+        float32_weights=True,
+        dense=_outside_span,
+        tied=True,
+        defaults={
+            "moe_k": 1,
+            "moe_intermediate_size": 0,
+            "moe_num_shared_experts": 0,
+            "moe_layer_start_index": 0,
+            "moe_layer_interval": 1,
+        },
+        zero_is_absent=("moe_intermediate_size", "moe_num_shared_experts"),
+        inert=("moe_capacity", "moe_use_aux_free"),
+    ),
+}

@@ -1,0 +1,158 @@
+"""What llama.cpp makes of each GGUF architecture's metadata, as far as memory follows from it.
+
+Source: llama.cpp src/llama-model.cpp, load_hparams and create_memory, and `load_arch_hparams` of
+src/models/*.cpp (commit 0c1e57098). A key that llama.cpp does not read changes no byte; the keys
+it reads are matched whole, under the file's own architecture.
+"""
+
+from enum import Enum
+
+from memfit.estimators.base.records import record
+
+
+@record(frozen=True, slots=True)
+class Sliding:
+    """Which layers slide: of every ``period`` the last is full, or the first.
+
+    ``period`` None stands for files that list every layer. ``window`` is the one taken when the
+    key is absent, ``fixed`` the one taken in any case. Where ``optional``, no layer slides
+    without the key, or with a window of 0.
+    """
+
+    period: int | None = None
+    first_is_full: bool = False
+    window: int | None = None
+    fixed: int | None = None
+    optional: bool = False
+    chunked: bool = False
+
+
+class Recurrence(Enum):
+    """How llama.cpp tells the recurrent layers from those with attention."""
+
+    NONE = "none"
+    ALL = "all"
+    BOTH = "both"  # every layer has attention and a recurrent mixer
+    NO_KV_HEADS = "no_kv_heads"
+    NO_KV_HEADS_NO_MLP = "no_kv_heads_no_mlp"  # Nemotron-H: layers with an MLP have no other mixer
+    INTERVAL = "interval"  # of every so many layers the last has attention
+
+
+class State(Enum):
+    """What a recurrent layer keeps, by the keys that size it."""
+
+    NONE = "none"
+    SSM = "ssm"  # without groups
+    GROUPED_SSM = "grouped_ssm"
+    GATED_DELTA = "gated_delta"  # keyed as a grouped SSM: a group a key head, a rank a value head
+    WKV = "wkv"
+    SHORT_CONVOLUTION = "short_convolution"
+    KDA = "kda"
+    LINEAR = "linear"  # a matrix a head, no convolution
+
+
+@record(frozen=True, slots=True)
+class Rule:
+    """The memory of one architecture.
+
+    ``latent`` architectures keep one latent a token when the file has both MLA lengths;
+    ``indexer`` ones keep the indexer's key beside it. ``own_kv_layers`` is the number of layers
+    with a cache of their own, -1 where the key ``attention.shared_kv_layers`` tells the rest.
+    ``interval`` is that of the recurrence where the file names none; ``trunk_only`` hybrids leave
+    the prediction layers without a cache.
+    """
+
+    sliding: Sliding | None = None
+    recurrence: Recurrence = Recurrence.NONE
+    state: State = State.NONE
+    latent: bool = False
+    indexer: bool = False
+    own_kv_layers: int | None = None
+    interval: int = 4
+    trunk_only: bool = False
+    flash_attention: bool = True
+
+
+_PLAIN = """
+    apertus arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm codeshell
+    cogvlm command-r dbrx deci deepseek deepseek2-ocr dots1 ernie4_5 ernie4_5-moe exaone falcon
+    gemma glm4 glm4moe gpt2 gptj gptneox granite granitemoe grovemoe hunyuan-dense hunyuan-moe
+    hunyuan_vl hy_v3 internlm2 jais jais2 llama llama-embed maincoder minicpm minicpm3 minimax-m2
+    mistral3 mpt nemotron olmo olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo
+    plm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe refact seed_oss smollm3
+    stablelm starcoder starcoder2 talkie xverse
+""".split()
+
+
+def _sliding(period: int | None = None, window: int | None = None) -> Rule:
+    return Rule(sliding=Sliding(period, window=window))
+
+
+def _optional(period: int, *, first_is_full: bool = False, fixed: int | None = None) -> Rule:
+    return Rule(sliding=Sliding(period, first_is_full, fixed=fixed, optional=True))
+
+
+def _recurrent(state: State) -> Rule:
+    return Rule(recurrence=Recurrence.ALL, state=state)
+
+
+def _hybrid(state: State, *, latent: bool = False, sliding: Sliding | None = None) -> Rule:
+    return Rule(sliding=sliding, recurrence=Recurrence.NO_KV_HEADS, state=state, latent=latent)
+
+
+_INTERVAL = Rule(recurrence=Recurrence.INTERVAL, state=State.GATED_DELTA, trunk_only=True)
+_NEMOTRON = Rule(recurrence=Recurrence.NO_KV_HEADS_NO_MLP, state=State.GROUPED_SSM)
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_PLAIN, Rule()),
+    "grok": Rule(flash_attention=False),  # llama-context.cpp, llama_init_from_model
+    "afmoe": _optional(4),
+    "cohere2": _sliding(4),
+    "cohere2moe": Rule(sliding=Sliding(4, first_is_full=True)),
+    "exaone4": Rule(sliding=Sliding(4, window=4096)),  # with 64 layers; see gguf.py
+    "exaone-moe": _sliding(4),
+    "gemma2": _sliding(2, window=4096),
+    "gemma3": _optional(6),
+    "gemma3n": Rule(sliding=Sliding(5), own_kv_layers=20),
+    "gemma4": Rule(sliding=Sliding(), own_kv_layers=-1),
+    "gpt-oss": _sliding(2),
+    "granite_swa": _sliding(),
+    "laguna": _optional(4, first_is_full=True),
+    "llama4": Rule(sliding=Sliding(4, fixed=8192, chunked=True)),  # a window of 0 turns it off
+    "maple": _sliding(),
+    "mellum": _optional(4),
+    "mimo2": _sliding(),
+    "muse-glimmer": _sliding(4),
+    "olmo2": _optional(4),
+    "plamo3": _optional(8),
+    "smallthinker": _optional(4, first_is_full=True, fixed=4096),
+    "spark2_5": _sliding(),
+    "step35": _sliding(),
+    "deepseek2": Rule(latent=True),
+    "mistral4": Rule(latent=True),
+    "deepseek32": Rule(latent=True, indexer=True),
+    "glm-dsa": Rule(latent=True, indexer=True),
+    "mamba": _recurrent(State.SSM),
+    "mamba2": _recurrent(State.GROUPED_SSM),
+    "rwkv6": _recurrent(State.WKV),
+    "rwkv6qwen2": _recurrent(State.WKV),
+    "rwkv7": _recurrent(State.WKV),
+    "arwkv7": _recurrent(State.WKV),
+    "jamba": _hybrid(State.SSM),
+    "plamo2": _hybrid(State.GROUPED_SSM),
+    "granitehybrid": _hybrid(State.GROUPED_SSM),
+    "lfm2": _hybrid(State.SHORT_CONVOLUTION, sliding=Sliding(0, optional=True)),
+    "lfm2moe": _hybrid(State.SHORT_CONVOLUTION),
+    "kimi-linear": _hybrid(State.KDA, latent=True),
+    "kimi-k3": _hybrid(State.KDA, latent=True),
+    "bailingmoe3": _hybrid(State.KDA, latent=True),
+    "falcon-h1": Rule(recurrence=Recurrence.BOTH, state=State.GROUPED_SSM),
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": _NEMOTRON,
+    "qwen3next": _INTERVAL,
+    "qwen35": _INTERVAL,
+    "qwen35moe": _INTERVAL,
+    "minimax-01": Rule(
+        recurrence=Recurrence.INTERVAL, state=State.LINEAR, interval=8, trunk_only=True
+    ),
+}

@@ -1,0 +1,130 @@
+"""Opening files that may be anything: a pipe, a device, a dead link, another machine's name."""
+
+import errno
+import io
+import os
+import stat
+from pathlib import Path, PurePath
+
+from memfit.estimators.base.errors import CheckpointError
+
+_SHOWN_CHARACTERS = 200
+# The first eight bytes of what `git clone` leaves in place of a large file without Git LFS
+# (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
+_LFS_POINTER = b"version "
+
+
+def shown(text: object) -> str:
+    """Return a path, or text from a file, so that it fits one line of a message.
+
+    >>> shown("two\\nlines")
+    'two\\\\nlines'
+    """
+    line = str(text)
+    if not line.isprintable():
+        line = line.encode("unicode_escape").decode("ascii")
+    return (
+        line
+        if isinstance(text, PurePath) or len(line) <= _SHOWN_CHARACTERS
+        else line[:_SHOWN_CHARACTERS] + "..."
+    )
+
+
+def regular_file_bytes(path: Path) -> int:
+    """Return the size of a regular file, or of the one that a link leads to.
+
+    Raises:
+        CheckpointError: when there is no such file, the link is broken, or it is a directory,
+            a pipe or a device, which must not be opened.
+    """
+    try:
+        status = path.stat()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{shown(path)}: {_reason(error, path)}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{shown(path)}: is not a regular file")
+    return status.st_size
+
+
+def open_regular(path: Path) -> io.FileIO:
+    """Open a regular file for unbuffered reading, never waiting for it.
+
+    Raises:
+        CheckpointError: as `regular_file_bytes`, or when the file may not be read.
+    """
+    regular_file_bytes(path)
+    try:
+        return io.FileIO(path, "r", opener=_open_without_waiting)
+    except OSError as error:
+        raise CheckpointError(f"{shown(path)}: {_reason(error, path)}") from None
+
+
+def read_exactly(file: io.FileIO, count: int, path: Path) -> bytes:
+    """Return the next ``count`` bytes, and read none beyond them.
+
+    Raises:
+        CheckpointError: when the file ends before, or cannot be read.
+    """
+    parts = []
+    while count > 0:
+        try:
+            part = file.read(count)
+        except OSError as error:
+            raise CheckpointError(f"{shown(path)}: {_reason(error, path)}") from None
+        if not part:
+            raise CheckpointError(f"{shown(path)}: the file became shorter while it was read")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def read_whole(path: Path, *, limit: int) -> bytes:
+    """Return the bytes of a small text file.
+
+    Raises:
+        CheckpointError: when it is no regular file, cannot be read or is above ``limit`` bytes.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise CheckpointError(
+                f"{shown(path)}: {size} bytes, but at most {limit} of such a file are read"
+            )
+        return read_exactly(file, size, path)
+
+
+def names_in(directory: Path) -> list[str]:
+    """Return the names in a directory, sorted.
+
+    Raises:
+        CheckpointError: when it cannot be listed.
+    """
+    try:
+        return sorted(os.listdir(directory))
+    except OSError as error:
+        raise CheckpointError(f"{shown(directory)}: {_reason(error, directory)}") from None
+
+
+def refuse_lfs_pointer(first_bytes: bytes, path: PurePath) -> None:
+    """Raise CheckpointError when a file begins as the pointer that Git LFS leaves for it."""
+    if first_bytes.startswith(_LFS_POINTER):
+        raise CheckpointError(
+            f"{shown(path)}: is a Git LFS pointer, not the file itself; run 'git lfs pull' there"
+        )
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    # A pipe put in the file's place since it was looked at would hold open() up for ever.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _reason(error: OSError | ValueError, path: Path) -> str:
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.ENOENT:
+        return "is a broken link" if os.path.islink(path) else "no such file"
+    if code in (errno.EACCES, errno.EPERM):
+        return "permission denied; make it readable first"
+    if code == errno.ELOOP:
+        return "is a link that leads back to itself"
+    text = error.strerror if isinstance(error, OSError) and error.strerror else "is not a path"
+    return f"cannot be read: {text}"

@@ -1,0 +1,147 @@
+"""Sizes and counts as people write them, and bytes as people read them."""
+
+import re
+from decimal import Decimal
+from enum import Enum
+
+from memfit.estimators.base.errors import InputError
+
+_DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})")
+_COUNT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kKmM]?)")
+_DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,3})")
+_MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000}
+MAX_COUNT = 2**40
+
+
+class Units(str, Enum):
+    """The family of units bytes are shown in; the unit always stands beside the number."""
+
+    GB = "gb"
+    GIB = "gib"
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """Return ``numerator / denominator`` rounded up, in integers.
+
+    >>> ceil_div(2049, 256)
+    9
+    """
+    return -(-numerator // denominator)
+
+
+def round_up(value: int, step: int) -> int:
+    """Return the smallest multiple of ``step`` that is at least ``value``.
+
+    >>> round_up(2049, 256)
+    2304
+    """
+    return ceil_div(value, step) * step
+
+
+def round_down(value: int, step: int) -> int:
+    """Return the largest multiple of ``step`` that is at most ``value``."""
+    return value // step * step
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as ``64GB`` (10^9), ``512MiB`` (2^20) or ``4096``.
+
+    Raises:
+        InputError: when the text is no size, or its unit is ambiguous (``64G``).
+
+    >>> parse_size("64GB"), parse_size("1.5GiB")
+    (64000000000, 1610612736)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    unit = match[2].upper() if match else None
+    factor = None if unit is None else _DECIMAL.get(unit, _BINARY.get(unit))
+    if match is None or factor is None:
+        raise InputError(f"{text!r} is not a size; write it as 64GB (10^9), 64GiB (2^30) or bytes")
+    return int(Decimal(match[1]) * factor)
+
+
+def parse_rate(text: str) -> int:
+    """Return the bytes a second of a text such as ``3.5GB/s`` or ``7GB``.
+
+    Raises:
+        InputError: when it is none, is zero, or its unit could mean bits (``Gb/s``).
+
+    >>> parse_rate("3.5GB/s")
+    3500000000
+    """
+    size = text.strip().removesuffix("/s").rstrip()
+    if not size.endswith("B") or not (rate := parse_size(size)):
+        raise InputError(f"{text!r} is not a speed; write it as 3.5GB/s, bytes with a capital B")
+    return rate
+
+
+def parse_count(text: str) -> int:
+    """Return a count of tokens such as ``4096``, ``4k`` (4 x 1024) or ``1m`` (1024 x 1024).
+
+    Raises:
+        InputError: when the text is no count or is beyond 2^40.
+
+    >>> parse_count("32k")
+    32768
+    """
+    match = _COUNT.fullmatch(text.strip())
+    factor = {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()] if match else 0
+    value = Decimal(match[1]) * factor if match else Decimal("NaN")
+    if match is None or value != int(value):
+        raise InputError(f"{text!r} is not a count of tokens; write it as 4096 or 4k")
+    if value > MAX_COUNT:
+        raise InputError(f"{text!r} is more than {MAX_COUNT} tokens")
+    return int(value)
+
+
+def parse_duration(text: str) -> int:
+    """Return the milliseconds of a duration such as ``1.5s``, ``250ms``, ``2min`` or ``1h``.
+
+    Raises:
+        InputError: when the text is no duration, has no unit, one that is ambiguous (``2m``),
+            or parts of a millisecond.
+
+    >>> parse_duration("1.5s"), parse_duration("2min")
+    (1500, 120000)
+    """
+    match = _DURATION.fullmatch(text.strip())
+    factor = _MILLISECONDS.get(match[2]) if match else None
+    if match is None or factor is None:
+        raise InputError(f"{text!r} is not a duration; write it as 1.5s, 250ms, 2min or 1h")
+    value = Decimal(match[1]) * factor
+    if value != int(value):
+        raise InputError(f"{text!r} is finer than a millisecond; round it")
+    return int(value)
+
+
+def format_bytes(value: int, units: Units = Units.GB) -> str:
+    """Return bytes as text with three significant decimals and their unit.
+
+    >>> format_bytes(2262535712), format_bytes(2262535712, Units.GIB)
+    ('2.263 GB', '2.107 GiB')
+    """
+    base, names = (
+        (1000, ("B", "kB", "MB", "GB", "TB"))
+        if units is Units.GB
+        else (1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    )
+    power = 0
+    while power < len(names) - 1 and abs(value) >= base ** (power + 1):
+        power += 1
+    if power == 0:
+        return f"{value} B"
+    digits = 3 if names[power][0] in "GT" else 1
+    return f"{Decimal(value) / base**power:.{digits}f} {names[power]}"
+
+
+def format_duration(milliseconds: int) -> str:
+    """Return milliseconds as text in seconds, without zeros at the end.
+
+    >>> format_duration(1500), format_duration(2000)
+    ('1.5 s', '2 s')
+    """
+    seconds, rest = divmod(milliseconds, 1000)
+    fraction = f".{rest:03}".rstrip("0") if rest else ""
+    return f"{seconds}{fraction} s"

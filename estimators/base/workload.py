@@ -1,0 +1,79 @@
+"""What is asked of a model: prompt, generation, and how the runtime is told to run it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.units import ceil_div
+
+MAX_TOKENS = 2**30
+MAX_CHUNKS = 100_000
+KV_BITS = (2, 3, 4, 5, 6, 8)
+KV_GROUP_SIZES = (32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One generation as mlx-lm runs it; all counts are tokens or sequences.
+
+    Raises:
+        InputError: when a count is out of range, or the prompt would take too many chunks.
+    """
+
+    prompt_tokens: int
+    max_tokens: int = 0
+    batch: int = 1
+    prefill_step: int = 2048
+    kv_bits: int | None = None
+    kv_group_size: int = 64
+    quantized_kv_start: int = 5000
+    max_kv_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _require("prompt tokens", self.prompt_tokens, 1)
+        _require("max tokens", self.max_tokens, 0)
+        _require("batch", self.batch, 1)
+        _require("prefill step", self.prefill_step, 1)
+        _require("quantized KV start", self.quantized_kv_start, 0)
+        if self.max_kv_size is not None:
+            # RotatingKVCache keeps the first 4 tokens and needs room for one more.
+            _require("max KV size", self.max_kv_size, 5)
+        if self.kv_bits is not None and self.kv_bits not in KV_BITS:
+            raise InputError(f"KV bits {self.kv_bits}: MLX quantises to {_one_of(KV_BITS)} bits")
+        if self.kv_group_size not in KV_GROUP_SIZES:
+            raise InputError(
+                f"KV group size {self.kv_group_size}: MLX has groups of {_one_of(KV_GROUP_SIZES)}"
+            )
+        if ceil_div(self.prompt_tokens, self.prefill_step) > MAX_CHUNKS:
+            raise InputError(
+                f"a prompt of {self.prompt_tokens} tokens in chunks of {self.prefill_step} is more"
+                f" than {MAX_CHUNKS} chunks; raise the prefill step"
+            )
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens in the cache when the workload ends."""
+        return self.prompt_tokens + self.max_tokens
+
+    def prefill_chunks(self) -> Iterator[int]:
+        """Yield the tokens of each prefill chunk: all of the prompt but its last token.
+
+        Source: mlx-lm generate.py, generate_step.
+
+        >>> list(Workload(prompt_tokens=5000).prefill_chunks())
+        [2048, 2048, 903]
+        """
+        full, rest = divmod(self.prompt_tokens - 1, self.prefill_step)
+        for _ in range(full):
+            yield self.prefill_step
+        if rest:
+            yield rest
+
+
+def _require(name: str, value: int, least: int) -> None:
+    if not least <= value <= MAX_TOKENS:
+        raise InputError(f"{name} {value}: must be from {least} to {MAX_TOKENS}")
+
+
+def _one_of(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values[:-1])) + f" or {values[-1]}"

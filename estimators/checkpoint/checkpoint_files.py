@@ -1,0 +1,97 @@
+"""Where a model's files lie: what the readers ask of a place, and the answer of a directory.
+
+What counts as a model's weights is decided once (weights.py), for a directory and for the Hub.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Protocol
+
+from memfit.estimators.base.files import (
+    names_in,
+    open_regular,
+    read_exactly,
+    read_whole,
+    refuse_lfs_pointer,
+    regular_file_bytes,
+    shown,
+)
+from memfit.estimators.checkpoint.safetensors import LENGTH_BYTES, Header, read_header
+from memfit.estimators.base.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from memfit.estimators.checkpoint.shards import Index
+
+
+class Folder(Protocol):
+    """A model's files by name; what cannot be had is a MemfitError that names the file."""
+
+    @property
+    def place(self) -> PurePath:
+        """What messages call it."""
+
+    def names(self) -> Sequence[str]:
+        """Return the names at its top level, sorted."""
+
+    def holds(self, name: str) -> bool:
+        """Tell whether there is such a name, at the top level or below."""
+
+    def lacks(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that lead to no file."""
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """Return a small file whole; above ``limit`` bytes it is refused."""
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file."""
+
+    def pickled_bytes(self, name: str) -> int:
+        """Return the bytes of a PyTorch file, once it is known to be one and no stand-in."""
+
+    def headers(self, names: Sequence[str], index: "Index | None") -> Iterable[Header]:
+        """Return the headers of safetensors files, in the order of ``names``."""
+
+
+class Directory:
+    """A folder on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        """Take a path; nothing is looked at yet."""
+        self.place = path
+
+    def names(self) -> Sequence[str]:
+        """Return the names in it, sorted."""
+        return names_in(self.place)
+
+    def holds(self, name: str) -> bool:
+        """Tell whether the name is taken, be it by a broken link."""
+        return os.path.lexists(self.place / name)
+
+    def lacks(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that lead to no file: a broken link does not."""
+        return [name for name in names if not os.path.exists(self.place / name)]
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """Return a small file whole."""
+        return read_whole(self.place / name, limit=limit)
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file."""
+        return regular_file_bytes(self.place / name)
+
+    def pickled_bytes(self, name: str) -> int:
+        """Return the bytes of a PyTorch file; a Git LFS pointer is refused."""
+        path = self.place / name
+        nbytes = regular_file_bytes(path)
+        if nbytes < LENGTH_BYTES:
+            raise CheckpointError(
+                f"{shown(path)}: {nbytes} bytes is no PyTorch file; fetch it again"
+            )
+        with open_regular(path) as file:
+            refuse_lfs_pointer(read_exactly(file, LENGTH_BYTES, path), path)
+        return nbytes
+
+    def headers(self, names: Sequence[str], index: "Index | None") -> Iterable[Header]:
+        """Return the headers one by one: of 160 shards none is held longer than needed."""
+        return (read_header(self.place / name) for name in names)

@@ -1,0 +1,206 @@
+"""GGUF checkpoints: one file, or a series -00001-of-0000N of them, wherever the bytes lie."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from memfit.estimators.checkpoint.byte_source import ByteSource, FileSource
+from memfit.estimators.base.files import regular_file_bytes, shown
+from memfit.estimators.checkpoint.gguf.header import GgufHeader, Value, read_gguf
+from memfit.estimators.checkpoint.manifest import Checkpoint, LeftOut, Tensor
+from memfit.estimators.checkpoint.shards import listed
+from memfit.estimators.base.errors import CheckpointError, UnsupportedError
+
+SUFFIX = ".gguf"
+MAX_SPLITS = 1000  # the numbers have five digits; the largest published series has some forty
+# llama.cpp's own pattern: src/llama.cpp, llama_split_path.
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
+_PROJECTOR = "mmproj"
+_NOT_MODELS = {
+    "adapter": "an adapter; give the model that it was trained on",
+    "imatrix": "an importance matrix, not a model",
+    "mmproj": "a vision projector; give the model it belongs to",
+    "vocab": "a vocabulary without a model",
+}
+
+
+class Part(NamedTuple):
+    """One file of a checkpoint: its name in messages, and where its bytes come from."""
+
+    name: str
+    source: ByteSource
+
+
+def series(name: str) -> tuple[str, ...]:
+    """Return the names of all files a GGUF file's name speaks of, itself alone as a rule.
+
+    Raises:
+        CheckpointError: when its numbers are no series.
+
+    >>> series("a-00002-of-00002.gguf")
+    ('a-00001-of-00002.gguf', 'a-00002-of-00002.gguf')
+    """
+    split = _SPLIT.fullmatch(name)
+    if split is None:
+        return (name,)
+    total = int(split["total"])
+    if not 1 <= int(split["number"]) <= total <= MAX_SPLITS:
+        raise CheckpointError(f"{shown(name)}: is no part of a series of 1 to {MAX_SPLITS} files")
+    end = name[-len(SUFFIX) :]
+    return tuple(f"{split['stem']}-{i:05d}-of-{total:05d}{end}" for i in range(1, total + 1))
+
+
+def gguf_checkpoint(
+    parts: Sequence[Part],
+    *,
+    id: str,
+    left_out: tuple[LeftOut, ...] = (),
+    revision: str | None = None,
+) -> Checkpoint:
+    """Return the checkpoint of a file, or of all files of a series in their order.
+
+    Its config is the metadata of the first file, whose name is the config's name.
+
+    Raises:
+        CheckpointError: when a header is inconsistent, or the files are of different series.
+        UnsupportedError: for what is no model of text, and versions or types not described.
+        MemfitError: as the sources raise it.
+    """
+    headers = [read_gguf(part.source, part.name) for part in parts]
+    names = [part.name for part in parts]
+    metadata = headers[0].metadata
+    _refuse_other_kinds(metadata, names[0])
+    for number, (header, name) in enumerate(zip(headers, names, strict=True)):
+        _check_split(header, name, number, len(headers))
+    tensors = _merged(headers, names)
+    _check_total(metadata, len(tensors), names[0])
+    return Checkpoint(
+        id=id,
+        source="gguf",
+        config=metadata,
+        config_name=names[0],
+        tensors=tensors,
+        file_bytes=sum(header.file_bytes for header in headers),
+        header_bytes=sum(header.header_bytes for header in headers),
+        shards=len(headers),
+        header_sha256=tuple(
+            (os.path.basename(name), header.sha256)
+            for name, header in zip(names, headers, strict=True)
+        ),
+        left_out=left_out,
+        revision=revision,
+    )
+
+
+def read_gguf_file(
+    path: Path, *, id: str | None = None, left_out: tuple[LeftOut, ...] = ()
+) -> Checkpoint:
+    """Return the checkpoint of a GGUF file on this machine, and of the series it is one of.
+
+    Raises:
+        CheckpointError: when a file is missing, unreadable or inconsistent.
+        UnsupportedError: as `gguf_checkpoint`.
+    """
+    paths = [path.with_name(name) for name in series(path.name)]
+    missing = [other.name for other in paths if not os.path.lexists(other)]
+    if missing and len(paths) > 1:
+        raise CheckpointError(
+            f"{shown(path.parent)}: of {len(paths)} files of the series, {len(missing)} are"
+            f" missing: {listed(missing)}; fetch them first"
+        )
+    with ExitStack() as stack:
+        parts = [Part(shown(other), stack.enter_context(FileSource(other))) for other in paths]
+        return gguf_checkpoint(parts, id=id or shown(path), left_out=left_out)
+
+
+def has_models(names: Sequence[str]) -> bool:
+    """Tell whether there are GGUF models among a directory's names."""
+    return bool(_models(names))
+
+
+def read_gguf_directory(directory: Path, names: Sequence[str]) -> Checkpoint:
+    """Return the checkpoint of the one GGUF model in a directory, as LM Studio keeps them.
+
+    Raises:
+        CheckpointError: when there is more than one, or as `read_gguf_file`.
+        UnsupportedError: as `gguf_checkpoint`.
+    """
+    models = _models(names)
+    if len(models) > 1:
+        raise CheckpointError(
+            f"{shown(directory)}: holds {len(models)} GGUF models, {listed(models)}; name one"
+        )
+    projectors = [name for name in names if _is_gguf(name) and _PROJECTOR in name.lower()]
+    left_out = tuple(
+        LeftOut(
+            shown(name),
+            regular_file_bytes(directory / name),
+            "a vision projector, which llama.cpp loads on request",
+        )
+        for name in projectors
+    )
+    return read_gguf_file(directory / models[0], id=shown(directory), left_out=left_out)
+
+
+def _models(names: Sequence[str]) -> list[str]:
+    """The files that stand for a model: of a series the first that is there."""
+    found: dict[tuple[str, str], str] = {}
+    for name in sorted(names):
+        if _is_gguf(name) and _PROJECTOR not in name.lower():
+            split = _SPLIT.fullmatch(name)
+            key = (split["stem"], split["total"]) if split else (name, "")
+            found.setdefault(key, name)
+    return list(found.values())
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(SUFFIX) and not name.startswith(".")
+
+
+def _refuse_other_kinds(metadata: Mapping[str, Value], name: str) -> None:
+    kind = metadata.get("general.type")
+    if isinstance(kind, str) and kind in _NOT_MODELS:
+        raise UnsupportedError(f"{name}: {_NOT_MODELS[kind]}")
+    if metadata.get("general.architecture") == "clip":
+        raise UnsupportedError(f"{name}: {_NOT_MODELS['mmproj']}")
+
+
+def _check_split(header: GgufHeader, name: str, number: int, total: int) -> None:
+    """Hold a file's own number against its place in the series."""
+    count = header.metadata.get("split.count", 1)
+    own = header.metadata.get("split.no", 0)
+    if total == 1 and type(count) is int and count > 1:
+        raise CheckpointError(
+            f"{name}: is one of {count} files of a split model; give it its name"
+            " -00001-of-0000N.gguf beside the others"
+        )
+    if total > 1 and (count, own) != (total, number):
+        raise CheckpointError(
+            f"{name}: calls itself file {shown(own)} of {shown(count)}, counted from 0; it should"
+            f" be {number} of {total}"
+        )
+
+
+def _merged(headers: Sequence[GgufHeader], names: Sequence[str]) -> tuple[Tensor, ...]:
+    merged: dict[str, Tensor] = {}
+    for header, name in zip(headers, names, strict=True):
+        for tensor in header.tensors:
+            if tensor.name in merged:
+                raise CheckpointError(
+                    f"{name}: tensor '{shown(tensor.name)}' stands in another file too"
+                )
+            merged[tensor.name] = tensor
+    return tuple(merged.values())
+
+
+def _check_total(metadata: Mapping[str, Value], tensors: int, name: str) -> None:
+    told = metadata.get("split.tensors.count", tensors)
+    if told != tensors:
+        raise CheckpointError(
+            f"{name}: split.tensors.count: {shown(told)}, but the files hold {tensors} tensors"
+        )
+    if not tensors:
+        raise CheckpointError(f"{name}: holds no tensors; it is a vocabulary without a model")

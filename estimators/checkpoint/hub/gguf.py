@@ -1,0 +1,60 @@
+"""GGUF files of a repository on the Hub, whose headers are read by ranges."""
+
+from pathlib import PurePosixPath
+
+from memfit.estimators.base.files import shown
+from memfit.estimators.checkpoint.gguf.files import SUFFIX, Part, gguf_checkpoint, series
+from memfit.estimators.checkpoint.hub.repository import Repository
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.shards import listed
+from memfit.estimators.base.errors import CheckpointError
+
+
+class HubSource:
+    """A file's beginning, fetched as far as it is read and kept; a header is read forwards."""
+
+    def __init__(self, repository: Repository, name: str) -> None:
+        """Take a file of the repository; what was kept of it is not fetched again."""
+        self._repository, self._name = repository, name
+        self.size: int = repository.size(name)
+        self._content = repository.kept_header(name)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return exactly ``count`` bytes at ``offset``.
+
+        Raises:
+            UnreachableError: when the Hub cannot be reached, or sends something else.
+        """
+        end = offset + count
+        if end > len(self._content):
+            self._content += self._repository.piece(self._name, len(self._content), end)
+        return self._content[offset:end]
+
+    def keep(self) -> None:
+        """Keep what was fetched: the header, and what came with it."""
+        self._repository.keep_header(self._name, self._content)
+
+
+def read_hub_gguf(repository: Repository, name: str, *, id: str) -> Checkpoint:
+    """Return the checkpoint of a repository's GGUF file, and of the series it is one of.
+
+    Raises:
+        CheckpointError: when there is no such file, or as `gguf_checkpoint`.
+        UnreachableError: when the Hub cannot be reached.
+        UnsupportedError: as `gguf_checkpoint`.
+    """
+    place = PurePosixPath(name)
+    names = [str(place.with_name(part)) for part in series(place.name)]
+    if missing := repository.lacks(names):
+        there = [file for file in repository.listing.files if file.lower().endswith(SUFFIX)]
+        has = f"; it has {listed(sorted(there))}" if there else ""
+        raise CheckpointError(f"{shown(repository.place)}: has no {listed(missing)}{has}")
+    sources = [HubSource(repository, part) for part in names]
+    parts = [
+        Part(shown(repository.place / part), source)
+        for part, source in zip(names, sources, strict=True)
+    ]
+    checkpoint = gguf_checkpoint(parts, id=id, revision=repository.listing.commit)
+    for source in sources:
+        source.keep()
+    return checkpoint

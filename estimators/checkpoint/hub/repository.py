@@ -1,0 +1,319 @@
+"""A repository on the Hub as a folder: what is asked of it is fetched, and of weights the header.
+
+The first round asks at once for the listing, the config, the index and the header of a model in
+one file (or, by its name, ModelOpt's quantisation), before it is known which of them there are; the
+second for the headers of shards. With an index each header's length is known closely enough for
+one request to bring it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import PurePath
+from urllib.parse import quote
+
+from memfit.estimators.checkpoint.config import CONFIG, MAX_CONFIG_BYTES, MODELOPT
+from memfit.estimators.base.files import shown
+from memfit.estimators.checkpoint.hub.header_cache import HeaderCache
+from memfit.estimators.checkpoint.hub.listing import (
+    MAX_LISTING_BYTES,
+    Listing,
+    RemoteFile,
+    parse_listing,
+)
+from memfit.estimators.checkpoint.hub.parallel import start
+from memfit.estimators.checkpoint.hub.requests import ATTEMPTS, Answer, Client, NoAnswerError
+from memfit.estimators.checkpoint.hub.settings import Hub
+from memfit.estimators.checkpoint.safetensors import (
+    LENGTH_BYTES,
+    MAX_EXTENT,
+    Header,
+    checked_header_bytes,
+    parse_header,
+)
+from memfit.estimators.checkpoint.shards import MAX_INDEX_BYTES, Index
+from memfit.estimators.checkpoint.weight_files import SAFETENSORS_INDEX
+from memfit.estimators.base.errors import CheckpointError, UnreachableError
+from memfit.estimators.base.progress import Sink
+
+MOST_THREADS = 32
+SINGLE_FILE = "model.safetensors"
+# ModelOpt's exports are named for what they are in: Llama-3.3-70B-Instruct-FP4, Qwen3-8B-NVFP4.
+_NAMES_MODELOPT = re.compile(r"fp[48]|modelopt", re.IGNORECASE)
+# A header that no index describes: 97% of the Hub's are below 100 kB (huggingface_hub/hf_api.py).
+USUAL_HEADER_BYTES = 128_000
+# What a tensor's entry takes beside its name: the longest dtype, three dimensions of five digits
+# and offsets of eleven; and the metadata of a file.
+ENTRY_BYTES = 96
+METADATA_BYTES = 4096
+
+
+class Repository:
+    """A repository at a revision; ``stale`` says why the Hub's own word is not the latest."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        name: str,
+        revision: str,
+        *,
+        place: PurePath,
+        cache: HeaderCache,
+        sink: Sink,
+        listing_only: bool = False,
+    ) -> None:
+        """Fetch the listing, and with it what a first reading of safetensors needs.
+
+        Raises:
+            CheckpointError: when there is no such repository or revision.
+            UnreachableError: when the Hub cannot be reached, and nothing is kept of it.
+        """
+        self.place = place
+        self.stale = ""
+        self._hub, self._name, self._cache, self._sink = hub, name, cache, sink
+        self._client: Client | None = None
+        self._begun: dict[str, Answer | UnreachableError] = {}
+        self.listing = self._listing(revision, listing_only)
+
+    def names(self) -> Sequence[str]:
+        """Return the names at the repository's top level, sorted."""
+        return sorted(name for name in self.listing.files if "/" not in name)
+
+    def holds(self, name: str) -> bool:
+        """Tell whether the repository has such a file."""
+        return name in self.listing.files
+
+    def lacks(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that the repository does not have."""
+        return [name for name in names if name not in self.listing.files]
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """Return a small file whole, as it is at the listed commit."""
+        file = self._file(name)
+        if file.size is not None and file.size > limit:
+            raise CheckpointError(
+                f"{shown(self.place / name)}: {file.size} bytes, but at most {limit} of such a file"
+                " are read"
+            )
+        if (kept := self._kept(name)) is not None and file.is_content(kept):
+            return kept
+        begun = self._begun.pop(name, None)
+        if isinstance(begun, UnreachableError):
+            raise begun
+        if begun and self._is_listed(begun) and file.is_content(begun.content):
+            content = begun.content
+        else:
+            content = self._whole(self._url(self.listing.commit, name), limit).content
+        if not file.is_content(content):
+            raise UnreachableError(
+                f"{shown(self.place / name)}: what came is not the file that the Hub lists"
+            )
+        self._cache.put(content, *self._key(name))
+        return content
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file."""
+        size = self._file(name).size
+        if size is None:
+            raise UnreachableError(f"{shown(self.place / name)}: the Hub does not tell its size")
+        return size
+
+    def pickled_bytes(self, name: str) -> int:
+        """Return the bytes of a PyTorch file; the Hub lists no stand-ins."""
+        return self.size(name)
+
+    def headers(self, names: Sequence[str], index: Index | None) -> Iterable[Header]:
+        """Return the headers, in parallel where they have to be fetched."""
+        found = {name: self._kept(name) for name in names}
+        missing = [name for name, content in found.items() if content is None]
+        expected = _expected_bytes(index)
+        jobs = [
+            partial(self._header, name, expected.get(name, USUAL_HEADER_BYTES)) for name in missing
+        ]
+        found.update(zip(missing, self._parallel(jobs), strict=True))
+        return [self._parsed(name, found[name] or b"") for name in names]
+
+    def kept_header(self, name: str) -> bytes:
+        """Return what is kept of a file's beginning, empty where nothing is."""
+        return self._kept(name) or b""
+
+    def keep_header(self, name: str, content: bytes) -> None:
+        """Keep a file's beginning for another time."""
+        self._cache.put(content, *self._key(name))
+
+    def piece(self, name: str, start: int, end: int) -> bytes:
+        """Return the bytes of a file from ``start`` to before ``end``.
+
+        Raises:
+            UnreachableError: when the Hub cannot be reached, or sends something else.
+        """
+        content = self._range(name, lambda _: end - start, start, end)[: end - start]
+        if len(content) < end - start:
+            raise UnreachableError(f"{shown(self.place / name)}: the Hub sent only a part of it")
+        return content
+
+    def _parsed(self, name: str, content: bytes) -> Header:
+        first_bytes, text = content[:LENGTH_BYTES], content[LENGTH_BYTES:]
+        return parse_header(first_bytes, text, self.size(name), self.place / name)
+
+    def _header(self, name: str, expected: int) -> bytes:
+        path, size = self.place / name, self.size(name)
+        if size < LENGTH_BYTES:
+            raise CheckpointError(f"{shown(path)}: {size} bytes is no safetensors file")
+        wanted = partial(_header_bytes, size=size, path=path)
+        begun = self._begun.pop(name, None)
+        if isinstance(begun, Answer) and self._is_listed(begun):
+            content = self._checked(begun, name)
+        else:
+            content = self._range(name, wanted, 0, min(expected, size))
+        header_bytes = wanted(content)
+        if len(content) < header_bytes:
+            rest = header_bytes - len(content)
+            content += self._range(name, lambda _: rest, len(content), header_bytes)
+        if len(content) < header_bytes:
+            raise UnreachableError(f"{shown(path)}: the Hub sent only a part of the header")
+        content = content[:header_bytes]
+        self._cache.put(content, *self._key(name))
+        return content
+
+    def _range(self, name: str, wanted: Callable[[bytearray], int], start: int, end: int) -> bytes:
+        url = self._url(self.listing.commit, name)
+        return self._checked(self._connected().get(url, wanted, span=(start, end)), name)
+
+    def _is_listed(self, begun: Answer) -> bool:
+        """Asked by the revision's name, an answer may be of another commit: a push came between."""
+        return begun.commit == self.listing.commit
+
+    def _checked(self, answer: Answer, name: str) -> bytes:
+        if answer.total not in (None, self.size(name)):
+            raise UnreachableError(
+                f"{shown(self.place / name)}: its length is {answer.total} bytes as sent and"
+                f" {self.size(name)} as listed"
+            )
+        return answer.content
+
+    def _listing(self, revision: str, listing_only: bool) -> Listing:
+        key = (self._hub.endpoint, self._name, "revision", revision)
+        kept = self._cache.get(*key)
+        if self._hub.offline:
+            if kept is None:
+                raise UnreachableError(
+                    f"{shown(self.place)}: HF_HUB_OFFLINE is set, and neither Hugging Face's cache"
+                    " nor memfit's has it; unset it once"
+                )
+            return self._as_kept(kept, f"{shown(self.place)}: HF_HUB_OFFLINE is set")
+        try:
+            content = self._first_round(revision, kept is None, listing_only)
+        except NoAnswerError as error:
+            if kept is None:
+                raise
+            return self._as_kept(kept, str(error))
+        listing = parse_listing(content, self.place)
+        self._cache.put(content, *key)
+        return listing
+
+    def _as_kept(self, content: bytes, why: str) -> Listing:
+        listing = parse_listing(content, self.place)
+        self.stale = f"{why}; this is commit {listing.commit[:12]}, as it was last read"
+        return listing
+
+    def _first_round(self, revision: str, is_first: bool, listing_only: bool) -> bytes:
+        """The listing; on a first call the files that every model has come along with it."""
+        url = f"{self._hub.endpoint}/api/models/{self._name}/revision/{quote(revision, safe='')}"
+        attempts = ATTEMPTS if is_first else 1  # whoever has an answer need not wait for three
+        jobs = [lambda: self._whole(f"{url}?blobs=true", MAX_LISTING_BYTES, attempts).content]
+        if is_first and not listing_only:
+            config, index = self._url(revision, CONFIG), self._url(revision, SAFETENSORS_INDEX)
+            jobs += [
+                partial(self._begin, CONFIG, lambda: self._whole(config, MAX_CONFIG_BYTES)),
+                partial(
+                    self._begin, SAFETENSORS_INDEX, lambda: self._whole(index, MAX_INDEX_BYTES)
+                ),
+                self._guess(revision),
+            ]
+        return self._parallel(jobs)[0]
+
+    def _begin(self, name: str, fetch: Callable[[], Answer]) -> bytes:
+        """Fetch a file before it is known whether there is one."""
+        try:
+            self._begun[name] = fetch()
+        except UnreachableError as error:
+            self._begun[name] = error
+        except CheckpointError:
+            pass  # none there, or damaged: when it counts it is asked for again
+        return b""
+
+    def _guess(self, revision: str) -> Callable[[], bytes]:
+        """What a model of this name has beside config and index, as a rule."""
+        if _NAMES_MODELOPT.search(self._name):
+            url = self._url(revision, MODELOPT)
+            return partial(self._begin, MODELOPT, lambda: self._whole(url, MAX_CONFIG_BYTES))
+        return partial(self._begin, SINGLE_FILE, lambda: self._likely_header(revision))
+
+    def _likely_header(self, revision: str) -> Answer:
+        path = self.place / SINGLE_FILE
+        wanted = partial(_header_bytes, size=MAX_EXTENT, path=path)
+        url = self._url(revision, SINGLE_FILE)
+        return self._connected().get(url, wanted, span=(0, USUAL_HEADER_BYTES), attempts=1)
+
+    def _whole(self, url: str, limit: int, attempts: int = ATTEMPTS) -> Answer:
+        answer = self._connected().get(url, lambda _: limit + 1, attempts=attempts)
+        if len(answer.content) > limit:
+            raise UnreachableError(f"{shown(self.place)}: the Hub sent more than {limit} bytes")
+        return answer
+
+    def _parallel(self, jobs: Sequence[Callable[[], bytes]]) -> list[bytes]:
+        """The results of jobs in their order; the first that fails ends the others."""
+        if not jobs:
+            return []
+        client = self._connected()
+        futures = start(jobs, MOST_THREADS)
+        try:
+            # After the requests have gone out: who is told may use the wait.
+            self._sink.begin(f"Reading {shown(self.place)}", len(jobs))
+            for future in futures:
+                future.add_done_callback(lambda _: self._sink.advance())
+            return [future.result() for future in futures]
+        except BaseException:
+            client.stop()
+            for future in futures:
+                future.cancel()
+            raise
+        finally:
+            self._sink.end()
+
+    def _connected(self) -> Client:
+        if self.stale:
+            raise UnreachableError(f"{self.stale}, and a part of it is not kept")
+        if self._client is None:
+            self._client = Client(self._hub, self._name, self._sink)
+        return self._client
+
+    def _kept(self, name: str) -> bytes | None:
+        return self._cache.get(*self._key(name))
+
+    def _key(self, name: str) -> tuple[str, ...]:
+        digest = self.listing.files[name].digest
+        return self._hub.endpoint, self._name, digest or f"{self.listing.commit}/{name}"
+
+    def _file(self, name: str) -> RemoteFile:
+        return self.listing.files[name]
+
+    def _url(self, revision: str, name: str) -> str:
+        return f"{self._hub.endpoint}/{self._name}/resolve/{quote(revision, safe='')}/{quote(name)}"
+
+
+def _header_bytes(body: bytearray | bytes, size: int, path: PurePath) -> int:
+    """How many bytes the header takes, as soon as its length has come."""
+    if len(body) < LENGTH_BYTES:
+        return LENGTH_BYTES
+    return checked_header_bytes(bytes(body[:LENGTH_BYTES]), size, path)
+
+
+def _expected_bytes(index: Index | None) -> dict[str, int]:
+    """How long the header of each file may be, by the names of the tensors in it."""
+    expected: dict[str, int] = {}
+    for tensor, file in (index.weight_map if index else {}).items():
+        known = expected.setdefault(file, LENGTH_BYTES + METADATA_BYTES)
+        expected[file] = known + len(tensor) + ENTRY_BYTES
+    return expected

@@ -1,0 +1,280 @@
+"""Requests to the Hub: bounded in bytes, time and tries. The one module that touches the network.
+
+The connection, the token and the settings are huggingface-hub's. Its metadata calls are not used:
+they read a body whole even when a server ignores Range, refuse headers above 25 MB, and drop what
+the digest is taken of (docs/hub.md).
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urljoin, urlsplit
+
+from memfit.estimators.base.files import shown
+from memfit.estimators.checkpoint.hub.http_errors import refusal
+from memfit.estimators.checkpoint.hub.settings import Hub, open_session
+from memfit.estimators.base.errors import InputError, UnreachableError
+from memfit.estimators.base.progress import Request, Sink
+from memfit.estimators.base.version import __version__
+
+if TYPE_CHECKING:
+    import httpx2
+
+ATTEMPTS = 3
+FIRST_PAUSE_SECONDS = 0.5  # doubled with every attempt
+LONGEST_PAUSE_SECONDS = 20.0  # a Retry-After beyond it is told, not waited for
+LONGEST_BODY_SECONDS = 120.0  # a body that trickles in is given up
+MAX_REDIRECTS = 5
+DRAINED_BYTES = 65_536  # a rest this small is read, so that the connection can be used again
+_AGAIN = frozenset((408, 429, 500, 502, 503, 504))
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
+_RATE_LIMIT = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})")
+
+
+class NoAnswerError(UnreachableError):
+    """The Hub did not answer, or not as a Hub does: another time it may."""
+
+
+class _AgainError(Exception):
+    """An attempt failed in a way that another may not; ``pause`` is what the server asks for."""
+
+    def __init__(self, reason: str, pause: float | None = None) -> None:
+        super().__init__(reason)
+        self.pause = pause
+
+
+class Answer(NamedTuple):
+    """The body of an answer as far as it was wanted, and what was told of the file."""
+
+    content: bytes
+    total: int | None  # bytes of the whole file
+    commit: str | None  # whose file it is, told by the Hub before it redirects
+
+
+class _Redirect(NamedTuple):
+    """Where an answer leads, and the commit it tells."""
+
+    url: str
+    commit: str | None
+
+
+class Client:
+    """Makes requests, from any thread."""
+
+    def __init__(self, hub: Hub, repository: str, sink: Sink) -> None:
+        """Take what is asked for; the token is read here.
+
+        Raises:
+            InputError: when the token is no token, or no connection can be made as it is set up.
+            UnreachableError: when it cannot be had.
+        """
+        self._hub, self._repository, self._sink = hub, repository, sink
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            # It reads the system's certificates, and leaves Python to import what a token needs.
+            session = beside.submit(open_session)
+            self._headers = {
+                "accept-encoding": "identity",  # ranges are of the file, not of its compression
+                "user-agent": f"memfit/{__version__}",
+                **_authorization(),
+            }
+            self._session = session.result()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Let requests under way end early: their results are no longer wanted."""
+        self._stopped.set()
+
+    def get(
+        self,
+        url: str,
+        wanted: Callable[[bytearray], int],
+        *,
+        span: tuple[int, int] | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> Answer:
+        """Return the body at ``url``, from ``span[0]`` to before ``span[1]`` where it is given.
+
+        Reading stops once there are ``wanted(body so far)`` bytes, whatever the server sends on.
+
+        Raises:
+            CheckpointError: when the Hub knows no such repository, revision or file.
+            NoAnswerError: when no attempt brought an answer.
+            UnreachableError: when the Hub refuses.
+        """
+        pause = FIRST_PAUSE_SECONDS
+        for attempt in range(1, attempts + 1):
+            try:
+                return self._follow(url, wanted, span)
+            except _AgainError as again:
+                delay = pause if again.pause is None else again.pause
+                if attempt == attempts or delay > LONGEST_PAUSE_SECONDS or self._stopped.is_set():
+                    raise NoAnswerError(self._given_up(again, attempt)) from None
+                self._stopped.wait(delay)
+                pause *= 2
+        raise AssertionError("no attempts were allowed")
+
+    def _given_up(self, again: _AgainError, attempt: int) -> str:
+        tries = "" if attempt == 1 else f", {attempt} times"
+        wait = "" if again.pause is None else f"; it asks to wait {again.pause:.0f} s"
+        return f"{self._repository}: {shown(again)}{tries}{wait}"
+
+    def _follow(
+        self, url: str, wanted: Callable[[bytearray], int], span: tuple[int, int] | None
+    ) -> Answer:
+        headers = dict(self._headers)
+        if span:
+            headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
+        commit = None
+        for hop in range(MAX_REDIRECTS + 1):
+            answer = self._attempt(url, headers, wanted, span[0] if span else 0)
+            commit = answer.commit if hop == 0 else commit
+            if isinstance(answer, Answer):
+                return answer._replace(commit=commit)
+            if _origin(answer.url) != _origin(url):
+                headers.pop("authorization", None)
+            if _origin(url)[0] == "https" and _origin(answer.url)[0] != "https":
+                raise UnreachableError(
+                    f"{self._repository}: {_host(url)} redirects to {_host(answer.url)} without TLS"
+                )
+            url = answer.url
+        raise UnreachableError(
+            f"{self._repository}: {_host(url)} redirects more than {MAX_REDIRECTS} times"
+        )
+
+    def _attempt(
+        self, url: str, headers: dict[str, str], wanted: Callable[[bytearray], int], start: int
+    ) -> "Answer | _Redirect":
+        """One request: an answer, or where it leads."""
+        import httpx2
+
+        started, status, body = time.monotonic(), None, bytearray()
+        try:
+            with self._session.stream(
+                "GET",
+                url,
+                headers=headers,
+                timeout=self._hub.timeout_seconds,
+                follow_redirects=False,
+            ) as response:
+                status, commit = response.status_code, response.headers.get("x-repo-commit")
+                if response.has_redirect_location:
+                    return _Redirect(urljoin(url, str(response.headers["location"])), commit)
+                self._refuse(response, url)
+                skipped, total = self._extent(response, start)
+                self._read(response, body, skipped, wanted)
+                return Answer(bytes(body[skipped:]), total, commit)
+        except httpx2.TimeoutException:
+            limit = f"{self._hub.timeout_seconds:g} s"
+            raise _AgainError(f"{_host(url)} did not answer within {limit}") from None
+        except (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ProxyError) as error:
+            raise _AgainError(f"{_host(url)} cannot be reached: {_reason(error)}") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+            raise UnreachableError(
+                f"{self._repository}: {shown(url)} cannot be asked: {_reason(error)}"
+            ) from None
+        finally:
+            seconds = time.monotonic() - started
+            self._sink.request(Request(url.partition("?")[0], status, len(body), seconds))
+
+    def _read(
+        self,
+        response: "httpx2.Response",
+        body: bytearray,
+        skipped: int,
+        wanted: Callable[[bytearray], int],
+    ) -> None:
+        length = _length(response)
+        deadline = time.monotonic() + LONGEST_BODY_SECONDS
+        for part in response.iter_raw():
+            body += part
+            rest = None if length is None else length - len(body)
+            enough = skipped + wanted(body[skipped:] if skipped else body)
+            if len(body) >= enough and (rest is None or rest > DRAINED_BYTES):
+                return
+            if self._stopped.is_set() or time.monotonic() > deadline:
+                host = _host(str(response.url))
+                raise UnreachableError(
+                    f"{self._repository}: {host} took longer than {LONGEST_BODY_SECONDS:.0f} s"
+                )
+
+    def _extent(self, response: "httpx2.Response", start: int) -> tuple[int, int | None]:
+        """Bytes of the body that come before ``start``, and the file's size; 200 is all of it."""
+        if response.status_code == 200:
+            return start, _length(response)
+        match = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+        if not match or int(match[1]) != start:
+            raise UnreachableError(
+                f"{self._repository}: {_host(str(response.url))} answered another part of the file"
+                " than it was asked for"
+            )
+        return 0, None if match[2] == "*" else int(match[2])
+
+    def _refuse(self, response: "httpx2.Response", url: str) -> None:
+        status = response.status_code
+        if status in (200, 206):
+            return
+        if status in _AGAIN:
+            raise _AgainError(f"{_host(url)} answered {status}", _asked_pause(response))
+        raise refusal(
+            status,
+            response.headers.get("x-error-code", ""),
+            response.headers.get("x-error-message", ""),
+            url=url,
+            repository=self._repository,
+            endpoint=self._hub.endpoint,
+            has_token="authorization" in self._headers,
+        )
+
+
+def _authorization() -> dict[str, str]:
+    from huggingface_hub import constants, get_token
+    from huggingface_hub.errors import OIDCError
+
+    if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        return {}
+    try:
+        token = get_token()
+    except (OIDCError, OSError, ValueError) as error:
+        raise UnreachableError(f"the Hugging Face token cannot be had: {_reason(error)}") from None
+    if token is None:
+        return {}
+    if not token.isascii() or not token.isprintable():
+        raise InputError("the Hugging Face token has characters no token has; see HF_TOKEN")
+    return {"authorization": f"Bearer {token}"}
+
+
+def _asked_pause(response: "httpx2.Response") -> float | None:
+    """Seconds until another attempt: by Retry-After, else by the Hub's own rate limit header."""
+    text = response.headers.get("retry-after", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        limit = _RATE_LIMIT.search(response.headers.get("ratelimit", ""))
+        return float(limit[1]) if limit and response.status_code == 429 else None
+
+
+def _length(response: "httpx2.Response") -> int | None:
+    text = response.headers.get("content-length", "")
+    return int(text[:18]) if text.isascii() and text.isdigit() else None
+
+
+def _origin(url: str) -> tuple[str, str]:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "", ""
+    return parts.scheme, parts.netloc.rpartition("@")[2].lower()
+
+
+def _host(url: str) -> str:
+    return shown(_origin(url)[1] or url)
+
+
+def _reason(error: Exception) -> str:
+    return shown(str(error) or type(error).__name__)

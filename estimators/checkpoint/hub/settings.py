@@ -1,0 +1,80 @@
+"""Which Hub is asked, and how: huggingface-hub's settings, held against what they may be."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from memfit.estimators.base.files import shown
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
+
+if TYPE_CHECKING:
+    import httpx2
+
+_OF_CONNECTIONS = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+@record(frozen=True, slots=True)
+class Hub:
+    """Which Hub is asked, and how; the token is looked up when the first request is made."""
+
+    endpoint: str
+    snapshots: Path  # huggingface-hub's own cache of downloaded files
+    offline: bool = False
+    timeout_seconds: float = 10.0
+
+
+def configured_hub() -> Hub:
+    """Return the Hub that HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE and their kin set.
+
+    Raises:
+        InputError: when one of them cannot be read.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT")
+    if endpoint is not None and not _is_address(endpoint):
+        raise InputError(
+            f"HF_ENDPOINT={shown(endpoint)!r}: no address; write https://host, or unset it"
+        )
+    try:
+        from huggingface_hub import constants
+    except ValueError as error:
+        names = [name for name in _set("HF_") if repr(os.environ[name]) in str(error)]
+        raise InputError(f"{', '.join(names) or 'HF_*'}: {shown(error)}") from None
+    return Hub(
+        endpoint=constants.ENDPOINT,
+        snapshots=Path(constants.HF_HUB_CACHE),
+        offline=constants.is_offline_mode(),
+        timeout_seconds=float(constants.HF_HUB_DOWNLOAD_TIMEOUT),
+    )
+
+
+def open_session() -> "httpx2.Client":
+    """Return huggingface-hub's connection, with the environment's proxies and certificates.
+
+    Raises:
+        InputError: when they cannot be used.
+    """
+    try:
+        from huggingface_hub.utils import get_session
+
+        session: httpx2.Client = get_session()
+    except (ImportError, OSError, ValueError) as error:
+        names = ", ".join(_set(_OF_CONNECTIONS)) or "the proxy and certificate settings"
+        raise InputError(f"no connection can be made with {names}: {shown(error)}") from None
+    return session
+
+
+def _is_address(endpoint: str) -> bool:
+    try:
+        parts = urlsplit(endpoint)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _set(prefixes: str | Iterable[str]) -> list[str]:
+    """Names of the environment that begin so; of proxies either case counts."""
+    wanted = prefixes if isinstance(prefixes, str) else tuple(prefixes)
+    return sorted(name for name in os.environ if name.upper().startswith(wanted))

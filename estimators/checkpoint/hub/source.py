@@ -1,0 +1,163 @@
+"""Names on the Hub: ``org/name[@revision]``, answered from headers alone; docs/hub.md."""
+
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from memfit.estimators.checkpoint.config import CONFIG
+from memfit.estimators.base.files import shown
+from memfit.estimators.checkpoint.hub.header_cache import HeaderCache, user_cache
+from memfit.estimators.checkpoint.hub.repository import Repository
+from memfit.estimators.checkpoint.hub.settings import Hub, configured_hub
+from memfit.estimators.checkpoint.local.directory import read_directory, read_folder
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.progress import SILENT, Sink
+
+DEFAULT_REVISION = "main"
+
+
+class _Snapshot(NamedTuple):
+    """A repository at a commit as huggingface-hub downloaded it, whole or in part."""
+
+    directory: Path
+    commit: str
+
+
+def open_hub_file(
+    reference: str,
+    *,
+    sink: Sink = SILENT,
+    hub: Hub | None = None,
+    cache: HeaderCache | None = None,
+) -> Checkpoint:
+    """Return the checkpoint of a GGUF file, or of its series, in a repository.
+
+    The reference is ``org/name:file.gguf`` or ``org/name@revision:file.gguf``. Only headers are
+    fetched, by ranges.
+
+    Raises:
+        CheckpointError: when there is no such repository, revision or file, or its header is
+            inconsistent.
+        UnreachableError: when the Hub cannot be reached, or refuses.
+        UnsupportedError: for a file that is no model, or not described.
+    """
+    # Imported for a GGUF file alone: most repositories are of safetensors.
+    from memfit.estimators.checkpoint.gguf.files import read_gguf_file
+    from memfit.estimators.checkpoint.hub.gguf import read_hub_gguf
+
+    place, _, file = reference.partition(":")
+    name, _, revision = place.partition("@")
+    revision = revision or DEFAULT_REVISION
+    _refuse_odd(name, revision, reference)
+    cache = cache or user_cache()
+    hub = hub or configured_hub()
+    snapshot = _find_snapshot(hub.snapshots, name, revision, file)
+    if snapshot:
+        found = read_gguf_file(snapshot.directory / file, id=shown(reference))
+        return replace(found, revision=snapshot.commit)
+    # The files stand behind the repository and a slash in messages, as in its address.
+    repository = Repository(
+        hub,
+        name,
+        revision,
+        place=PurePosixPath(place),
+        cache=cache,
+        sink=sink,
+        listing_only=True,
+    )
+    checkpoint = read_hub_gguf(repository, file, id=shown(reference))
+    cache.trim()
+    return replace(checkpoint, warnings=tuple(filter(None, (repository.stale,))))
+
+
+def open_hub(
+    reference: str,
+    *,
+    sink: Sink = SILENT,
+    hub: Hub | None = None,
+    cache: HeaderCache | None = None,
+) -> Checkpoint:
+    """Return the checkpoint of a repository: its config, index and headers, never its weights.
+
+    A snapshot that huggingface-hub has downloaded is read from disk without a request.
+
+    Raises:
+        CheckpointError: when there is no such repository or revision, or its files are
+            inconsistent.
+        ConfigError: when its config is not one.
+        UnreachableError: when the Hub cannot be reached, or refuses.
+    """
+    name, _, revision = reference.partition("@")
+    revision = revision or DEFAULT_REVISION
+    _refuse_odd(name, revision, reference)
+    hub = hub or configured_hub()
+    snapshot = _find_snapshot(hub.snapshots, name, revision)
+    if snapshot and (found := _read_snapshot(snapshot, reference, offline=hub.offline)):
+        return found
+    cache = cache or user_cache()
+    place = PurePosixPath(reference)
+    repository = Repository(hub, name, revision, place=place, cache=cache, sink=sink)
+    _refuse_without_config(repository)
+    checkpoint = read_folder(repository, "hub")
+    cache.trim()
+    return replace(
+        checkpoint,
+        revision=repository.listing.commit,
+        warnings=(*checkpoint.warnings, *filter(None, (repository.stale,))),
+    )
+
+
+def _refuse_odd(name: str, revision: str, reference: str) -> None:
+    parts = [*name.split("/"), *revision.split("/")]
+    if any(part in ("", ".", "..") for part in parts) or name.count("/") != 1:
+        raise CheckpointError(f"{shown(reference)!r}: no name on the Hub; write org/name@revision")
+
+
+def _find_snapshot(
+    snapshots: Path, name: str, revision: str, file: str = CONFIG
+) -> _Snapshot | None:
+    folder = snapshots / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (folder / "refs" / revision).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        commit = revision
+    directory = folder / "snapshots" / commit
+    # A revision such as refs/pr/1 that was never resolved is no commit's name.
+    found = commit.isalnum() and (directory / file).is_file()
+    return _Snapshot(directory, commit) if found else None
+
+
+def _read_snapshot(snapshot: _Snapshot, reference: str, *, offline: bool) -> Checkpoint | None:
+    """The checkpoint of a snapshot; None for a part of one, where the Hub can be asked."""
+    try:
+        checkpoint = read_directory(snapshot.directory)
+    except CheckpointError:
+        if offline:
+            raise
+        return None
+    if checkpoint.tensors is None and not offline:
+        return None
+    commit = snapshot.commit
+    since = f"read from Hugging Face's cache, commit {commit[:12]}; the Hub was not asked"
+    pinned = reference.endswith(f"@{commit}")
+    return replace(
+        checkpoint,
+        id=shown(reference),
+        source="hub",
+        revision=commit,
+        warnings=(*checkpoint.warnings, *(() if pinned else (f"{shown(reference)}: {since}",))),
+    )
+
+
+def _refuse_without_config(repository: Repository) -> None:
+    if repository.holds(CONFIG):
+        return
+    names = repository.names()
+    fault = "has no config.json; give a model's repository"
+    if gguf := [name for name in names if name.lower().endswith(".gguf")]:
+        name = str(repository.place).partition("@")[0]
+        fault = f"holds GGUF files and no config.json; name one of them, {name}:{shown(gguf[0])}"
+    elif "adapter_config.json" in names:
+        fault = "has no config.json; it holds an adapter, give the model that it was trained on"
+    raise CheckpointError(f"{shown(repository.place)}: {fault}")

@@ -1,0 +1,99 @@
+"""A model on this machine: a directory as mlx-lm loads it, or one weight file of it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from memfit.estimators.checkpoint.config import CONFIG, model_config, read_model_config
+from memfit.estimators.base.files import shown
+from memfit.estimators.checkpoint.checkpoint_files import Directory, Folder
+from memfit.estimators.checkpoint.manifest import Checkpoint, Source
+from memfit.estimators.checkpoint.safetensors import read_header
+from memfit.estimators.checkpoint.shards import listed, shard_total
+from memfit.estimators.checkpoint.weight_files import is_weight_file, read_weights
+from memfit.estimators.base.errors import CheckpointError
+
+
+def read_directory(directory: Path) -> Checkpoint:
+    """Return the checkpoint of a directory with a config.json, and weights or none.
+
+    Raises:
+        CheckpointError: when the directory has no config.json, or a file that counts is
+            missing, unreadable or inconsistent.
+        ConfigError: when config.json is not one.
+    """
+    return read_folder(Directory(directory), "local")
+
+
+def read_folder(folder: Folder, source: Source) -> Checkpoint:
+    """Return the checkpoint of a folder, wherever it lies; its id is the folder's place.
+
+    Raises:
+        CheckpointError: as `read_directory`.
+        ConfigError: as `read_directory`.
+        UnreachableError: when the folder lies elsewhere and cannot be reached.
+    """
+    names = folder.names()
+    if CONFIG not in names:
+        raise CheckpointError(f"{shown(folder.place)}: {_what_is_missing(names)}")
+    config = model_config(folder)
+    weights = read_weights(folder, names)
+    return Checkpoint(
+        id=shown(folder.place),
+        source=source,
+        config=config,
+        config_name=shown(folder.place / CONFIG),
+        tensors=weights.tensors,
+        weight_bytes_bound=weights.bound,
+        file_bytes=weights.file_bytes,
+        header_bytes=weights.header_bytes,
+        shards=weights.shards,
+        header_sha256=weights.header_sha256,
+        left_out=weights.left_out,
+        warnings=weights.warnings,
+    )
+
+
+def read_file(path: Path) -> Checkpoint:
+    """Return the checkpoint of one safetensors file, and of the config.json beside it.
+
+    Where there is none the config is empty: the weights are exact, the rest is unknown.
+
+    Raises:
+        CheckpointError: when the file is unreadable or inconsistent.
+        ConfigError: when the config.json beside it is not one.
+    """
+    header = read_header(path)
+    config_path = path.with_name("config.json")
+    has_config = os.path.lexists(config_path)
+    return Checkpoint(
+        id=shown(path),
+        source="local",
+        config=read_model_config(config_path) if has_config else {},
+        config_name=shown(config_path),
+        tensors=header.tensors,
+        file_bytes=header.file_bytes,
+        header_bytes=header.header_bytes,
+        shards=1,
+        header_sha256=((path.name, header.sha256),),
+        warnings=_file_warnings(path, has_config),
+    )
+
+
+def _file_warnings(path: Path, has_config: bool) -> tuple[str, ...]:
+    warnings = []
+    if (total := shard_total(path.name)) > 1:
+        warnings.append(f"{shown(path)}: one of {total} shards; give the directory for all of them")
+    if not has_config:
+        warnings.append(f"{shown(path)}: no config.json beside it; only its weights are known")
+    return tuple(warnings)
+
+
+def _what_is_missing(names: Sequence[str]) -> str:
+    if not names:
+        return "it is empty; give a directory with config.json and model*.safetensors"
+    if "adapter_config.json" in names:
+        return "no config.json; it holds an adapter, give the model that it was trained on"
+    if weight_files := [name for name in names if is_weight_file(name)]:
+        return f"no config.json beside {listed(weight_files)}; copy the model's own there"
+    return "no config.json; give a model's directory, or its config.json"

@@ -1,0 +1,62 @@
+"""A sample: a YAML file that carries a model's config, its origin and what is known of it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memfit.estimators.base.files import read_whole, shown
+from memfit.estimators.base.reading.strict_json import plain
+from memfit.estimators.base.reading.strict_yaml import parse_document
+from memfit.estimators.base.errors import ConfigError
+from memfit.estimators.base.records import record
+
+MAX_SAMPLE_BYTES = 1_000_000
+SCHEMA = "memfit.sample/1"
+_KEYS = frozenset({"schema", "name", "source", "config", "expected"})
+
+
+@record(frozen=True, slots=True)
+class Sample:
+    """A config with its origin, and the figures that are known of it."""
+
+    name: str
+    source: str
+    config: Mapping[str, Any]
+    expected: Mapping[str, Any]
+
+
+def read_sample(path: Path) -> Sample:
+    """Return the sample of a YAML file in the schema ``memfit.sample/1``.
+
+    Raises:
+        CheckpointError: when the file is missing, unreadable or above ``MAX_SAMPLE_BYTES``.
+        ConfigError: when it is not YAML, not a sample, or holds what no config can.
+    """
+    document = parse_document(read_whole(path, limit=MAX_SAMPLE_BYTES), path)
+    value = plain(document, shown(path), error=ConfigError)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{shown(path)}: expected a mapping of schema, name, source and config")
+    if value.get("schema") != SCHEMA:
+        raise ConfigError(f"{shown(path)}: schema: expected {SCHEMA}")
+    if unknown := sorted(value.keys() - _KEYS):
+        raise ConfigError(f"{shown(path)}: {shown(unknown[0])}: no such key in a sample")
+    return Sample(
+        name=_text(value, "name", path),
+        source=_text(value, "source", path),
+        config=_mapping(value, "config", path),
+        expected=_mapping({"expected": {}, **value}, "expected", path),
+    )
+
+
+def _text(sample: Mapping[str, Any], key: str, path: Path) -> str:
+    value = sample.get(key)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{shown(path)}: {key}: expected a text")
+    return value
+
+
+def _mapping(sample: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    value = sample.get(key)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{shown(path)}: {key}: expected a mapping")
+    return value

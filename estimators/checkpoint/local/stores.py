@@ -1,0 +1,152 @@
+"""Models that other programs keep on this machine: Ollama's store and ModelScope's cache."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memfit.estimators.base.files import names_in, read_whole, shown
+from memfit.estimators.checkpoint.gguf.files import read_gguf_file
+from memfit.estimators.checkpoint.local.directory import read_directory
+from memfit.estimators.checkpoint.manifest import Checkpoint, LeftOut
+from memfit.estimators.base.reading.strict_json import parse_object
+from memfit.estimators.base.errors import CheckpointError, UnsupportedError
+
+MAX_MANIFEST_BYTES = 4_000_000  # of a model in single tensors; one of GGUF has a kilobyte
+MAX_MANIFEST_VALUES = 200_000
+# github.com/ollama/ollama types/model/name.go: defaultHost, defaultNamespace, defaultTag.
+_HOST, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
+_MEDIA = "application/vnd.ollama.image."
+_DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
+_WORD = re.compile(r"[\w.-]{1,200}", re.ASCII)
+_BESIDE = {
+    "projector": "a vision projector, which the runtime loads beside the model",
+    "adapter": "an adapter, which the runtime applies to the model",
+}
+
+
+class _Blob(NamedTuple):
+    kind: str  # the end of its media type: model, projector, adapter, template...
+    path: Path
+    nbytes: int
+
+
+def open_store(reference: str) -> Checkpoint | None:
+    """Return the checkpoint of ``ollama:name:tag`` or ``modelscope:org/name``, None for neither.
+
+    Raises:
+        CheckpointError: when the store does not hold it, or its files are inconsistent.
+        UnsupportedError: when it is kept in a form that is not described.
+    """
+    store, colon, name = reference.partition(":")
+    if not colon or store not in ("ollama", "modelscope"):
+        return None
+    return _open_ollama(name, reference) if store == "ollama" else _open_modelscope(name, reference)
+
+
+def ollama_directory() -> Path:
+    """Return where Ollama keeps models: OLLAMA_MODELS, else ~/.ollama/models (envconfig)."""
+    told = os.environ.get("OLLAMA_MODELS")
+    return Path(told) if told else Path(os.path.expanduser("~/.ollama/models"))
+
+
+def _open_ollama(name: str, reference: str) -> Checkpoint:
+    directory = ollama_directory()
+    host, namespace, model, tag = _ollama_name(name, reference)
+    manifest = directory / "manifests" / host / namespace / model / tag
+    if not os.path.lexists(manifest):
+        known = _tags(manifest.parent)
+        has = f"; it has {model}:{f', {model}:'.join(known)}" if known else ""
+        raise CheckpointError(
+            f"{shown(reference)}: Ollama's store {shown(directory)} does not hold it{has}; ollama"
+            f" pull {shown(name)} fetches it, OLLAMA_MODELS names another store"
+        )
+    blobs = _blobs(directory, manifest)
+    models = [blob for blob in blobs if blob.kind == "model"]
+    if len(models) != 1:
+        raise UnsupportedError(
+            f"{shown(manifest)}: {len(models)} GGUF layers; a model of exactly one is read"
+        )
+    left_out = tuple(
+        LeftOut(blob.kind, blob.nbytes, _BESIDE[blob.kind])
+        for blob in blobs
+        if blob.kind in _BESIDE
+    )
+    return read_gguf_file(models[0].path, id=shown(reference), left_out=left_out)
+
+
+def _ollama_name(name: str, reference: str) -> tuple[str, str, str, str]:
+    """Host, namespace, model and tag, of which only the model must be given."""
+    path, _, tag = name.partition(":")
+    words = path.split("/")
+    parts = [_HOST, _NAMESPACE][: 3 - len(words)] + words if len(words) <= 3 else []
+    parts.append(tag or _TAG)
+    if len(parts) != 4 or any(p.strip(".") == "" or not _WORD.fullmatch(p) for p in parts):
+        raise CheckpointError(f"{shown(reference)}: no name of Ollama's; write ollama:qwen3:4b")
+    host, namespace, model, tag = parts
+    return host, namespace, model, tag
+
+
+def _tags(directory: Path) -> list[str]:
+    return [shown(tag) for tag in names_in(directory)[:8]] if directory.is_dir() else []
+
+
+def _blobs(directory: Path, manifest: Path) -> list[_Blob]:
+    value = parse_object(
+        read_whole(manifest, limit=MAX_MANIFEST_BYTES),
+        manifest,
+        what="the manifest",
+        error=CheckpointError,
+        max_values=MAX_MANIFEST_VALUES,
+    )
+    layers = value.get("layers")
+    if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
+        raise CheckpointError(f"{shown(manifest)}: layers: expected a list of layers")
+    return [_blob(directory, layer, manifest) for layer in layers]
+
+
+def _blob(directory: Path, layer: Mapping[str, Any], manifest: Path) -> _Blob:
+    media, digest, nbytes = (layer.get(key) for key in ("mediaType", "digest", "size"))
+    found = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
+    if not isinstance(media, str) or found is None:
+        raise CheckpointError(f"{shown(manifest)}: a layer has no mediaType or sha256 digest")
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
+        raise CheckpointError(f"{shown(manifest)}: a layer's size is no count of bytes")
+    path = directory / "blobs" / f"sha256-{found[1]}"
+    return _Blob(media.removeprefix(_MEDIA), path, nbytes)
+
+
+def _open_modelscope(name: str, reference: str) -> Checkpoint:
+    owner, slash, model = name.partition("/")
+    if not slash or not all(_WORD.fullmatch(w) and w.strip(".") for w in (owner, model)):
+        raise CheckpointError(f"{shown(reference)}: write modelscope:org/name")
+    for candidate in _modelscope_places(owner, model):
+        if candidate.is_dir():
+            return read_directory(candidate)
+    raise CheckpointError(
+        f"{shown(reference)}: ModelScope's cache does not hold it; modelscope download --model"
+        f" {shown(name)} fetches it, MODELSCOPE_CACHE names another cache"
+    )
+
+
+def _modelscope_places(owner: str, model: str) -> list[Path]:
+    """Where ModelScope's programs have kept a snapshot, the newest layout first.
+
+    Source: modelscope 1.40 hub/utils/utils.py, find_reusable_legacy_repo_dir.
+    """
+    told = os.environ.get("MODELSCOPE_CACHE")
+    base = Path(told) if told else Path(os.path.expanduser("~/.cache/modelscope"))
+    masked = model.replace(".", "___")
+    snapshots = base / "models" / f"{owner}--{model}" / "snapshots"
+    revisions = (
+        sorted(names_in(snapshots), key=lambda r: r != "master") if snapshots.is_dir() else []
+    )
+    return [
+        *(snapshots / revision for revision in revisions[:1]),
+        *(
+            base / part / owner / directory
+            for part in ("models", "hub/models", "hub", "")
+            for directory in (masked, model)
+        ),
+    ]

@@ -1,0 +1,201 @@
+"""Which weight files of a directory count, and what they hold.
+
+mlx-lm loads every ``model*.safetensors`` of a directory, index or not, and merges them by tensor
+name (mlx_lm/utils.py, load_model); what it loads is what is counted here.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from memfit.estimators.base.files import shown
+from memfit.estimators.checkpoint.checkpoint_files import Folder
+from memfit.estimators.checkpoint.manifest import LeftOut, Tensor
+from memfit.estimators.checkpoint.shards import Index, check_series, listed, read_index
+from memfit.estimators.base.errors import CheckpointError
+
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+TORCH_INDEX = "pytorch_model.bin.index.json"
+_TORCH_SUFFIXES = (".bin", ".pt", ".pth")
+_TRAINING_STEMS = (
+    "optimizer",
+    "random_states",
+    "rng_state",
+    "scaler",
+    "scheduler",
+    "trainer_state",
+    "training_args",
+)
+
+
+class _Role(Enum):
+    """What a file is to the model, by its name; the value says why it would not count."""
+
+    LOADED = "repeats tensors of the files that are counted"
+    OTHER = "mlx-lm loads only model*.safetensors"
+    ADAPTER = "an adapter, counted on request"
+    TRAINING = "state of a training run, not weights"
+    TORCH = "a PyTorch file; mlx-lm loads only model*.safetensors"
+    GGUF = "a GGUF file; name it to size it for llama.cpp"
+
+
+class Weights(NamedTuple):
+    """The counted files of a folder; ``tensors`` and ``bound`` as in `Checkpoint`."""
+
+    tensors: tuple[Tensor, ...] | None = None
+    bound: int | None = None
+    file_bytes: int = 0
+    header_bytes: int = 0
+    shards: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+    warnings: tuple[str, ...] = ()
+    header_sha256: tuple[tuple[str, str], ...] = ()
+
+
+def is_weight_file(name: str) -> bool:
+    """Tell whether a file of this name holds weights, an adapter or the state of a training."""
+    return _role(name) is not None
+
+
+def read_weights(folder: Folder, names: Sequence[str]) -> Weights:
+    """Return the weights among a folder's files, and which of these do not count.
+
+    Where the only weights are PyTorch's, ``bound`` is the sum of the file sizes.
+
+    Raises:
+        CheckpointError: when a file that counts is missing, unreadable or inconsistent.
+    """
+    roles = {name: role for name in names if (role := _role(name)) is not None}
+    counted, weights = _counted(folder, roles)
+    others = [name for name in roles if name not in set(counted)]
+    left_out = [_left_out(folder, name, roles[name].value) for name in others]
+    return weights._replace(left_out=weights.left_out + tuple(filter(None, left_out)))
+
+
+def _counted(folder: Folder, roles: dict[str, _Role]) -> tuple[list[str], Weights]:
+    index = read_index(folder, SAFETENSORS_INDEX)
+    if loaded := _of(roles, _Role.LOADED):
+        weights = _merged(folder, loaded, index)
+        return loaded, weights._replace(
+            warnings=weights.warnings + _index_warnings(folder, loaded, weights, index)
+        )
+    if others := _of(roles, _Role.OTHER):
+        others = sorted(index.files) if index else others
+        weights = _merged(folder, others, index)
+        text = f"mlx-lm loads only model*.safetensors; counted {listed(others)} in their place"
+        return others, weights._replace(
+            warnings=(f"{shown(folder.place)}: {text}", *weights.warnings)
+        )
+    if torch := _of(roles, _Role.TORCH):
+        torch = _torch_set(folder, torch)
+        return torch, _bounded(folder, torch)
+    text = "no weight files; the weights are derived from config.json"
+    return [], Weights(warnings=(f"{shown(folder.place)}: {text}",))
+
+
+def _role(name: str) -> _Role | None:
+    if name.startswith("model") and name.endswith(".safetensors"):
+        return _Role.LOADED
+    suffix = Path(name).suffix.lower()
+    if name.startswith(".") or suffix not in (".safetensors", ".gguf", *_TORCH_SUFFIXES):
+        return None
+    if suffix == ".gguf":
+        return _Role.GGUF
+    if name.startswith(_TRAINING_STEMS):
+        return _Role.TRAINING
+    if "adapter" in name:
+        return _Role.ADAPTER
+    return _Role.OTHER if suffix == ".safetensors" else _Role.TORCH
+
+
+def _of(roles: dict[str, _Role], wanted: _Role) -> list[str]:
+    return [name for name, role in roles.items() if role is wanted]
+
+
+def _merged(folder: Folder, names: list[str], index: Index | None) -> Weights:
+    check_series(folder.place, names)
+    merged: dict[str, Tensor] = {}
+    left_out, repeating = [], []
+    digests = []
+    file_bytes = header_bytes = larger_bytes = 0
+    names = _in_order(names, index)
+    for name, header in zip(names, folder.headers(names, index), strict=True):
+        repeated = [tensor for tensor in header.tensors if tensor.name in merged]
+        larger_bytes += sum(max(0, new.nbytes - merged[new.name].nbytes) for new in repeated)
+        if repeated:
+            repeating.append(name)
+        if repeated and len(repeated) == len(header.tensors):
+            left_out.append(LeftOut(shown(name), header.file_bytes, _Role.LOADED.value))
+            continue
+        for tensor in header.tensors:
+            merged.setdefault(tensor.name, tensor)
+        file_bytes += header.file_bytes
+        header_bytes += header.header_bytes
+        digests.append((name, header.sha256))
+    return Weights(
+        tensors=tuple(merged.values()),
+        file_bytes=file_bytes,
+        header_bytes=header_bytes,
+        shards=len(names) - len(left_out),
+        left_out=tuple(left_out),
+        warnings=_repeat_warnings(folder, repeating, larger_bytes),
+        header_sha256=tuple(sorted(digests)),
+    )
+
+
+def _in_order(names: list[str], index: Index | None) -> list[str]:
+    # Of tensors that two files hold, the copy counts that the index or the plain name stands for.
+    indexed = index.files if index else frozenset[str]()
+    return sorted(names, key=lambda name: (name not in indexed, name != "model.safetensors", name))
+
+
+def _repeat_warnings(folder: Folder, repeating: list[str], larger_bytes: int) -> tuple[str, ...]:
+    if not repeating:
+        return ()
+    text = (
+        f"{shown(folder.place)}: {listed(repeating)} hold tensors that other files hold too; "
+        "mlx-lm merges them in the order the file system lists them; one copy is counted"
+    )
+    return (f"{text}, the other may take {larger_bytes} bytes more" if larger_bytes else text,)
+
+
+def _index_warnings(
+    folder: Folder, loaded: list[str], weights: Weights, index: Index | None
+) -> tuple[str, ...]:
+    if index is None:
+        return ()
+    place = f"{shown(folder.place)}: {SAFETENSORS_INDEX} names"
+    held = {tensor.name for tensor in weights.tensors or ()}
+    files, tensors = sorted(index.files - set(loaded)), sorted(index.weight_map.keys() - held)
+    warnings = []
+    if files:
+        warnings.append(f"{place} {listed(files)}, but mlx-lm loads only model*.safetensors")
+    if tensors:
+        warnings.append(f"{place} tensors that no counted file holds: {listed(tensors)}")
+    return tuple(warnings)
+
+
+def _torch_set(folder: Folder, names: list[str]) -> list[str]:
+    if index := read_index(folder, TORCH_INDEX):
+        return sorted(index.files)
+    return [name for name in names if name.startswith("pytorch_model")] or names
+
+
+def _bounded(folder: Folder, names: list[str]) -> Weights:
+    check_series(folder.place, names)
+    bound = sum(folder.pickled_bytes(name) for name in names)
+    text = "only PyTorch files; their size is an upper bound, and mlx-lm cannot load them"
+    return Weights(
+        bound=bound,
+        file_bytes=bound,
+        shards=len(names),
+        warnings=(f"{shown(folder.place)}: {text}",),
+    )
+
+
+def _left_out(folder: Folder, name: str, reason: str) -> LeftOut | None:
+    try:
+        return LeftOut(shown(name), folder.size(name), reason)
+    except CheckpointError:
+        return None  # a directory or a dead link by that name holds nothing to leave out

@@ -1,0 +1,143 @@
+"""The conditions models are compared under, and the axes along which they are varied."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from memfit.estimators.arch.quantization import DEFAULTS, FLOAT_MODES, Quantization
+from memfit.estimators.results.comparison import SettingValue
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import parse_count, parse_size
+from memfit.estimators.base.workload import Workload
+
+# A grid nobody reads; it is a slip, and would take minutes.
+MAX_COMBINATIONS = 10_000
+_COUNTS = {
+    "context": "prompt_tokens",
+    "max-tokens": "max_tokens",
+    "batch": "batch",
+    "prefill-step": "prefill_step",
+    "kv-bits": "kv_bits",
+}
+AXES = (*_COUNTS, "quantize", "device", "memory")
+
+
+@record(frozen=True, slots=True)
+class Scenario:
+    """What is run where; ``quantize`` is a conversion before it, None for the model as it is.
+
+    ``margin_bytes`` are kept free above the peak.
+    """
+
+    workload: Workload
+    device: Device | None
+    quantize: Quantization | None = None
+    margin_bytes: int = 0
+
+
+@record(frozen=True, slots=True)
+class Setting:
+    """One value of an axis, and the field of the workload or the scenario that it sets."""
+
+    value: SettingValue
+    field: str
+    change: int | Device | Quantization | None
+
+
+@record(frozen=True, slots=True)
+class Axis:
+    """A setting that is varied, with its values as they were given."""
+
+    name: str
+    settings: tuple[Setting, ...]
+
+
+def parse_axis(text: str, *, find_device: Callable[[str], Device], os_regime: OsRegime) -> Axis:
+    """Return the axis of a text such as ``context=4k,32k`` or ``kv-bits=none,8``.
+
+    Raises:
+        InputError: when there is no such axis, or one of its values cannot be read or is
+            given twice.
+    """
+    name, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or name not in AXES:
+        raise InputError(f"{text!r} is no axis; write context=4k,32k with one of {', '.join(AXES)}")
+    settings: list[Setting] = []
+    for written in values.split(","):
+        setting = _setting(name, written.strip(), find_device, os_regime)
+        if any(setting.value == other.value for other in settings):
+            raise InputError(f"{name}: {written.strip()!r} is given twice")
+        settings.append(setting)
+    return Axis(name, tuple(settings))
+
+
+def check_axes(axes: Sequence[Axis], models: int) -> None:
+    """Hold the axes against each other.
+
+    Raises:
+        InputError: when one is given twice, two name a machine, or they make too many cells.
+    """
+    names = [axis.name for axis in axes]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"the axis {name} is given twice: join its values with commas")
+    if "device" in names and "memory" in names:
+        raise InputError("the axes device and memory exclude each other: both name a machine")
+    cells = models * math.prod(len(axis.settings) for axis in axes)
+    if cells > MAX_COMBINATIONS:
+        raise InputError(f"a matrix of {cells} cells: {MAX_COMBINATIONS} are the most")
+
+
+def scenarios(
+    base: Scenario, axes: Sequence[Axis]
+) -> Iterator[tuple[dict[str, SettingValue], Scenario]]:
+    """Yield every combination of the axes, the last changing fastest; the base without axes.
+
+    Raises:
+        InputError: when a combination is out of range.
+    """
+    names = [axis.name for axis in axes]
+    for settings in product(*(axis.settings for axis in axes)):
+        # All at once: a combination may be valid where half of it is not.
+        workload: dict[str, Any] = {
+            setting.field: setting.change
+            for setting in settings
+            if setting.field in _COUNTS.values()
+        }
+        rest: dict[str, Any] = {
+            setting.field: setting.change for setting in settings if setting.field not in workload
+        }
+        scenario = replace(base, workload=replace(base.workload, **workload), **rest)
+        yield {n: s.value for n, s in zip(names, settings, strict=True)}, scenario
+
+
+def _setting(
+    name: str, text: str, find_device: Callable[[str], Device], os_regime: OsRegime
+) -> Setting:
+    if name == "device":
+        return Setting(text, "device", find_device(text))
+    if name == "memory":
+        device = memory_device(parse_size(text), os_regime=os_regime)
+        return Setting(text, "device", device)
+    if name == "quantize":
+        return _conversion(text)
+    nothing = name == "kv-bits" and text.lower() == "none"
+    value = None if nothing else parse_count(text)
+    return Setting(value, _COUNTS[name], value)
+
+
+def _conversion(text: str) -> Setting:
+    """A conversion by bits or mode, in the groups mlx_lm.convert takes when not told."""
+    wanted = text.lower()
+    if wanted == "none":
+        return Setting(None, "quantize", None)
+    if wanted in FLOAT_MODES:
+        return Setting(wanted, "quantize", Quantization(*FLOAT_MODES[wanted], wanted))
+    bits = parse_count(text)
+    return Setting(bits, "quantize", Quantization(bits, DEFAULTS["affine"][1]))

@@ -1,0 +1,65 @@
+"""A first policy for a model, with comments, from the figures it has today."""
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.gate.figures import figures_of
+from memfit.estimators.gate.shelf import Shelf
+from memfit.estimators.machine.device import Device
+from memfit.estimators.base.workload import Workload
+
+PROMPT_TOKENS = 4096
+MAX_TOKENS = 256
+
+
+def first_policy(shelf: Shelf, model: str, devices: tuple[Device, ...]) -> str:
+    """Return the text of a policy with one target for each device, which comes from the tables.
+
+    Raises:
+        MemfitError: when the model cannot be opened or sized.
+        UnsupportedError: when its weights are only bounded.
+    """
+    blocks = (_block(shelf, model, device) for device in dict.fromkeys(devices))
+    return _template("policy").substitute() + "\n".join(blocks)
+
+
+def _block(shelf: Shelf, model: str, device: Device) -> str:
+    sizing = shelf.sizing(model, None, device)
+    if sizing.weighed.basis == "bound":
+        reason = next((note.message for note in sizing.weighed.notes), model)
+        raise UnsupportedError(f"{model}: its weights are only bounded: {reason}")
+    most = sizing.model.max_context or PROMPT_TOKENS + MAX_TOKENS
+    prompt = max(1, min(PROMPT_TOKENS, most - MAX_TOKENS))
+    workload = Workload(prompt_tokens=prompt, max_tokens=MAX_TOKENS)
+    return _template("target").substitute(
+        name=_name(model, device),
+        model=json.dumps(model, ensure_ascii=False),
+        device=device.name,
+        prompt_tokens=prompt,
+        max_tokens=MAX_TOKENS,
+        context=_context_line(figures_of(sizing, workload).context_tokens),
+    )
+
+
+def _context_line(tokens: int | None) -> str:
+    if tokens is None:
+        return "      # context: nothing fits this machine today, so that this gate will not pass"
+    return f"      context: {tokens}"
+
+
+def _name(model: str, device: Device) -> str:
+    """A target's name, from the last part of the model's."""
+    path = Path(model)
+    last = path.stem if path.suffix in (".yaml", ".yml", ".safetensors") else path.name
+    last = path.parent.name if last == "config.json" else last
+    plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", last).strip("-.")[:50]
+    return f"{plain or 'model'}-on-{device.name}"
+
+
+def _template(name: str) -> Template:
+    file = resources.files("memfit.estimators.gate") / "data" / f"{name}.yaml"
+    return Template(file.read_text(encoding="utf-8"))

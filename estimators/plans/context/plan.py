@@ -1,0 +1,389 @@
+"""``memfit plan context``: which contexts fit, for how many requests, under a runtime's rules."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.foundry import FoundrySettings
+from memfit.estimators.runtimes.registry import (
+    AGENT_MEMORY,
+    FOUNDRY,
+    LLAMA_CPP,
+    VLLM,
+    ZINC,
+    Runtime,
+)
+from memfit.estimators.runtimes.auto_context import Automatic, foundry_context, pool_context
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.token_cost import needed_bytes
+from memfit.estimators.sizing.search import longest_context
+from memfit.estimators.runtimes.memory_plan import (
+    RuntimeMemoryProfile,
+    Status,
+    auto_context_tokens_for_device_budget,
+    fitting_context_tokens,
+    memory_status,
+    model_config,
+    profile,
+)
+from memfit.estimators.plans.context.traffic import Distribution, Request, distribution, percentile
+from memfit.estimators.sizing.recommend import longest_prompt
+from memfit.estimators.base.records import record
+from memfit.estimators.results.estimate import (
+    DeviceSummary,
+    ModelSummary,
+    Note,
+    RuntimeSummary,
+    Verdict,
+    WorkloadSummary,
+)
+from memfit.estimators.runtimes.ruled import runtime_assumptions, runtime_notes
+from memfit.estimators.sizing.sized_model import Sizing
+from memfit.estimators.base.units import Units, format_bytes, round_up
+from memfit.estimators.base.version import __version__
+from memfit.estimators.base.workload import Workload
+
+SCHEMA = "memfit.plan-context/1"
+UNBOUNDED_CONTEXT = 2**20
+CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
+REQUESTS = (1, 2, 4, 8, 16)
+MOST_REQUESTS = 4096
+
+
+@record(frozen=True, slots=True)
+class Ceilings:
+    """What bounds a context, in tokens: the model, the caller, the backend; and the least."""
+
+    model: int | None
+    requested: int | None
+    backend: int | None
+    effective: int
+
+
+@record(frozen=True, slots=True)
+class Largest:
+    """The largest context in a budget; 0 where nothing fits. None without a device."""
+
+    budget_bytes: int
+    tokens: int
+
+
+@record(frozen=True, slots=True)
+class Fit:
+    """The need at the context against the machine; ``headroom_bytes`` below its working set."""
+
+    status: Status
+    required_bytes: int
+    recommended_bytes: int
+    total_bytes: int
+    headroom_bytes: int
+
+
+@record(frozen=True, slots=True)
+class Cell:
+    """So many requests of so many tokens each."""
+
+    context_tokens: int
+    requests: int
+    needed_bytes: int | None
+    verdict: Verdict
+
+
+@record(frozen=True, slots=True)
+class TrafficPlan:
+    """What real requests need; ``fitting`` of them are within ``longest_context``.
+
+    ``context_for_99`` serves 99 of 100; requests at once are of that length, or of the mean.
+    """
+
+    requests: int
+    prompt: Distribution
+    completion: Distribution
+    total: Distribution
+    longest_context: int | None
+    fitting: int | None
+    context_for_99: int
+    at_once_for_99: int | None
+    at_once_of_mean: int | None
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class ContextPlan:
+    """The answer of ``memfit plan context``."""
+
+    memfit_version: str
+    model: ModelSummary
+    runtime: RuntimeSummary
+    device: DeviceSummary | None
+    workload: WorkloadSummary
+    margin_bytes: int
+    weights_bytes: int
+    profile: RuntimeMemoryProfile
+    ceilings: Ceilings
+    device_local: Largest | None
+    unified: Largest | None
+    automatic: Automatic | None
+    longest_context: int | None
+    fit: Fit | None
+    verdict: Verdict
+    matrix: tuple[Cell, ...]
+    largest_batch: int | None
+    traffic: TrafficPlan | None
+    assumptions: tuple[str, ...]
+    notes: tuple[Note, ...]
+    schema: str = SCHEMA
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a plan is asked for beside the workload; all in tokens or requests."""
+
+    contexts: Sequence[int] = CONTEXTS
+    requests: Sequence[int] = REQUESTS
+    ceiling: int | None = None
+    backend_cap: int | None = None
+    traffic: Sequence[Request] = ()
+
+
+def plan_context(
+    sizing: Sizing,
+    workload: Workload,
+    rules: Runtime,
+    asked: Asked | None = None,
+    *,
+    settings: FoundrySettings | None = None,
+    units: Units = Units.GB,
+) -> ContextPlan:
+    """Return the plan; ``sizing`` must be under the runtime of ``rules``.
+
+    Raises:
+        UnsupportedError: when the runtime cannot run the workload.
+    """
+    plan = _Plan(sizing, workload, rules, asked or Asked(), settings or FoundrySettings(), units)
+    return plan.answer()
+
+
+@record(frozen=True, slots=True)
+class _Plan:
+    sizing: Sizing
+    workload: Workload
+    rules: Runtime
+    asked: Asked
+    settings: FoundrySettings
+    units: Units
+
+    def answer(self) -> ContextPlan:
+        sizing, workload, device = self.sizing, self.workload, self.sizing.device
+        ceilings = self._ceilings()
+        longest = self._longest(ceilings) if device else None
+        return ContextPlan(
+            memfit_version=__version__,
+            model=model_summary(sizing),
+            runtime=RuntimeSummary(self.rules.name, self.rules.version),
+            device=device_summary(device) if device else None,
+            workload=WorkloadSummary(**asdict(workload)),
+            margin_bytes=sizing.margin_bytes,
+            weights_bytes=sizing.resident_bytes,
+            profile=self._profile(),
+            ceilings=ceilings,
+            device_local=self._largest(ceilings, device, unified=False),
+            unified=self._largest(ceilings, device, unified=True),
+            automatic=self._automatic(ceilings, device, longest) if device else None,
+            longest_context=longest,
+            fit=self._fit(device) if device else None,
+            verdict=judge(sizing.need(workload), device)[0],
+            matrix=tuple(self._matrix(ceilings)),
+            largest_batch=self._at_once(workload.prompt_tokens) if device else None,
+            traffic=self._traffic(longest) if self.asked.traffic else None,
+            assumptions=tuple(runtime_assumptions(sizing.engine, sizing.checkpoint)),
+            notes=tuple(self._notes()),
+        )
+
+    def _ceilings(self) -> Ceilings:
+        model, asked = self.sizing.model.max_context, self.asked
+        requested = asked.ceiling or self.settings.max_context
+        known = [value for value in (model, requested, asked.backend_cap) if value is not None]
+        most = longest_prompt(min(known, default=None), self.workload)
+        return Ceilings(model, requested, asked.backend_cap, most)
+
+    def _profile(self) -> RuntimeMemoryProfile:
+        """Exact for zinc, whose memory is linear; of the others as it is at the workload."""
+        if self.rules.name == ZINC:
+            return profile(model_config(self.sizing.model))
+        figures = self.sizing.at(self.workload)
+        fixed = figures.ssm_bytes + figures.moment.workspace_bytes
+        token = figures.kv.bytes_per_token * self.workload.batch
+        kv_shared, work_shared = self.settings.kv_cache_shared, self.settings.intermediates_shared
+        return RuntimeMemoryProfile(
+            fixed_device_local_bytes=figures.ssm_bytes if work_shared else fixed,
+            fixed_host_visible_bytes=figures.moment.workspace_bytes if work_shared else 0,
+            device_local_bytes_per_token=0 if kv_shared else token,
+            host_visible_bytes_per_token=token if kv_shared else 0,
+            gpu_ssm_bytes=figures.ssm_bytes,
+        )
+
+    def _largest(
+        self, ceilings: Ceilings, device: Device | None, *, unified: bool
+    ) -> Largest | None:
+        """The largest context in all of the working set, margin kept free."""
+        if device is None:
+            return None
+        budget, memory = device.working_set_bytes, self._profile()
+        if self.rules.name == ZINC:
+            ask = (
+                memory.max_context_tokens_for_unified_budget
+                if unified
+                else memory.max_context_tokens_for_device_local_budget
+            )
+            kept = self.sizing.resident_bytes + self.sizing.margin_bytes
+            return Largest(budget, ask(kept, budget, ceilings.effective))
+        apart = memory.fixed_host_visible_bytes if not unified else 0
+        apart_per_token = memory.host_visible_bytes_per_token if not unified else 0
+
+        def fits(tokens: int) -> bool:
+            need = self.sizing.need(self._prompt(tokens)).peak_bytes
+            return need - apart - apart_per_token * tokens <= budget
+
+        return Largest(budget, largest_tokens(fits, ceilings.effective))
+
+    def _longest(self, ceilings: Ceilings) -> int | None:
+        """The recommended context: within nine tenths, in steps of 256."""
+        return longest_context(
+            lambda tokens: self._verdict(self._prompt(tokens)) == "fits", ceilings.effective
+        )
+
+    def _automatic(self, ceilings: Ceilings, device: Device, longest: int | None) -> Automatic:
+        """The runtime's own context, and the right one: never beyond what the device holds."""
+        found = self._by_budget(ceilings, device, longest or 0)
+        if found.right_tokens <= (longest or 0) or self.rules.name == ZINC:
+            return found
+        reason = f"with weights and workspace the device holds {longest or 0} tokens"
+        reason = "; ".join(filter(None, (found.reason, reason)))
+        return replace(found, right_tokens=longest or 0, reason=reason)
+
+    def _by_budget(self, ceilings: Ceilings, device: Device, longest: int) -> Automatic:
+        rules, sizing, most = self.rules, self.sizing, ceilings.effective
+        budget, weights = rules.budget.of_device(device), sizing.resident_bytes
+        token = sizing.at(self.workload).kv.bytes_per_token
+        if rules.name == ZINC:
+            return self._zinc(device, most)
+        if rules.name == FOUNDRY:
+            return foundry_context(budget, token, most)
+        if rules.name == AGENT_MEMORY:
+            return pool_context(budget, token, most, rules.kv_step)
+        if rules.name == VLLM:
+            figures = sizing.at(self.workload)
+            left = budget - weights - figures.moment.workspace_bytes - figures.ssm_bytes
+            return pool_context(left, token, most, rules.kv_step)
+        longest = self._longest(ceilings) or 0
+        its_own = most if rules.name == LLAMA_CPP else None
+        reason = ""
+        if its_own is not None and its_own > longest:
+            reason = f"llama.cpp takes the model's own {its_own} tokens unless told otherwise"
+        return Automatic(budget, its_own, longest, reason)
+
+    def _zinc(self, device: Device, most: int) -> Automatic:
+        memory, weights = profile(model_config(self.sizing.model)), self.sizing.resident_bytes
+        whole = device.working_set_bytes
+        its_own = auto_context_tokens_for_device_budget(memory, weights, whole, most)
+        right = fitting_context_tokens(memory, weights, whole, most)
+        reason = ""
+        if its_own > right:
+            need = memory.total_device_local_bytes(weights, its_own)
+            reason = (
+                f"zinc's floor of {its_own} tokens needs {need} bytes on the device,"
+                f" its budget is {self.rules.budget.of_device(device)}"
+            )
+        return Automatic(self.rules.budget.of_device(device), its_own, right, reason)
+
+    def _fit(self, device: Device) -> Fit:
+        need = self.sizing.need(self.workload).peak_bytes
+        status = memory_status(need, device.working_set_bytes, device.memory_bytes)
+        headroom = device.working_set_bytes - need
+        return Fit(status, need, device.working_set_bytes, device.memory_bytes, headroom)
+
+    def _matrix(self, ceilings: Ceilings) -> Iterator[Cell]:
+        for tokens in self.asked.contexts:
+            if tokens > ceilings.effective:
+                continue
+            for requests in self.asked.requests:
+                workload = replace(self._prompt(tokens), batch=requests)
+                try:
+                    need = self.sizing.need(workload)
+                except UnsupportedError:
+                    yield Cell(tokens, requests, None, "unknown")
+                    continue
+                verdict, _ = judge(need, self.sizing.device)
+                yield Cell(tokens, requests, need.peak_bytes, verdict)
+
+    def _at_once(self, tokens: int) -> int:
+        """The most requests of so many tokens that fit together; 0 where not even one does."""
+        prompt = self._prompt(tokens)
+        return largest_tokens(
+            lambda count: self._verdict(replace(prompt, batch=count)) == "fits", MOST_REQUESTS
+        )
+
+    def _traffic(self, longest: int | None) -> TrafficPlan:
+        requests = self.asked.traffic
+        totals = sorted(request.total for request in requests)
+        served = round_up(percentile(totals, 99), self.rules.kv_step)
+        whole = distribution(totals)
+        has_device = self.sizing.device is not None
+        return TrafficPlan(
+            requests=len(requests),
+            prompt=distribution(request.prompt for request in requests),
+            completion=distribution(request.completion for request in requests),
+            total=whole,
+            longest_context=longest,
+            fitting=sum(total <= (longest or 0) for total in totals) if has_device else None,
+            context_for_99=served,
+            at_once_for_99=self._at_once(served) if has_device else None,
+            at_once_of_mean=self._at_once(whole.mean) if has_device else None,
+        )
+
+    def _notes(self) -> Iterator[Note]:
+        sizing, workload = self.sizing, self.workload
+        yield from sizing.weighed.notes
+        yield from workload_notes(sizing, workload)
+        yield from runtime_notes(sizing.engine, sizing.model, sizing.weighed, workload, self.units)
+        most = self.settings.max_context
+        if most is not None and workload.total_tokens > most:
+            text = f"METALLIC_MAX_CONTEXT_LEN: Foundry stops at {most} tokens"
+            yield Note("warning", "beyond-context", text)
+        if self.rules.name == ZINC:
+            right = needed_bytes(sizing.model, self.rules, self._prompt(workload.total_tokens))
+            token = right // workload.total_tokens // workload.batch
+            charged = sizing.at(workload).kv.bytes_per_token - 4
+            if token != charged:
+                text = (
+                    f"a token takes {format_bytes(charged, self.units)} as zinc charges it,"
+                    f" {format_bytes(token, self.units)} in the layers that attend"
+                )
+                yield Note("warning", "runtime-fault", text)
+
+    def _prompt(self, tokens: int) -> Workload:
+        return replace(self.workload, prompt_tokens=tokens, max_tokens=0)
+
+    def _verdict(self, workload: Workload) -> Verdict:
+        return judge(self.sizing.need(workload), self.sizing.device)[0]
+
+
+def largest_tokens(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest count from 1 to ``most`` for which ``fits`` holds, 0 when none does.
+
+    ``fits`` must not turn true again once it has turned false.
+
+    >>> largest_tokens(lambda count: count <= 1000, 4096)
+    1000
+    """
+    low, high = 0, 1
+    while high < most and fits(high):
+        low, high = high, min(2 * high, most)
+    if high == most and fits(most):
+        return most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,197 @@
+"""Experts as slots: what one takes in each layer, and how a start-up reads them."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.specs import MixtureOfExperts
+from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.weights.derived import Plan, tensor_bytes
+from memfit.estimators.weights.footprint import Weighed
+from memfit.estimators.weights.parts import part_of
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
+from memfit.estimators.results.estimate import Basis
+from memfit.estimators.base.units import ceil_div
+
+# mlx-lm utils.py, make_shards: a tensor that would make a file larger begins the next one.
+SHARD_BYTES = 5 * 2**30
+# mlx-moe keeps a 4-byte slot number and a 4-byte mask an expert of every layer.
+LOOKUP_BYTES = 8
+_NUMBER = re.compile(r"\.(\d+)\.")
+_SINGLE = re.compile(r"\.experts\.\d+\.")
+
+
+class Piece(NamedTuple):
+    """One tensor in the order of the files; ``layer`` only for an expert's.
+
+    ``stacked`` ones hold all experts of a layer, and are read whole to take some out.
+    """
+
+    nbytes: int
+    layer: int | None = None
+    stacked: bool = True
+
+
+@record(frozen=True, slots=True)
+class ExpertLayer:
+    """The experts of one layer; ``slot_bytes`` are of gate, up and down with all they need."""
+
+    index: int
+    experts: int
+    top_k: int
+    shared: bool
+    slot_bytes: int
+
+
+@record(frozen=True, slots=True)
+class Inventory:
+    """A model's experts, the weights beside them, and all tensors in the order of the files."""
+
+    layers: tuple[ExpertLayer, ...]
+    non_expert_bytes: int
+    pieces: tuple[Piece, ...]
+    basis: Basis
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer; every layer has as many."""
+        return self.layers[0].experts
+
+    @property
+    def top_k(self) -> int:
+        """Experts a token is sent to in a layer."""
+        return self.layers[0].top_k
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the largest layer's slot."""
+        return max(layer.slot_bytes for layer in self.layers)
+
+    @property
+    def lookup_bytes(self) -> int:
+        """Bytes of the tables that say which expert is where (mlx-moe)."""
+        return LOOKUP_BYTES * sum(layer.experts for layer in self.layers)
+
+    def held_bytes(self, capacities: Sequence[int]) -> int:
+        """Return the bytes of so many experts of each layer."""
+        return sum(n * layer.slot_bytes for n, layer in zip(capacities, self.layers, strict=True))
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all experts."""
+        return self.held_bytes([layer.experts for layer in self.layers])
+
+
+def inventory(model: Model, tensors: Iterable[Tensor] | None, weighed: Weighed) -> Inventory:
+    """Return the experts of a model, from the tensors where the runtime keeps them as they are.
+
+    Raises:
+        UnsupportedError: when it has no experts, its layers have different numbers of them, or
+            the bytes of its weights are only a bound.
+    """
+    routed = {
+        index: layer.feed_forward
+        for index, layer in enumerate(model.layers)
+        if isinstance(layer.feed_forward, MixtureOfExperts)
+    }
+    if not routed:
+        raise UnsupportedError(f"{model.model_type}: no layer has routed experts")
+    if len({(moe.experts, moe.top_k) for moe in routed.values()}) > 1:
+        raise UnsupportedError(f"{model.model_type}: its layers have different numbers of experts")
+    if weighed.basis == "bound":
+        raise UnsupportedError(
+            f"{model.model_type}: its weights are only known as a bound; convert it with"
+            " mlx_lm.convert, or give --quantize"
+        )
+    as_stored = weighed.nbytes - weighed.unloaded_bytes == weighed.loaded_bytes
+    if tensors is not None and as_stored:
+        pieces = tuple(_stored(model, tensors))
+    else:
+        pieces = tuple(_derived(model, weighed.plan))
+    of_layer: Counter[int] = Counter()
+    for piece in pieces:
+        if piece.layer is not None:
+            of_layer[piece.layer] += piece.nbytes
+    if of_layer.keys() != routed.keys():
+        raise UnsupportedError(
+            f"{model.model_type}: not every layer's experts are among its tensors"
+        )
+    layers = tuple(
+        ExpertLayer(
+            index,
+            moe.experts,
+            moe.top_k,
+            bool(moe.shared_intermediate),
+            ceil_div(of_layer[index], moe.experts),
+        )
+        for index, moe in routed.items()
+    )
+    other = weighed.loaded_bytes - of_layer.total()
+    return Inventory(layers, other, pieces, weighed.basis)
+
+
+def startup_bytes(experts: Inventory, capacities: Sequence[int]) -> int:
+    """Return the most memory while mlx-moe fills its slots through ``mx.load``.
+
+    It reads one file at a time: the stacked tensors of that file are whole in memory until its
+    experts are copied out (mlx-moe lazy_experts/core.py, upgrade_to_predictive). Held against
+    the published 23.05 GB of Qwen3-Coder-Next at 208 experts. With every expert in a slot there
+    is nothing to take out, and mlx-lm loads them in place.
+    """
+    if all(n == layer.experts for layer, n in zip(experts.layers, capacities, strict=True)):
+        return experts.non_expert_bytes + experts.expert_bytes
+    kept = {layer.index: n for layer, n in zip(experts.layers, capacities, strict=True)}
+    filled = most = 0
+    for file in _files(experts.pieces):
+        own = [piece for piece in file if piece.layer is not None]
+        filled += sum(
+            p.nbytes * kept[p.layer] // experts.experts for p in own if p.layer is not None
+        )
+        most = max(most, filled + sum(piece.nbytes for piece in own if piece.stacked))
+    return experts.non_expert_bytes + most
+
+
+def _files(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    file: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if file and size + piece.nbytes > SHARD_BYTES:
+            yield file
+            file, size = [], 0
+        file.append(piece)
+        size += piece.nbytes
+    yield file
+
+
+def _stored(model: Model, tensors: Iterable[Tensor]) -> Iterator[Piece]:
+    modules = dict(model.all_modules())
+    for tensor in tensors:
+        module = modules.get(tensor.name) or modules.get(tensor.name.rpartition(".")[0])
+        part = module.part if module else part_of(tensor.name)
+        number = _NUMBER.search(tensor.name)
+        layer = int(number[1]) if number else None
+        if part is not Part.EXPERTS or layer is None:
+            yield Piece(tensor.nbytes)
+        elif layer < len(model.layers):  # beyond them stand heads that predict further tokens
+            yield Piece(tensor.nbytes, layer, not _SINGLE.search(tensor.name))
+
+
+def _derived(model: Model, plan: Plan | None) -> Iterator[Piece]:
+    first, *rest = model.modules
+    layers = [
+        (index, f"{model.layers_path}.{index}.{module.path}", module)
+        for index, layer in enumerate(model.layers)
+        for module in layer.modules
+    ]
+    # The order in which mlx-lm's classes hold them: the embedding, the layers, norm and head.
+    outside = [(None, module.path, module) for module in rest]
+    for index, path, module in [(None, first.path, first), *layers, *outside]:
+        if not module.loaded:
+            continue
+        quantization = plan.quantization(path, module) if plan else None
+        for nbytes in tensor_bytes(module, model.dtype, quantization):
+            yield Piece(nbytes, index if module.part is Part.EXPERTS else None)

@@ -1,0 +1,260 @@
+"""Experts loaded on demand: how many of each layer to keep, and what the rest costs.
+
+Rules of mlx-moe, in bytes and integers; docs/offload.md shows where they come from.
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from math import ceil
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.machine.apple import chips
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import runs
+from memfit.estimators.machine.working_set import OsRegime, stock_working_set
+from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
+from memfit.estimators.plans.experts.advice import notes, warnings_of, worth
+from memfit.estimators.plans.experts.result import (
+    Adaptive,
+    CapacityRow,
+    ExpertPlan,
+    Misses,
+    Regime,
+)
+from memfit.estimators.plans.experts.routing import (
+    RoutingProfile,
+    adaptive_capacities,
+    missed_by_chance,
+)
+from memfit.estimators.plans.experts.expert_slots import Inventory, startup_bytes
+from memfit.estimators.base.records import record
+from memfit.estimators.results.estimate import DeviceSummary
+from memfit.estimators.base.version import __version__
+
+_TABLE_PARTS = 8
+
+
+@record(frozen=True, slots=True)
+class Run:
+    """What a run takes besides weights, at ``context_tokens``."""
+
+    context_tokens: int
+    kv_bytes: int
+    state_bytes: int
+    workspace_bytes: int
+
+
+@record(frozen=True, slots=True)
+class ExpertQuestion:
+    """What is asked: ``capacities`` are the rows wanted, none for a spread of them."""
+
+    run: Run
+    capacities: tuple[int, ...] = ()
+    profile: RoutingProfile | None = None
+    bytes_per_second: int | None = None
+
+
+def plan_experts(
+    experts: Inventory,
+    question: ExpertQuestion,
+    *,
+    model: str,
+    model_type: str,
+    device: Device | None,
+    summary: DeviceSummary | None,
+) -> ExpertPlan:
+    """Return the plan; without a device there is a table and no capacity.
+
+    Raises:
+        InputError: when a capacity is asked for that the model does not have.
+    """
+    found = device_capacity(experts, device.working_set_bytes) if device else None
+    capacity = found if found is not None and found >= experts.top_k else None
+    wanted = question.capacities or _spread(experts, capacity)
+    rows = tuple(
+        _row(experts, question, device, model_type, each)
+        for each in sorted({*wanted, *([capacity] if capacity is not None else [])})
+    )
+    chosen = next((row for row in rows if row.capacity == capacity), None)
+    return ExpertPlan(
+        memfit_version=__version__,
+        model=model,
+        model_type=model_type,
+        device=summary,
+        context_tokens=question.run.context_tokens,
+        layers=len(experts.layers),
+        experts=experts.experts,
+        top_k=experts.top_k,
+        slot_bytes=experts.slot_bytes,
+        uniform_slots=len({layer.slot_bytes for layer in experts.layers}) == 1,
+        all_expert_bytes=experts.expert_bytes,
+        basis=experts.basis,
+        regimes=tuple(_regimes(experts, device)) if device else (),
+        capacity=capacity,
+        fitting_capacity=_fitting(experts, question.run, device, starting=True),
+        fitting_run_capacity=_fitting(experts, question.run, device, starting=False),
+        wired_limit_bytes=_wired(chosen, device),
+        rows=rows,
+        adaptive=_adaptive(experts, question, chosen),
+        worth=worth(experts, question.profile, capacity),
+        notes=tuple(notes(experts, rows, model_type, room=found, profile=question.profile)),
+    )
+
+
+def device_capacity(experts: Inventory, working_set_bytes: int) -> int:
+    """Return the experts of each layer for a working set, by mlx-moe's rule."""
+    return expert_capacity(
+        working_set_bytes=working_set_bytes,
+        other_bytes=experts.non_expert_bytes,
+        expert_bytes=experts.expert_bytes,
+        experts=experts.experts,
+    ).experts
+
+
+def _fitting(experts: Inventory, run: Run, device: Device | None, *, starting: bool) -> int | None:
+    """The most experts with which the run fits, and with ``starting`` the start-up too."""
+    if device is None:
+        return None
+
+    def fits(capacity: int) -> bool:
+        capacities = [capacity] * len(experts.layers)
+        need = _running(experts, run, capacities)
+        if starting:
+            need = max(need, startup_bytes(experts, capacities))
+        return judge(Need(need, 0), device)[0] == "fits"
+
+    if fits(experts.experts):
+        return experts.experts
+    low, high = experts.top_k - 1, experts.experts - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return whole_slots(low) if low >= experts.top_k else None
+
+
+def _running(experts: Inventory, run: Run, capacities: Sequence[int]) -> int:
+    weights = experts.non_expert_bytes + experts.held_bytes(capacities)
+    return weights + experts.lookup_bytes + run.kv_bytes + run.state_bytes + run.workspace_bytes
+
+
+def _spread(experts: Inventory, capacity: int | None) -> tuple[int, ...]:
+    """Eighths of the experts, and the device's capacity."""
+    parts = min(_TABLE_PARTS, experts.experts)
+    spread = {experts.experts * part // parts for part in range(1, parts + 1)}
+    return tuple(each for each in spread if each >= experts.top_k)
+
+
+def _row(
+    experts: Inventory,
+    question: ExpertQuestion,
+    device: Device | None,
+    model_type: str,
+    capacity: int,
+) -> CapacityRow:
+    if not experts.top_k <= capacity <= experts.experts:
+        raise InputError(
+            f"capacity {capacity}: a token of this model goes to {experts.top_k} experts of each"
+            f" layer, and a layer has {experts.experts}; give from one to the other"
+        )
+    run, capacities = question.run, [capacity] * len(experts.layers)
+    held = experts.held_bytes(capacities)
+    running = _running(experts, run, capacities)
+    startup = startup_bytes(experts, capacities)
+    need = max(running, startup)
+    pinned, found = _slots(question.profile, capacity, len(experts.layers))
+    return CapacityRow(
+        capacity=capacity,
+        non_expert_bytes=experts.non_expert_bytes,
+        expert_bytes=held,
+        weight_bytes=experts.non_expert_bytes + held,
+        lookup_bytes=experts.lookup_bytes,
+        kv_bytes=run.kv_bytes,
+        state_bytes=run.state_bytes,
+        workspace_bytes=run.workspace_bytes,
+        running_bytes=running,
+        startup_bytes=startup,
+        page_cache_bytes=max(0, device.memory_bytes - running) if device else None,
+        verdict=judge(Need(need, 0), device)[0],
+        pinned_slots=pinned,
+        found_slots=found,
+        filler_slots=sum(capacities) - pinned - found,
+        misses=misses(experts, question, capacities),
+        warnings=tuple(warnings_of(experts, device, model_type, capacity, need)),
+    )
+
+
+def misses(experts: Inventory, question: ExpertQuestion, capacities: Sequence[int]) -> Misses:
+    """Return what a token misses with the most used experts of the profile in the slots.
+
+    Without a profile every expert is taken to be used alike, which is the worst that can be.
+    """
+    if question.profile:
+        shares = question.profile.missed(capacities)
+    else:
+        shares = missed_by_chance(experts.experts, capacities)
+    count = sum(
+        (layer.top_k * s for layer, s in zip(experts.layers, shares, strict=True)), Fraction()
+    )
+    nbytes = ceil(
+        sum(
+            (
+                layer.top_k * share * layer.slot_bytes
+                for layer, share in zip(experts.layers, shares, strict=True)
+            ),
+            Fraction(),
+        )
+    )
+    speed = question.bytes_per_second
+    return Misses(
+        coverage_percent=round(float(100 - 100 * count / (experts.top_k * len(shares))), 2),
+        misses_per_token=round(float(count), 3),
+        disk_bytes_per_token=nbytes,
+        disk_microseconds_per_token=-(-nbytes * 10**6 // speed) if speed else None,
+        basis="derived" if question.profile else "bound",
+    )
+
+
+def _slots(profile: RoutingProfile | None, capacity: int, layers: int) -> tuple[int, int]:
+    """How many slots are pinned, and how many more hold an expert that was seen."""
+    if profile is None:
+        return 0, 0
+    pinned = [min(capacity, each) for each in profile.universal()]
+    seen = [min(capacity, each) for each in profile.used()]
+    return sum(pinned), sum(seen) - sum(pinned)
+
+
+def _regimes(experts: Inventory, device: Device) -> Iterator[Regime]:
+    share, whole = BUDGET
+    if device.stock_working_set_bytes is None:
+        return
+    chip = chips().get(device.name.rpartition("-")[0])
+    for regime in OsRegime:
+        if chip and not runs(chip, regime):
+            continue
+        stock = stock_working_set(device.memory_bytes, os_regime=regime)
+        yield Regime(
+            os_regime=regime.value,
+            working_set_bytes=stock.bytes,
+            measured=stock.measured,
+            budget_bytes=stock.bytes * share // whole,
+            capacity=device_capacity(experts, stock.bytes),
+        )
+
+
+def _wired(row: CapacityRow | None, device: Device | None) -> int | None:
+    """mlx-moe wires what is in use after the start, at most the working set."""
+    if row is None or device is None or device.backend != "metal":
+        return None
+    return min(row.running_bytes, device.working_set_bytes)
+
+
+def _adaptive(
+    experts: Inventory, question: ExpertQuestion, chosen: CapacityRow | None
+) -> Adaptive | None:
+    if question.profile is None or chosen is None:
+        return None
+    capacities = adaptive_capacities(question.profile, experts.layers, chosen.expert_bytes)
+    return Adaptive(
+        capacities, experts.held_bytes(capacities), misses(experts, question, capacities)
+    )

@@ -1,0 +1,274 @@
+"""Cache tiers for agents: what stays in memory, what goes to disk, and what each costs.
+
+Rules of agent-memory where it has them; its fixed threshold of 8192 tokens gives way to the one
+that follows from the budget.
+"""
+
+from collections.abc import Iterator
+from dataclasses import field
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.budget import COMFORTABLE
+from memfit.estimators.plans.offload.session_cache import (
+    PLAIN_BITS,
+    Storage,
+    longest_hot,
+)
+from memfit.estimators.runtimes.growth import adaptive_chunk
+from memfit.estimators.plans.offload.result import (
+    Disk,
+    OffloadPlan,
+    Pool,
+    Restore,
+    SizeRow,
+    Threshold,
+    Times,
+)
+from memfit.estimators.plans.offload.cache_tiers import (
+    Request,
+    Simulation,
+    Speeds,
+    Tiers,
+    milliseconds,
+    simulate,
+)
+from memfit.estimators.base.records import record
+from memfit.estimators.results.estimate import DeviceSummary, Note
+from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.version import __version__
+
+# agent-memory's CACHE_HOT_THRESHOLD_TOKENS; it takes 8192 tokens for 200 MB.
+FIXED_THRESHOLD = 8192
+# Free space must be 1.2 times what is saved (agent-memory, design of the disk tier).
+DISK_RESERVE = (6, 5)
+LARGEST_CHUNK, SMALLEST_CHUNK = 4096, 512  # agent-memory's defaults
+MAX_CONVERSATIONS = 10**6
+_UNBOUNDED = 2**20
+_FIRST_ROW = 1024
+
+
+@record(frozen=True, slots=True)
+class OffloadQuestion:
+    """What is asked: so many conversations of so many tokens, and the room for them.
+
+    ``hot_bytes`` None takes what the device leaves; ``disk_bytes`` None is a disk without end.
+    """
+
+    conversations: int
+    tokens: int
+    hot_bytes: int | None = None
+    disk_bytes: int | None = None
+    speeds: Speeds = field(default_factory=Speeds)
+    requests: tuple[Request, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.conversations <= MAX_CONVERSATIONS:
+            raise InputError(
+                f"{self.conversations} conversations: give from 1 to {MAX_CONVERSATIONS}"
+            )
+        if self.tokens < 1:
+            raise InputError("a conversation of 0 tokens: give at least 1")
+
+
+@record(frozen=True, slots=True)
+class Server:
+    """What runs beside the conversations: weights, and the largest moment of the active one."""
+
+    model: str
+    model_type: str
+    max_context: int | None
+    weight_bytes: int
+    active_bytes: int
+    device: Device | None
+    summary: DeviceSummary | None
+
+
+def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) -> OffloadPlan:
+    """Return the plan; without a device or a budget nothing is said of what fits.
+
+    Raises:
+        InputError: when there is a trace of requests, and no budget to follow it with.
+    """
+    hot = _hot_bytes(question, server)
+    rows = tuple(_size_row(storage, tokens, hot) for tokens in _lengths(question, server))
+    stored = storage.stored_bytes(question.tokens)
+    return OffloadPlan(
+        memfit_version=__version__,
+        model=server.model,
+        model_type=server.model_type,
+        device=server.summary,
+        conversations=question.conversations,
+        tokens=question.tokens,
+        bits=storage.bits,
+        group_size=storage.group_size,
+        layers=len(storage.shapes),
+        state_bytes=storage.state_bytes,
+        weight_bytes=server.weight_bytes,
+        active_bytes=server.active_bytes,
+        hot_conversations=None if hot is None else min(question.conversations, hot // stored),
+        pool=_pool(storage, hot),
+        sizes=rows,
+        restore=_restore(storage, question, server, hot),
+        times=_times(stored, question),
+        disk=_disk(stored, question),
+        threshold=_threshold(storage, question, server, hot),
+        simulation=_simulation(storage, question, hot),
+        notes=tuple(_notes(storage, question, server, hot)),
+    )
+
+
+def _hot_bytes(question: OffloadQuestion, server: Server) -> int | None:
+    """What nine tenths of the working set leave beside the active conversation's peak."""
+    if question.hot_bytes is not None:
+        return question.hot_bytes
+    if server.device is None:
+        return None
+    share, whole = COMFORTABLE
+    return max(0, server.device.working_set_bytes * share // whole - server.active_bytes)
+
+
+def _lengths(question: OffloadQuestion, server: Server) -> list[int]:
+    most = server.max_context or _UNBOUNDED
+    lengths = {min(most, question.tokens), question.tokens}
+    tokens = _FIRST_ROW
+    while tokens <= most:
+        lengths.add(tokens)
+        tokens *= 2
+    return sorted(lengths)
+
+
+def _size_row(storage: Storage, tokens: int, hot: int | None) -> SizeRow:
+    stored = storage.stored_bytes(tokens)
+    return SizeRow(
+        tokens=tokens,
+        plain_bytes=storage.exact_bytes(tokens, PLAIN_BITS),
+        eight_bit_bytes=storage.exact_bytes(tokens, 8),
+        four_bit_bytes=storage.exact_bytes(tokens, 4),
+        blocks=storage.blocks(tokens),
+        stored_bytes=stored,
+        in_budget=None if hot is None else hot // stored,
+        next_chunk_tokens=adaptive_chunk(tokens, largest=LARGEST_CHUNK, least=SMALLEST_CHUNK),
+    )
+
+
+def _pool(storage: Storage, hot: int | None) -> Pool | None:
+    if hot is None or not storage.shapes:
+        return None
+    block = max(storage.block_bytes(shape) for shape in storage.shapes)
+    return Pool(hot, block, hot // block)
+
+
+def _restore(
+    storage: Storage, question: OffloadQuestion, server: Server, hot: int | None
+) -> Restore:
+    bulk, streaming = storage.restore(question.tokens)
+    others = (question.conversations - 1) * storage.stored_bytes(question.tokens)
+    beside = server.weight_bytes + min(others, hot or 0)
+    limit = server.device.working_set_bytes if server.device else None
+    return Restore(
+        bulk_bytes=bulk,
+        streaming_bytes=streaming,
+        bulk_total_bytes=beside + bulk,
+        streaming_total_bytes=beside + streaming,
+        bulk_fits=None if limit is None else beside + bulk <= limit,
+        streaming_fits=None if limit is None else beside + streaming <= limit,
+    )
+
+
+def _times(stored: int, question: OffloadQuestion) -> Times:
+    save = milliseconds(stored, question.speeds.write)
+    load = milliseconds(stored, question.speeds.read)
+    prefill = milliseconds(question.tokens, question.speeds.prefill)
+    faster = None
+    if save is not None and load is not None and prefill is not None:
+        faster = round(prefill / max(1, save + load), 1)
+    return Times(save, load, prefill, faster)
+
+
+def _disk(stored: int, question: OffloadQuestion) -> Disk:
+    part, whole = DISK_RESERVE
+    total = question.conversations * stored
+    disk = question.disk_bytes
+    return Disk(
+        stored_bytes=total,
+        with_reserve_bytes=ceil_div(total * part, whole),
+        conversations=None if disk is None else _usable(disk) // stored,
+    )
+
+
+def _usable(disk_bytes: int) -> int:
+    """What may be written so that the reserve stays free."""
+    part, whole = DISK_RESERVE
+    return disk_bytes * whole // part
+
+
+def _threshold(
+    storage: Storage, question: OffloadQuestion, server: Server, hot: int | None
+) -> Threshold:
+    most = server.max_context or _UNBOUNDED
+    tokens = None if hot is None else longest_hot(storage, question.conversations, hot, most)
+    return Threshold(
+        tokens=tokens,
+        fixed_tokens=FIXED_THRESHOLD,
+        fixed_plain_bytes=storage.exact_bytes(FIXED_THRESHOLD, PLAIN_BITS),
+        fixed_stored_bytes=storage.stored_bytes(FIXED_THRESHOLD),
+    )
+
+
+def _simulation(storage: Storage, question: OffloadQuestion, hot: int | None) -> Simulation | None:
+    if not question.requests:
+        return None
+    if hot is None:
+        raise InputError("a trace of requests needs a budget: name a device or --cache-budget")
+    disk = question.disk_bytes
+    tiers = Tiers(hot, _endless_disk(storage, question) if disk is None else _usable(disk))
+    return simulate(question.requests, storage, tiers, question.speeds)
+
+
+def _endless_disk(storage: Storage, question: OffloadQuestion) -> int:
+    """Return the bytes of every agent's longest conversation: a disk that is never full."""
+    longest: dict[str, int] = {}
+    for request in question.requests:
+        tokens = request.prompt_tokens + request.completion_tokens
+        longest[request.agent] = max(tokens, longest.get(request.agent, 0))
+    return sum(map(storage.stored_bytes, longest.values()))
+
+
+def _notes(
+    storage: Storage, question: OffloadQuestion, server: Server, hot: int | None
+) -> Iterator[Note]:
+    device = server.device
+    if device and server.active_bytes > device.working_set_bytes:
+        text = "the model with one active conversation is larger than the working set already"
+        yield Note("warning", "too-large", text)
+    elif hot is not None and hot < storage.stored_bytes(question.tokens):
+        text = (
+            "not one conversation of this length fits in memory beside the active one:"
+            " each is read from disk every time"
+        )
+        yield Note("warning", "no-hot", text)
+    if any(shape.window for shape in storage.shapes):
+        text = (
+            "layers with a window keep its tokens only; agent-memory charges every layer with all"
+        )
+        yield Note("info", "windows", text)
+    if storage.state_bytes:
+        text = (
+            "recurrent states are kept as they are: they cannot be cut to a shorter prompt, so a"
+            " conversation is of use only where the prompt continues it"
+        )
+        yield Note("info", "states", text)
+    dims = {dim for shape in storage.shapes for dim in (shape.key_dim, shape.value_dim)}
+    odd = sorted(dim for dim in dims if dim % storage.group_size)
+    if odd and storage.bits != PLAIN_BITS:
+        text = f"MLX cannot quantise rows of {odd[0]} in groups of {storage.group_size}"
+        yield Note("warning", "groups", text)
+    if question.speeds.prefill is None:
+        text = "no prefill speed: a reload is to be held against prefill, never against decoding"
+        yield Note("info", "no-prefill-speed", text)
+    yield Note(
+        "info",
+        "memory-limit",
+        "mx.set_memory_limit is a guideline, not a cap: keep the budget by counting",
+    )

@@ -1,0 +1,148 @@
+"""Cached conversations: bytes in blocks as agent-memory keeps them, and the peak of a restore."""
+
+from collections.abc import Sequence
+
+from memfit.estimators.base import dtypes
+from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.model import Model
+from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.runtimes.growth import block_bytes
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import ceil_div, round_up
+
+BLOCK_TOKENS = 256
+PLAIN_BITS = 16
+STORED_BITS = (4, 8, PLAIN_BITS)
+
+
+@record(frozen=True, slots=True)
+class Shape:
+    """Keys and values of one layer; ``window`` limits the tokens it keeps."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+    def nbytes(self, tokens: int, bits: int, group_size: int, *, plain_bytes: int = 2) -> int:
+        """Return the bytes of so many tokens: keys and values each in groups of their own.
+
+        ``plain_bytes`` are of an element that is not quantised.
+
+        >>> Shape(8, 256, 256).nbytes(256, 4, 64), Shape(8, 256, 256).nbytes(256, 16, 64)
+        (589824, 2097152)
+        """
+        keys, values = (tokens * self.heads * dim for dim in (self.key_dim, self.value_dim))
+        if bits == PLAIN_BITS:
+            return (keys + values) * plain_bytes
+        return block_bytes(keys, values, bits=bits, group_size=group_size)
+
+    def held(self, tokens: int) -> int:
+        """Return how many of the tokens it keeps."""
+        return tokens if self.window is None else min(tokens, self.window)
+
+
+@record(frozen=True, slots=True)
+class Storage:
+    """How a conversation of a model is stored: shapes of its layers, and states as they are.
+
+    Raises:
+        InputError: for bits or a group size that are not stored.
+    """
+
+    shapes: tuple[Shape, ...]
+    state_bytes: int
+    plain_bytes: int
+    bits: int = 4
+    group_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.bits not in STORED_BITS:
+            raise InputError(f"{self.bits} bits: conversations are stored in 4, 8 or 16")
+        if self.group_size not in (32, 64, 128):
+            raise InputError(f"group size {self.group_size}: MLX has groups of 32, 64 or 128")
+
+    def exact_bytes(self, tokens: int, bits: int) -> int:
+        """Return the bytes of a conversation's tokens and states at so many bits."""
+        return self.state_bytes + sum(self._layers(tokens, bits))
+
+    def block_bytes(self, shape: Shape) -> int:
+        """Return the bytes of one block of 256 tokens of a layer."""
+        return shape.nbytes(BLOCK_TOKENS, self.bits, self.group_size, plain_bytes=self.plain_bytes)
+
+    def blocks(self, tokens: int) -> int:
+        """Return the blocks of a conversation over all layers."""
+        return sum(ceil_div(shape.held(tokens), BLOCK_TOKENS) for shape in self.shapes)
+
+    def stored_bytes(self, tokens: int) -> int:
+        """Return the bytes of a conversation in whole blocks, as it is kept in memory."""
+        blocks = sum(
+            ceil_div(shape.held(tokens), BLOCK_TOKENS) * self.block_bytes(shape)
+            for shape in self.shapes
+        )
+        return self.state_bytes + blocks
+
+    def restore(self, tokens: int) -> tuple[int, int]:
+        """Return the peaks of a restore in bulk and as a stream, layer by layer."""
+        plain = self._layers(tokens, PLAIN_BITS)
+        stored = self._layers(tokens, self.bits)
+        if self.bits == PLAIN_BITS:
+            return self.state_bytes + sum(plain), self.state_bytes + sum(plain)
+        bulk, streaming = sum(plain) + sum(stored), streaming_peak(plain, stored)
+        return self.state_bytes + bulk, self.state_bytes + streaming
+
+    def _layers(self, tokens: int, bits: int) -> list[int]:
+        return [
+            shape.nbytes(shape.held(tokens), bits, self.group_size, plain_bytes=self.plain_bytes)
+            for shape in self.shapes
+        ]
+
+
+def storage_of(model: Model, *, bits: int, group_size: int) -> Storage:
+    """Return how conversations of a model are stored.
+
+    Raises:
+        InputError: for bits or a group size that are not stored.
+        UnsupportedError: when the model keeps nothing between tokens.
+    """
+    shapes = tuple(
+        Shape(cache.heads, cache.key_dim, cache.value_dim, cache.limit)
+        for layer in model.layers
+        for mixer in layer.mixers
+        for cache in mixer.caches()
+        if isinstance(cache, KVBuffer)
+    )
+    states = state_bytes(model, 1)
+    if not shapes and not states:
+        raise UnsupportedError(f"{model.model_type}: it keeps nothing between tokens")
+    return Storage(shapes, states, dtypes.nbytes(1, model.dtype), bits, group_size)
+
+
+def streaming_peak(plain: Sequence[int], stored: Sequence[int]) -> int:
+    """Return the peak when each layer's stored form is given up once its plain one is there.
+
+    >>> streaming_peak([100, 100, 100], [28, 28, 28])
+    328
+    """
+    left, done, peak = sum(stored), 0, 0
+    for plain_bytes, stored_bytes in zip(plain, stored, strict=True):
+        done += plain_bytes
+        peak = max(peak, done + left)
+        left -= stored_bytes
+    return peak
+
+
+def longest_hot(storage: Storage, conversations: int, budget_bytes: int, most: int) -> int:
+    """Return the most tokens at which so many conversations stay in memory together.
+
+    A multiple of 256, at most ``most`` rounded down to one.
+    """
+    low, high = 0, round_up(most + 1, BLOCK_TOKENS) // BLOCK_TOKENS - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if conversations * storage.stored_bytes(middle * BLOCK_TOKENS) <= budget_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low * BLOCK_TOKENS

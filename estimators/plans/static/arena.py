@@ -1,0 +1,209 @@
+"""One arena for all intermediates of a call: when each lives, and where it could lie.
+
+Placement is greedy by size for offset calculation: Pisarchyk and Lee, Efficient Memory Management
+for Deep Neural Net Inference, 2020, section 5 (https://arxiv.org/abs/2001.03288).
+"""
+
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Literal, NamedTuple
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
+from memfit.estimators.trace.graph_format import Call, Node
+from memfit.estimators.base.units import round_up
+
+# A buffer bound at an offset: what Metal asks of every Mac (Metal feature set tables).
+ALIGNMENT = 256
+MAX_BUFFERS = 20_000
+# These look at their input in another way; a static graph gives them no room of their own.
+_VIEWS = frozenset(
+    "Copy StopGradient Depends Broadcast BroadcastAxes Transpose Slice Split AsStrided ExpandDims"
+    " Squeeze Reshape Flatten Unflatten View Contiguous".split()
+)
+# These write into their first input, whose buffer is there for ever: a cache.
+_WRITES_INTO = frozenset(("SliceUpdate", "DynamicSliceUpdate"))
+_LAST_INPUTS = "CustomTransforms"
+# Calls at whose end a token was sampled; all others are chunks of the prompt.
+_SAMPLING = ("last_token", "growing", "decode")
+
+Use = Literal["intermediate", "cache", "input", "output", "weight", "constant"]
+
+
+class Lifetime(NamedTuple):
+    """A buffer that operation ``first`` writes and ``last`` reads for the last time."""
+
+    operation: str
+    nbytes: int
+    first: int
+    last: int
+
+
+class Placed(NamedTuple):
+    """A buffer with its place in the arena."""
+
+    offset: int
+    nbytes: int  # with its alignment
+    buffer: Lifetime
+
+
+@record(frozen=True, slots=True)
+class Arena:
+    """Where a call's intermediates lie; no arena can be smaller than ``lower_bound_bytes``.
+
+    ``separate_bytes`` is a buffer for each, ``largest_bytes`` the largest of them.
+    """
+
+    nbytes: int
+    lower_bound_bytes: int
+    separate_bytes: int
+    largest_bytes: int
+    placed: tuple[Placed, ...]
+
+
+def arena(buffers: Sequence[Lifetime]) -> Arena:
+    """Return the arena of buffers with their lifetimes.
+
+    Raises:
+        UnsupportedError: when there are more than ``MAX_BUFFERS``.
+    """
+    if len(buffers) > MAX_BUFFERS:
+        raise UnsupportedError(
+            f"{len(buffers)} intermediates in one call: at most {MAX_BUFFERS} are placed;"
+            " lower the prefill step"
+        )
+    placed: list[Placed] = []
+    for buffer in sorted(buffers, key=lambda each: (-each.nbytes, each.first)):
+        size = round_up(buffer.nbytes, ALIGNMENT)
+        neighbours = [
+            other
+            for other in placed
+            if other.buffer.first <= buffer.last and buffer.first <= other.buffer.last
+        ]
+        insort(placed, Placed(_offset(neighbours, size), size, buffer), key=attrgetter("offset"))
+    sizes = [each.nbytes for each in placed]
+    return Arena(
+        nbytes=max((each.offset + each.nbytes for each in placed), default=0),
+        lower_bound_bytes=lower_bound(buffers),
+        separate_bytes=sum(sizes),
+        largest_bytes=max(sizes, default=0),
+        placed=tuple(placed),
+    )
+
+
+def _offset(neighbours: Iterable[Placed], size: int) -> int:
+    """The start of the smallest gap that is large enough, else the end of all."""
+    end = 0
+    best: tuple[int, int] | None = None
+    for other in neighbours:
+        gap = other.offset - end
+        if gap >= size and (best is None or gap < best[0]):
+            best = gap, end
+        end = max(end, other.offset + other.nbytes)
+    return end if best is None else best[1]
+
+
+def lower_bound(buffers: Iterable[Lifetime]) -> int:
+    """Return the most bytes that live at once, each aligned.
+
+    >>> lower_bound([Lifetime("a", 256, 0, 1), Lifetime("b", 256, 1, 2), Lifetime("c", 256, 2, 3)])
+    512
+    """
+    changes: list[tuple[int, int, int]] = []
+    for buffer in buffers:
+        size = round_up(buffer.nbytes, ALIGNMENT)
+        changes += [(buffer.first, 0, size), (buffer.last, 1, -size)]
+    live = most = 0
+    for _, _, change in sorted(changes):
+        live += change
+        most = max(most, live)
+    return most
+
+
+@record(frozen=True, slots=True)
+class Needs:
+    """What a call needs besides weights and caches: intermediates, and bytes of the rest."""
+
+    intermediates: tuple[Lifetime, ...]
+    input_bytes: int
+    output_bytes: int
+    constant_bytes: int
+
+
+def needs(call: Call) -> Needs:
+    """Return what a call of a recorded graph needs, its operations in the order of the record."""
+    owner = _owners(call)
+    use = _uses(call, owner)
+    first, last = _spans(call, owner)
+    totals: dict[Use, int] = {}
+    intermediates = []
+    for position in sorted(set(owner)):
+        nbytes = call.arrays[position].nbytes
+        kind = use[position]
+        if kind == "intermediate" and nbytes and position in first:
+            node = call.nodes[first[position]].name
+            intermediates.append(Lifetime(node, nbytes, first[position], last[position]))
+        else:
+            totals[kind] = totals.get(kind, 0) + nbytes
+    return Needs(
+        tuple(intermediates),
+        totals.get("input", 0),
+        totals.get("output", 0),
+        totals.get("constant", 0),
+    )
+
+
+def _owners(call: Call) -> list[int]:
+    """For each array the one whose buffer it lies in."""
+    owner = list(range(len(call.arrays)))
+    for node in call.nodes:
+        for source, out in _shared(node):
+            owner[out] = owner[source]
+    return owner
+
+
+def _shared(node: Node) -> Iterator[tuple[int, int]]:
+    """Pairs of an input and the output that lies in its buffer."""
+    if not node.inputs:
+        return
+    if node.name == _LAST_INPUTS:
+        yield from zip(node.inputs[-len(node.outputs) :], node.outputs, strict=False)
+    elif node.name == "Depends":
+        yield from zip(node.inputs, node.outputs, strict=False)
+    elif node.name in _VIEWS or node.name in _WRITES_INTO:
+        yield from ((node.inputs[0], out) for out in node.outputs)
+
+
+_BY_ROLE: dict[str, Use] = {
+    "weight": "weight",
+    "cache": "cache",
+    "tokens": "input",
+    "constant": "constant",
+    "computed": "intermediate",
+}
+
+
+def _uses(call: Call, owner: list[int]) -> dict[int, Use]:
+    """What each buffer is for: those that are held are caches, or what was sampled."""
+    use = {position: _BY_ROLE[call.arrays[position].role] for position in set(owner)}
+    sampled = call.evaluated if call.phase in _SAMPLING else ()
+    ends: tuple[tuple[Iterable[int], Use], ...] = ((call.held, "cache"), (sampled, "output"))
+    for positions, kind in ends:
+        for position in positions:
+            if use[owner[position]] in ("intermediate", "cache"):
+                use[owner[position]] = kind
+    return use
+
+
+def _spans(call: Call, owner: list[int]) -> tuple[dict[int, int], dict[int, int]]:
+    """The operations that first write and last touch each buffer."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for step, node in enumerate(call.nodes):
+        for position in (*node.outputs, *node.inputs):
+            last[owner[position]] = step
+        for position in node.outputs:
+            if owner[position] == position:
+                first[position] = step
+    return first, last

@@ -1,0 +1,237 @@
+"""What an engine that allocates everything before the first token would provision (Foundry).
+
+Sources: Foundry's memory architecture page, and its executor: RoPE tables are two of F16, half a
+head wide, as long as the capacity; a METALLIC_*_SHARED variable counts when it is set, to
+whatever value.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import Attention, LatentAttention
+from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.plans.static.arena import Arena, arena, needs
+from memfit.estimators.base.records import record
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.trace.graph_format import Call, Phase, Trace
+from memfit.estimators.base.units import round_up
+from memfit.estimators.base.version import __version__
+from memfit.estimators.base.workload import MAX_TOKENS
+
+SCHEMA = "memfit.plan-static/1"
+Mode = Literal["private", "shared"]
+# Foundry's own: capacities are multiples of 128 tokens, tables and caches are F16.
+CAPACITY_STEP = 128
+_F16_BYTES = 2
+SHARED_BY = {
+    "intermediates": "METALLIC_INTERMEDIATES_SHARED",
+    "kv_cache": "METALLIC_KV_CACHE_SHARED",
+    "rope_tables": "METALLIC_ROPE_SHARED",
+}
+
+
+@record(frozen=True, slots=True)
+class CallPlan:
+    """The arena of one call; ``buffers`` are its intermediates."""
+
+    phase: Phase
+    tokens: int
+    position: int
+    operations: int
+    buffers: int
+    arena_bytes: int
+    lower_bound_bytes: int
+    separate_bytes: int
+    largest_bytes: int
+    input_bytes: int
+    output_bytes: int
+    constant_bytes: int
+
+
+@record(frozen=True, slots=True)
+class Placement:
+    """One intermediate in the arena, from operation ``first`` to ``last``."""
+
+    operation: str
+    offset: int
+    nbytes: int
+    first: int
+    last: int
+
+
+@record(frozen=True, slots=True)
+class Provision:
+    """One thing that is allocated; ``lasting`` is False for what is given up after loading."""
+
+    name: str
+    nbytes: int
+    mode: Mode
+    lasting: bool = True
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class StaticPlan:
+    """The answer of ``memfit plan static``.
+
+    ``placements`` are of the call with the largest arena. ``loading_bytes`` are of the weights and
+    the buffer they pass through.
+    """
+
+    memfit_version: str
+    model: str
+    model_type: str
+    backend: str
+    versions: Mapping[str, str]
+    context_tokens: int
+    capacity_tokens: int
+    arena_bytes: int
+    lower_bound_bytes: int
+    provisions: tuple[Provision, ...]
+    private_bytes: int
+    shared_bytes: int
+    loading_bytes: int
+    calls: tuple[CallPlan, ...]
+    placements: tuple[Placement, ...]
+    notes: tuple[Note, ...]
+    schema: str = SCHEMA
+
+
+def plan_static(
+    trace: Trace,
+    model: Model,
+    *,
+    name: str,
+    context_tokens: int,
+    environment: Mapping[str, str],
+) -> StaticPlan:
+    """Return what would be provisioned for contexts up to ``context_tokens``.
+
+    ``environment`` are the variables the engine would see.
+
+    Raises:
+        InputError: when the trace is of another model type or holds no call, or for no context.
+        UnsupportedError: when a call has too many intermediates.
+    """
+    if trace.model_type != model.model_type:
+        raise InputError(f"the trace is of a {trace.model_type}, the model is a {model.model_type}")
+    if not 1 <= context_tokens <= MAX_TOKENS:
+        raise InputError(f"context {context_tokens}: must be from 1 to {MAX_TOKENS} tokens")
+    if not trace.calls:
+        raise InputError("the trace holds no call")
+    capacity = round_up(context_tokens, CAPACITY_STEP)
+    planned = [(call, needs(call)) for call in trace.calls]
+    arenas = [arena(need.intermediates) for _, need in planned]
+    largest = max(arenas, key=lambda each: each.nbytes)
+    calls = tuple(
+        CallPlan(
+            phase=call.phase,
+            tokens=call.tokens,
+            position=call.position,
+            operations=len(call.nodes),
+            buffers=len(need.intermediates),
+            arena_bytes=own.nbytes,
+            lower_bound_bytes=own.lower_bound_bytes,
+            separate_bytes=own.separate_bytes,
+            largest_bytes=own.largest_bytes,
+            input_bytes=need.input_bytes,
+            output_bytes=need.output_bytes,
+            constant_bytes=need.constant_bytes,
+        )
+        for (call, need), own in zip(planned, arenas, strict=True)
+    )
+    provisions = tuple(_provisions(trace, model, calls, largest, capacity, environment))
+    lasting = [each for each in provisions if each.lasting]
+    resident = {
+        mode: sum(each.nbytes for each in lasting if each.mode == mode)
+        for mode in ("private", "shared")
+    }
+    staging = sum(each.nbytes for each in provisions if not each.lasting)
+    return StaticPlan(
+        memfit_version=__version__,
+        model=name,
+        model_type=model.model_type,
+        backend=trace.backend,
+        versions=trace.versions,
+        context_tokens=context_tokens,
+        capacity_tokens=capacity,
+        arena_bytes=largest.nbytes,
+        lower_bound_bytes=max(each.lower_bound_bytes for each in arenas),
+        provisions=provisions,
+        private_bytes=resident["private"],
+        shared_bytes=resident["shared"],
+        loading_bytes=sum(trace.weights.values()) + staging,
+        calls=calls,
+        placements=tuple(_placements(largest)),
+        notes=tuple(_notes(trace.calls, environment)),
+    )
+
+
+def kv_capacity_bytes(model: Model, capacity_tokens: int) -> int:
+    """Return the bytes of keys and values of so many tokens in every layer that has them, F16."""
+    return capacity_tokens * sum(
+        cache.elements_per_token * _F16_BYTES
+        for layer in model.layers
+        for mixer in layer.mixers
+        for cache in mixer.caches()
+        if isinstance(cache, KVBuffer)
+    )
+
+
+def rope_table_bytes(model: Model, capacity_tokens: int) -> int:
+    """Return the bytes of the cosine and sine tables, one pair for each kind of attention."""
+    widths = set()
+    for layer in model.layers:
+        for mixer in layer.mixers:
+            if isinstance(mixer, Attention):
+                widths.add((mixer.kind, mixer.key_dim))
+            elif isinstance(mixer, LatentAttention):
+                widths.add((mixer.kind, mixer.rope_dim))
+    return sum(2 * capacity_tokens * (width // 2) * _F16_BYTES for _, width in widths)
+
+
+def _provisions(
+    trace: Trace,
+    model: Model,
+    calls: tuple[CallPlan, ...],
+    largest: Arena,
+    capacity: int,
+    environment: Mapping[str, str],
+) -> Iterator[Provision]:
+    def mode(name: str) -> Mode:
+        return "shared" if SHARED_BY[name] in environment else "private"
+
+    yield Provision("weights", sum(trace.weights.values()), "private")
+    yield Provision("kv_cache", kv_capacity_bytes(model, capacity), mode("kv_cache"))
+    yield Provision("rope_tables", rope_table_bytes(model, capacity), mode("rope_tables"))
+    if states := state_bytes(model, 1):
+        yield Provision("states", states, "private")
+    yield Provision("intermediates", largest.nbytes, mode("intermediates"))
+    yield Provision("constants", max(call.constant_bytes for call in calls), "private")
+    yield Provision("inputs", max(call.input_bytes for call in calls), "shared")
+    yield Provision("outputs", max(call.output_bytes for call in calls), "shared")
+    staging = max(trace.weights.values(), default=0)
+    yield Provision("staging", staging, "shared", lasting=False)
+
+
+def _placements(largest: Arena) -> Iterator[Placement]:
+    for offset, nbytes, buffer in largest.placed:
+        yield Placement(buffer.operation, offset, nbytes, buffer.first, buffer.last)
+
+
+def _notes(calls: tuple[Call, ...], environment: Mapping[str, str]) -> Iterator[Note]:
+    if all(call.tokens == 1 for call in calls):
+        yield Note(
+            "warning", "no-chunk", "the trace holds no chunk of a prompt: prefill is missing"
+        )
+    for variable in SHARED_BY.values():
+        if variable in environment:
+            text = f"{variable} is set: Foundry goes by that alone, 0 shares too"
+            yield Note("info", "shared", text)
+    text = (
+        "every operation has its output in the arena: views lie in their input, caches are written"
+        " in place, and temporaries inside a kernel are not known to the graph"
+    )
+    yield Note("info", "graph", text)

@@ -1,0 +1,275 @@
+"""Tickets for wired memory and the limit they add up to: a state machine without a clock.
+
+The rules are those of mlx-swift's WiredMemoryManager (Source/MLX/WiredMemory.swift); where
+memfit differs, docs/wired.md says so. The caller gives the time with each call, so that a
+server's manager and a plan on paper run the same rules.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import field
+from fractions import Fraction
+from typing import Literal, Protocol
+from uuid import uuid4
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.plans.wired.policies import WiredPolicy
+from memfit.estimators.base.records import record
+
+TicketKind = Literal["active", "reservation"]
+Standing = Literal["started", "waiting", "refused"]
+EventKind = Literal["started", "waiting", "refused", "cancelled", "ended", "limit", "limit_refused"]
+
+
+@record(frozen=True, slots=True)
+class Ticket:
+    """A demand of ``size`` bytes; a reservation counts, but alone does not raise the limit."""
+
+    policy: WiredPolicy
+    size: int
+    kind: TicketKind = "active"
+    name: str = field(default_factory=lambda: uuid4().hex)
+
+    def __post_init__(self) -> None:
+        """Refuse a negative size."""
+        if self.size < 0:
+            raise InputError(f"ticket {self.name}: a size of {self.size} bytes is negative")
+
+
+@record(frozen=True, slots=True)
+class WiredSettings:
+    """How the limit moves.
+
+    While work is active it shrinks only by ``shrink_threshold`` of itself or more, and no sooner
+    than ``shrink_cooldown_ms`` after its last change. ``policy_only`` keeps admission where the
+    limit cannot be set; otherwise every ticket there starts at once.
+    """
+
+    shrink_threshold: Fraction = Fraction(1, 4)
+    shrink_cooldown_ms: int = 1000
+    policy_only: bool = True
+    baseline_override: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range."""
+        if not 0 <= self.shrink_threshold <= 1:
+            raise InputError(f"shrink threshold {self.shrink_threshold}: give a share of 0 to 1")
+        if self.shrink_cooldown_ms < 0:
+            raise InputError(f"shrink cooldown of {self.shrink_cooldown_ms} ms is negative")
+        if self.baseline_override is not None and self.baseline_override < 0:
+            raise InputError(f"baseline of {self.baseline_override} bytes is negative")
+
+
+class WiredBackend(Protocol):
+    """The machine's side: whether a limit can be set, and the setting of it."""
+
+    @property
+    def supported(self) -> bool:
+        """Whether there is a limit to set."""
+
+    @property
+    def recommended_bytes(self) -> int | None:
+        """The recommended working set, None where there is none."""
+
+    def apply(self, limit: int) -> bool:
+        """Set the limit; say whether it was taken."""
+
+
+@record(frozen=True, slots=True)
+class PaperBackend:
+    """A machine of which only the figures are at hand: it takes what MLX would take there."""
+
+    supported: bool
+    recommended_bytes: int | None = None
+
+    def apply(self, limit: int) -> bool:
+        """Say whether MLX takes the limit: up to the working set (allocator.cpp)."""
+        return self.recommended_bytes is None or limit <= self.recommended_bytes
+
+
+@record(frozen=True, slots=True)
+class WiredEvent:
+    """Something that happened: to a ticket, or to the limit (``limit_bytes``)."""
+
+    at_ms: int
+    kind: EventKind
+    ticket: str | None = None
+    limit_bytes: int | None = None
+
+
+def ignore_event(event: WiredEvent) -> None:
+    """Take an event and do nothing."""
+
+
+class WiredLedger:
+    """Who holds memory, who waits, and the limit that follows."""
+
+    def __init__(
+        self,
+        backend: WiredBackend,
+        settings: WiredSettings | None = None,
+        observe: Callable[[WiredEvent], None] = ignore_event,
+    ) -> None:
+        """Begin with no tickets; ``observe`` is told of everything that happens, in order."""
+        self.settings = settings or WiredSettings()
+        self._backend, self._observe = backend, observe
+        self._live: dict[str, Ticket] = {}
+        self._queue: dict[str, Ticket] = {}
+        self._policies: dict[WiredPolicy, WiredPolicy] = {}
+        self._baseline: int | None = None
+        self._limit: int | None = None
+        self._changed_ms: int | None = None
+
+    @property
+    def baseline_bytes(self) -> int:
+        """The limit there is without work: set, as last applied, recommended, or none."""
+        return self._resolved_baseline() if self._baseline is None else self._baseline
+
+    @property
+    def limit_bytes(self) -> int:
+        """The limit applied now."""
+        return self.baseline_bytes if self._limit is None else self._limit
+
+    @property
+    def wanted_bytes(self) -> int:
+        """The limit that the policies ask for now: the largest over the groups."""
+        if not self._has_active_work():
+            return self.baseline_bytes
+        return max(
+            policy.limit(self.baseline_bytes, self._sizes(policy), self._backend.recommended_bytes)
+            for policy in self._policies.values()
+        )
+
+    @property
+    def held(self) -> tuple[Ticket, ...]:
+        """The tickets that have started and not ended."""
+        return tuple(self._live.values())
+
+    @property
+    def waiting(self) -> tuple[Ticket, ...]:
+        """The tickets that wait, first come first."""
+        return tuple(self._queue.values())
+
+    def request(self, ticket: Ticket, now_ms: int) -> Standing:
+        """Start a ticket, or let it wait behind those of its group that wait already.
+
+        Refused is what its group would not admit even if nothing else were there. A ticket that
+        has started is left as it is.
+
+        Raises:
+            InputError: when a ticket of that name waits already.
+        """
+        if ticket.name in self._queue:
+            raise InputError(f"ticket {ticket.name} waits already; end or cancel it first")
+        if ticket.name in self._live or not self._keeps_count():
+            return "started"
+        if self._baseline is None or not self._has_active_work():
+            self._baseline = self._resolved_baseline()
+        if not self._admits(ticket, ()):
+            self._tell(now_ms, "refused", ticket.name)
+            return "refused"
+        self._queue[ticket.name] = ticket
+        if ticket in self._admit(now_ms):
+            self._settle(now_ms)
+            return "started"
+        self._tell(now_ms, "waiting", ticket.name)
+        return "waiting"
+
+    def end(self, name: str, now_ms: int) -> tuple[Ticket, ...]:
+        """Take a ticket out and return those that start in its place; an unknown one is ignored."""
+        if name in self._queue:
+            return self.cancel(name, now_ms)
+        ticket = self._live.pop(name, None)
+        if ticket is None:
+            return ()
+        self._tell(now_ms, "ended", name)
+        if not self._sizes(ticket.policy):
+            del self._policies[ticket.policy]
+        return self._after_leaving(now_ms)
+
+    def cancel(self, name: str, now_ms: int) -> tuple[Ticket, ...]:
+        """Take a waiting ticket out and return those it held up that start now."""
+        if self._queue.pop(name, None) is None:
+            return ()
+        self._tell(now_ms, "cancelled", name)
+        return self._after_leaving(now_ms)
+
+    def _after_leaving(self, now_ms: int) -> tuple[Ticket, ...]:
+        admitted = tuple(self._admit(now_ms))
+        # Once, after the next ones have started: the limit does not dip in between.
+        self._settle(now_ms)
+        return admitted
+
+    def _admit(self, now_ms: int) -> list[Ticket]:
+        """Start those who can, in order; the first of a group that active work keeps out bars it.
+
+        One that only the end of a reservation would let in bars nobody: weights stay for days.
+        """
+        admitted: list[Ticket] = []
+        barred: set[WiredPolicy] = set()
+        for ticket in tuple(self._queue.values()):
+            if ticket.policy in barred:
+                continue
+            if self._admits(ticket, self._sizes(ticket.policy)):
+                del self._queue[ticket.name]
+                self._live[ticket.name] = ticket
+                # Of equal policies the latest speaks for the group, as in mlx-swift.
+                self._policies.pop(ticket.policy, None)
+                self._policies[ticket.policy] = ticket.policy
+                self._tell(now_ms, "started", ticket.name)
+                admitted.append(ticket)
+            elif self._admits(ticket, self._sizes(ticket.policy, only="reservation")):
+                barred.add(ticket.policy)
+        return admitted
+
+    def _settle(self, now_ms: int) -> None:
+        """Move the limit to what is wanted, unless hysteresis holds it up."""
+        wanted = self.wanted_bytes
+        if wanted == self._limit or self._holds_up(wanted, now_ms):
+            return
+        if self._backend.supported and not self._backend.apply(wanted):
+            self._tell(now_ms, "limit_refused", limit_bytes=wanted)
+            return
+        self._limit, self._changed_ms = wanted, now_ms
+        self._tell(now_ms, "limit", limit_bytes=wanted)
+
+    def _holds_up(self, wanted: int, now_ms: int) -> bool:
+        if self._limit is None or wanted >= self._limit or not self._has_active_work():
+            return False
+        if self._limit - wanted < self.settings.shrink_threshold * self._limit:
+            return True
+        changed = self._changed_ms
+        return changed is not None and now_ms - changed < self.settings.shrink_cooldown_ms
+
+    def _resolved_baseline(self) -> int:
+        if self.settings.baseline_override is not None:
+            return self.settings.baseline_override
+        if self._limit is not None:
+            return self._limit
+        return 0 if self._backend.supported else self._backend.recommended_bytes or 0
+
+    def _admits(self, ticket: Ticket, sizes: tuple[int, ...]) -> bool:
+        recommended = self._backend.recommended_bytes
+        return ticket.policy.admits(self.baseline_bytes, sizes, ticket.size, recommended)
+
+    def _sizes(self, policy: WiredPolicy, only: TicketKind | None = None) -> tuple[int, ...]:
+        return tuple(
+            ticket.size for ticket in self._of(policy) if only is None or ticket.kind == only
+        )
+
+    def _of(self, policy: WiredPolicy) -> Iterator[Ticket]:
+        return (ticket for ticket in self._live.values() if ticket.policy == policy)
+
+    def _has_active_work(self) -> bool:
+        return any(ticket.kind == "active" for ticket in self._live.values())
+
+    def _keeps_count(self) -> bool:
+        return self._backend.supported or self.settings.policy_only
+
+    def _tell(
+        self,
+        at_ms: int,
+        kind: EventKind,
+        ticket: str | None = None,
+        limit_bytes: int | None = None,
+    ) -> None:
+        self._observe(WiredEvent(at_ms, kind, ticket, limit_bytes))

@@ -1,0 +1,225 @@
+"""A scenario of wired memory played through, and what to set for it."""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.wired_limit import wired_limit
+from memfit.estimators.plans.wired.ledger import PaperBackend, WiredEvent, WiredLedger
+from memfit.estimators.plans.wired.result import (
+    Moment,
+    Outcome,
+    TicketPlan,
+    Verdict,
+    WiredMachine,
+    WiredPlan,
+)
+from memfit.estimators.plans.wired.scenario import Appointment, WiredScenario
+from memfit.estimators.base.units import Units, format_bytes, format_duration
+
+_ENDS, _STARTS = 0, 1  # at one moment, what ends makes room before anything starts
+
+
+def plan_wired(scenario: WiredScenario, units: Units = Units.GB) -> WiredPlan:
+    """Return what happens in a scenario; texts show sizes in ``units``."""
+    play = _Play(scenario, units)
+    play.run()
+    tickets = tuple(play.ticket_plan(each) for each in scenario.appointments)
+    largest = max(play.moments, key=lambda moment: moment.wanted_bytes)
+    refused = sum(event.kind == "limit_refused" for event in play.events)
+    device = scenario.device
+    need = None
+    if scenario.mode == "wired" and device is not None:
+        need = wired_limit(largest.wanted_bytes, device)
+    return WiredPlan(
+        scenario=scenario.name,
+        device=None if device is None else _machine(device),
+        mode=scenario.mode,
+        shrink_threshold_percent=float(100 * scenario.settings.shrink_threshold),
+        shrink_cooldown_ms=scenario.settings.shrink_cooldown_ms,
+        baseline_bytes=play.ledger.baseline_bytes,
+        policies=dict(scenario.policies),
+        verdict=_verdict(tickets, refused),
+        largest_limit_bytes=largest.wanted_bytes,
+        largest_limit_at_ms=largest.at_ms,
+        largest_demand_bytes=max(moment.demand_bytes for moment in play.moments),
+        longest_wait_ms=max(ticket.waited_ms for ticket in tickets),
+        refused_limits=refused,
+        sysctl_mebibytes=need.sysctl_mebibytes if need else None,
+        left_for_system_bytes=need.left_for_system_bytes if need else None,
+        tickets=tickets,
+        moments=tuple(play.moments),
+        notes=tuple(_notes(scenario, play.moments, largest.wanted_bytes, refused, units)),
+    )
+
+
+def _machine(device: Device) -> WiredMachine:
+    return WiredMachine(device.name, device.backend, device.memory_bytes, device.working_set_bytes)
+
+
+def _verdict(tickets: tuple[TicketPlan, ...], refused_limits: int) -> Verdict:
+    if refused_limits or any(ticket.outcome in ("refused", "waiting") for ticket in tickets):
+        return "fails"
+    return "waits" if any(ticket.waited_ms for ticket in tickets) else "holds"
+
+
+def _notes(
+    scenario: WiredScenario,
+    moments: list[Moment],
+    largest_limit: int,
+    refused_limits: int,
+    units: Units,
+) -> Iterator[str]:
+    device = scenario.device
+    if scenario.mode == "policy-only":
+        yield "no limit is set in this mode: tickets are admitted and counted only"
+    if refused_limits and device is not None:
+        yield (
+            f"MLX refuses limits above the working set of"
+            f" {format_bytes(device.working_set_bytes, units)}"
+        )
+        if largest_limit >= device.memory_bytes:
+            yield "no setting helps: the largest limit is not below the memory of the machine"
+    short = next((m for m in moments if m.active and m.limit_bytes < m.demand_bytes), None)
+    if short is not None and scenario.mode == "wired":
+        yield (
+            f"at {format_duration(short.at_ms)} the tickets hold"
+            f" {format_bytes(short.demand_bytes, units)} under a limit of"
+            f" {format_bytes(short.limit_bytes, units)}: what exceeds it may be paged out"
+        )
+
+
+@dataclass(slots=True)
+class _Play:
+    """The scenario being played: what is to come, and what has been seen."""
+
+    scenario: WiredScenario
+    units: Units
+    ledger: WiredLedger = field(init=False)
+    events: list[WiredEvent] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    _backend: PaperBackend = field(init=False)
+    _appointments: dict[str, Appointment] = field(default_factory=dict)
+    _reasons: dict[str, str] = field(default_factory=dict)
+    _times: dict[tuple[str, str], int] = field(default_factory=dict)
+    _to_come: list[tuple[int, int, int, Appointment]] = field(default_factory=list)
+    _expected: int = 0
+
+    def __post_init__(self) -> None:
+        device = self.scenario.device
+        recommended = device.working_set_bytes if device and device.backend == "metal" else None
+        self._backend = PaperBackend(self.scenario.mode == "wired", recommended)
+        self.ledger = WiredLedger(self._backend, self.scenario.settings, self._see)
+        self._appointments = {each.ticket.name: each for each in self.scenario.appointments}
+
+    def run(self) -> None:
+        """Play everything, taking a moment after each time at which something happens."""
+        for appointment in self.scenario.appointments:
+            self._expect(appointment.start_ms, _STARTS, appointment)
+            if appointment.end_ms is not None:
+                self._expect(appointment.end_ms, _ENDS, appointment)
+        while self._to_come:
+            now, what, _, appointment = heapq.heappop(self._to_come)
+            if what == _ENDS:
+                self.ledger.end(appointment.ticket.name, now)
+            else:
+                self._start(appointment, now)
+            if not self._to_come or self._to_come[0][0] != now:
+                self.moments.append(self._moment(now))
+
+    def _expect(self, at_ms: int, what: int, appointment: Appointment) -> None:
+        heapq.heappush(self._to_come, (at_ms, what, self._expected, appointment))
+        self._expected += 1
+
+    def _see(self, event: WiredEvent) -> None:
+        self.events.append(event)
+        if event.ticket is None:
+            return
+        self._times[event.ticket, event.kind] = event.at_ms
+        appointment = self._appointments[event.ticket]
+        if event.kind == "started" and appointment.runs_ms is not None:
+            self._expect(event.at_ms + appointment.runs_ms, _ENDS, appointment)
+
+    def _start(self, appointment: Appointment, now: int) -> None:
+        ticket = appointment.ticket
+        if appointment.draft is not None:
+            reason = self._against_draft(appointment)
+            if reason is not None:
+                self._reasons[ticket.name] = reason
+                return
+        if self.ledger.request(ticket, now) == "refused":
+            backend = self._backend
+            bound = ticket.policy.limit(
+                self.ledger.baseline_bytes, (ticket.size,), backend.recommended_bytes
+            )
+            self._reasons[ticket.name] = (
+                f"does not fit even alone under {self._text(bound)},"
+                f" of which {self._text(self.ledger.baseline_bytes)} are baseline"
+            )
+
+    def _against_draft(self, appointment: Appointment) -> str | None:
+        """Why a draft model is not loaded, None when it is."""
+        draft = appointment.draft
+        main = next((each for each in self.ledger.held if draft and each.name == draft.main), None)
+        if draft is None or main is None:
+            return "its main model is not there then"
+        pair = draft.policy.evaluate(
+            main.size, appointment.ticket.size, self._backend.recommended_bytes
+        )
+        if pair.use_draft:
+            return None
+        return (
+            f"main, draft and additional take {self._text(pair.estimated_bytes)}"
+            f" of {self._text(pair.limit_bytes or 0)}"
+        )
+
+    def _moment(self, now: int) -> Moment:
+        held, waiting = self.ledger.held, self.ledger.waiting
+        return Moment(
+            at_ms=now,
+            limit_bytes=self.ledger.limit_bytes,
+            wanted_bytes=self.ledger.wanted_bytes,
+            demand_bytes=sum(ticket.size for ticket in held),
+            waiting_bytes=sum(ticket.size for ticket in waiting),
+            active=sum(ticket.kind == "active" for ticket in held),
+            reserved=sum(ticket.kind == "reservation" for ticket in held),
+            waiting=len(waiting),
+        )
+
+    def _text(self, nbytes: int) -> str:
+        return format_bytes(nbytes, self.units)
+
+    def ticket_plan(self, appointment: Appointment) -> TicketPlan:
+        """Return what became of a ticket."""
+        name, outcome = appointment.ticket.name, self._outcome(appointment)
+        started = self._times.get((name, "started"))
+        ended = self._times.get((name, "ended"))
+        until = {
+            "admitted": started,
+            "gave_up": self._times.get((name, "cancelled")),
+            "waiting": self.moments[-1].at_ms,
+        }.get(outcome)
+        asked = appointment.start_ms
+        return TicketPlan(
+            name=name,
+            policy=appointment.policy,
+            kind=appointment.ticket.kind,
+            size_bytes=appointment.ticket.size,
+            asked_ms=asked,
+            waited_ms=0 if until is None else until - asked,
+            started_ms=started,
+            ended_ms=ended,
+            outcome=outcome,
+            reason=self._reasons.get(name),
+        )
+
+    def _outcome(self, appointment: Appointment) -> Outcome:
+        name, draft = appointment.ticket.name, appointment.draft
+        if (name, "started") in self._times:
+            return "admitted"
+        if (name, "cancelled") in self._times:
+            return "gave_up"
+        if name not in self._reasons:
+            return "waiting"
+        return "left_out" if draft and draft.policy.over_budget == "fallback" else "refused"

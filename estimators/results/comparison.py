@@ -1,0 +1,126 @@
+"""A comparison as data: the fields mirror the JSON of ``memfit compare --json``.
+
+docs/schema/compare.schema.json describes it; integers are bytes or tokens.
+"""
+
+from typing import Literal
+
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.base.records import record
+from memfit.estimators.results.estimate import (
+    Basis,
+    DeviceSummary,
+    ModelSummary,
+    Note,
+    RuntimeSummary,
+    Verdict,
+    WorkloadSummary,
+)
+
+SCHEMA = "memfit.compare/1"
+SettingValue = int | str | None
+
+
+@record(frozen=True, slots=True)
+class Undecided:
+    """Why there is no figure: the slug of docs/errors.md, and the reason in one line."""
+
+    slug: str
+    reason: str
+
+
+@record(frozen=True, slots=True)
+class Difference:
+    """Against the first model; ``percent`` is for reading, None where the first has nothing."""
+
+    amount: int
+    percent: float | None
+
+
+@record(frozen=True, slots=True)
+class Value:
+    """One model's figure; ``difference`` is None for the first model, or where it has none."""
+
+    value: int
+    basis: Basis
+    difference: Difference | None
+
+
+@record(frozen=True, slots=True)
+class Figure:
+    """One figure of every model, in their order; None where a model has none."""
+
+    name: str
+    unit: Literal["bytes", "tokens"]
+    values: tuple[Value | None, ...]
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One model; all but ``label`` and ``undecided`` is None or empty when it is undecided.
+
+    ``runtime`` is there when runtimes are compared, whose names are then the labels, and when
+    models of several runtimes are, each under its own.
+
+    ``needed_bytes`` is the peak with the margin: what the verdict is about.
+    """
+
+    label: str
+    undecided: Undecided | None = None
+    runtime: RuntimeSummary | None = None
+    model: ModelSummary | None = None
+    needed_bytes: int | None = None
+    verdict: Verdict | None = None
+    exceeded: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One model under one combination of settings; ``working_set_bytes`` is the budget."""
+
+    settings: dict[str, SettingValue]
+    model: str
+    undecided: Undecided | None = None
+    verdict: Verdict | None = None
+    exceeded: tuple[str, ...] = ()
+    peak_bytes: int | None = None
+    needed_bytes: int | None = None
+    working_set_bytes: int | None = None
+    notes: tuple[Note, ...] = ()
+
+
+@record(frozen=True, slots=True)
+class Matrix:
+    """Every combination of the axes for every model, the last axis changing fastest."""
+
+    axes: dict[str, tuple[SettingValue, ...]]
+    cells: tuple[Cell, ...]
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The answer of ``memfit compare``.
+
+    Workload, quantisation and device are those of ``models`` and ``figures``: as asked, with the
+    first value of each axis of the matrix.
+    """
+
+    memfit_version: str
+    workload: WorkloadSummary
+    runtime: RuntimeSummary
+    device: DeviceSummary | None
+    quantize: Quantization | None
+    margin_bytes: int
+    models: tuple[Compared, ...]
+    figures: tuple[Figure, ...]
+    matrix: Matrix | None
+    schema: str = SCHEMA
+
+    @property
+    def undecided(self) -> tuple[Undecided, ...]:
+        """Everything that could not be decided, models first."""
+        cells = self.matrix.cells if self.matrix else ()
+        found = [model.undecided for model in self.models] + [cell.undecided for cell in cells]
+        return tuple(undecided for undecided in found if undecided)

@@ -1,0 +1,191 @@
+"""An estimate as data: what every renderer shows and no renderer computes.
+
+The fields mirror the JSON of ``memfit estimate --json`` (docs/schema/estimate.schema.json);
+integers are bytes or tokens.
+"""
+
+from typing import Literal
+
+from memfit.estimators.base.records import record
+
+Basis = Literal["exact", "traced", "derived", "measured", "bound"]
+Verdict = Literal["fits", "tight", "exceeds", "unknown"]
+Phase = Literal["load", "prefill", "decode"]
+Level = Literal["info", "warning"]
+
+SCHEMA = "memfit.estimate/1"
+
+
+@record(frozen=True, slots=True)
+class Component:
+    """Bytes of one kind, and how far to trust them."""
+
+    bytes: int
+    basis: Basis
+
+
+@record(frozen=True, slots=True)
+class Weights(Component):
+    """``bytes`` are of the checkpoint's tensors; ``loaded_bytes`` of those the runtime keeps,
+    in the form it keeps them; ``resident_bytes`` the same as its allocator rounds them."""
+
+    by_part: dict[str, int]
+    loaded_bytes: int
+    resident_bytes: int
+
+
+@record(frozen=True, slots=True)
+class KV(Component):
+    """``bytes`` are allocated when the workload ends, ``held_bytes`` are of tokens needed."""
+
+    held_bytes: int
+    bytes_per_token: int
+    held_tokens: int
+    allocated_tokens: int
+
+
+@record(frozen=True, slots=True)
+class Workspace(Component):
+    """``error_percent`` is how far the figure has been from measurements, docs/accuracy.md."""
+
+    error_percent: int
+
+
+@record(frozen=True, slots=True)
+class Components:
+    """What the memory is made of; ``draft`` is everything a draft model adds."""
+
+    weights: Weights
+    kv: KV
+    ssm: Component
+    workspace: Workspace
+    margin: Component
+    draft: Component | None = None
+
+
+@record(frozen=True, slots=True)
+class ModelSummary:
+    """The model as the estimate understood it."""
+
+    id: str
+    source: str
+    revision: str | None
+    model_type: str
+    parameters: int
+    bits_per_weight: float  # of the checkpoint's tensors, for reading only
+    max_context: int | None
+    layers: dict[str, int]
+
+
+@record(frozen=True, slots=True)
+class WorkloadSummary:
+    """The workload the figures are for."""
+
+    prompt_tokens: int
+    max_tokens: int
+    batch: int
+    prefill_step: int
+    kv_bits: int | None
+    kv_group_size: int
+    quantized_kv_start: int
+    max_kv_size: int | None
+
+
+@record(frozen=True, slots=True)
+class RuntimeSummary:
+    """The runtime whose allocation rules were applied."""
+
+    name: str
+    version: str
+
+
+@record(frozen=True, slots=True)
+class DeviceSummary:
+    """The machine the verdict is about."""
+
+    name: str
+    backend: str
+    memory_bytes: int
+    working_set_bytes: int
+    max_buffer_bytes: int | None
+    source: str
+    used_by_others_bytes: int | None = None
+
+
+@record(frozen=True, slots=True)
+class Recommendation:
+    """Settings that follow from the figures; None where nothing fits or nothing applies."""
+
+    context_tokens: int | None = None
+    wired_limit_bytes: int | None = None
+    prefill_step: int | None = None
+    kv_bits: int | None = None
+    expert_capacity: int | None = None
+    reasons: tuple[str, ...] = ()
+
+
+@record(frozen=True, slots=True)
+class Note:
+    """Something the reader of a figure must know; ``code`` is stable."""
+
+    level: Level
+    code: str
+    message: str
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The answer of ``memfit estimate``."""
+
+    memfit_version: str
+    model: ModelSummary
+    workload: WorkloadSummary
+    runtime: RuntimeSummary
+    device: DeviceSummary | None
+    components: Components
+    peak_bytes: int
+    peak_phase: Phase
+    verdict: Verdict
+    exceeded: tuple[str, ...]
+    recommendation: Recommendation
+    assumptions: tuple[str, ...]
+    notes: tuple[Note, ...]
+    schema: str = SCHEMA
+    method: str = "formula"
+
+
+@record(frozen=True, slots=True)
+class CurvePoint:
+    """Memory at one context length, for plots."""
+
+    context_tokens: int
+    weights_bytes: int
+    cache_bytes: int
+    workspace_bytes: int
+    peak_bytes: int
+
+
+@record(frozen=True, slots=True)
+class RunCall:
+    """Memory over one call of a traced run, which begins after ``position`` tokens.
+
+    ``bytes`` are the most in use during each of equal spans of its operations, in their order.
+    """
+
+    phase: str
+    tokens: int
+    position: int
+    operations: int
+    bytes: tuple[int, ...]
+
+
+@record(frozen=True, slots=True)
+class Plots:
+    """What is plotted: memory against context, and where it was traced over the calls of a run.
+
+    ``curve_method`` is given where the curve is not by the method of the estimate.
+    """
+
+    curve: tuple[CurvePoint, ...] = ()
+    run: tuple[RunCall, ...] = ()
+    curve_method: Literal["formula"] | None = None

@@ -1,0 +1,51 @@
+"""How many experts of each layer to keep resident when not all fit (mlx-moe's rule)."""
+
+from memfit.estimators.base.records import record
+
+# Source: mlx-moe, select_capacity: 71 % of the recommended working set, multiples of 8 from 16
+# up. memfit computes in bytes and integers; the original divides decimal units by 1024.
+BUDGET = (71, 100)
+MULTIPLE = 8
+LEAST_MULTIPLE = 16
+
+
+@record(frozen=True, slots=True)
+class ExpertCapacity:
+    """Experts of each layer that fit, the bytes they take and the bytes left in the budget."""
+
+    experts: int
+    of: int
+    resident_bytes: int
+    left_bytes: int
+
+
+def expert_capacity(
+    *, working_set_bytes: int, other_bytes: int, expert_bytes: int, experts: int
+) -> ExpertCapacity:
+    """Return the capacity for experts that take ``expert_bytes`` together over all layers.
+
+    ``other_bytes`` are the weights that stay resident whatever the capacity; ``experts`` is the
+    number a layer has.
+
+    Qwen3-Next-80B-A3B 4-bit on 32 GB, macOS 26:
+
+    >>> expert_capacity(working_set_bytes=26_800_603_136, other_bytes=1_357_516_288,
+    ...                 expert_bytes=43_486_543_872, experts=512).experts
+    208
+    """
+    share, whole = BUDGET
+    room = max(0, working_set_bytes * share // whole - other_bytes)
+    capacity = min(experts, room * experts // expert_bytes)
+    if capacity < experts:
+        capacity = whole_slots(capacity)
+    taken = capacity * expert_bytes // experts
+    return ExpertCapacity(capacity, experts, taken, room - taken)
+
+
+def whole_slots(capacity: int) -> int:
+    """Return the capacity down to a multiple of 8, as it is where it is below 16.
+
+    >>> whole_slots(15), whole_slots(215)
+    (15, 208)
+    """
+    return capacity - capacity % MULTIPLE if capacity >= LEAST_MULTIPLE else capacity

@@ -1,0 +1,172 @@
+"""How caches get room for more tokens: capacity, what is copied, and what lives meanwhile.
+
+Each rule is one pure function of tokens; ``allocated`` is where a session's cache stands, and
+``growth_events`` every reallocation on the way there. mlx-lm's own caches with their windows are
+arch/caches.py's; the rule of steps here is what they do while one token follows another.
+"""
+
+from collections.abc import Iterator
+
+from memfit.estimators.runtimes.registry import Growth, Runtime
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import ceil_div, round_down, round_up
+
+
+@record(frozen=True, slots=True)
+class GrowthRule:
+    """A way to grow; all counts are tokens.
+
+    ``step`` is what a capacity is a multiple of; ``initial`` the first capacity of a cache that
+    doubles; ``most`` the capacity that is never exceeded, and a contiguous cache's from the start.
+    """
+
+    kind: Growth
+    step: int
+    initial: int = 0
+    most: int | None = None
+
+    def grown(self, capacity: int, tokens: int) -> int:
+        """Return the capacity when ``tokens`` must have room in a cache of ``capacity``.
+
+        >>> GrowthRule("doubling", 128, 2048).grown(2048, 2049)
+        4096
+        >>> GrowthRule("steps", 256).grown(2048, 2049)
+        2304
+        """
+        if tokens <= capacity:
+            return capacity
+        if self.kind == "contiguous":
+            return round_up(max(tokens, self.most or 0), self.step)
+        if self.kind == "doubling":
+            return self._doubled(capacity, tokens)
+        return round_up(tokens, self.step)
+
+    @property
+    def copies(self) -> bool:
+        """Whether growing makes a new buffer and copies the old one into it."""
+        return self.kind in ("steps", "doubling")
+
+    def _doubled(self, capacity: int, tokens: int) -> int:
+        wanted = self.initial if not capacity else 2 * capacity
+        wanted = max(wanted, tokens)
+        if self.most is not None:
+            wanted = min(wanted, max(self.most, tokens))
+        return align_capacity(wanted, self.step)
+
+
+@record(frozen=True, slots=True)
+class GrowthEvent:
+    """One reallocation: the token that asked for it, capacities and tokens copied.
+
+    ``alive`` are the tokens that have room while old and new live together.
+    """
+
+    tokens: int
+    before: int
+    after: int
+    copied: int
+    alive: int
+
+
+def rule_of(runtime: Runtime, *, most: int | None = None) -> GrowthRule:
+    """Return the rule a runtime grows by; ``most`` is its longest context if it has none set."""
+    limit = most if runtime.max_context is None else runtime.max_context
+    return GrowthRule(runtime.growth, runtime.kv_step, runtime.kv_initial, limit)
+
+
+def align_capacity(tokens: int, alignment: int = 128) -> int:
+    """Return a capacity aligned up, at least one alignment: for allocations.
+
+    Source: Foundry, ContextConfig::align_capacity and its tests.
+
+    >>> align_capacity(0), align_capacity(127), align_capacity(200)
+    (128, 128, 256)
+    """
+    return max(alignment, round_up(tokens, alignment))
+
+
+def align_budget(tokens: int, alignment: int = 128) -> int:
+    """Return tokens aligned down: what a budget pays for, never more.
+
+    >>> align_budget(200)
+    128
+    """
+    return round_down(tokens, alignment)
+
+
+def allocated(rule: GrowthRule, tokens: int) -> int:
+    """Return the capacity after ``tokens`` were added one by one.
+
+    >>> allocated(GrowthRule("doubling", 128, 2048), 5000)
+    8192
+    """
+    capacity = 0
+    for event in growth_events(rule, tokens):
+        capacity = event.after
+    return capacity
+
+
+def growth_events(
+    rule: GrowthRule, tokens: int, *, capacity: int = 0, start: int = 0
+) -> Iterator[GrowthEvent]:
+    """Yield the reallocations while a session grows token by token from ``start`` to ``tokens``.
+
+    A page is added to those there are: nothing is copied and nothing lives twice.
+    """
+    position = start
+    while max(position, capacity) < tokens:
+        position = max(position, capacity) + 1
+        after = rule.grown(capacity, position)
+        copied = position - 1 if rule.copies and capacity else 0
+        alive = after + (capacity if copied else 0)
+        yield GrowthEvent(position, capacity, after, copied, alive)
+        capacity = after
+
+
+def last_growth(rule: GrowthRule, tokens: int) -> GrowthEvent:
+    """Return the last reallocation on the way to ``tokens``, without every one before it."""
+    if rule.kind == "doubling":
+        *_, last = growth_events(rule, tokens)
+        return last
+    after = rule.grown(0, tokens)
+    if rule.kind == "contiguous" or after <= rule.step:
+        return GrowthEvent(1, 0, after, 0, after)
+    before = after - rule.step
+    copied = before if rule.copies else 0
+    return GrowthEvent(before + 1, before, after, copied, after + copied)
+
+
+def block_bytes(
+    key_elements: int, value_elements: int, *, bits: int = 4, group_size: int = 64
+) -> int:
+    """Return the bytes of a block: keys and values, with a 16-bit scale and bias a group.
+
+    Elements are of all the block's tokens. At 16 bits there are no scales. Source: agent-memory,
+    ModelCacheSpec.bytes_per_block_per_layer.
+
+    >>> block_bytes(8 * 256 * 256, 8 * 256 * 256)
+    589824
+    """
+    elements = key_elements + value_elements
+    if bits == 16:
+        return 2 * elements
+    groups = ceil_div(key_elements, group_size) + ceil_div(value_elements, group_size)
+    return ceil_div(elements * bits, 8) + 4 * groups
+
+
+# Positions from which agent-memory's chunk is whole, half, a quarter and the least.
+CHUNK_POSITIONS = (0, 2000, 8000, 20000)
+
+
+def adaptive_chunk(position: int, *, largest: int = 2048, least: int = 512) -> int:
+    """Return the prefill chunk at a cache position. Source: agent-memory, adaptive_chunk_size.
+
+    >>> adaptive_chunk(0), adaptive_chunk(2000), adaptive_chunk(8000), adaptive_chunk(20000)
+    (2048, 1024, 512, 512)
+    """
+    _, half, quarter, end = CHUNK_POSITIONS
+    if position < half:
+        return largest
+    if position < quarter:
+        return max(least, largest // 2)
+    return max(least, largest // 4) if position < end else least

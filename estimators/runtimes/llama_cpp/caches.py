@@ -1,0 +1,240 @@
+"""Caches and states as llama.cpp allocates them, for the whole context and before the first token.
+
+Source: llama.cpp src/llama-context.cpp (cells), llama-kv-cache.cpp, llama-kv-cache-iswa.cpp,
+llama-kv-cache-dsa.cpp and llama-memory-recurrent.cpp (commit 0c1e57098).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memfit.estimators.arch.caches import StateBuffer
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import (
+    Attention,
+    ChunkedAttention,
+    GatedDelta,
+    LatentAttention,
+    Mixer,
+    Recurrent,
+    SlidingAttention,
+    SparseLatentAttention,
+)
+from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME, GgmlType
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.runtimes.registry import Runtime
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import round_up
+from memfit.estimators.base.workload import Workload
+
+# What --cache-type-k and --cache-type-v of llama.cpp take (common/arg.cpp, kv_cache_types).
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+# The type that has so many bits and is symmetric, as is the one of MLX that the option means.
+_BY_BITS = {None: "f16", 8: "q8_0", 5: "q5_0", 4: "q4_0"}
+_STATE_BYTES = 4  # recurrent states are always float32
+
+
+class CacheTypes(NamedTuple):
+    """The types keys and values are kept in, by llama.cpp's names."""
+
+    keys: str
+    values: str
+
+
+@record(frozen=True, slots=True)
+class Cells:
+    """Room for tokens of one sequence; ``sequences`` have each their own."""
+
+    full: int
+    microbatch: int  # tokens computed at once
+    sequences: int
+    padding: int
+
+    def sliding(self, window: int) -> int:
+        """Return the cells of a sliding cache: the window and what is computed at once.
+
+        >>> Cells(4096, 512, 1, 256).sliding(128)
+        768
+        """
+        return round_up(min(self.full, window + self.microbatch), self.padding)
+
+
+@record(frozen=True, slots=True)
+class Buffer:
+    """Keys and values of one layer: elements a cell, the cells, and the tokens held in them."""
+
+    key_width: int
+    value_width: int
+    cells: int
+    held: int
+
+    def cell_bytes(self, types: CacheTypes) -> int:
+        """Return the bytes of one cell."""
+        keys, values = _type(types.keys), _type(types.values)
+        return keys.nbytes(self.key_width) + values.nbytes(self.value_width)
+
+
+@record(frozen=True, slots=True)
+class Caches:
+    """All caches together; ``bytes_per_token`` is one more token where no window is full."""
+
+    nbytes: int
+    held_bytes: int
+    bytes_per_token: int
+    held_tokens: int
+    cells: int
+    largest_buffer_bytes: int
+
+
+def cells(workload: Workload, runtime: Runtime) -> Cells:
+    """Return the cells of a context that has room for the workload.
+
+    A context is padded to ``kv_step`` cells; the batch is at most the context that was asked for,
+    and the micro-batch at most the batch (llama-context.cpp).
+    """
+    sequences = workload.batch
+    wanted = sequences * workload.total_tokens
+    padded = round_up(wanted, runtime.kv_step)
+    batch = min(wanted, runtime.batch)
+    return Cells(
+        full=round_up(padded // sequences, runtime.kv_step),
+        microbatch=min(batch, workload.prefill_step),
+        sequences=sequences,
+        padding=runtime.kv_step,
+    )
+
+
+def cache_types(workload: Workload, told: CacheTypes | None) -> CacheTypes:
+    """Return the types of the cache: as told, else by the workload's KV bits.
+
+    Raises:
+        UnsupportedError: for bits that llama.cpp has no type for.
+    """
+    if told is not None:
+        return told
+    name = _BY_BITS.get(workload.kv_bits)
+    if name is None:
+        raise UnsupportedError(
+            f"KV bits {workload.kv_bits}: llama.cpp keeps its cache in 16, 8, 5 or 4 bits"
+        )
+    return CacheTypes(name, name)
+
+
+def caches(model: Model, room: Cells, types: CacheTypes, tokens: int) -> Caches:
+    """Return the caches of a model for ``tokens`` tokens in each sequence.
+
+    Raises:
+        UnsupportedError: when the model's cache cannot be of these types.
+    """
+    found = list(buffers(model, room, tokens))
+    _require_possible(model, types)
+    sizes = [buffer.cell_bytes(types) for buffer in found]
+    totals = [s * b.cells * room.sequences for s, b in zip(sizes, found, strict=True)]
+    return Caches(
+        nbytes=sum(totals),
+        held_bytes=sum(s * b.held * room.sequences for s, b in zip(sizes, found, strict=True)),
+        bytes_per_token=sum(sizes),
+        held_tokens=max((buffer.held for buffer in found), default=0),
+        cells=max((buffer.cells for buffer in found), default=0),
+        # One allocation for all layers of a kind: llama-kv-cache.cpp allocates a context whole.
+        largest_buffer_bytes=sum(totals),
+    )
+
+
+def buffers(model: Model, room: Cells, tokens: int) -> Iterator[Buffer]:
+    """Yield the buffers of all layers in order."""
+    for layer in model.layers:
+        for mixer in layer.mixers:
+            window = window_of(mixer)
+            cells = room.full if window is None else room.sliding(window)
+            held = tokens if window is None else min(tokens, window)
+            for keys, values in _widths(mixer):
+                yield Buffer(keys, values, cells, held)
+
+
+def window_of(mixer: Mixer) -> int | None:
+    """Return the window or chunk of a layer, None where it attends to everything."""
+    if isinstance(mixer, SlidingAttention):
+        return mixer.window
+    return mixer.chunk if isinstance(mixer, ChunkedAttention) else None
+
+
+def explained(model: Model, room: Cells, types: CacheTypes, tokens: int) -> Iterator[str]:
+    """Yield the lines that derive the caches and states."""
+    for buffer, layers in Counter(buffers(model, room, tokens)).items():
+        total = layers * buffer.cell_bytes(types) * buffer.cells * room.sequences
+        yield (
+            f"KV of {layers} layers = {layers} x ({buffer.key_width} elements of {types.keys}"
+            f" + {buffer.value_width} of {types.values}) = {layers} x {buffer.cell_bytes(types)}"
+            f" bytes x {buffer.cells} cells x {room.sequences} sequences = {total} bytes"
+        )
+    mixers = (mixer for layer in model.layers for mixer in layer.mixers)
+    for state, layers in Counter(filter(None, map(state_elements, mixers))).items():
+        total = layers * sum(state) * _STATE_BYTES * room.sequences
+        yield (
+            f"state of {layers} layers = {layers} x {sum(state)} elements x {_STATE_BYTES} bytes"
+            f" x {room.sequences} sequences = {total} bytes"
+        )
+
+
+def recurrent_bytes(model: Model, sequences: int) -> int:
+    """Return the bytes of all recurrent states, which are float32."""
+    return sequences * sum(
+        _STATE_BYTES * sum(state_elements(mixer))
+        for layer in model.layers
+        for mixer in layer.mixers
+    )
+
+
+def state_elements(mixer: Mixer) -> tuple[int, ...]:
+    """Return the elements of a layer's states of one sequence."""
+    if isinstance(mixer, GatedDelta):
+        states = mixer.caches()
+    else:
+        states = mixer.state if isinstance(mixer, Recurrent) else ()
+    return tuple(state.elements for state in states if isinstance(state, StateBuffer))
+
+
+def _widths(mixer: Mixer) -> Iterator[tuple[int, int]]:
+    """Elements of keys and of values a cell: a latent is all keys, as is an indexer's."""
+    if isinstance(mixer, LatentAttention):
+        yield mixer.latent_dim + mixer.rope_dim, 0
+        if isinstance(mixer, SparseLatentAttention):
+            yield mixer.index_dim, 0
+    elif isinstance(mixer, Attention) and mixer.owns_cache:
+        yield mixer.kv_heads * mixer.key_dim, mixer.kv_heads * mixer.value_dim
+
+
+def _require_possible(model: Model, types: CacheTypes) -> None:
+    """Hold the types against the checks of llama-context.cpp, llama_init_from_model."""
+    latent = any(
+        isinstance(mixer, LatentAttention) for layer in model.layers for mixer in layer.mixers
+    )
+    if latent and types.keys != types.values:
+        raise UnsupportedError(
+            f"{model.model_type}: llama.cpp keeps a latent in one type, not keys in {types.keys}"
+            f" and values in {types.values}"
+        )
+    for mixer in (mixer for layer in model.layers for mixer in layer.mixers):
+        for width, name in zip(_head_widths(mixer), types, strict=True):
+            if width % _type(name).block:
+                raise UnsupportedError(
+                    f"{model.model_type}: heads of {width} do not divide into the blocks of {name};"
+                    " keep the cache in f16"
+                )
+        plain = _type(types.values).block == 1
+        if isinstance(mixer, Attention) and not mixer.fused and not plain:
+            raise UnsupportedError(
+                f"{model.model_type}: llama.cpp quantises values only with flash attention, which"
+                " this model goes without; keep the values in f16"
+            )
+
+
+def _head_widths(mixer: Mixer) -> tuple[int, int]:
+    if isinstance(mixer, LatentAttention):
+        return mixer.latent_dim + mixer.rope_dim, mixer.latent_dim
+    return (mixer.key_dim, mixer.value_dim) if isinstance(mixer, Attention) else (0, 0)
+
+
+def _type(name: str) -> GgmlType:
+    return BY_NAME[name.upper()]

@@ -1,0 +1,72 @@
+"""What a real run took, on one machine with one version of MLX: integers are bytes or nanoseconds.
+
+Bytes are as MLX counts them, weights included in every peak.
+"""
+
+from memfit.estimators.machine.device import Backend
+from memfit.estimators.base.records import record
+from memfit.estimators.base.workload import Workload
+
+SCHEMA = "memfit.measurement/1"
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model once loaded.
+
+    ``weights_bytes`` is the sum of its arrays' nbytes, ``active_bytes`` what MLX's allocator holds
+    for them, ``process_bytes`` the process's resident size as the system counts it.
+    """
+
+    weights_bytes: int
+    active_bytes: int
+    peak_bytes: int
+    process_bytes: int | None
+    load_ns: int
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One generation by mlx-lm's own loop.
+
+    ``prefill_*`` are of the moment when every chunk of the prompt is done, its last token not yet;
+    the others of the moment the workload ends. Held is what tokens need, the rest is allocated.
+    """
+
+    prefill_kv_bytes: int
+    prefill_kv_held_bytes: int
+    prefill_ssm_bytes: int
+    kv_bytes: int
+    kv_held_bytes: int
+    ssm_bytes: int
+    prefill_peak_bytes: int
+    decode_peak_bytes: int
+    first_token_ns: int
+    decode_ns: int  # of the tokens after the first
+    process_bytes: int | None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The larger of both phases."""
+        return max(self.prefill_peak_bytes, self.decode_peak_bytes)
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Repeated runs of one workload, with all that has to be equal for them to hold again."""
+
+    id: str
+    measured_at: str  # UTC, ISO 8601
+    memfit_version: str
+    mlx_version: str
+    mlx_lm_version: str
+    model: str
+    fingerprint: str  # of the checkpoint's config and headers
+    device: str
+    backend: Backend
+    workload: Workload
+    wired_limit_bytes: int | None  # None: not set
+    loaded: Loaded
+    runs: tuple[Run, ...]  # at least one
+    swift_workspace_bytes: int | None  # by the rule of mlx-swift-lm's tune
+    schema: str = SCHEMA

@@ -1,0 +1,309 @@
+"""A runtime's memory as fixed bytes and bytes a token, and the contexts that follow.
+
+The counterparts of zinc's src/gpu/memory_plan.zig as described on 2026-06-12, every export under
+its own name in snake case. ``profile`` repeats that description, faults included: activations and
+cache in float32, cache and recurrent state charged to every layer.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import (
+    Attention,
+    DenseMLP,
+    GatedDelta,
+    LatentAttention,
+    MixtureOfExperts,
+    Recurrent,
+)
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.runtimes.zinc_requests import (
+    RequestBudget,
+    clamped_completion_tokens,
+    remaining_context_tokens,
+    request_budget,
+    request_context_target,
+)
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import round_down
+
+__all__ = [
+    "ModelConfig",
+    "RequestBudget",
+    "RuntimeMemoryProfile",
+    "apply_requested_context_limit",
+    "auto_context_floor_tokens",
+    "auto_context_tokens_for_device_budget",
+    "clamped_completion_tokens",
+    "effective_context_ceiling",
+    "memory_status",
+    "model_config",
+    "profile",
+    "remaining_context_tokens",
+    "request_budget",
+    "request_context_target",
+    "requested_context_tokens",
+]
+
+auto_context_floor_tokens = 4096
+_UTILIZATION = (85, 100)
+_ALIGNMENT = 512
+_FLOAT = 4
+_HEADROOM = 2**30
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class RuntimeMemoryProfile:
+    """Runtime memory in bytes: what does not depend on tokens, and what a token adds.
+
+    ``gpu_ssm_bytes`` are recurrent states, part of ``fixed_device_local_bytes``.
+    """
+
+    fixed_device_local_bytes: int
+    fixed_host_visible_bytes: int
+    device_local_bytes_per_token: int
+    host_visible_bytes_per_token: int
+    gpu_ssm_bytes: int = 0
+
+    def device_local_context_bytes(self, context_tokens: int) -> int:
+        """Return what tokens take on the device."""
+        return context_tokens * self.device_local_bytes_per_token
+
+    def host_visible_context_bytes(self, context_tokens: int) -> int:
+        """Return what tokens take in host memory."""
+        return context_tokens * self.host_visible_bytes_per_token
+
+    def runtime_device_local_bytes(self, context_tokens: int) -> int:
+        """Return all of the runtime on the device."""
+        return self.fixed_device_local_bytes + self.device_local_context_bytes(context_tokens)
+
+    def runtime_host_visible_bytes(self, context_tokens: int) -> int:
+        """Return all of the runtime in host memory."""
+        return self.fixed_host_visible_bytes + self.host_visible_context_bytes(context_tokens)
+
+    def runtime_unified_bytes(self, context_tokens: int) -> int:
+        """Return both, for one memory."""
+        return self.runtime_device_local_bytes(context_tokens) + self.runtime_host_visible_bytes(
+            context_tokens
+        )
+
+    def total_device_local_bytes(self, weights_bytes: int, context_tokens: int) -> int:
+        """Return weights and runtime on the device."""
+        return weights_bytes + self.runtime_device_local_bytes(context_tokens)
+
+    def total_unified_bytes(self, weights_bytes: int, context_tokens: int) -> int:
+        """Return weights and runtime in one memory."""
+        return weights_bytes + self.runtime_unified_bytes(context_tokens)
+
+    def max_context_tokens_for_device_local_budget(
+        self, weights_bytes: int, budget_bytes: int, ceiling: int
+    ) -> int:
+        """Return the largest context in a device's budget, at most the ceiling, 0 if none."""
+        return _max_context(
+            budget_bytes - weights_bytes - self.fixed_device_local_bytes,
+            self.device_local_bytes_per_token,
+            ceiling,
+        )
+
+    def max_context_tokens_for_unified_budget(
+        self, weights_bytes: int, budget_bytes: int, ceiling: int
+    ) -> int:
+        """Return the largest context when device and host share one budget."""
+        return _max_context(
+            budget_bytes
+            - weights_bytes
+            - self.fixed_device_local_bytes
+            - self.fixed_host_visible_bytes,
+            self.device_local_bytes_per_token + self.host_visible_bytes_per_token,
+            ceiling,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelConfig:
+    """A model's dimensions as zinc normalises them; 0 where it has none of the kind."""
+
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    hidden_dim: int
+    vocab_size: int
+    context_length: int
+    intermediate_dim: int = 0
+    shared_expert_intermediate_dim: int = 0
+    n_experts: int = 0
+    n_experts_used: int = 0
+    ssm_d_conv: int = 0
+    ssm_d_inner: int = 0
+    ssm_d_state: int = 0
+    ssm_dt_rank: int = 0
+    ssm_n_group: int = 0
+
+
+def effective_context_ceiling(config: ModelConfig, requested_context_length: int | None) -> int:
+    """Return the smaller of the model's limit and the requested one."""
+    if requested_context_length is None:
+        return config.context_length
+    return min(config.context_length, requested_context_length)
+
+
+def apply_requested_context_limit(
+    config: ModelConfig, requested_context_length: int | None
+) -> None:
+    """Lower the config's own context length in place, as the original does."""
+    config.context_length = effective_context_ceiling(config, requested_context_length)
+
+
+def requested_context_tokens(
+    config: ModelConfig, requested_context_length: int | None, backend_cap: int
+) -> int:
+    """Return the context after the model's, the caller's and the backend's limit."""
+    return min(effective_context_ceiling(config, requested_context_length), backend_cap)
+
+
+def profile(config: ModelConfig) -> RuntimeMemoryProfile:
+    """Return zinc's profile of a model: one token's buffers, states and cache in float32."""
+    hidden, logits = _FLOAT * config.hidden_dim, _FLOAT * config.vocab_size
+    queries = _FLOAT * config.n_heads * config.head_dim
+    keys = _FLOAT * config.n_kv_heads * config.head_dim
+    inter = config.intermediate_dim or 4 * config.hidden_dim
+    shared = config.shared_expert_intermediate_dim or inter
+    used = config.n_experts_used or 8
+    conv = _conv_channels(config)
+    widest = max(inter, shared, config.ssm_d_inner or inter, conv)
+    router = _FLOAT * max(config.n_experts, 1)
+    states = _state_bytes(config)
+    return RuntimeMemoryProfile(
+        fixed_device_local_bytes=6 * hidden
+        + logits
+        + queries
+        + 2 * keys
+        + max(2 * queries, _FLOAT * conv)
+        + 3 * max(_FLOAT * widest, used * inter * _FLOAT)
+        + max(hidden, used * hidden)
+        + router
+        + states,
+        fixed_host_visible_bytes=logits
+        + hidden
+        + router
+        + max(hidden, _FLOAT * config.ssm_d_inner)
+        + used * 8,
+        device_local_bytes_per_token=config.n_layers * 2 * keys,
+        host_visible_bytes_per_token=4,
+        gpu_ssm_bytes=states,
+    )
+
+
+def auto_context_tokens_for_device_budget(
+    profile_value: RuntimeMemoryProfile,
+    weights_bytes: int,
+    device_budget_bytes: int,
+    architectural_ceiling: int,
+) -> int:
+    """Return the context zinc chooses: 85 % of the budget, multiples of 512, 4096 at least.
+
+    The floor holds even where it does not fit: ``fitting_context_tokens`` is the right answer.
+    """
+    fitting = fitting_context_tokens(
+        profile_value, weights_bytes, device_budget_bytes, architectural_ceiling
+    )
+    return min(max(fitting, auto_context_floor_tokens), architectural_ceiling)
+
+
+def fitting_context_tokens(
+    profile_value: RuntimeMemoryProfile,
+    weights_bytes: int,
+    device_budget_bytes: int,
+    architectural_ceiling: int,
+) -> int:
+    """Return the same without the floor: 0 where nothing fits."""
+    share, whole = _UTILIZATION
+    most = profile_value.max_context_tokens_for_device_local_budget(
+        weights_bytes, device_budget_bytes * share // whole, architectural_ceiling
+    )
+    return round_down(most, _ALIGNMENT)
+
+
+def memory_status(required_bytes: int, recommended_bytes: int, total_bytes: int) -> Status:
+    """Return whether a need fits: fail above all memory, warn above the recommended part.
+
+    Less than 1 GiB of headroom below the recommended part warns too.
+    """
+    if required_bytes > total_bytes:
+        return "fail"
+    return "ok" if recommended_bytes - required_bytes >= _HEADROOM else "warn"
+
+
+def model_config(model: Model) -> ModelConfig:
+    """Return the config zinc would read of a model.
+
+    Raises:
+        UnsupportedError: for recurrent layers whose dimensions zinc's plan has no names for.
+    """
+    mixers = [mixer for layer in model.layers for mixer in layer.mixers]
+    other = next((mixer.kind for mixer in mixers if isinstance(mixer, Recurrent)), None)
+    if other:
+        raise UnsupportedError(
+            f"{model.model_type}: {other} layers have no place in zinc's memory plan"
+        )
+    config = ModelConfig(
+        n_layers=len(model.layers),
+        n_heads=0,
+        n_kv_heads=0,
+        head_dim=0,
+        hidden_dim=model.hidden_size,
+        vocab_size=model.vocab_size,
+        context_length=model.max_context or 2**20,
+    )
+    for mixer in mixers:
+        if isinstance(mixer, Attention) and mixer.owns_cache:
+            config.n_heads, config.n_kv_heads = mixer.heads, mixer.kv_heads
+            config.head_dim = max(mixer.key_dim, mixer.value_dim)
+        elif isinstance(mixer, LatentAttention):
+            config.n_heads = config.n_kv_heads = mixer.heads
+            config.head_dim = mixer.nope_dim + mixer.rope_dim
+        elif isinstance(mixer, GatedDelta):
+            _add_delta(config, mixer)
+    for layer in model.layers:
+        _add_feed_forward(config, layer.feed_forward)
+    return config
+
+
+def _add_delta(config: ModelConfig, mixer: GatedDelta) -> None:
+    config.ssm_d_conv, config.ssm_d_state = mixer.kernel, mixer.key_dim
+    config.ssm_dt_rank, config.ssm_n_group = mixer.value_heads, mixer.key_heads
+    config.ssm_d_inner = mixer.value_heads * mixer.value_dim
+
+
+def _add_feed_forward(config: ModelConfig, block: DenseMLP | MixtureOfExperts | None) -> None:
+    if isinstance(block, MixtureOfExperts):
+        config.intermediate_dim, config.n_experts = block.intermediate, block.experts
+        config.n_experts_used = block.top_k
+        config.shared_expert_intermediate_dim = block.shared_intermediate
+    elif isinstance(block, DenseMLP) and not config.n_experts:
+        config.intermediate_dim = max(config.intermediate_dim, block.intermediate)
+
+
+def _conv_channels(config: ModelConfig) -> int:
+    if not config.ssm_d_inner:
+        return 0
+    return config.ssm_d_inner + 2 * config.ssm_n_group * config.ssm_d_state
+
+
+def _state_bytes(config: ModelConfig) -> int:
+    """Convolution and recurrent states of every layer, as zinc counts them."""
+    if not config.ssm_d_inner or not config.ssm_dt_rank:
+        return 0
+    head = config.ssm_d_inner // config.ssm_dt_rank
+    conv = (config.ssm_d_conv - 1) * _conv_channels(config)
+    return config.n_layers * _FLOAT * (conv + config.ssm_dt_rank * head * head)
+
+
+def _max_context(left: int, bytes_per_token: int, ceiling: int) -> int:
+    if not ceiling or left <= 0:
+        return 0
+    return min(left // bytes_per_token, ceiling) if bytes_per_token else ceiling

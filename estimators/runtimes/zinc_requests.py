@@ -1,0 +1,108 @@
+"""What a request may still generate in a context window, and whether a server takes it.
+
+All counts are tokens and saturate: nothing is ever negative or above the capacity. Source:
+zinc, src/gpu/memory_plan.zig, whose exported names these are in snake case.
+"""
+
+from typing import Literal
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import MAX_COUNT
+from memfit.estimators.base.version import __version__
+
+SCHEMA = "memfit.plan-request/1"
+Admission = Literal["admitted", "shortened", "refused"]
+
+
+@record(frozen=True, slots=True)
+class RequestBudget:
+    """The tokens a request may generate, and the context to make room for."""
+
+    completion_tokens: int
+    context_tokens: int
+
+
+@record(frozen=True, slots=True)
+class RequestPlan:
+    """A request against a window: what remains, what it gets, and the server's answer.
+
+    ``missing_tokens`` is what the capacity lacks for the whole request.
+    """
+
+    used_tokens: int
+    requested_tokens: int
+    capacity_tokens: int
+    remaining_tokens: int
+    budget: RequestBudget
+    missing_tokens: int
+    admission: Admission
+    reason: str
+    schema: str = SCHEMA
+    memfit_version: str = __version__
+
+
+def remaining_context_tokens(used: int, capacity: int) -> int:
+    """Return the free tokens of a window, 0 when it is overfull.
+
+    >>> remaining_context_tokens(100, 4096)
+    3996
+    """
+    return max(0, capacity - used)
+
+
+def clamped_completion_tokens(used: int, requested: int, capacity: int) -> int:
+    """Return how many of the requested tokens the window still takes.
+
+    >>> clamped_completion_tokens(4090, 64, 4096)
+    6
+    """
+    return min(requested, remaining_context_tokens(used, capacity))
+
+
+def request_context_target(used: int, requested: int, capacity: int) -> int:
+    """Return the context to make room for, prompt and completion, at most the capacity.
+
+    >>> request_context_target(32, 64, 4096)
+    96
+    """
+    return min(used + clamped_completion_tokens(used, requested, capacity), capacity)
+
+
+def request_budget(used: int, requested: int, capacity: int) -> RequestBudget:
+    """Return the completion and the context target of a request."""
+    return RequestBudget(
+        clamped_completion_tokens(used, requested, capacity),
+        request_context_target(used, requested, capacity),
+    )
+
+
+def plan_request(used: int, requested: int, capacity: int) -> RequestPlan:
+    """Return the answer a server gives to a request.
+
+    A request is shortened when only a part of its completion fits, and refused when the prompt
+    does not fit or nothing could be generated.
+
+    Raises:
+        InputError: when a count is negative or beyond 2^40.
+    """
+    for what, tokens in (("used", used), ("requested", requested), ("capacity", capacity)):
+        if not 0 <= tokens <= MAX_COUNT:
+            raise InputError(f"{what} of {tokens} tokens: give from 0 to {MAX_COUNT}")
+    budget = request_budget(used, requested, capacity)
+    missing = max(0, used + requested - capacity)
+    admission, reason = _admission(used, requested, capacity, budget)
+    remaining = remaining_context_tokens(used, capacity)
+    return RequestPlan(used, requested, capacity, remaining, budget, missing, admission, reason)
+
+
+def _admission(
+    used: int, requested: int, capacity: int, budget: RequestBudget
+) -> tuple[Admission, str]:
+    if used > capacity:
+        return "refused", f"the {used} tokens used exceed the capacity of {capacity}"
+    if budget.completion_tokens == requested:
+        return "admitted", f"all of it fits in {capacity} tokens"
+    if not budget.completion_tokens:
+        return "refused", f"the window of {capacity} tokens is full"
+    return "shortened", f"{budget.completion_tokens} of {requested} tokens fit in {capacity}"

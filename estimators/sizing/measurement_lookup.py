@@ -1,0 +1,172 @@
+"""Which of the measurements that are kept holds for a workload, and what to say of it."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.weights.footprint import Weighed
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.runtimes.measured import MeasuredEngine
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.base.units import Units, ceil_div, format_bytes
+from memfit.estimators.base.workload import Workload
+
+_NAMED = 3  # workloads of measurements that hold for others
+
+
+class Versions(NamedTuple):
+    """Of what runs a model here; None where it is not installed."""
+
+    mlx: str | None
+    mlx_lm: str | None
+
+
+class Remembered(NamedTuple):
+    """The measurement that holds for a workload, if there is one, and what to say of the others."""
+
+    measurement: Measurement | None
+    notes: tuple[Note, ...]
+
+
+def recall(
+    measurements: Sequence[Measurement],
+    *,
+    device: Device,
+    versions: Versions,
+    workload: Workload,
+    model: str,
+) -> Remembered:
+    """Return which of a checkpoint's measurements holds for a workload on a device.
+
+    It is of this device, these versions and this workload, the newest of those; without one the
+    notes say what was measured, and how ``model`` would be.
+    """
+    holding = [m for m in measurements if not _obstacles(m, device, versions)]
+    same = [m for m in holding if m.workload == workload]
+    if same:
+        return Remembered(max(same, key=lambda m: (m.wired_limit_bytes is None, m.measured_at)), ())
+    if holding:
+        nearest = sorted(holding, key=lambda m: _distance(m.workload, workload))
+        text = (
+            f"measured on {nearest[0].device}: {_listed(nearest)}; {tune_command(model, workload)}"
+        )
+        note = Note("info", "measured-otherwise", f"{text} would measure this workload")
+        return Remembered(None, (note,))
+    if not measurements:
+        return Remembered(None, ())
+    newest = max(measurements, key=lambda m: m.measured_at)
+    text = (
+        f"the measurement {newest.id} is not used:"
+        f" {' and '.join(_obstacles(newest, device, versions))};"
+        f" {tune_command(model, workload)} would measure this one"
+    )
+    return Remembered(None, (Note("info", "measurement-not-used", text),))
+
+
+def machine_name(device: Device) -> str:
+    """Return what a measurement calls a machine: bytes are equal where this is.
+
+    Memory is in whole GiB: what a kernel keeps of it changes with every update.
+    """
+    return f"{device.name}, {ceil_div(device.memory_bytes, 2**30)} GiB"
+
+
+def tune_command(model: str, workload: Workload) -> str:
+    """Return the command that measures a workload, ready for a shell.
+
+    >>> tune_command("org/my model", Workload(prompt_tokens=500, max_tokens=8, kv_bits=4))
+    "memfit tune 'org/my model' --prompt-tokens 500 --max-tokens 8 --kv-bits 4"
+    """
+    usual = Workload(prompt_tokens=workload.prompt_tokens)
+    words = ["memfit", "tune", model, "--prompt-tokens", str(workload.prompt_tokens)]
+    words += ["--max-tokens", str(workload.max_tokens)]
+    for name in ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start", "max_kv_size"):
+        if (value := getattr(workload, name)) != getattr(usual, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def measured_assumption(measurement: Measurement, units: Units) -> str:
+    """Return when, where and with what a measurement was made."""
+    peaks = [run.peak_bytes for run in measurement.runs]
+    spread = format_bytes(max(peaks) - min(peaks), units)
+    runs = f"the median of {len(peaks)} runs, {spread} apart" if len(peaks) > 1 else "one run"
+    return (
+        f"measured on {measurement.measured_at[:10]} on {measurement.device} with"
+        f" mlx {measurement.mlx_version} and mlx-lm {measurement.mlx_lm_version}: {runs}"
+        f" ({measurement.id}); --method formula leaves it aside"
+    )
+
+
+def measured_differences(
+    engine: MeasuredEngine,
+    model: Model,
+    weighed: Weighed,
+    workload: Workload,
+    device: Device | None,
+) -> Iterator[Note]:
+    """Yield a note for each figure that a run contradicts by more than the stated error.
+
+    Weights, caches and states are stated to the byte, the peak within its workspace's error.
+    """
+    how = "trace" if isinstance(engine.inner, TraceEngine) else "formula"
+    estimated = engine.inner.figures(model, weighed, workload, device)
+    taken = engine.figures(model, weighed, workload, device)
+    percent = engine.inner.workspace_basis[1]
+    error_bytes = estimated.moment.workspace_bytes * percent // 100
+    loaded = engine.measurement.loaded.weights_bytes
+    for name, here, there, allowed in (
+        ("loaded weights", loaded, weighed.loaded_bytes, 0),
+        ("KV cache", taken.kv.nbytes, estimated.kv.nbytes, 0),
+        ("recurrent state", taken.ssm_bytes, estimated.ssm_bytes, 0),
+        ("peak", taken.moment.nbytes, estimated.moment.nbytes, error_bytes),
+    ):
+        if abs(here - there) > allowed:
+            stated = f", stated within {allowed}" if allowed else ""
+            text = f"{name}: measured {here} bytes, {how} {there}{stated}; the measured is shown"
+            yield Note("warning", "methods-differ", text)
+
+
+def _obstacles(measurement: Measurement, device: Device, versions: Versions) -> list[str]:
+    """Why a measurement does not hold here, in words."""
+    found = []
+    here = machine_name(device)
+    if (measurement.device, measurement.backend) != (here, device.backend):
+        found.append(f"it is of {measurement.device}, this is {here}")
+    was = Versions(measurement.mlx_version, measurement.mlx_lm_version)
+    if was != versions:
+        there = f"mlx {versions.mlx or 'none'} and mlx-lm {versions.mlx_lm or 'none'}"
+        found.append(f"it is of mlx {was.mlx} and mlx-lm {was.mlx_lm}, here is {there}")
+    return found
+
+
+def _listed(measurements: Sequence[Measurement]) -> str:
+    named = [workload_words(m.workload) for m in measurements[:_NAMED]]
+    if (more := len(measurements) - _NAMED) > 0:
+        named.append(f"and {more} more")
+    return ", ".join(named)
+
+
+def workload_words(workload: Workload) -> str:
+    """Return a workload's tokens, and its other settings where they are not the usual ones."""
+    usual = Workload(prompt_tokens=1)
+    text = f"{workload.prompt_tokens} + {workload.max_tokens} tokens"
+    if workload.prefill_step != usual.prefill_step:
+        text += f" by steps of {workload.prefill_step}"
+    if workload.kv_bits:
+        text += f" with {workload.kv_bits}-bit KV"
+    if workload.max_kv_size:
+        text += f" with at most {workload.max_kv_size} kept"
+    return text
+
+
+def _distance(one: Workload, other: Workload) -> tuple[bool, int, int]:
+    """How far two workloads are apart, the cache's kind first."""
+    return (
+        one.kv_bits != other.kv_bits,
+        abs(one.total_tokens - other.total_tokens),
+        abs(one.prefill_step - other.prefill_step),
+    )

@@ -1,0 +1,165 @@
+"""Caches as they are at any point of mlx-lm's loop, without walking there.
+
+A model is run once to see what its caches hold for a token; then buffers are given the lengths
+that the rules of mlx-lm's models/cache.py lead to. A class of cache without known rules is walked.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from memfit.estimators.arch.caches import Growth, KVBuffer
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.trace.leaves import caches_of
+from memfit.estimators.base.workload import Workload
+
+_GROWTH = {
+    "KVCache": Growth.STEPS,
+    "RotatingKVCache": Growth.ROTATING,
+    "ChunkedKVCache": Growth.CHUNKED,
+}
+
+
+def leaves(caches: list[Any]) -> Iterator[Any]:
+    """Yield the caches, those inside a CacheList one by one."""
+    for cache in caches:
+        nested = getattr(cache, "caches", None)
+        if nested is None:
+            yield cache
+        else:
+            yield from leaves(nested)
+
+
+def buffer_of(cache: Any) -> KVBuffer | None:
+    """Return the rule by which a cache of keys and values grows, None for other caches."""
+    growth = _GROWTH.get(type(cache).__name__)
+    if growth is None or cache.keys is None:
+        return None
+    limit = getattr(cache, "max_size", getattr(cache, "chunk_size", None))
+    _, heads, _, key_dim = cache.keys.shape
+    return KVBuffer(heads, key_dim, cache.values.shape[3], growth, limit)
+
+
+def length_of(cache: Any) -> int:
+    """Return the tokens that a cache of keys and values has room for."""
+    keys = getattr(cache, "keys", None)
+    if keys is None:
+        return int(cache.offset)
+    return int((keys[0] if isinstance(keys, (list, tuple)) else keys).shape[-2])
+
+
+@dataclass(slots=True)
+class Stepper:
+    """The caches of one model under one workload."""
+
+    caches: list[Any]
+    workload: Workload
+    _originals: list[Any] = field(default_factory=list)
+    _lengths: dict[tuple[Growth, int | None, int], int] = field(default_factory=dict)
+
+    def learn(self) -> None:
+        """Take the caches, filled by any call, as what every later state is made from."""
+        self._originals = list(self.caches)
+        known = (*_GROWTH, "ArraysCache", "LayerCache")
+        for cache in leaves(self._originals):
+            if type(cache).__name__ not in known:
+                name = f"{type(cache).__module__}.{type(cache).__name__}"
+                raise UnsupportedError(f"{name}: a cache whose growth is not described")
+
+    def forget(self, stand_in: Callable[[Any], Any]) -> None:
+        """Put other arrays in place of all that a recorded call left in the caches."""
+        for leaf in [*caches_of(self.caches), *caches_of(self._originals)]:
+            leaf.put(stand_in(leaf.array))
+
+    def jump(self, position: int) -> None:
+        """Make the caches what they are when ``position`` tokens have passed."""
+        self.caches[:] = self._originals
+        for cache in leaves(self.caches):
+            buffer = buffer_of(cache)
+            if buffer:
+                _fill(cache, buffer, self._length(buffer, position), position, self._last(position))
+            elif type(cache).__name__ == "LayerCache":
+                _fill_compressed(cache, position)
+        self.quantize()
+
+    def quantize(self) -> bool:
+        """Quantise what mlx-lm would now; source: mlx-lm generate.py, maybe_quantize_kv_cache."""
+        workload, before = self.workload, list(self.caches)
+        if workload.kv_bits is None:
+            return False
+        for index, cache in enumerate(self.caches):
+            if hasattr(cache, "to_quantized") and cache.offset >= workload.quantized_kv_start:
+                self.caches[index] = cache.to_quantized(
+                    group_size=workload.kv_group_size, bits=workload.kv_bits
+                )
+        return any(a is not b for a, b in zip(before, self.caches, strict=True))
+
+    def grows_at(self, position: int) -> bool:
+        """Tell whether one token at ``position`` makes a buffer anew."""
+        buffers = [buffer_of(cache) for cache in leaves(self._originals)]
+        return any(
+            self._length(buffer, position) != self._length(buffer, position + 1)
+            for buffer in {buffer for buffer in buffers if buffer}
+        )
+
+    def _length(self, buffer: KVBuffer, position: int) -> int:
+        key = (buffer.growth, buffer.limit, position)
+        if key not in self._lengths:
+            self._lengths[key] = self._walked(buffer, position)
+        return self._lengths[key]
+
+    def _walked(self, buffer: KVBuffer, position: int) -> int:
+        length = reached = 0
+        for chunk in self.workload.prefill_chunks():
+            if reached + chunk > position:
+                break
+            length = buffer.grown(length, reached, chunk)
+            reached += chunk
+        singly = position - reached
+        return buffer.grown_singly(length, reached, singly) if singly else length
+
+    def _last(self, position: int) -> int:
+        """Return the tokens of the call that ended at ``position``."""
+        if position >= self.workload.prompt_tokens:
+            return 1
+        return position % self.workload.prefill_step or self.workload.prefill_step
+
+
+def _fill(cache: Any, buffer: KVBuffer, length: int, position: int, last: int) -> None:
+    import mlx.core as mx
+
+    for name in ("keys", "values"):
+        batch, heads, _, width = getattr(cache, name).shape
+        setattr(cache, name, mx.zeros((batch, heads, length, width), getattr(cache, name).dtype))
+    cache.offset = position
+    if buffer.growth is Growth.ROTATING:
+        cache._idx = _rotated(length, position, last, cache.max_size, cache.keep)
+    elif buffer.growth is Growth.CHUNKED:
+        cache.start_position = max(0, position - last - cache.chunk_size)
+
+
+def _rotated(length: int, position: int, last: int, window: int, keep: int) -> int:
+    """Return where a rotating buffer is written next."""
+    if last > 1:
+        return length
+    return position if position <= window else keep + (position - keep) % (window - keep)
+
+
+def _fill_compressed(cache: Any, position: int) -> None:
+    """Source: mlx-lm models/deepseek_v41.py, LayerCache: a window, closed groups, an open one."""
+    import mlx.core as mx
+
+    groups = cache.compress_kv.shape[1] if cache.compress_kv is not None else 0
+    ratio = cache.offset // groups if groups else 1
+    lengths = {
+        "window": min(position, cache.window_size),
+        "compress_kv": position // ratio,
+        "index_k": position // ratio,
+        "pending_kv": position % ratio,
+        "pending_gate": position % ratio,
+    }
+    for name, length in lengths.items():
+        array = getattr(cache, name)
+        if array is not None:
+            setattr(cache, name, mx.zeros((array.shape[0], length, *array.shape[2:]), array.dtype))
+    cache.offset = position

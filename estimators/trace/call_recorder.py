@@ -1,0 +1,214 @@
+"""One model of mlx-lm and its caches, run call by call as mlx-lm's loop would."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+from memfit.estimators.arch.caches import STEP
+from memfit.estimators.trace.leaves import Leaf, Modules, caches_of
+from memfit.estimators.trace.loop_guard import LoopError, few_slices
+from memfit.estimators.trace.graph_format import Call, Phase
+from memfit.estimators.trace.recording import count_nodes, expect, record_call, run_unrecorded
+from memfit.estimators.trace.kernel_stubs import Target, recorded
+from memfit.estimators.trace.cache_stepper import Stepper
+from memfit.estimators.base.workload import Workload
+
+# Tokens that show what a cache holds; more than any convolution looks back.
+_LEARNING_TOKENS = 32
+# Tokens of the calls whose nodes are counted to tell what a loop over tokens adds for each.
+_PROBES = (8, 16)
+
+
+class Running:
+    """A built model under one workload; to be used inside `mlx_lm_for`.
+
+    The model is first made what its ``modules`` were before any call.
+    """
+
+    def __init__(self, model: Any, modules: Modules, workload: Workload, target: Target) -> None:
+        self._model, self._modules = model, modules
+        self._workload, self._target = workload, target
+        self._begin()
+
+    def _begin(self) -> None:
+        self._modules.restore()
+        self.caches = self._new_caches()
+        self._stepper = Stepper(self.caches, self._workload)
+        self._is_first = True
+        self._recorded_nodes = self._counted = 0
+        self._leaves: list[Leaf] = []
+
+    def _new_caches(self) -> list[Any]:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        caches: list[Any] = make_prompt_cache(self._model, self._workload.max_kv_size)
+        return caches
+
+    def finish(self) -> None:
+        """Bring the caches to where they are when the workload ends, recording nothing."""
+        total = self._workload.total_tokens
+        tokens = min(_LEARNING_TOKENS, max(1, self._workload.prompt_tokens - 1))
+        self._push(tokens)
+        if total > 1:
+            self._stepper.jump(total - 1)
+            self._push(1)
+        self._stepper.quantize()
+
+    def _push(self, tokens: int) -> None:
+        import mlx.core as mx
+
+        zeros = mx.zeros((self._workload.batch, tokens), mx.int32)
+
+        def run() -> None:
+            with recorded(self._target):
+                self._model(zeros, cache=self.caches)
+
+        run_unrecorded(run)
+        self._learn()
+
+    def _learn(self) -> None:
+        if self._is_first:
+            self._stepper.learn()
+            self._is_first = False
+
+    def calls(self) -> Iterator[Call]:
+        """Yield the calls that decide the peak, in the order mlx-lm makes them."""
+        first, *others = self._points()
+        yield self._first_call(*first)
+        for phase, tokens, position in others:
+            if phase != "growing" or self._stepper.grows_at(position):
+                self._stepper.jump(position)
+                yield self._call(phase, tokens, position)
+
+    def _points(self) -> list[tuple[Phase, int, int]]:
+        """Return phase, tokens and position of each call; `growing` may turn out not to be."""
+        prompt, step = self._workload.prompt_tokens, self._workload.prefill_step
+        end = self._workload.total_tokens - 1
+        points: dict[int, tuple[Phase, int]] = {}
+        if self._workload.max_tokens:
+            growing = end - end % STEP
+            if growing >= prompt:
+                points[growing] = ("growing", 1)
+            points[end] = ("decode", 1)
+        points[prompt - 1] = ("last_token", 1)
+        if prompt > 1:
+            last = (prompt - 2) // step * step
+            points[last] = ("last_chunk", prompt - 1 - last)
+            if last > step and prompt - 1 - last < step:
+                points[last - step] = ("full_chunk", step)
+            points[0] = ("first_chunk", min(step, prompt - 1))
+        converting = self._converting()
+        if converting is not None:
+            points.setdefault(
+                converting, ("converting", min(step, max(1, prompt - 1 - converting)))
+            )
+        return [(phase, tokens, position) for position, (phase, tokens) in sorted(points.items())]
+
+    def _converting(self) -> int | None:
+        """Return where the call begins after which mlx-lm quantises the caches."""
+        workload = self._workload
+        if workload.kv_bits is None or workload.quantized_kv_start > workload.total_tokens:
+            return None
+        start = max(1, workload.quantized_kv_start)
+        if start >= workload.prompt_tokens:
+            return start - 1
+        return (start - 1) // workload.prefill_step * workload.prefill_step
+
+    def _first_call(self, phase: Phase, tokens: int, position: int) -> Call:
+        try:
+            return self._call(phase, tokens, position, few=True)
+        except LoopError:
+            expect(self._expected_nodes())
+            self._begin()
+            return self._call(phase, tokens, position)
+
+    def _expected_nodes(self) -> int:
+        """Return the nodes that a loop adds for the tokens of all calls, from two short ones."""
+        # What the two have in common is mostly how the weights were made, which is not recorded.
+        (few, many), (base, more) = _PROBES, map(self._count, _PROBES)
+        tokens = sum(tokens for _, tokens, _ in self._points())
+        return (more - base) * tokens // (many - few)
+
+    def _call(self, phase: Phase, tokens: int, position: int, *, few: bool = False) -> Call:
+        """Record one call; with ``few``, only as long as it takes few slices of arrays."""
+        import mlx.core as mx
+
+        given: dict[str, Any] = {}
+        leaves = [*self._given_modules(), *caches_of(self.caches)]
+        zeros = mx.zeros((self._workload.batch, tokens), mx.int32)
+        leaves.append(Leaf(zeros, "tokens", "tokens", given, "tokens"))
+        counts: list[int] = []
+
+        def run() -> list[Any]:
+            with recorded(self._target), few_slices() if few else nullcontext():
+                logits = self._model(given["tokens"], cache=self.caches)
+                self._learn()
+                self._stepper.quantize()
+                ends = _states(self.caches)
+                if position >= self._workload.prompt_tokens - 1:
+                    ends = _sampled(logits)
+            counts.append(len(ends))
+            return ends + [leaf.array for leaf in caches_of(self.caches)]
+
+        graph = record_call(run, leaves, recorded_before=self._recorded_nodes)
+        self._recorded_nodes += len(graph.nodes)
+        self._stepper.forget(lambda array: mx.zeros(array.shape, array.dtype))
+        return Call(
+            phase=phase,
+            tokens=tokens,
+            position=position,
+            arrays=graph.arrays,
+            nodes=graph.nodes,
+            evaluated=graph.outputs[: counts[0]],
+            held=tuple(dict.fromkeys(graph.outputs)),
+        )
+
+    def _count(self, tokens: int) -> int:
+        """Return the nodes of a first call of so many tokens."""
+        import mlx.core as mx
+
+        self._modules.restore()
+        caches = self._new_caches()
+
+        def run() -> list[Any]:
+            with recorded(self._target):
+                logits = self._model(mx.zeros((1, tokens), mx.int32), cache=caches)
+            return [logits, *_states(caches)]
+
+        return count_nodes(run)
+
+    def _given_modules(self) -> list[Leaf]:
+        count = self._modules.count()
+        if count != self._counted:
+            self._counted, self._leaves = count, list(self._modules.leaves())
+        if self._is_first:
+            # What a class makes for itself is computed by the first call that needs it, once.
+            return [leaf for leaf in self._leaves if leaf.role == "weight"]
+        return self._leaves
+
+
+def _states(caches: list[Any]) -> list[Any]:
+    """Return what mlx-lm evaluates after a chunk, in its order."""
+    import mlx.core as mx
+
+    found: list[Any] = []
+    waiting = [cache.state for cache in reversed(caches)]
+    while waiting:
+        state = waiting.pop()
+        if isinstance(state, mx.array):
+            found.append(state)
+        elif isinstance(state, (list, tuple)):
+            waiting += reversed(state)
+    return found
+
+
+def _sampled(logits: Any) -> list[Any]:
+    """Return the token and the log probabilities; source: mlx-lm generate.py, _step."""
+    import mlx.core as mx
+
+    logits = logits[:, -1, :]
+    if len(logits) > 1:
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        return [mx.argmax(logprobs, axis=-1), logprobs]
+    logprobs = logits - mx.logsumexp(logits, keepdims=True)
+    return [mx.argmax(logprobs, axis=-1), logprobs.squeeze(0)]

@@ -1,0 +1,96 @@
+"""From a graph with the borders of compiled functions to the graph that MLX evaluates."""
+
+from collections.abc import Sequence
+
+from memfit.estimators.trace.fusion import broadcast_all, fuse
+from memfit.estimators.trace.graph_format import Array, Node
+
+# Names of nodes that are no operation: each is followed by a label, the number of the function's
+# call, and by ANY_SHAPE when the function is compiled for arguments of any shape.
+_BORDER = "memfit_compile_"
+BEGINS, ENDS = f"{_BORDER}begins_", f"{_BORDER}ends_"
+ANY_SHAPE = "s"
+
+
+def without_borders(
+    nodes: Sequence[Node], outputs: Sequence[int], arrays: list[Array]
+) -> tuple[list[Node], list[int]]:
+    """Return nodes in depth-first order from ``outputs``, and these, with functions compiled.
+
+    Arrays that fusion makes are appended to ``arrays``; those nobody makes any more stay there.
+    """
+    same = _aliases(nodes)
+    inside = _functions(nodes)
+    kept = [node for i, node in enumerate(nodes) if i not in inside and not _is_border(node)]
+    made = [_renamed(node, same) for node in kept]
+    functions: dict[str, list[Node]] = {}
+    for index, label in inside.items():
+        functions.setdefault(label, []).append(_renamed(nodes[index], same))
+    results = {
+        node.name.removeprefix(ENDS): [same.get(a, a) for a in node.inputs]
+        for node in nodes
+        if node.name.startswith(ENDS)
+    }
+    for label, tape in functions.items():
+        if label.endswith(ANY_SHAPE):
+            tape = broadcast_all(tape, results[label], arrays)
+        made += fuse(tape, results[label], arrays)
+    ends = [same.get(array, array) for array in outputs]
+    return _depth_first(made, ends), ends
+
+
+def _is_border(node: Node) -> bool:
+    return node.name[: len(_BORDER)] == _BORDER
+
+
+def _aliases(nodes: Sequence[Node]) -> dict[int, int]:
+    """Return for the outputs of every border the array that passed it."""
+    same: dict[int, int] = {}
+    for node in nodes:
+        if _is_border(node):
+            for before, after in zip(node.inputs, node.outputs, strict=True):
+                same[after] = same.get(before, before)
+    return same
+
+
+def _functions(nodes: Sequence[Node]) -> dict[int, str]:
+    """Return the label of the compiled call that each node inside one belongs to."""
+    makers = {output: i for i, node in enumerate(nodes) for output in node.outputs}
+    inside: dict[int, str] = {}
+    for node in nodes:
+        if not node.name.startswith(ENDS):
+            continue
+        label = node.name.removeprefix(ENDS)
+        waiting = list(node.inputs)
+        while waiting:
+            index = makers.get(waiting.pop())
+            if index is not None and index not in inside and not _is_border(nodes[index]):
+                inside[index] = label
+                waiting += nodes[index].inputs
+    return dict(sorted(inside.items()))
+
+
+def _renamed(node: Node, same: dict[int, int]) -> Node:
+    if same.keys().isdisjoint(node.inputs):
+        return node
+    inputs = tuple(same.get(array, array) for array in node.inputs)
+    return Node(node.name, inputs, node.outputs, node.arguments)
+
+
+def _depth_first(nodes: Sequence[Node], outputs: Sequence[int]) -> list[Node]:
+    makers = {output: node for node in nodes for output in node.outputs}
+    order: list[Node] = []
+    seen: set[int] = set()
+    waiting = [(array, False) for array in reversed(outputs)]
+    while waiting:
+        array, is_ready = waiting.pop()
+        node = makers.get(array)
+        if node is None:
+            continue
+        if is_ready:
+            order.append(node)
+        elif array not in seen:
+            seen.update(node.outputs)
+            waiting.append((array, True))
+            waiting += [(taken, False) for taken in reversed(node.inputs)]
+    return order

@@ -1,0 +1,188 @@
+"""A recorded graph as plain values: what a call computes, and what is left when it returns.
+
+Nothing here needs MLX: a trace goes to JSON and back, so that one machine can record it and
+another one test against it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import prod
+from typing import Any, Literal, NamedTuple, get_args
+
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.runtimes.registry import MLX_LM, get_runtime
+from memfit.estimators.base.records import record
+
+# weight: a parameter; cache: held by a cache when the call begins; tokens: the call's input;
+# constant: made by the class outside of any parameter; computed: an output of a node.
+Role = Literal["weight", "cache", "tokens", "constant", "computed"]
+# What the call is in mlx-lm's loop; `converting` is the one whose caches are quantised after it,
+# `full_chunk` the last whole one before a shorter last one, `growing` the last decode step at
+# which a buffer is made anew.
+Phase = Literal[
+    "first_chunk", "converting", "full_chunk", "last_chunk", "last_token", "growing", "decode"
+]
+
+SCHEMA = "memfit.trace/1"
+# The newest MLX whose rules were read.
+MLX_VERSION = get_runtime(MLX_LM).mlx_version
+_SCALAR = (bool, int, float, str)
+
+Argument = bool | int | float | str | tuple[int, ...]
+
+
+class Array(NamedTuple):
+    """One array of a call; ``dtype`` as safetensors spells it, a key of `dtypes.BITS`.
+
+    ``name`` is a weight's path, a cache's place ("3.keys": of the fourth cache) or empty.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role = "computed"
+    name: str = ""
+
+    @property
+    def size(self) -> int:
+        """Elements.
+
+        >>> Array((2, 3), "BF16").size
+        6
+        """
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, before any allocator rounds them.
+
+        >>> Array((2, 3), "BF16").nbytes
+        12
+        """
+        return dtypes.nbytes(self.size, self.dtype)
+
+
+class Node(NamedTuple):
+    """One primitive: ``inputs`` and ``outputs`` are positions in the call's arrays.
+
+    ``name`` is MLX's own name of the primitive, "Compiled" for what mx.compile fuses and the
+    kernel's name for a custom kernel; ``arguments`` are its state as MLX exports it.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    arguments: tuple[Argument, ...] = ()
+
+
+@record(frozen=True, slots=True)
+class Call:
+    """One call of the model by mlx-lm's loop, up to what it evaluates.
+
+    ``nodes`` stand in depth-first order from ``evaluated``, inputs before their users.
+    ``evaluated`` are the arrays handed to mx.eval, in its order: the states of the caches after a
+    chunk of the prompt, the sampled token and the log probabilities after every other call.
+    ``held`` are what Python still refers to when the call returns: the states of the caches, and
+    what was sampled. An array of the caches at the beginning that is not held is given up.
+    """
+
+    phase: Phase
+    tokens: int
+    position: int  # tokens in the cache when the call begins
+    arrays: tuple[Array, ...]
+    nodes: tuple[Node, ...]
+    evaluated: tuple[int, ...]
+    held: tuple[int, ...]
+
+    def of_role(self, role: Role) -> tuple[int, ...]:
+        """Return the positions of the arrays of a role."""
+        return tuple(i for i, array in enumerate(self.arrays) if array.role == role)
+
+
+@record(frozen=True, slots=True)
+class Trace:
+    """The calls of one workload, and the versions that made them.
+
+    ``backend`` is whose graph it is: the fused kernels of that backend appear as one node each.
+    ``weights`` are the bytes of all parameters by path, whether a call uses them or not.
+    ``mlx_version`` is whose rules it follows, ``versions`` are those that recorded it.
+    """
+
+    model_type: str
+    backend: str
+    versions: Mapping[str, str]
+    weights: Mapping[str, int]
+    calls: tuple[Call, ...]
+    mlx_version: tuple[int, ...] = MLX_VERSION
+
+    def call(self, phase: Phase) -> Call | None:
+        """Return the call of a phase, None when the workload has none."""
+        return next((call for call in self.calls if call.phase == phase), None)
+
+
+def to_json(trace: Trace) -> str:
+    """Return a trace as JSON, arrays and nodes one a line so that differences can be read."""
+    content = {"schema": SCHEMA, **asdict(trace)}
+    calls = content.pop("calls")
+    lines = [json.dumps(content)[:-1] + ', "calls": [']
+    lines.append(",\n".join(_call_json(call) for call in calls))
+    return "\n".join(lines) + "\n]}\n"
+
+
+def _call_json(call: dict[str, Any]) -> str:
+    arrays, nodes = (",\n".join(map(json.dumps, call.pop(key))) for key in ("arrays", "nodes"))
+    head = json.dumps(call)[:-1]
+    return f'{head},\n"arrays": [\n{arrays}],\n"nodes": [\n{nodes}]}}'
+
+
+def from_json(text: str) -> Trace:
+    """Return the trace that `to_json` wrote.
+
+    Raises:
+        InputError: when the text is not such a trace.
+    """
+    try:
+        content = json.loads(text)
+        if content.pop("schema") != SCHEMA:
+            raise InputError(f"a trace of another version: {SCHEMA} is read")
+        calls = tuple(_call(call) for call in content.pop("calls"))
+        version = tuple(map(int, content.pop("mlx_version", MLX_VERSION)))
+        return Trace(calls=calls, mlx_version=version, **content)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise InputError(f"not a recorded trace: {error}") from None
+
+
+def _call(content: dict[str, Any]) -> Call:
+    arrays = tuple(_array(*row) for row in content.pop("arrays"))
+    nodes = tuple(_node(len(arrays), *row) for row in content.pop("nodes"))
+    if content["phase"] not in get_args(Phase):
+        raise ValueError(f"unknown phase {content['phase']!r}")
+    evaluated = _positions(content.pop("evaluated"), len(arrays))
+    held = _positions(content.pop("held"), len(arrays))
+    return Call(arrays=arrays, nodes=nodes, evaluated=evaluated, held=held, **content)
+
+
+def _array(shape: list[int], dtype: str, role: Role, name: str) -> Array:
+    if dtype not in dtypes.BITS or role not in get_args(Role):
+        raise ValueError(f"unknown dtype {dtype!r} or role {role!r}")
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError(f"shape {shape!r}")
+    return Array(tuple(shape), dtype, role, name)
+
+
+def _node(
+    count: int, name: str, inputs: list[int], outputs: list[int], arguments: list[Any]
+) -> Node:
+    values = tuple(_argument(value) for value in arguments)
+    return Node(name, _positions(inputs, count), _positions(outputs, count), values)
+
+
+def _argument(value: Any) -> Argument:
+    return value if isinstance(value, _SCALAR) else tuple(value)
+
+
+def _positions(values: list[int], count: int) -> tuple[int, ...]:
+    if any(type(value) is not int or not 0 <= value < count for value in values):
+        raise ValueError("an array that is not there")
+    return tuple(values)

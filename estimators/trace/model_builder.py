@@ -1,0 +1,312 @@
+"""A model of mlx-lm from its config, as it would be loaded, with nothing computed.
+
+mlx-lm's own load_model does it where there are headers: it is handed arrays of the headers'
+shapes in place of files, so that its ``sanitize``, quantisation and checks are its own.
+"""
+
+import copy
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.base.files import shown
+from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.base.errors import MemfitError, UnsupportedError
+from memfit.estimators.trace.libraries import changed, load_utils
+
+MAX_MODULES = 20_000
+
+# What safetensors calls a type, and what MLX loads it as: mlx/io/safetensors.cpp.
+_LOADED_AS = {
+    "BOOL": "bool_",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "C64": "complex64",
+    "F8_E4M3": "uint8",
+    "F8_E8M0": "uint8",
+    "F4": "uint8",
+}
+# Classes that always make a head, and drop it at load when the checkpoint has none.
+_DROP_THE_HEAD = ("gemma3", "gemma3_text", "recurrent_gemma")
+# A class that makes the packed modules that its config lists, and packs no others.
+_PACKS_ITSELF = ("prism_hadamard_qwen35",)
+
+# Classes whose ``sanitize`` takes compressed-tensors' packed integers for MLX's own.
+_UNPACKS_INTEGERS = ("deepseek_v3", "joyai_llm_flash", "kimi_k2")
+# Heads and routers, which AutoAWQ leaves as they are.
+_NEVER_AWQ = frozenset({"lm_head", "embed_out", "output", "gate", "router"})
+
+
+def build(
+    config: Mapping[str, Any],
+    name: str,
+    *,
+    dtype: str,
+    tensors: Iterable[Tensor] | None = None,
+    quantize: Quantization | None = None,
+) -> Any:
+    """Return the model: as its tensors would be loaded, or as conversion to ``dtype`` makes it.
+
+    ``quantize`` quantises it then, as mlx_lm.convert would. ``name`` is how messages name the
+    config. To be called inside `mlx_lm_for`.
+
+    Raises:
+        UnsupportedError: when mlx-lm has no such class, or the class rejects config or tensors.
+    """
+    if config.get("model_file") is not None:
+        raise UnsupportedError(
+            f"{name}: model_file: the model brings its own code, which memfit never runs"
+        )
+    with class_errors(name, config), nothing_computed(), _few_modules(name):
+        utils = load_utils()
+        settings = utils._decode_tagged_floats(copy.deepcopy(dict(config)))
+        if tensors is not None:
+            model = _loaded(utils, settings, tensors)
+        else:
+            model = _made(utils, settings, dtype)
+            _quantize_as_declared(model, settings)
+        if quantize:
+            model, _ = utils.quantize_model(
+                model, {}, quantize.group_size, quantize.bits, mode=quantize.mode
+            )
+        if quantize or tensors is None:  # load_model has done it
+            model.eval()
+    return model
+
+
+@contextmanager
+def class_errors(name: str, config: Mapping[str, Any]) -> Iterator[None]:
+    """Turn whatever a model class raises inside the block into one line that names it."""
+    try:
+        yield
+    except MemfitError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a class may raise anything
+        raise UnsupportedError(f"{name}: {_where(error, config)}: {_what(error)}") from None
+
+
+def _where(error: BaseException, config: Mapping[str, Any]) -> str:
+    place = f"mlx-lm's class for model_type {str(config.get('model_type'))[:40]!r}"
+    traceback = error.__traceback__
+    while traceback:
+        module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+        if module.startswith("mlx_lm.models."):
+            names = traceback.tb_frame.f_locals
+            owner = names.get("cls", type(names["self"]) if "self" in names else None)
+            place = f"{owner.__module__}.{owner.__qualname__}" if owner is not None else module
+        traceback = traceback.tb_next
+    return place
+
+
+def _what(error: BaseException) -> str:
+    text = shown(textwrap.shorten(str(error), 200, placeholder=" …"))
+    if isinstance(error, AttributeError) and text.endswith("has no attribute 'Model'"):
+        return "mlx-lm has no such class"
+    if isinstance(error, NotImplementedError) and "Quantization" in text:
+        return f"--kv-bits: {text}; leave it out for this model"
+    if isinstance(error, SystemExit):
+        return "ends the program at import, as when a package it needs is not installed"
+    if isinstance(error, KeyError):
+        return f"needs the key {text}"
+    if missing := re.search(r"missing \d+ required .*?: (.*)", text):
+        return f"needs the keys {missing[1]}" if "," in missing[1] else f"needs {missing[1]}"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def nothing_computed() -> Iterator[None]:
+    """Answer zeros where a class wants to see values; what it prints is not shown."""
+
+    def zeros(array: Any) -> Any:
+        return _nested_zeros(array.shape)
+
+    answers: dict[str, Callable[..., Any]] = {
+        "eval": lambda *_: None,
+        "async_eval": lambda *_: None,
+        "array.item": lambda _: 0,
+        "array.tolist": zeros,
+        "array.__bool__": lambda _: False,
+    }
+    with changed(answers), redirect_stdout(StringIO()):
+        yield
+
+
+def _nested_zeros(shape: tuple[int, ...]) -> Any:
+    return [_nested_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
+
+
+@contextmanager
+def _few_modules(name: str) -> Iterator[None]:
+    """Stop a class that makes modules without end."""
+    import mlx.nn as nn
+
+    original = nn.Module.__init__
+    made = 0
+
+    def counted(module: Any) -> None:
+        nonlocal made
+        made += 1
+        if made > MAX_MODULES:
+            raise UnsupportedError(
+                f"{name}: num_hidden_layers and the like make more than {MAX_MODULES} modules;"
+                " a trace builds no larger model"
+            )
+        original(module)
+
+    nn.Module.__init__ = counted
+    try:
+        yield
+    finally:
+        nn.Module.__init__ = original
+
+
+def _loaded(utils: Any, config: dict[str, Any], tensors: Iterable[Tensor]) -> Any:
+    arrays = {tensor.name: _array(tensor) for tensor in tensors}
+    before = utils.load_config, utils.glob
+    utils.load_config = lambda _: config
+    utils.glob = SimpleNamespace(glob=lambda _: ["the headers"])
+    try:
+        with changed({"load": lambda _: arrays}):
+            # Below this path no file can be.
+            return utils.load_model(Path(os.devnull), lazy=True)[0]
+    finally:
+        utils.load_config, utils.glob = before
+
+
+def _array(tensor: Tensor) -> Any:
+    import mlx.core as mx
+
+    loaded_as = _LOADED_AS.get(tensor.dtype)
+    if loaded_as is None:
+        raise UnsupportedError(f"tensor {tensor.name[:80]}: MLX does not load {tensor.dtype}")
+    return mx.zeros(tensor.shape, getattr(mx, loaded_as))
+
+
+def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    model_class, args_class = utils._get_classes(config)
+    model = model_class(args_class.from_dict(config))
+    wanted = getattr(mx, _LOADED_AS[dtype])
+    is_cast = getattr(model, "cast_predicate", lambda _: True)
+    flat: Any = tree_flatten(model.parameters())
+    cast = [
+        (path, array.astype(wanted))
+        for path, array in flat
+        if mx.issubdtype(array.dtype, mx.floating) and is_cast(path)
+    ]
+    model.load_weights(cast, strict=False)
+    if config["model_type"] in _DROP_THE_HEAD and config.get("tie_word_embeddings", True):
+        model.sanitize({path: array for path, array in cast if "lm_head" not in path})
+    return model
+
+
+def unread_format(config: Mapping[str, Any]) -> str | None:
+    """Return the method of a quantisation that is not packed as the config says, None if none."""
+    block = _foreign_block(config)
+    if config.get("quantization") is not None or not isinstance(block, Mapping):
+        return None
+    method = block.get("quant_method")
+    return None if method is None or _packed_by_method(config) else str(method)
+
+
+def _packed_by_method(
+    config: Mapping[str, Any],
+) -> tuple[Mapping[str, Any], Callable[[str, Any], bool]] | None:
+    """Return the format a foreign method's matrices are packed in once loaded, and which are.
+
+    None for those that mlx-lm dequantises or does not load. Files name what is packed; without
+    them it is what their makers pack: OpenAI's experts, AutoAWQ's matrices of the layers.
+    Source: mlx-lm utils.py, load_model; of the integers, models/deepseek_v3.py, sanitize.
+    """
+    block = _foreign_block(config)
+    method, model_type = block.get("quant_method"), config["model_type"]
+    if method == "mxfp4" and model_type == "gpt_oss":
+        return {"bits": 4, "group_size": 32, "mode": "mxfp4"}, _is_experts
+    integers = method == "compressed-tensors" and block.get("format") == "pack-quantized"
+    if integers and model_type in _UNPACKS_INTEGERS:
+        return {"bits": 4, "group_size": 32}, _is_experts
+    group_size = block.get("group_size", 128)
+    if method == "awq" and block.get("bits", 4) == 4 and group_size in (32, 64, 128):
+        skipped = [n for n in block.get("modules_to_not_convert") or () if isinstance(n, str)]
+        return {
+            "bits": 4,
+            "group_size": group_size,
+        }, lambda path, module: _is_awq(path, module) and not any(name in path for name in skipped)
+    return None
+
+
+def _is_experts(_: str, module: Any) -> bool:
+    return type(module).__name__ == "SwitchLinear"
+
+
+def _is_awq(path: str, module: Any) -> bool:
+    return type(module).__name__ != "Embedding" and _NEVER_AWQ.isdisjoint(path.split("."))
+
+
+def _foreign_block(config: Mapping[str, Any]) -> Any:
+    text = config.get("text_config")
+    if "quantization_config" not in config and isinstance(text, Mapping):
+        return text.get("quantization_config")
+    return config.get("quantization_config")
+
+
+def _quantize_as_declared(model: Any, config: dict[str, Any]) -> None:
+    """Quantise as mlx-lm utils.py, load_model, would with the files that the config describes."""
+    if config["model_type"] in _PACKS_ITSELF:
+        return
+    block = config.get("quantization")
+    if block is None:
+        block = _foreign_block(config)
+        if not block:
+            return
+        if "quant_method" in block:
+            if packed := _packed_by_method(config):
+                _quantize(model, *packed)
+            return
+        if "bits" not in block:
+            return
+    predicate = getattr(model, "quant_predicate", lambda *_: True)
+
+    def is_quantised(path: str, module: Any) -> Any:
+        return block[path] if path in block else predicate(path, module)
+
+    _quantize(model, block, is_quantised)
+
+
+def _quantize(
+    model: Any, block: Mapping[str, Any], is_quantised: Callable[[str, Any], Any]
+) -> None:
+    import mlx.nn as nn
+
+    def fits(path: str, module: Any) -> Any:
+        if path in block:
+            return block[path]
+        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % block["group_size"]:
+            return False
+        return is_quantised(path, module)
+
+    nn.quantize(
+        model,
+        group_size=block["group_size"],
+        bits=block["bits"],
+        mode=block.get("mode", "affine"),
+        class_predicate=fits,
+    )

@@ -1,0 +1,195 @@
+"""A model of mlx-lm under a workload: its bytes, and the graphs of its calls.
+
+Nothing is computed: the class is built from the config, and zero tokens are pushed through it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.machine.device import Backend
+from memfit.estimators.trace.model_builder import build, class_errors, nothing_computed, unread_format
+from memfit.estimators.trace.gc_pause import not_collecting
+from memfit.estimators.trace.leaves import Modules
+from memfit.estimators.trace.libraries import mlx_lm_for, versions
+from memfit.estimators.trace.graph_format import Call, Trace
+from memfit.estimators.trace.recording import LargeGraphError
+from memfit.estimators.trace.call_recorder import Running
+from memfit.estimators.trace.kernel_stubs import Target, library_changes
+from memfit.estimators.trace.cache_stepper import leaves, length_of
+from memfit.estimators.base.workload import Workload
+
+
+class TracedShapes(NamedTuple):
+    """What mlx-lm's class holds when a workload ends.
+
+    ``weights`` are the bytes of each parameter by path. ``kv_bytes`` are allocated,
+    ``kv_held_bytes`` of the tokens still needed; ``allocated_tokens`` and ``held_tokens`` are
+    those of the longest buffer. ``unread_format`` is the method of a foreign quantisation that the
+    config declares and, without headers, the weights are not in: they are those dequantised.
+    """
+
+    weights: Mapping[str, int]
+    kv_bytes: int
+    kv_held_bytes: int
+    ssm_bytes: int
+    allocated_tokens: int
+    held_tokens: int
+    makes_own_cache: bool
+    unread_format: str | None
+    versions: Mapping[str, str]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(self.weights.values())
+
+
+def trace_shapes(
+    config: Mapping[str, Any],
+    workload: Workload,
+    *,
+    name: str = "config.json",
+    dtype: str = "BF16",
+    tensors: Iterable[Tensor] | None = None,
+    quantize: Quantization | None = None,
+) -> TracedShapes:
+    """Return the bytes of weights, caches and states when the workload ends.
+
+    The arguments and errors are those of `Built`.
+    """
+    built = Built(config, "metal", name=name, dtype=dtype, tensors=tensors, quantize=quantize)
+    return built.shapes(workload)
+
+
+def record(
+    config: Mapping[str, Any],
+    workload: Workload,
+    *,
+    target: Target,
+    name: str = "config.json",
+    dtype: str = "BF16",
+    tensors: Iterable[Tensor] | None = None,
+    quantize: Quantization | None = None,
+) -> Trace:
+    """Return the graphs of a workload's calls as ``target`` would build them.
+
+    The other arguments and errors are those of `Built`.
+
+    Raises:
+        UnsupportedError: besides, when the graph of a call would be too large.
+    """
+    built = Built(
+        config, target.backend, name=name, dtype=dtype, tensors=tensors, quantize=quantize
+    )
+    return built.record(workload, target)[0]
+
+
+class Built:
+    """mlx-lm's class for a config, built once to be asked about many workloads.
+
+    ``name`` is how messages name the config. With ``tensors`` the model is what mlx-lm would load
+    from them, else floating parameters take ``dtype``; ``quantize`` converts it then. ``weights``
+    are the bytes of each parameter by path.
+
+    Raises:
+        MachineError: when MLX or mlx-lm is not installed.
+        UnsupportedError: when mlx-lm has no class for the config, or the class fails on it.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        backend: Backend,
+        *,
+        name: str = "config.json",
+        dtype: str = "BF16",
+        tensors: Iterable[Tensor] | None = None,
+        quantize: Quantization | None = None,
+    ) -> None:
+        self._config, self._backend, self._name = config, backend, name
+        self.unread_format = unread_format(config) if tensors is None else None
+        self._versions = versions()
+        with self._library(Target(backend=backend)):
+            self._model = build(config, name, dtype=dtype, tensors=tensors, quantize=quantize)
+            self._modules = Modules(self._model)
+            self.weights: Mapping[str, int] = _weight_bytes(self._model)
+
+    def shapes(self, workload: Workload) -> TracedShapes:
+        """Return the bytes when the workload ends; no graph is recorded."""
+        target = Target(backend=self._backend)
+        with self._library(target):
+            running = Running(self._model, self._modules, workload, target)
+            running.finish()
+            return self._shapes(running.caches, workload)
+
+    def record(self, workload: Workload, target: Target) -> tuple[Trace, TracedShapes]:
+        """Return the graphs of a workload's calls for a target of the backend, and the bytes then.
+
+        Raises:
+            LargeGraphError: besides, when the graphs of the calls are too large.
+        """
+        with self._library(target):
+            running = Running(self._model, self._modules, workload, target)
+            calls = self._calls(running)
+            trace = Trace(
+                model_type=str(self._config["model_type"]),
+                backend=self._backend,
+                versions=self._versions,
+                weights=self.weights,
+                calls=calls,
+                mlx_version=target.mlx_version,
+            )
+            return trace, self._shapes(running.caches, workload)
+
+    def _calls(self, running: Running) -> tuple[Call, ...]:
+        try:
+            return tuple(running.calls())
+        except LargeGraphError as error:
+            model_type = self._config["model_type"]
+            raise LargeGraphError(f"{self._name}: {model_type}: {error}") from None
+
+    @contextmanager
+    def _library(self, target: Target) -> Iterator[None]:
+        with (
+            not_collecting(),
+            mlx_lm_for(self._backend, library_changes(target)),
+            class_errors(self._name, self._config),
+            nothing_computed(),
+        ):
+            yield
+
+    def _shapes(self, caches: list[Any], workload: Workload) -> TracedShapes:
+        total = workload.total_tokens
+        kv = held = states = longest = needed = 0
+        for cache in leaves(caches):
+            if type(cache).__name__ == "ArraysCache":
+                states += cache.nbytes
+                continue
+            if cache.empty():
+                continue
+            allocated = length_of(cache)
+            limit = getattr(cache, "max_size", getattr(cache, "chunk_size", total))
+            kv += cache.nbytes
+            held += cache.nbytes // allocated * min(total, limit)
+            longest, needed = max(longest, allocated), max(needed, min(total, limit))
+        return TracedShapes(
+            weights=self.weights,
+            kv_bytes=kv,
+            kv_held_bytes=held,
+            ssm_bytes=states,
+            allocated_tokens=longest,
+            held_tokens=needed,
+            makes_own_cache=hasattr(self._model, "make_cache"),
+            unread_format=self.unread_format,
+            versions=self._versions,
+        )
+
+
+def _weight_bytes(model: Any) -> dict[str, int]:
+    from mlx.utils import tree_flatten
+
+    flat: Any = tree_flatten(model.parameters())
+    return {path: array.nbytes for path, array in flat}

@@ -1,0 +1,52 @@
+"""A recorded graph as it runs: MLX's export merges equal operations on equal inputs.
+
+mx.export_function simplifies what it records (mlx/compile.cpp, compile_simplify), evaluation does
+not. A scalar stretched to a shape, and the flattening that every product begins with, are one node
+in the recording and one for each user in a run, each of which counts as work given to the device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memfit.estimators.trace.graph_format import Array, Call, Node
+
+_STRETCHES = frozenset({"Broadcast", "AsType"})
+_FLATTENS = "Flatten"
+
+
+def unmerged(call: Call) -> Call:
+    """Return the call with stretched scalars and flattenings made anew for each use."""
+    arrays: list[Array] = list(call.arrays)
+    nodes: list[Node] = []
+    made_by: dict[int, Node] = {}
+    used: set[int] = set()
+
+    def own(array: int) -> int:
+        """Return an array of the same value that nobody else uses."""
+        node = made_by.get(array)
+        if node is None:
+            return array
+        if array not in used:
+            used.add(array)
+            return array
+        arrays.append(arrays[array])
+        copy = len(arrays) - 1
+        nodes.append(Node(node.name, (own(node.inputs[0]),), (copy,), node.arguments))
+        return copy
+
+    for node in call.nodes:
+        inputs = tuple(map(own, node.inputs)) if made_by.keys() & node.inputs else node.inputs
+        changed = node if inputs == node.inputs else node._replace(inputs=inputs)
+        nodes.append(changed)
+        stretches = node.name in _STRETCHES and _is_scalar(node.inputs, arrays, made_by)
+        if stretches or node.name == _FLATTENS:
+            made_by[node.outputs[0]] = changed
+    return replace(call, arrays=tuple(arrays), nodes=tuple(nodes))
+
+
+def _is_scalar(inputs: Sequence[int], arrays: list[Array], made_by: dict[int, Node]) -> bool:
+    source = arrays[inputs[0]]
+    known = made_by.get(inputs[0])
+    if known is not None:
+        return known.name in _STRETCHES
+    return source.role == "constant" and not source.shape

@@ -1,0 +1,105 @@
+"""Bytes of the parameters, derived from the architecture's shapes."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from memfit.estimators.base import dtypes
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
+
+
+@record(frozen=True, slots=True)
+class Plan:
+    """Which module is quantised how.
+
+    ``overrides`` are a published config's per-path entries (None: left unquantised). With
+    ``converting`` the model class's own predicates decide the bits, as mlx_lm.convert lets them;
+    a published config has written those down, so that only refusals still count.
+    """
+
+    default: Quantization
+    overrides: Mapping[str, Quantization | None] = field(default_factory=dict)
+    converting: bool = False
+
+    def quantization(self, path: str, module: Module) -> Quantization | None:
+        """Return the format of a module's weight, None when it stays as it is.
+
+        Raises:
+            UnsupportedError: when the groups asked for this very matrix do not divide its rows.
+        """
+        chosen = self._chosen(path, module)
+        if chosen and module.shape[-1] % chosen.group_size:
+            raise UnsupportedError(
+                f"{path}: mlx-lm cannot quantise rows of {module.shape[-1]} in the groups of"
+                f" {chosen.group_size} it asks for here; take another group size"
+            )
+        return chosen
+
+    def _chosen(self, path: str, module: Module) -> Quantization | None:
+        if not module.quantizable:
+            return None
+        if path in self.overrides:
+            return self.overrides[path]
+        if module.predicate is False or module.shape[-1] % self.default.group_size:
+            return None
+        if self.converting and isinstance(module.predicate, Quantization):
+            return module.predicate
+        return self.default
+
+
+@dataclass(slots=True)
+class WeightTotals:
+    """Sums over the tensors of a model; ``sizes`` counts how many tensors have each size."""
+
+    parameters: int = 0
+    by_part: Counter[Part] = field(default_factory=Counter)
+    sizes: Counter[int] = field(default_factory=Counter)
+    unloaded: int = 0  # bytes of what the runtime drops at load
+    unloaded_parameters: int = 0
+
+    def add(self, part: Part, nbytes: int, *, parameters: int, loaded: bool = True) -> None:
+        """Count one tensor."""
+        self.parameters += parameters
+        self.by_part[part] += nbytes
+        if loaded:
+            self.sizes[nbytes] += 1
+        else:
+            self.unloaded += nbytes
+            self.unloaded_parameters += parameters
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, those the runtime drops included."""
+        return self.by_part.total()
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the tensors the runtime keeps."""
+        return sum(size * count for size, count in self.sizes.items())
+
+
+def derive(model: Model, plan: Plan | None) -> WeightTotals:
+    """Return the totals of a model built from its config alone, as mlx-lm would write it."""
+    totals = WeightTotals()
+    for path, module in model.all_modules():
+        quantization = plan.quantization(path, module) if plan else None
+        parameters = module.elements + module.bias
+        for nbytes in tensor_bytes(module, model.dtype, quantization):
+            totals.add(module.part, nbytes, parameters=parameters, loaded=module.loaded)
+            parameters = 0
+    return totals
+
+
+def tensor_bytes(module: Module, dtype: str, quantization: Quantization | None) -> Iterator[int]:
+    """Yield the bytes of a module's tensors: weight, scales, biases, and its own bias."""
+    own_dtype = "F32" if module.float32 else dtype
+    if quantization:
+        yield from quantization.tensors(module.elements, dtypes.nbytes(1, own_dtype))
+    else:
+        yield dtypes.nbytes(module.elements, own_dtype)
+    if module.bias:
+        yield dtypes.nbytes(module.bias, own_dtype)

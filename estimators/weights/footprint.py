@@ -1,0 +1,236 @@
+"""What a checkpoint's weights take on disk and after the runtime has loaded them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Module, Part, linear
+from memfit.estimators.base.files import shown
+from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
+from memfit.estimators.weights.derived import Plan, WeightTotals, derive
+from memfit.estimators.weights.sanitize_dropped import dropping
+from memfit.estimators.weights.headers import read
+from memfit.estimators.weights.tensor_groups import Kind, kinds, sizes
+from memfit.estimators.weights.quantization_plan import Declared, text_class
+from memfit.estimators.weights.sanitize_names import renamed
+from memfit.estimators.weights.sanitize_conversions import by_class, repacked_awq
+from memfit.estimators.weights.match_tensors import Match, match
+from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.records import record
+from memfit.estimators.results.estimate import Basis, Note
+
+
+@record(frozen=True, slots=True)
+class Weighed:
+    """Weights as the checkpoint holds them and as the runtime does.
+
+    ``sizes`` counts the loaded tensors by bytes; ``plan`` is their format after loading.
+    """
+
+    nbytes: int
+    by_part: dict[str, int]
+    parameters: int
+    sizes: Counter[int]
+    basis: Basis
+    plan: Plan | None
+    notes: tuple[Note, ...] = ()
+    unloaded_bytes: int = 0
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes the runtime keeps, before its allocator rounds them."""
+        return sum(size * count for size, count in self.sizes.items())
+
+
+def weigh(checkpoint: Checkpoint, model: Model, declared: Declared) -> Weighed:
+    """Return the weights of a checkpoint: exact from headers, else derived from its config.
+
+    Where mlx-lm refuses to load it the basis is ``bound``, and a warning says why.
+
+    Raises:
+        CheckpointError: when there are headers and no parameter in them.
+    """
+    if checkpoint.tensors is not None:
+        return _from_headers(checkpoint, checkpoint.tensors, model, declared)
+    derived = derive(model, declared.plan)
+    if checkpoint.weight_bytes_bound is not None:
+        return _from_file_sizes(checkpoint.weight_bytes_bound, derived)
+    result = _result(derived, "derived", declared.plan)
+    if declared.method and declared.plan is None:
+        text = (
+            f"the config declares {declared.method} weights, which mlx-lm dequantises while"
+            " loading: the figure is of what it holds, the files are smaller"
+        )
+        result = replace(result, notes=(Note("info", "dequantised-at-load", text),))
+    return _as_declared(result, declared)
+
+
+def convert(model: Model, plan: Plan, source: Declared) -> Weighed:
+    """Return the weights after conversion by mlx_lm.convert with a plan.
+
+    ``source`` is the format of what would be converted; mlx-lm leaves quantised matrices as
+    they are, so that the figure is of a conversion of the original weights.
+    """
+    kept = replace(model, modules=tuple(m for m in model.modules if m.loaded))
+    result = _result(derive(kept, plan), "derived", plan)
+    if source.method is None:
+        return result
+    message = (
+        f"the checkpoint is quantised already ({source.method}); the figure is of a conversion of"
+        " the original weights"
+    )
+    return replace(result, notes=(Note("warning", "already-quantised", message),))
+
+
+def add_adapter(weighed: Weighed, tensors: tuple[Tensor, ...]) -> Weighed:
+    """Return the weights with an adapter's tensors, which stay beside them in memory."""
+    extra = Counter(tensor.nbytes for tensor in tensors)
+    total = sum(size * count for size, count in extra.items())
+    parts = {**weighed.by_part, "other": weighed.by_part["other"] + total}
+    return replace(
+        weighed, nbytes=weighed.nbytes + total, by_part=parts, sizes=weighed.sizes + extra
+    )
+
+
+def _result(totals: WeightTotals, basis: Basis, plan: Plan | None) -> Weighed:
+    parts = {part.value: totals.by_part[part] for part in Part}
+    return Weighed(
+        totals.nbytes,
+        parts,
+        totals.parameters,
+        totals.sizes,
+        basis,
+        plan,
+        unloaded_bytes=totals.unloaded,
+    )
+
+
+def bounded(result: Weighed, code: str, message: str) -> Weighed:
+    """Return the weights as an upper bound, with a warning that says why."""
+    return replace(result, basis="bound", notes=(Note("warning", code, message),))
+
+
+def _as_declared(result: Weighed, declared: Declared) -> Weighed:
+    if declared.bound is None:
+        return result
+    return bounded(result, "assumed-format" if declared.plan else "dequantised", declared.bound)
+
+
+def _from_file_sizes(nbytes: int, derived: WeightTotals) -> Weighed:
+    parts = {part.value: nbytes if part is Part.OTHER else 0 for part in Part}
+    result = Weighed(nbytes, parts, derived.parameters, Counter([nbytes]), "bound", None)
+    text = "weights are bounded by the sizes of their files; mlx-lm loads safetensors only"
+    return bounded(result, "file-sizes", text)
+
+
+def _from_headers(
+    checkpoint: Checkpoint, tensors: tuple[Tensor, ...], model: Model, declared: Declared
+) -> Weighed:
+    model = _with_own_head(model, tensors)
+    modules, found = dict(model.all_modules()), kinds(tensors)
+    totals = read(found, modules, declared, dropping(model, found))
+    if not totals.parameters:
+        raise CheckpointError(f"{checkpoint.id}: its weight files hold no parameters")
+    reader = text_class(checkpoint.config, model)
+    loaded = as_loaded(totals.kept, reader, model.model_type, declared.method, modules)
+    fit = match(loaded, modules, declared)
+    plan = _plan(fit, modules, declared)
+    result = _result(totals, "exact", plan)
+    if unreadable := next((t for t in tensors if t.dtype in _UNREADABLE), None):
+        why = f"{shown(unreadable.name)}: MLX has no type {unreadable.dtype} and refuses the file"
+        return bounded(_sized(result, loaded), "refused", why)
+    if fit.loads:
+        result = _sized(result, loaded)
+        rewritten = result.unloaded_bytes + result.loaded_bytes != result.nbytes
+        return replace(result, notes=(_REWRITTEN,) if rewritten else ())
+    derived = derive(model, declared.plan)
+    if declared.bound:
+        sized = _sized(result, loaded) if declared.plan else replace(result, sizes=derived.sizes)
+        return _as_declared(replace(sized, plan=declared.plan), declared)
+    return _unmatched(_sized(result, loaded), fit, totals, derived)
+
+
+# MLX's safetensors reader knows no other type (mlx io/safetensors.cpp); F8 is read as bytes.
+_UNREADABLE = frozenset(
+    {"F64", "F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
+)
+_REWRITTEN = Note(
+    "info",
+    "rewritten-at-load",
+    "mlx-lm repacks or dequantises the weights while loading: bytes on disk and resident differ",
+)
+
+
+def as_loaded(
+    kept: Iterable[Kind],
+    reader: str,
+    model_type: str,
+    method: str | None,
+    modules: Mapping[str, Module],
+) -> tuple[Kind, ...]:
+    """Return the tensors as the runtime holds them, where the class's layout is known."""
+    loaded = renamed(by_class(tuple(kept), reader), model_type, modules)
+    if method == "awq":
+        loaded = tuple(repacked_awq(loaded))
+    # A name that two tensors come to have is the last one's, as in mlx-lm's own dict.
+    return tuple({kind.name: kind for kind in loaded}.values())
+
+
+def _sized(result: Weighed, loaded: tuple[Kind, ...]) -> Weighed:
+    return replace(result, sizes=sizes(loaded))
+
+
+# Classes that build a head and take it out when the checkpoint has none.
+_OWN_HEAD = {
+    "gemma3": "language_model.lm_head",
+    "gemma3_text": "lm_head",
+    "recurrent_gemma": "lm_head",
+}
+
+
+def _with_own_head(model: Model, tensors: tuple[Tensor, ...]) -> Model:
+    path = _OWN_HEAD.get(model.model_type)
+    if path is None or not model.tied_head or all(t.name != f"{path}.weight" for t in tensors):
+        return model
+    head = linear(path, model.hidden_size, model.vocab_size, Part.HEAD)
+    return replace(model, modules=(*model.modules, head))
+
+
+def _plan(fit: Match, modules: Mapping[str, Module], declared: Declared) -> Plan | None:
+    """The formats the headers tell, over what the config declares."""
+    found = {path: value for path, value in fit.formats.items() if modules[path].quantizable}
+    default = declared.plan.default if declared.plan else declared.quantises
+    if default is None or not any(found.values()):
+        return declared.plan
+    declared_overrides = declared.plan.overrides if declared.plan else {}
+    return Plan(default, {**declared_overrides, **found})
+
+
+def _unmatched(result: Weighed, fit: Match, totals: WeightTotals, derived: WeightTotals) -> Weighed:
+    """Names that are not the class's: still right when the parameters are as many."""
+    have = totals.parameters - totals.unloaded_parameters
+    as_many = have == derived.parameters - derived.unloaded_parameters
+    if as_many and fit.unknown and fit.missing and not fit.wrong:
+        text = (
+            f"{shown(fit.unknown[0])}: not a name of the model class, and not known to be one"
+            " that it renames; it has as many parameters as the headers"
+        )
+        return replace(result, basis="derived", notes=(Note("info", "layout", text),))
+    why = f"{_refusal(fit)}; mlx-lm refuses such a checkpoint, and the weights count"
+    described = sum(size * count for size, count in derived.sizes.items())
+    if described > result.loaded_bytes:
+        result = replace(result, sizes=derived.sizes)
+        return bounded(result, "mismatch", f"{why} what the config describes, which is more")
+    return bounded(result, "mismatch", f"{why} what it holds")
+
+
+def _refusal(fit: Match) -> str:
+    if fit.wrong:
+        return f"{shown(fit.wrong[0])}: its shape in the header is not the config's"
+    if not fit.unknown:
+        return f"{fit.missing[0]}: in the model class and in no header"
+    if not fit.missing:
+        return f"{shown(fit.unknown[0])}: in a header and not in the model class"
+    unknown = shown(fit.unknown[0])
+    return f"{shown(fit.missing[0])}: in no header, where {unknown} is not in the model class"

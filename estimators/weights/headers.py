@@ -1,0 +1,102 @@
+"""Bytes and parameters of a checkpoint's tensors, read from shard headers."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from memfit.estimators.arch.modules import Module
+from memfit.estimators.weights.derived import WeightTotals
+from memfit.estimators.weights.tensor_groups import Kind
+from memfit.estimators.weights.parts import part_of
+from memfit.estimators.weights.quantization_plan import Declared
+
+# Tensors that carry no parameter: scales, zero points and shapes of packed formats.
+_COMPANIONS = (
+    ".scales",
+    ".biases",
+    "_proj_scales",
+    ".qzeros",
+    ".g_idx",
+    "_scale_inv",
+    ".weight_scale",
+    ".weight_scale_2",
+    ".weight_shape",
+    ".weight_zero_point",
+    ".global_scale",
+    "_global_scale",
+    ".input_scale",
+    "activation_scale",
+    ".k_scale",
+    ".v_scale",
+    ".SCB",
+    ".absmax",
+    ".quant_map",
+    "__nf4",
+    "__fp4",
+)
+
+
+@dataclass(slots=True)
+class HeaderTotals(WeightTotals):
+    """Totals of headers; ``kept`` are the tensors that the model class does not drop."""
+
+    kept: list[Kind] = field(default_factory=list)
+
+
+def read(
+    kinds: Iterable[Kind],
+    modules: Mapping[str, Module],
+    declared: Declared,
+    is_dropped: Callable[[str], bool],
+) -> HeaderTotals:
+    """Return the totals of a checkpoint's tensors, by the modules of the model class.
+
+    A tensor of another layout's name belongs to the part its name speaks of, and is loaded
+    unless the class drops it.
+    """
+    totals = HeaderTotals()
+    for kind in kinds:
+        name = kind.name
+        module = modules.get(name) or modules.get(name.rpartition(".")[0])
+        if module:
+            part, loaded = module.part, module.loaded
+        else:
+            part, loaded = part_of(name), not is_dropped(name)
+        if loaded:
+            totals.kept.append(kind)
+        totals.add(
+            part,
+            kind.copies * kind.nbytes,
+            parameters=kind.copies * _parameters(kind, module, declared),
+            loaded=loaded,
+        )
+    return totals
+
+
+def _parameters(kind: Kind, module: Module | None, declared: Declared) -> int:
+    """The number of parameters a tensor stands for: packed ones unpacked, scales none."""
+    name, dtype, shape, *_ = kind
+    stored = prod(shape)
+    if dtype in ("BF16", "F16", "F32") and name.endswith(".weight"):
+        return stored
+    if name.endswith(_COMPANIONS):
+        return 0
+    if dtype == "U32" and name.endswith(".weight") and shape:
+        if module and shape[-1]:
+            # Rows are the header's; only the packed dimension needs the class's width.
+            return stored // shape[-1] * module.shape[-1]
+        return stored * 32 // declared.bits
+    return stored * _values_per_element(name, dtype, declared)
+
+
+def _values_per_element(name: str, dtype: str, declared: Declared) -> int:
+    """How many parameters one element of a foreign format's tensor packs."""
+    if name.endswith((".qweight", ".weight_packed")):
+        return {"I32": 32, "U8": 8}.get(dtype, declared.bits) // declared.bits
+    if dtype != "U8":
+        return 1
+    if name.endswith("_blocks"):
+        return 2
+    if name.endswith(".weight"):
+        return {"modelopt": 2, "bitnet": 4, "bitsandbytes": 2}.get(declared.method or "", 1)
+    return 1

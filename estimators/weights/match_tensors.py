@@ -1,0 +1,126 @@
+"""A checkpoint's tensors held against the model class, as mlx-lm's strict load holds them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.quantization import FLOAT_MODES, Quantization
+from memfit.estimators.weights.tensor_groups import Kind
+from memfit.estimators.weights.quantization_plan import Declared
+from memfit.estimators.base.errors import InputError
+
+_LEAVES = frozenset({"weight", "bias", "scales", "biases", "global_scale", "weight_scale"})
+_NOT_LINEAR = (Part.EMBEDDING, Part.EXPERTS)
+
+Pieces = dict[str, Kind]
+
+
+@dataclass(slots=True)
+class Match:
+    """``formats`` is what each matrix is kept in; the rest is why mlx-lm refuses the load.
+
+    ``unknown`` are tensors the class has no place for, ``missing`` names it finds no tensor for,
+    ``wrong`` tensors of another shape than the class's.
+    """
+
+    formats: dict[str, Quantization | None] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def loads(self) -> bool:
+        """Whether every tensor has its place and every place its tensor."""
+        return not (self.unknown or self.missing or self.wrong)
+
+
+def match(tensors: Iterable[Kind], modules: Mapping[str, Module], declared: Declared) -> Match:
+    """Return how loaded tensors, less those the class drops, fit the class's modules."""
+    result = Match()
+    found: dict[str, Pieces] = defaultdict(dict)
+    for tensor in tensors:
+        base, _, leaf = tensor.name.rpartition(".")
+        if tensor.name in modules:
+            found[tensor.name]["weight"] = tensor
+        elif leaf in _LEAVES and base in modules:
+            found[base][leaf] = tensor
+        else:
+            result.unknown.append(tensor.name)
+    for path, module in modules.items():
+        if module.loaded:
+            _check(path, module, found.get(path, {}), declared, result)
+    return result
+
+
+def _check(path: str, module: Module, pieces: Pieces, declared: Declared, result: Match) -> None:
+    weight, bias = pieces.get("weight"), pieces.get("bias")
+    if weight is None:
+        result.missing.append(path)
+        return
+    if bias is None and module.bias:
+        result.missing.append(f"{path}.bias")
+    elif bias is not None and prod(bias.shape) != module.bias:
+        (result.wrong if module.bias else result.unknown).append(bias.name)
+    if declared.method == "bitnet" and weight.dtype == "U8":
+        _check_ternary(module, weight, pieces, result)
+    elif "scales" in pieces:
+        _check_quantised(path, module, pieces, declared, result)
+    else:
+        result.formats[path] = None
+        result.unknown += [pieces[leaf].name for leaf in pieces if leaf not in ("weight", "bias")]
+        if prod(weight.shape) != module.elements:
+            result.wrong.append(weight.name)
+        elif declared.method == "mlx" and declared.plan and declared.plan.overrides.get(path):
+            result.missing.append(f"{path}.scales")
+
+
+def _check_ternary(module: Module, weight: Kind, pieces: Pieces, result: Match) -> None:
+    """Four weights a byte along the outputs, and one scale: mlx-lm models/bitlinear_layers.py."""
+    outputs = module.shape[0]
+    if module.part in _NOT_LINEAR or weight.shape != (-(-outputs // 4), *module.shape[1:]):
+        result.wrong.append(weight.name)
+    elif "weight_scale" not in pieces:
+        result.missing.append(f"{weight.name}_scale")
+
+
+def _check_quantised(
+    path: str, module: Module, pieces: Pieces, declared: Declared, result: Match
+) -> None:
+    scales = pieces["scales"]
+    if declared.quantises is None or not module.quantizable:
+        result.unknown.append(scales.name)
+        return
+    quantization = _inferred(module, pieces["weight"], scales)
+    overrides = declared.plan.overrides if declared.method == "mlx" and declared.plan else {}
+    if quantization is None or overrides.get(path, quantization) != quantization:
+        result.wrong.append(pieces["weight"].name)
+        return
+    result.formats[path] = quantization
+    has_biases, affine = "biases" in pieces, quantization.mode == "affine"
+    if has_biases and not affine:
+        result.unknown.append(pieces["biases"].name)
+    elif affine and not has_biases:
+        result.missing.append(f"{path}.biases")
+    elif has_biases and pieces["biases"].shape != scales.shape:
+        result.wrong.append(pieces["biases"].name)
+
+
+def _inferred(module: Module, weight: Kind, scales: Kind) -> Quantization | None:
+    """The format by the shapes of weight and scales: mlx-lm utils.py, infer_quant_config."""
+    *rows, inputs = module.shape
+    if not weight.shape or not scales.shape or not scales.shape[-1]:
+        return None
+    columns, groups = weight.shape[-1], scales.shape[-1]
+    if weight.shape[:-1] != tuple(rows) or scales.shape[:-1] != tuple(rows):
+        return None
+    if 32 * columns % inputs or inputs % groups:
+        return None
+    bits, group_size = 32 * columns // inputs, inputs // groups
+    modes = {value: mode for mode, value in FLOAT_MODES.items()}
+    mode = modes.get((bits, group_size), "affine") if scales.dtype == "U8" else "affine"
+    try:
+        return Quantization(bits, group_size, mode)
+    except InputError:
+        return None

@@ -1,0 +1,227 @@
+"""The quantisation a config declares, as mlx-lm reads it when it loads."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.quantization import DEFAULTS, Quantization
+from memfit.estimators.weights.derived import Plan
+from memfit.estimators.weights.sanitize_conversions import DEQUANTISES_FP8, UNPACKS_INTEGERS
+from memfit.estimators.base.errors import ConfigError, InputError
+from memfit.estimators.base.records import record
+
+
+@record(frozen=True, slots=True)
+class Declared:
+    """What a config says of its weights' format.
+
+    ``method`` is None for plain weights, ``mlx`` for MLX's own block, else the foreign method.
+    ``quantises`` is the format mlx-lm takes quantised tensors to have, None when it takes none.
+    ``plan`` is how the weights are kept once loaded, as far as the config tells; None:
+    unquantised. ``bound`` says why the plan is an upper bound only, unless the headers tell
+    more. ``bits`` are of the method's own packing.
+    """
+
+    method: str | None = None
+    quantises: Quantization | None = None
+    plan: Plan | None = None
+    bound: str | None = None
+    bits: int = 4
+
+
+def declared(config: Mapping[str, Any], model: Model, name: str) -> Declared:
+    """Return the format a config declares, by the rules of mlx-lm utils.py, load_model.
+
+    Raises:
+        ConfigError: when the block is malformed.
+    """
+    block = config.get("quantization")
+    if block is not None:
+        return _mlx(_mapping(block, name, "quantization"), name, "quantization")
+    block = _legacy_block(config)
+    if not block:
+        return Declared()
+    block = _mapping(block, name, "quantization_config")
+    if "quant_method" not in block and "bits" in block:
+        why = "quantization_config without quant_method: mlx-lm loads MLX's formats by quantization"
+        return replace(_mlx(block, name, "quantization_config"), quantises=None, bound=why)
+    return _foreign(block, model, name, text_class(config, model))
+
+
+def _legacy_block(config: Mapping[str, Any]) -> Any:
+    text = config.get("text_config")
+    if "quantization_config" not in config and isinstance(text, Mapping):
+        return text.get("quantization_config")
+    return config.get("quantization_config")
+
+
+def _mapping(value: Any, name: str, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}: {key}: expected an object, got {type(value).__name__}")
+    return value
+
+
+def _mlx(block: Mapping[str, Any], name: str, key: str) -> Declared:
+    for part in ("bits", "group_size"):
+        if block.get(part) is None:
+            raise ConfigError(f"{name}: {key}.{part}: expected an integer, found none")
+    default = _format(block, name, key)
+    overrides: dict[str, Quantization | None] = {}
+    for path, value in block.items():
+        if isinstance(value, bool):
+            overrides[path] = default if value else None
+        elif isinstance(value, Mapping):
+            # An empty object is false to MLX, and what it does not name is its mode's default.
+            overrides[path] = _format(value, name, f"{key}.{path}") if value else None
+        elif "." in path:
+            raise ConfigError(
+                f"{name}: {key}.{path}: expected an object, true or false, got {value!r:.40}"
+            )
+    plan = Plan(default, overrides)
+    return Declared("mlx", default, plan, bits=default.bits)
+
+
+def _format(block: Mapping[str, Any], name: str, key: str) -> Quantization:
+    """Source of the defaults: mlx nn/layers/quantized.py, _defaults_for_mode."""
+    mode = block.get("mode", "affine")
+    if not isinstance(mode, str):
+        raise ConfigError(f"{name}: {key}.mode: expected a text, got {mode!r:.40}")
+    bits, group_size = DEFAULTS.get(mode, (0, 0))
+    bits = _integer(block.get("bits", bits), f"{name}: {key}.bits")
+    group_size = _integer(block.get("group_size", group_size), f"{name}: {key}.group_size")
+    try:
+        return Quantization(bits, group_size, mode)
+    except InputError as error:
+        raise ConfigError(f"{name}: {key}: {error}") from None
+
+
+def _integer(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{where}: expected an integer, got {value!r:.40}")
+    return value
+
+
+def text_class(config: Mapping[str, Any], model: Model) -> str:
+    """Return the model type of the class whose ``sanitize`` reads the weights."""
+    text = config.get("text_config")
+    if model.model_type in ("llava", "mistral3") and isinstance(text, Mapping):
+        return str(text.get("model_type", "llama"))
+    return model.model_type
+
+
+def _foreign(block: Mapping[str, Any], model: Model, name: str, reader: str) -> Declared:
+    method = block.get("quant_method")
+    if not isinstance(method, str):
+        shown = f"expected a text, got {method!r:.40}"
+        raise ConfigError(f"{name}: quantization_config.quant_method: {shown}")
+    if method == "fp8":
+        return _fp8(block, model, reader)
+    if method == "awq":
+        return _awq(block, model)
+    if method == "compressed-tensors":
+        return _compressed(block, model, reader)
+    if method == "modelopt":
+        return _modelopt(block, model)
+    if method == "mxfp4" and model.model_type == "gpt_oss":
+        quantization = Quantization(4, 32, "mxfp4")
+        return Declared(method, quantization, _only_experts(model, quantization))
+    bits = block.get("bits")
+    packed = bits if isinstance(bits, int) and bits in (2, 3, 4, 8) else 4
+    why = _REFUSED.get(method, f"quantisation method {method[:40]!r}")
+    return Declared(method, _QUANTISES.get(method), None, _dequantised(model, why), packed)
+
+
+# What mlx-lm takes `.scales` to be where the checkpoint already has MLX's own names.
+_QUANTISES = {
+    "mxfp4": Quantization(4, 32, "mxfp4"),
+    "mxfp8": Quantization(8, 32, "mxfp8"),
+}
+_REFUSED = {
+    "gptq": "GPTQ's packing along the inputs, nor its g_idx",
+    "bitnet": "BitNet's weights unless they are packed four to a byte",
+}
+
+
+def _fp8(block: Mapping[str, Any], model: Model, reader: str) -> Declared:
+    if block.get("scale_fmt") == "ue8m0" and block.get("weight_block_size") == [32, 32]:
+        # mlx-lm would keep them packed, but for names that the described classes do not read.
+        quantises, what = Quantization(8, 32, "mxfp8"), "FP8 in blocks of 32 x 32"
+        return Declared("fp8", quantises, None, _dequantised(model, what))
+    if reader in DEQUANTISES_FP8:
+        return Declared("fp8")
+    return Declared("fp8", None, None, _dequantised(model, f"FP8 of {reader}"))
+
+
+def _awq(block: Mapping[str, Any], model: Model) -> Declared:
+    bits, group_size = block.get("bits", 4), block.get("group_size", 128)
+    if bits != 4 or group_size not in (32, 64, 128):
+        shown = f"{str(bits)[:20]} bits in groups of {str(group_size)[:20]}"
+        return Declared("awq", None, None, _dequantised(model, f"AWQ with {shown}"))
+    quantization = Quantization(4, group_size)
+    return Declared("awq", quantization, _awq_plan(block, model, quantization))
+
+
+def _awq_plan(block: Mapping[str, Any], model: Model, quantization: Quantization) -> Plan:
+    names = block.get("modules_to_not_convert")
+    skipped = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    kept = (Part.EMBEDDING, Part.HEAD, Part.ROUTER, Part.VISION)
+
+    def is_kept(path: str, module: Module) -> bool:
+        return module.part in kept or any(name in path for name in skipped)
+
+    return _all_but(model, quantization, is_kept)
+
+
+_COMPRESSED = {
+    "nvfp4-pack-quantized": Quantization(4, 16, "nvfp4"),
+    "mxfp4-pack-quantized": Quantization(4, 32, "mxfp4"),
+    "pack-quantized": Quantization(4, 32),
+}
+
+
+def _compressed(block: Mapping[str, Any], model: Model, reader: str) -> Declared:
+    form = str(block.get("format"))
+    quantises = _COMPRESSED.get(form)
+    if form == "pack-quantized" and reader in UNPACKS_INTEGERS:
+        plan = _only_experts(model, Quantization(4, 32))
+        text = "which matrices are packed only the headers tell; the experts are taken to be"
+        return Declared("compressed-tensors", quantises, plan, text)
+    what = f"compressed-tensors of format {form[:40]!r}"
+    if quantises:
+        what += " under its own tensor names, only under MLX's"
+    return Declared("compressed-tensors", quantises, None, _dequantised(model, what))
+
+
+def _modelopt(block: Mapping[str, Any], model: Model) -> Declared:
+    """hf_quant_config.json nests the settings, config.json does not (mlx-lm utils.py)."""
+    settings = block.get("quantization", block)
+    algorithm = settings.get("quant_algo") if isinstance(settings, Mapping) else None
+    if algorithm != "NVFP4":
+        what = f"ModelOpt's quant_algo {str(algorithm)[:40]!r}"
+        return Declared("modelopt", None, None, _dequantised(model, what))
+    what = "ModelOpt's NVFP4 under its own tensor names, only under MLX's"
+    return Declared("modelopt", Quantization(4, 16, "nvfp4"), None, _dequantised(model, what))
+
+
+def _dequantised(model: Model, what: str) -> str:
+    return (
+        f"mlx-lm does not load {what}; the figure is of the model dequantised to {model.dtype},"
+        " as it must be before conversion"
+    )
+
+
+def _only_experts(model: Model, quantization: Quantization) -> Plan:
+    return _all_but(model, quantization, lambda _, module: module.part is not Part.EXPERTS)
+
+
+def _all_but(
+    model: Model, quantization: Quantization, is_kept: Callable[[str, Module], bool]
+) -> Plan:
+    overrides = {
+        path: None
+        for path, module in model.all_modules()
+        if module.quantizable and is_kept(path, module)
+    }
+    return Plan(quantization, overrides)

@@ -1,0 +1,153 @@
+"""What mlx-lm makes of foreign formats while it loads them: dequantised, repacked or cast.
+
+Source: the `sanitize` methods of mlx-lm's model classes, and utils.py, _transform_awq_weights.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+
+from memfit.estimators.base import dtypes
+from memfit.estimators.weights.tensor_groups import Kind
+
+# Classes whose `sanitize` multiplies FP8 weights with their weight_scale_inv.
+DEQUANTISES_FP8 = frozenset(
+    {
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm_moe_dsa",
+        "joyai_llm_flash",
+        "kimi_k2",
+        "mimo_v2_flash",
+        "minimax",
+        "minimax_m2",
+        "ministral3",
+    }
+)
+# Classes whose `sanitize` takes compressed-tensors' packed integers for MLX's own.
+UNPACKS_INTEGERS = frozenset({"deepseek_v3", "joyai_llm_flash", "kimi_k2"})
+
+
+def by_class(tensors: tuple[Kind, ...], text_class: str) -> tuple[Kind, ...]:
+    """Return the tensors as the class of a model type rewrites them, its names apart."""
+    if text_class in UNPACKS_INTEGERS:
+        tensors = tuple(_unpacked_integers(tensors))
+    if text_class in DEQUANTISES_FP8:
+        tensors = tuple(_dequantised_fp8(tensors, text_class))
+    return tuple(_split_gpt_oss(tensors)) if text_class == "gpt_oss" else tensors
+
+
+def repacked_awq(tensors: tuple[Kind, ...]) -> Iterator[Kind]:
+    """Yield AWQ's tensors in MLX's layout: packed columns become packed rows, zero points
+    biases, and every other floating tensor takes the type of the scales."""
+    scales = [tensor for tensor in tensors if tensor.name.endswith(".scales")]
+    dtype = scales[-1].dtype if scales else None
+    for tensor in tensors:
+        rewrite = _AWQ.get(tensor.name.rpartition(".")[2])
+        if rewrite:
+            yield from rewrite(tensor)
+        elif dtype and tensor.dtype in ("F16", "BF16", "F32"):
+            yield _as_type(tensor, dtype)
+        else:
+            yield tensor
+
+
+def _as_type(tensor: Kind, dtype: str) -> Kind:
+    nbytes = dtypes.nbytes(prod(tensor.shape), dtype)
+    return tensor._replace(dtype=dtype, nbytes=nbytes)
+
+
+def _named(tensors: Iterable[Kind]) -> dict[str, Kind]:
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def _dequantised_fp8(tensors: tuple[Kind, ...], text_class: str) -> Iterator[Kind]:
+    """Weights times their scales: bfloat16; ministral3 has one scale, whose type it
+    takes, and drops those of activations."""
+    scalar = text_class == "ministral3"
+    names = _named(tensors)
+    used = {
+        f"{tensor.name}_scale_inv"
+        for tensor in tensors
+        if (scale := names.get(f"{tensor.name}_scale_inv"))
+        and _is_scale_of(scale, tensor, text_class)
+    }
+    for tensor in tensors:
+        scale_name = f"{tensor.name}_scale_inv"
+        if scale_name in used:
+            yield _as_type(tensor, names[scale_name].dtype if scalar else "BF16")
+        elif tensor.name not in used and not (scalar and "activation_scale" in tensor.name):
+            yield tensor
+
+
+def _is_scale_of(scale: Kind, weight: Kind, text_class: str) -> bool:
+    """One scale a block of 128 x 128; mimo_v2_flash pads the weight to its scales."""
+    if text_class == "ministral3":
+        return prod(scale.shape) == 1
+    blocks = tuple(-(-extent // 128) for extent in weight.shape)
+    if text_class == "mimo_v2_flash" and len(scale.shape) == len(blocks):
+        return all(have >= need for have, need in zip(scale.shape, blocks, strict=True))
+    return scale.shape == blocks
+
+
+def _unpacked_integers(tensors: tuple[Kind, ...]) -> Iterator[Kind]:
+    """weight_packed, weight_scale and weight_shape become weight, scales and biases."""
+    names = _named(tensors)
+    for tensor in tensors:
+        base, _, leaf = tensor.name.rpartition("weight_")
+        if leaf == "shape":
+            packed, scale = names.get(f"{base}weight_packed"), names.get(f"{base}weight_scale")
+            if packed and scale:
+                yield packed._replace(name=f"{base}weight", dtype="U32")
+                yield scale._replace(name=f"{base}scales")
+                yield scale._replace(name=f"{base}biases")
+        elif not tensor.name.endswith(("weight_scale", "weight_packed")):
+            yield tensor
+
+
+def _split_gpt_oss(tensors: tuple[Kind, ...]) -> Iterator[Kind]:
+    """Interleaved gate and up projections part; blocks of 16 bytes become rows of uint32."""
+    done = any("gate_proj.weight" in tensor.name for tensor in tensors)
+    for tensor in tensors:
+        name, is_bias = tensor.name, tensor.name.endswith("_proj_bias")
+        if done or not ("gate_up_proj" in name or "down_proj" in name):
+            yield tensor
+            continue
+        if name.endswith("_blocks") and len(tensor.shape) > 1:
+            *rows, groups, width = tensor.shape
+            tensor = tensor._replace(dtype="U32", shape=(*rows, groups * width // 4))
+        name = name.replace("_blocks", ".weight").replace("_scales", ".scales")
+        name = name.replace("_proj_bias", "_proj.bias") if is_bias else name
+        if "gate_up_proj" in name:
+            for half in ("gate_proj", "up_proj"):
+                yield _half(tensor, name.replace("gate_up_proj", half), -1 if is_bias else -2)
+        else:
+            yield tensor._replace(name=name)
+
+
+def _half(tensor: Kind, name: str, axis: int) -> Kind:
+    shape = list(tensor.shape)
+    if len(shape) >= -axis:
+        shape[axis] //= 2
+    return tensor._replace(name=name, shape=tuple(shape), nbytes=tensor.nbytes // 2)
+
+
+def _repacked_weight(tensor: Kind) -> Iterator[Kind]:
+    name = f"{tensor.name.removesuffix('qweight')}weight"
+    if len(tensor.shape) == 2:
+        inputs, outputs = tensor.shape
+        yield tensor._replace(name=name, dtype="U32", shape=(8 * outputs, inputs // 8))
+    else:
+        yield tensor
+
+
+def _transposed_scales(tensor: Kind) -> Iterator[Kind]:
+    biases = f"{tensor.name.removesuffix('scales')}biases"
+    for name in (tensor.name, biases):
+        yield tensor._replace(name=name, shape=tensor.shape[::-1])
+
+
+_AWQ: dict[str, Callable[[Kind], Iterable[Kind]]] = {
+    "qweight": _repacked_weight,
+    "qzeros": lambda _: (),
+    "scales": _transposed_scales,
+}

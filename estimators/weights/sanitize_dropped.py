@@ -1,0 +1,135 @@
+"""Tensors that a model class takes out of a checkpoint before it loads the rest.
+
+Source: the `sanitize` method of each mlx-lm model class; a name that none of them takes out is
+refused by the strict load.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.weights.tensor_groups import Kind
+
+_ROTARY = r"self_attn\.rotary_emb\.inv_freq"
+_ROPE = r"attention\.rope\.inv_freq"
+_TOWERS = r"vision_tower|multi_modal_projector"
+_QWEN_TOWERS = r"^(visual|vision_tower)\."
+_GEMMA4 = (
+    r"^(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_audio|embed_vision"
+    r"|vision_embedder)"
+)
+_GEMMA4_TEXT = r"self_attn\.rotary_emb|(in|out)put_(max|min)"
+_LLAMA4 = r"vision_model|multi_modal_projector"
+_DEEPSEEK_V3 = r"^model\.layers\.61|rotary_emb\.inv_freq"
+
+_PATTERNS: dict[str, str] = {
+    "deepseek_v3": _DEEPSEEK_V3,
+    "ernie4_5_moe": (
+        r"mtp_block\.|mtp_linear_proj\.|mtp_hidden_norm\.|mtp_emb_norm\.|e_score_correction_bias"
+    ),
+    "gemma3": r"^(vision_tower|multi_modal_projector)\.",
+    "gemma3n": r"^model\.(vision_tower|audio_tower|embed_audio|embed_vision)\.",
+    "gemma4": f"{_GEMMA4}|{_GEMMA4_TEXT}",
+    "gemma4_text": _GEMMA4_TEXT,
+    "gemma4_unified": f"{_GEMMA4}|{_GEMMA4_TEXT}",
+    "glm": _ROTARY,
+    "gpt2": r"^h\.\d+\.attn\.bias$",
+    "gpt_neox": r"\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)$",
+    "internlm2": _ROPE,
+    "internlm3": _ROPE,
+    "iquestcoder": _ROTARY,
+    "joyai_llm_flash": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
+    "kimi_linear": r"^model\.mtp",
+    "llama": _ROTARY,
+    "llama4": _LLAMA4,
+    "llava": f"{_TOWERS}|{_ROTARY}",
+    "mimo": rf"{_ROTARY}|^model\.mtp_layers\.",
+    "mimo_v2_flash": r"^model\.mtp",
+    "ministral3": _ROTARY,
+    "mistral": _ROTARY,
+    "mistral3": f"{_TOWERS}|{_ROTARY}",
+    "nemotron_h": r"^mtp\.",
+    "olmo2": _ROTARY,
+    "qwen2": _ROTARY,
+    "qwen2_5_vl": _QWEN_TOWERS,
+    "qwen2_vl": _QWEN_TOWERS,
+    "qwen3_5": r"^vision_tower|^model\.visual|mtp\.",
+    "qwen3_5_moe": r"^vision_tower|^model\.visual|mtp\.",
+    "qwen3_vl": _QWEN_TOWERS,
+    "qwen3_vl_moe": r"^(?!language_model\.|model\.language_model\.|lm_head\.)",
+    "smollm3": _ROTARY,
+    "step3p5": r"\.mtp",
+    "xverse": _ROTARY,
+}
+_NESTED_TOWERS = ("model.language_model.", r"^model\.(?!language_model\.)")
+# What is taken out of a layout that is known by a part of some name.
+_IN_LAYOUT: dict[str, tuple[str, str]] = {
+    "qwen2_5_vl": _NESTED_TOWERS,
+    "qwen2_vl": _NESTED_TOWERS,
+    "qwen3_next": (".mlp.experts.*.up_proj.weight", r"mtp\."),
+    "qwen3_vl": _NESTED_TOWERS,
+}
+# Layers after the model's last, which predict further tokens.
+_DROPS_LATER_LAYERS = ("deepseek_v32", "glm_moe_dsa", "step3p5")
+# Classes that take `lm_head.weight` out where the config ties it to the embedding.
+_DROPS_TIED_HEAD = frozenset(
+    """apertus bailing_moe glm granite granitemoe granitemoehybrid hunyuan_v1_dense iquestcoder
+    jamba kimi_linear llama mimo ministral3 mistral mixtral qwen2 qwen3 qwen3_moe
+    qwen3_next seed_oss smollm3 xverse""".split()
+)
+_DROPS_NESTED_HEAD = frozenset({"llava", "mistral3"})
+
+
+def dropping(model: Model, tensors: Iterable[Kind]) -> Callable[[str], bool]:
+    """Return the test whether the model's class takes a tensor of a name out."""
+    patterns = list(_patterns(model, tensors))
+    found = re.compile("|".join(patterns)).search if patterns else None
+    later = model.model_type in _DROPS_LATER_LAYERS
+    sharing = _sharing(model) if model.model_type.startswith("gemma4") else frozenset[str]()
+
+    def is_dropped(name: str) -> bool:
+        if found and found(name):
+            return True
+        if later and _layer_of(name) >= len(model.layers):
+            return True
+        return bool(sharing) and _in_layer(name) in sharing
+
+    return is_dropped
+
+
+def _patterns(model: Model, tensors: Iterable[Kind]) -> Iterator[str]:
+    model_type = model.model_type
+    if model_type in _PATTERNS:
+        yield _PATTERNS[model_type]
+    needle, pattern = _IN_LAYOUT.get(model_type, ("", ""))
+    if needle and any(needle in tensor.name for tensor in tensors):
+        yield pattern
+    if model_type == "glm4_moe":
+        yield rf"^model\.layers\.{len(model.layers)}"
+    if model.tied_head and model_type in _DROPS_TIED_HEAD:
+        yield r"^lm_head\.weight$"
+    if model.tied_head and model_type in _DROPS_NESTED_HEAD:
+        yield r"^(language_model\.)?lm_head\.weight$"
+
+
+def _sharing(model: Model) -> frozenset[str]:
+    """Keys and values of the layers that read another layer's cache."""
+    return frozenset(
+        f"{index}.self_attn.{name}"
+        for index, layer in enumerate(model.layers)
+        if not any(module.path == "self_attn.k_proj" and module.loaded for module in layer.modules)
+        for name in ("k_proj", "v_proj", "k_norm")
+    )
+
+
+def _in_layer(name: str) -> str:
+    """What follows `layers.`, less the last word."""
+    return name.partition("layers.")[2].rpartition(".")[0]
+
+
+def _layer_of(name: str) -> int:
+    """The number after `model.layers.`, -1 where there is none."""
+    words = name.split(".", 3)
+    known = len(words) > 2 and words[1] == "layers" and words[2].isdecimal()
+    return int(words[2][:9]) if known else -1

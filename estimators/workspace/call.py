@@ -1,0 +1,87 @@
+"""One call of the model: how many tokens, on what, and what is in the caches."""
+
+from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.workspace.tape import Backend
+from memfit.estimators.mlx.kernels import is_fused
+from memfit.estimators.base.records import record
+
+
+@record(frozen=True, slots=True)
+class Target:
+    """What decides which kernels run and how far ahead MLX allocates."""
+
+    backend: Backend
+    mlx_version: tuple[int, ...]
+    nax: bool
+
+
+@record(frozen=True, slots=True)
+class KVFormat:
+    """How keys and values are held: ``bits`` None means at activation width."""
+
+    width: int
+    bits: int | None = None
+    group_size: int = 64
+
+    def nbytes(self, elements: int) -> int:
+        """Return the bytes of so many elements, scales and biases included."""
+        if self.bits is None:
+            return elements * self.width
+        return elements * self.bits // 8 + elements // self.group_size * 2 * self.width
+
+
+@record(frozen=True, slots=True)
+class Occupancy:
+    """A buffer around one call: capacity before and after in tokens, and the keys attended to."""
+
+    before: int
+    after: int
+    keys: int
+    kv: KVFormat
+
+
+@record(frozen=True, slots=True)
+class Call:
+    """One call of the model on ``tokens`` tokens of ``batch`` sequences.
+
+    ``occupancy`` gives each distinct buffer's; ``width`` is the bytes of an activation.
+    """
+
+    tokens: int
+    batch: int
+    width: int
+    target: Target
+    occupancy: dict[KVBuffer, Occupancy]
+    previous: int  # tokens of the chunk before, which a state may be a slice of
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all sequences."""
+        return self.tokens * self.batch
+
+    def fused(
+        self,
+        *,
+        keys: int,
+        key_dim: int,
+        value_dim: int,
+        heads: int,
+        kv_heads: int,
+        array_mask: bool,
+        quantised: bool,
+    ) -> bool:
+        """Whether attention holds no scores."""
+        return is_fused(
+            backend=self.target.backend,
+            mlx_version=self.target.mlx_version,
+            nax=self.target.nax,
+            query_tokens=self.tokens,
+            key_tokens=keys,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            heads=heads,
+            kv_heads=kv_heads,
+            causal=self.tokens > 1 and not array_mask,
+            array_mask=array_mask,
+            kv_quantised=quantised,
+        )

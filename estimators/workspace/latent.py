@@ -1,0 +1,174 @@
+"""The operations of multi-head latent attention (mlx-lm models/deepseek_v3.py, deepseek_v32.py)."""
+
+from memfit.estimators.arch.caches import Growth, KVBuffer
+from memfit.estimators.arch.specs import Attention, LatentAttention, SparseLatentAttention
+from memfit.estimators.workspace.attention import SCORES, attend, write
+from memfit.estimators.workspace.layer_plan import MixerPlan, Projection
+from memfit.estimators.workspace.mx_fast import norm, rope
+from memfit.estimators.workspace.call import Call
+from memfit.estimators.workspace.tape import Tape
+
+
+def record_latent(tape: Tape, x: int, plan: MixerPlan, call: Call, buffers: list[KVBuffer]) -> int:
+    """Record a latent attention layer on its normed input; return its output."""
+    spec = plan.mixer
+    assert isinstance(spec, LatentAttention)
+    rows, heads = call.rows, spec.heads
+    by_name = {projection.name: projection for projection in plan.projections}
+    low_rank = x
+    if "q_a_proj" in by_name:
+        low_rank = _project(tape, x, by_name["q_a_proj"], rows)
+        low_rank = norm(tape, low_rank, tape.elements[low_rank], shared=False)
+    queries = _project(tape, low_rank, _queries(plan), rows)
+    latent = _project(tape, x, _latent(plan), rows)
+    latent_normed = norm(tape, latent, rows * spec.latent_dim, shared=True)
+    turned = rope(tape, queries, rows * heads * spec.rope_dim, rows=call.tokens, dim=spec.rope_dim)
+    key_turned = rope(tape, latent, rows * spec.rope_dim, rows=call.tokens, dim=spec.rope_dim)
+    if spec.caches_expanded:
+        output = _expanded(tape, call, spec, buffers[0], (queries, turned, latent_normed), plan)
+    else:
+        if isinstance(spec, SparseLatentAttention):
+            _index(tape, x, low_rank, spec, call, by_name, buffers[1])
+        output = _absorbed(
+            tape, call, spec, buffers[0], (queries, turned, latent_normed, key_turned), by_name
+        )
+    return _project(tape, output, plan.output, rows)
+
+
+def _project(tape: Tape, x: int, projection: Projection, rows: int) -> int:
+    return tape.new(
+        (x,), rows * projection.outputs, weight=projection.touched, views=projection.views
+    )
+
+
+def _queries(plan: MixerPlan) -> Projection:
+    return next(p for p in plan.projections if p.name in {"q_b_proj", "q_proj"})
+
+
+def _latent(plan: MixerPlan) -> Projection:
+    return next(p for p in plan.projections if p.name.startswith("kv_a_proj"))
+
+
+def _absorbed(
+    tape: Tape,
+    call: Call,
+    spec: LatentAttention,
+    buffer: KVBuffer,
+    arrays: tuple[int, int, int, int],
+    by_name: dict[str, Projection],
+) -> int:
+    """The latent is cached; a chunk expands it to keys and values of every head."""
+    queries, turned, latent, key_turned = arrays
+    occupancy, heads = call.occupancy[buffer], spec.heads
+    held, held_rope = (
+        write(tape, occupancy, fresh, call.batch * dim, Growth.STEPS)
+        for fresh, dim in ((latent, spec.latent_dim), (key_turned, spec.rope_dim))
+    )
+    keys = occupancy.keys
+    tape.over(turned)
+    scores = tape.new((turned, held_rope), call.rows * heads * keys, views=2, name=SCORES)
+    embed, unembed = by_name["embed_q"].touched, by_name["unembed_out"].touched
+    if call.tokens == 1:
+        absorbed = tape.new((queries,), call.rows * heads * spec.latent_dim, weight=embed, views=1)
+        mixed = _attend_masked(tape, call, (absorbed, held, held), scores, spec.latent_dim, spec)
+        return tape.new((mixed,), call.rows * heads * spec.value_dim, weight=unembed, views=2)
+    tape.over(scores)
+    expanded = call.batch * heads * keys
+    keys_array = tape.new((held,), expanded * spec.nope_dim, weight=embed, name="MLA expansion")
+    values = tape.new((held,), expanded * spec.value_dim, weight=unembed, name="MLA expansion")
+    return _attend_masked(tape, call, (queries, keys_array, values), scores, spec.nope_dim, spec)
+
+
+def _attend_masked(
+    tape: Tape,
+    call: Call,
+    arrays: tuple[int, int, int],
+    mask: int,
+    key_dim: int,
+    spec: LatentAttention,
+) -> int:
+    """Attention with the rope scores as an additive mask of full size."""
+    queries, keys, values = arrays
+    value_dim = key_dim if call.tokens == 1 else spec.value_dim
+    count = tape.elements[mask]
+    wide = call.rows * spec.heads * value_dim
+    if call.fused(
+        keys=count // (call.rows * spec.heads),
+        key_dim=key_dim,
+        value_dim=value_dim,
+        heads=spec.heads,
+        kv_heads=1 if call.tokens == 1 else spec.heads,
+        array_mask=True,
+        quantised=False,
+    ):
+        return tape.new((queries, keys, values, mask), wide)
+    scaled = tape.new((queries,), call.rows * spec.heads * key_dim, views=2)
+    scores = tape.new((scaled, keys), count, views=1, name=SCORES)
+    tape.over(scores, mask)
+    tape.over(scores)
+    output = tape.new((scores, values), wide)
+    return output if call.tokens == 1 else tape.new((output,), wide, views=2)
+
+
+def _expanded(
+    tape: Tape,
+    call: Call,
+    spec: LatentAttention,
+    buffer: KVBuffer,
+    arrays: tuple[int, int, int],
+    plan: MixerPlan,
+) -> int:
+    """Keys and values of every head are cached, as older classes do (mlx-lm deepseek_v2.py)."""
+    queries, turned, latent = arrays
+    rows, heads = call.rows, spec.heads
+    key_dim = spec.nope_dim + spec.rope_dim
+    expand = next((p for p in plan.projections if p.name.startswith("kv_b")), None)
+    width = heads * (spec.nope_dim + spec.value_dim)
+    both = tape.new((latent,), rows * width, weight=expand.touched if expand else 0)
+    keys = tape.new((both, latent), rows * heads * key_dim, kernels=2, views=3)
+    joined = tape.new((queries, turned), rows * heads * key_dim, kernels=2, views=2)
+    occupancy = call.occupancy[buffer]
+    held_keys, held_values = (
+        write(tape, occupancy, fresh, call.batch * heads * dim, Growth.STEPS)
+        for fresh, dim in ((keys, key_dim), (both, spec.value_dim))
+    )
+    plain = Attention(heads=heads, kv_heads=heads, key_dim=key_dim, value_dim=spec.value_dim)
+    return attend(
+        tape,
+        call,
+        (joined, held_keys, held_values),
+        occupancy=occupancy,
+        spec=plain,
+        array_mask=False,
+    )
+
+
+def _index(
+    tape: Tape,
+    x: int,
+    low_rank: int,
+    spec: SparseLatentAttention,
+    call: Call,
+    by_name: dict[str, Projection],
+    buffer: KVBuffer,
+) -> None:
+    """The indexer scores every key and masks all but the best (deepseek_v32.py, Indexer)."""
+    rows, heads = call.rows, spec.index_heads
+    queries = _project(tape, low_rank, by_name["wq_b"], rows)
+    keys_new = _project(tape, x, by_name["wk"], rows)
+    wide = rows * heads * spec.index_dim
+    queries = rope(tape, queries, wide, rows=call.tokens, dim=spec.index_dim)
+    keys_new = rope(tape, keys_new, rows * spec.index_dim, rows=call.tokens, dim=spec.index_dim)
+    occupancy = call.occupancy[buffer]
+    held = write(tape, occupancy, keys_new, call.batch * spec.index_dim, Growth.STEPS)
+    keys = occupancy.keys
+    if keys <= spec.index_top_k:
+        return
+    scores = tape.new((queries, held), rows * heads * keys, views=1, name="indexer scores")
+    tape.over(scores)
+    tape.over(scores)
+    total = tape.new((scores,), rows * keys, kernels=heads if call.tokens > 1 else 1)
+    tape.over(total)
+    best = tape.new((total,), rows * keys, nbytes=rows * keys * 4)
+    mask = tape.new((), rows * keys, nbytes=rows * keys)
+    tape.over(mask, best, views=1)

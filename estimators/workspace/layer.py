@@ -1,0 +1,112 @@
+"""One decoder layer put together, and what stands after the last one."""
+
+from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention
+from memfit.estimators.workspace.attention import record_attention
+from memfit.estimators.workspace.layer_plan import LayerPlan, MixerPlan
+from memfit.estimators.workspace.mx_fast import norm
+from memfit.estimators.workspace.feed_forward import record_feed_forward
+from memfit.estimators.workspace.latent import record_latent
+from memfit.estimators.workspace.call import Call
+from memfit.estimators.workspace.recurrent import record_gated_delta, record_recurrent
+from memfit.estimators.workspace.tape import Program, Tape
+
+_FLOAT32 = 4
+# Norms of a layer that has one before each block; more of them stand after the blocks.
+_PRE_NORMS = 2
+
+
+def layer_program(
+    plan: LayerPlan, call: Call, hidden: int, buffers: tuple[tuple[KVBuffer, ...], ...]
+) -> Program:
+    """Return the steps of a layer; ``buffers`` are those of each mixer."""
+    elements = call.rows * hidden
+    tape = Tape(call.target.backend, call.width, elements * plan.streams)
+    if plan.streams > 1:
+        x = _alternating(tape, plan, call, hidden, buffers)
+    else:
+        x = _blocks(tape, 0, plan, call, elements, buffers)
+    tape.keep(x)
+    return tape.program()
+
+
+def _blocks(
+    tape: Tape,
+    x: int,
+    plan: LayerPlan,
+    call: Call,
+    elements: int,
+    buffers: tuple[tuple[KVBuffer, ...], ...],
+) -> int:
+    """Record the mixers and the feed-forward block of a layer; return its output."""
+    if plan.mixers:
+        normed = norm(tape, x, elements, shared=True)
+        mixed = [
+            _mix(tape, normed, mixer, call, list(own))
+            for mixer, own in zip(plan.mixers, buffers, strict=True)
+        ]
+        for other in mixed[1:]:
+            tape.over(mixed[0], other)
+        if plan.norms > _PRE_NORMS:
+            mixed[0] = norm(tape, mixed[0], elements, shared=False)
+        x = tape.over(mixed[0], x)
+    if plan.feed_forward is not None:
+        normed = norm(tape, x, elements, shared=True)
+        result = record_feed_forward(tape, normed, plan, call)
+        if plan.norms > _PRE_NORMS:
+            result = norm(tape, result, elements, shared=False)
+        x = tape.over(result, x)
+    return x
+
+
+def _alternating(
+    tape: Tape,
+    plan: LayerPlan,
+    call: Call,
+    hidden: int,
+    buffers: tuple[tuple[KVBuffer, ...], ...],
+) -> int:
+    """Alternating updates: all streams predicted in float32, then corrected by one layer's output.
+
+    mlx-lm gemma3n.py, Gemma3nAltUp: predict before the layer, correct after it.
+    """
+    elements = call.rows * hidden
+    every = elements * plan.streams
+    wide = tape.new((0,), every, nbytes=every * _FLOAT32)
+    product = tape.new((wide,), every, nbytes=every * _FLOAT32, views=3)
+    predicted = tape.new((tape.over(product, wide),), every)
+    active = tape.new((predicted,), elements)
+    output = _blocks(tape, active, plan, call, elements, buffers)
+    # The innovation of one stream times float32 coefficients promotes all of them.
+    innovation = tape.new((output, predicted), elements)
+    widened = tape.new((innovation,), elements, nbytes=elements * _FLOAT32)
+    corrected = tape.new((widened,), every, nbytes=every * _FLOAT32, views=3)
+    again = tape.new((predicted,), every, nbytes=every * _FLOAT32)
+    tape.over(corrected, again)
+    result = tape.new((corrected,), every)
+    gated = tape.new((result,), elements)
+    others = tape.new((result, gated), every - elements, views=2)
+    return tape.new((result, others), every)
+
+
+def head_program(vocabulary: int, touched: int, call: Call, hidden: int) -> Program:
+    """Return the steps after the last layer: norm, logits, log-probabilities, the sample."""
+    elements = call.rows * hidden
+    tape = Tape(call.target.backend, call.width, elements)
+    normed = norm(tape, 0, elements, shared=False)
+    logits = tape.new((normed,), call.rows * vocabulary, weight=touched, name="logits")
+    total = tape.new((logits,), call.batch, nbytes=call.batch * _FLOAT32)
+    logprobs = tape.keep(tape.new((logits, total), call.batch * vocabulary, name="logits"))
+    tape.new((logprobs,), call.batch)
+    return tape.program()
+
+
+def _mix(tape: Tape, x: int, plan: MixerPlan, call: Call, buffers: list[KVBuffer]) -> int:
+    mixer = plan.mixer
+    if isinstance(mixer, Attention):
+        return record_attention(tape, x, plan, call, buffers[0])
+    if isinstance(mixer, LatentAttention):
+        return record_latent(tape, x, plan, call, buffers)
+    if isinstance(mixer, GatedDelta):
+        return record_gated_delta(tape, x, plan, call)
+    return record_recurrent(tape, x, plan, call)

@@ -1,0 +1,130 @@
+"""A layer's matrices as operations need them: how wide, and how many elements MLX touches."""
+
+from collections.abc import Callable, Sequence
+
+from memfit.estimators.arch.model import Layer
+from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.arch.specs import FeedForward, Mixer
+from memfit.estimators.base.records import record
+
+# Which quantisation a module at a path has; None: none.
+QuantizationOf = Callable[[str, Module], Quantization | None]
+
+_UINT32_BITS = 32
+# mlx ops.cpp: matmul flattens its input, unflattens its output and transposes the weight.
+_PLAIN_VIEWS, _PACKED_VIEWS = 3, 0
+# Modules of a Mamba block that holds the states of all tokens of a chunk (mlx-lm jamba.py).
+_STACKED = "b_layernorm"
+# Its square says how many streams Gemma 3n mixes (mlx-lm gemma3n.py).
+_STREAMS = "altup.correction_coefs"
+_ATTENTION_WORDS = ("attn", "attention")
+
+
+@record(frozen=True, slots=True)
+class Projection:
+    """A matrix product: the last name of its path, its widths and touched elements."""
+
+    name: str
+    inputs: int
+    outputs: int
+    touched: int
+    views: int  # reshapes and transposes around the product
+
+
+@record(frozen=True, slots=True)
+class MixerPlan:
+    """One token mixer with its projections, the one back to the hidden size last."""
+
+    mixer: Mixer
+    projections: tuple[Projection, ...]
+    normed: bool  # queries and keys are normalised
+    heads: int  # of a recurrence, from its A_log; 0 where it has none
+    stacked: bool  # a recurrence that makes the states of all tokens at once
+
+    @property
+    def inputs(self) -> tuple[Projection, ...]:
+        """The projections before the mixing."""
+        return self.projections[:-1]
+
+    @property
+    def output(self) -> Projection:
+        """The projection back to the hidden size."""
+        return self.projections[-1]
+
+
+@record(frozen=True, slots=True)
+class LayerPlan:
+    """Everything about a layer that does not depend on tokens."""
+
+    mixers: tuple[MixerPlan, ...]
+    feed_forward: FeedForward | None
+    dense: tuple[Projection, ...]  # the MLP's or the shared experts'
+    experts: tuple[Projection, ...]
+    router: Projection | None
+    float32_scores: bool
+    norms: int
+    streams: int  # hidden states carried side by side (Gemma 3n's alternating updates)
+
+
+def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -> LayerPlan:
+    """Return the plan of a layer whose modules stand under ``prefix``."""
+    matrices: dict[Part, list[tuple[Module, Projection]]] = {}
+    for module in layer.modules:
+        if module.loaded and len(module.shape) > 1 and module.quantizable:
+            projection = _projection(prefix, module, quantization)
+            matrices.setdefault(module.part, []).append((module, projection))
+    hidden_norms = sum(m.part is Part.NORM and m.path.count(".") == 0 for m in layer.modules)
+    dense = matrices.get(Part.MLP, []) or [
+        (m, p) for m, p in matrices.get(Part.SHARED_EXPERTS, []) if p.outputs > 1
+    ]
+    router = matrices.get(Part.ROUTER, [])
+    return LayerPlan(
+        mixers=_mixers(layer, matrices.get(Part.ATTENTION, [])),
+        feed_forward=layer.feed_forward,
+        dense=tuple(p for _, p in dense),
+        experts=tuple(p for _, p in matrices.get(Part.EXPERTS, [])),
+        router=router[0][1] if router else None,
+        float32_scores=getattr(layer.feed_forward, "float32_weights", False)
+        # A block that holds the correction itself casts its weights back (minimax, kimi_linear).
+        or any(m.path.endswith("gate.e_score_correction_bias") for m in layer.modules),
+        norms=hidden_norms,
+        streams=next((m.shape[0] for m in layer.modules if m.path.endswith(_STREAMS)), 1),
+    )
+
+
+def touched_elements(module: Module, quantization: Quantization | None) -> int:
+    """Return the elements of the arrays a matrix is held in: packed words, scales and biases."""
+    if quantization is None:
+        return module.elements
+    groups = module.elements // quantization.group_size
+    tables = 2 if quantization.mode == "affine" else 1
+    return module.elements * quantization.bits // _UINT32_BITS + groups * tables
+
+
+def _projection(prefix: str, module: Module, quantization: QuantizationOf | None) -> Projection:
+    path = prefix + module.path
+    format_ = quantization(path, module) if quantization else None
+    name = module.path.rpartition(".")[2]
+    outputs = module.shape[0] if len(module.shape) == 2 else module.shape[1]
+    views = _PACKED_VIEWS if format_ else _PLAIN_VIEWS
+    return Projection(name, module.shape[-1], outputs, touched_elements(module, format_), views)
+
+
+def _mixers(layer: Layer, matrices: Sequence[tuple[Module, Projection]]) -> tuple[MixerPlan, ...]:
+    names = [module.path for module in layer.modules]
+    heads = next((m.shape[0] for m in layer.modules if m.path.endswith("A_log")), 0)
+    normed = any("q_norm" in name or "q_layernorm" in name for name in names)
+    stacked = any(name.endswith(_STACKED) for name in names)
+    plans = []
+    for mixer in layer.mixers:
+        own = matrices
+        if len(layer.mixers) > 1:
+            attends = hasattr(mixer, "kv_heads")
+            own = [
+                (module, projection)
+                for module, projection in matrices
+                if any(word in module.path for word in _ATTENTION_WORDS) == attends
+            ]
+        plans.append(MixerPlan(mixer, tuple(p for _, p in own), normed, heads, stacked))
+    return tuple(plans)

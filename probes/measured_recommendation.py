@@ -1,0 +1,181 @@
+"""Settings recommended from what was measured: the search of estimates, over measured peaks.
+
+line_of(points) -> Line | None
+advise(sizing, points, units=..., notes) -> Recommendation
+by_measurement(sizing, points) -> Sizing    needs are measured where points or their line tell
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.weights.footprint import Weighed
+from memfit.estimators.runtimes.interface import Engine, Figures
+from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.sizing.peak_fit import (
+    Line,
+    Peak,
+    ShortPrompt,
+    calibration,
+    line_through,
+)
+from memfit.estimators.sizing.recommend import recommend
+from memfit.estimators.results.estimate import Basis, Recommendation
+from memfit.estimators.sizing.sized_model import Sizing
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
+from memfit.probes.result import Point
+
+
+@dataclass(frozen=True, slots=True)
+class LineEngine:
+    """Measured peaks where there are any, then the line through them, else ``inner``'s.
+
+    The line holds for workloads that differ from ``asked`` in prompt and prefill step alone.
+    """
+
+    inner: Engine
+    asked: Workload
+    peaks: dict[Workload, int]
+    line: Line | None
+    workspace_basis: tuple[Basis, int] = ("measured", 0)
+
+    @property
+    def runtime(self) -> str:
+        """The runtime that was measured."""
+        return self.inner.runtime
+
+    def resident_bytes(self, weighed: Weighed, backend: Backend) -> int:
+        """Return the bytes of the weights."""
+        return self.inner.resident_bytes(weighed, backend)
+
+    def figures(
+        self, model: Model, weighed: Weighed, workload: Workload, device: Device | None
+    ) -> Figures:
+        """Return what a workload takes.
+
+        By the line never less than its weights and caches, which are known to the byte; steps
+        beyond the line's own take what the estimate says if that is more, since scores grow with
+        step and prompt together.
+        """
+        figures = self.inner.figures(model, weighed, workload, device)
+        backend = device.backend if device else "cpu"
+        there = self.resident_bytes(weighed, backend) + figures.kv.nbytes + figures.ssm_bytes
+        if (measured := self.peaks.get(workload)) is not None:
+            return _with_peak(figures, measured, there)
+        if self.line is None or _setting(workload) != _setting(self.asked):
+            return figures
+        step = min(workload.prefill_step, max(1, workload.prompt_tokens - 1))
+        tokens = workload.prompt_tokens
+        peak = self.line.at(tokens, step) + self.line.allowance(tokens)
+        if step > self.line.prefill_step:
+            peak = max(peak, figures.moment.nbytes)
+        return _with_peak(figures, max(peak, there), there)
+
+
+def line_of(points: Sequence[Point]) -> Line | None:
+    """Return the line through the points that were measured like the first, None without one.
+
+    It is at the step that was asked for, or at the largest that was swept with several prompts.
+    A line that falls with the prompt is none: it is of peaks that have another cause.
+    """
+    asked = points[0].workload
+    peaks = [
+        Peak(p.workload.prompt_tokens, p.workload.prefill_step, p.peak_bytes)
+        for p in points
+        if _counts(p) and p.peak_bytes is not None and _setting(p.workload) == _setting(asked)
+    ]
+    steps = sorted({peak.prefill_step for peak in peaks}, reverse=True)
+    for step in (asked.prefill_step, *steps):
+        line = line_through(peaks, prefill_step=step)
+        if line and line.per_token[0] >= 0:
+            return line
+    return None
+
+
+def by_measurement(sizing: Sizing, points: Sequence[Point], line: Line | None) -> Sizing:
+    """Return the sizing with measured needs, for the settings that the points tell of."""
+    searching = sizing.searching() or sizing
+    peaks = {p.workload: p.peak_bytes for p in points if _counts(p) and p.peak_bytes is not None}
+    engine = LineEngine(searching.engine, points[0].workload, peaks, line)
+    return replace(searching, engine=engine, searches=None, _answers={})
+
+
+def advise(sizing: Sizing, points: Sequence[Point], units: Units = Units.GB) -> Recommendation:
+    """Return the settings for the first point's workload; the first reasons say what they rest on.
+
+    ``sizing`` is the estimate that the points were held against.
+    """
+    asked, line = points[0].workload, line_of(points)
+    found = recommend(by_measurement(sizing, points, line), asked, units)
+    return replace(found, reasons=(*_basis(sizing, points, line, units), *found.reasons))
+
+
+def _counts(point: Point) -> bool:
+    return point.status == "measured" and point.wired_limit_bytes is None
+
+
+def _with_peak(figures: Figures, peak_bytes: int, there_bytes: int) -> Figures:
+    moment = replace(
+        figures.moment, nbytes=peak_bytes, workspace_bytes=max(0, peak_bytes - there_bytes)
+    )
+    return replace(figures, moment=moment)
+
+
+def _setting(workload: Workload) -> Workload:
+    """All of a workload that a line holds fixed."""
+    return replace(workload, prompt_tokens=1, max_tokens=0, prefill_step=1)
+
+
+def _basis(
+    sizing: Sizing, points: Sequence[Point], line: Line | None, units: Units
+) -> Iterator[str]:
+    measured = sum(point.status == "measured" for point in points)
+    if not measured:
+        yield "nothing was measured: what follows stands on the estimate"
+    elif line:
+        yield _explained(line, units)
+    else:
+        peaks = "peak" if measured == 1 else "peaks"
+        text = f"stands on {measured} measured {peaks} and the estimate"
+        yield text + _too_short(points[0].workload, sizing.model.max_context)
+
+
+def _too_short(workload: Workload, limit: int | None) -> str:
+    """What to run for a line, where a prompt is too short for one."""
+    short = calibration(workload)
+    if not isinstance(short, ShortPrompt):
+        return ""
+    text = f"; a prompt of {short.least_tokens} tokens"
+    if limit and short.least_tokens + workload.max_tokens > limit:
+        most = max(1, limit - workload.max_tokens)
+        longest = calibration(replace(workload, prompt_tokens=most))
+        step = longest.largest_step if isinstance(longest, ShortPrompt) else None
+        if not step:
+            return ""
+        text = f"; a prompt of {3 * step + 1} tokens by prefill steps of {step}"
+    return f"{text} would tell what each token adds"
+
+
+def _explained(line: Line, units: Units) -> str:
+    """The line in words; a fraction of a byte is rounded up."""
+    text = f"stands on {line.points} measured peaks and a line through them, which holds near them"
+    text += f" and is no list of parts: {format_bytes(line.fixed_bytes, units)}"
+    text += f" + {_rounded(line.per_token, units)} a token of the prompt"
+    if line.per_chunk_token:
+        text += f" + {_rounded(line.per_chunk_token, units)} a token of the prefill step"
+    if line.residual_bytes is None:
+        return f"{text}; no third peak confirms it"
+    if line.residual_bytes == 0:
+        return f"{text}; a third peak lies on it"
+    off = format_bytes(abs(line.residual_bytes), units)
+    side = "above" if line.residual_bytes > 0 else "below"
+    longest = line.measured_tokens[1]
+    return (
+        f"{text}; a third peak lies {off} {side} it, which is kept free, and more in proportion"
+        f" beyond {longest} tokens"
+    )
+
+
+def _rounded(ratio: tuple[int, int], units: Units) -> str:
+    return format_bytes(-(-ratio[0] // ratio[1]), units)

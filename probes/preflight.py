@@ -1,0 +1,107 @@
+"""Whether a run can be started without harm, judged before anything is loaded."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from memfit.estimators.base.errors import MachineError, UnsupportedError
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.budget import Need
+from memfit.estimators.sizing.recommend import recommend
+from memfit.estimators.sizing.sized_model import Sizing
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
+
+MEMORY_LIMIT = "memory limit"
+
+
+class RefusedError(MachineError):
+    """A run that this machine has no room for; it can be forced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a workload cannot be run here; sizes are known where memory is what it lacks."""
+
+    reason: str
+    needed_bytes: int | None = None
+    free_bytes: int | None = None
+
+    def __str__(self) -> str:
+        """The reason."""
+        return self.reason
+
+
+def obstacle(sizing: Sizing, workload: Workload, units: Units = Units.GB) -> Obstacle | None:
+    """Return why the estimate says that a workload cannot be run here now, None when it can.
+
+    The peak and the margin are held against free memory and the working set, the largest
+    allocation against the largest the device gives.
+    """
+    try:
+        need = sizing.need(workload)
+    except UnsupportedError as error:
+        return Obstacle(str(error))
+    return _lacking(need, sizing.device, units) if sizing.device else None
+
+
+def require_room(sizing: Sizing, workload: Workload, units: Units = Units.GB) -> None:
+    """Say what a workload lacks, and what would fit.
+
+    Raises:
+        UnsupportedError: when the runtime cannot run the workload at all.
+        RefusedError: when it can, and there is no room for it.
+    """
+    sizing.at(workload)
+    found = obstacle(sizing, workload, units)
+    if found:
+        would_fit = " or ".join(_would_fit(sizing, workload, units))
+        remedy = f"{would_fit} would fit" if would_fit else "no setting makes it fit"
+        raise RefusedError(f"{sizing.checkpoint.id}: {found}; {remedy}")
+
+
+def free_bytes(device: Device) -> int:
+    """Return what is left of a device's memory now; all of it where its use is not known."""
+    return max(0, device.memory_bytes - (device.used_by_others_bytes or 0))
+
+
+def limited(device: Device, memory_limit_bytes: int | None) -> Device:
+    """Return the device as a process has it that may take no more than so much, None all of it."""
+    if memory_limit_bytes is None or memory_limit_bytes >= device.working_set_bytes:
+        return device
+    return replace(device, working_set_bytes=memory_limit_bytes, budget=MEMORY_LIMIT)
+
+
+def _lacking(need: Need, device: Device, units: Units) -> Obstacle | None:
+    free, largest = free_bytes(device), device.max_buffer_bytes
+    peak = f"estimated to need {format_bytes(need.peak_bytes, units)}"
+    if need.peak_bytes > free:
+        text = (
+            f"{peak}, and {format_bytes(free, units)} of"
+            f" {format_bytes(device.memory_bytes, units)} are free"
+        )
+        return Obstacle(text, need.peak_bytes, free)
+    if need.peak_bytes > device.working_set_bytes:
+        budget = format_bytes(device.working_set_bytes, units)
+        text = f"{peak}, above the {device.budget} of {budget}"
+        return Obstacle(text, need.peak_bytes, device.working_set_bytes)
+    if largest is not None and need.largest_buffer_bytes > largest:
+        text = (
+            f"estimated to need one allocation of {format_bytes(need.largest_buffer_bytes, units)},"
+            f" above {format_bytes(largest, units)}, the largest the device gives"
+        )
+        return Obstacle(text, need.largest_buffer_bytes, largest)
+    return None
+
+
+def _would_fit(sizing: Sizing, workload: Workload, units: Units) -> Iterator[str]:
+    searching, device = sizing.searching(), sizing.device
+    if searching is None or device is None:
+        return
+    room = min(device.working_set_bytes, free_bytes(device))
+    advice = recommend(searching.on(replace(device, working_set_bytes=room)), workload, units)
+    if advice.context_tokens and advice.context_tokens < workload.prompt_tokens:
+        yield f"a prompt of {advice.context_tokens} tokens"
+    if advice.prefill_step and advice.prefill_step < workload.prefill_step:
+        yield f"a prefill step of {advice.prefill_step}"
+    if advice.kv_bits and advice.kv_bits != workload.kv_bits:
+        yield f"a KV cache of {advice.kv_bits} bits"

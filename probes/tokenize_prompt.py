@@ -1,0 +1,105 @@
+"""Prompts as token ids, by the model's own tokenizer: the side of the child process."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memfit.estimators.checkpoint.config import CONFIG, read_model_config
+from memfit.estimators.base.files import names_in, shown
+from memfit.estimators.base.errors import InputError
+
+# What is repeated where only a number of tokens is given.
+SEED_TEXT = "Memory is counted in bytes: weights, caches, and what is in flight between them. "
+# Real text up to here, then over and over: what a run takes does not depend on what is said.
+_MOST_SEED_TOKENS = 16_384
+_PLAIN_IDS = 256
+_TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"}
+
+
+def prompt_ids(
+    path: Path, text: str | None, tokens: int | None
+) -> tuple[list[int], tuple[str, ...]]:
+    """Return the ids of a text as mlx_lm.generate sees it, or of ``tokens`` tokens of any text.
+
+    The notes say what was done instead where there is no tokenizer. Of very many tokens the ids
+    returned are the first, to be repeated.
+
+    Raises:
+        InputError: when the text is empty, or cannot be tokenised.
+    """
+    if text is not None and not text.strip():
+        raise InputError("the prompt is empty")
+    config = read_model_config(path / CONFIG)
+    vocabulary = _vocabulary(config)
+    try:
+        tokenizer = _tokenizer(path, config)
+    except _NoTokenizerError as error:
+        if text is not None:
+            raise InputError(f"{shown(path)}: {error}; use --prompt-tokens N") from None
+        count = min(_PLAIN_IDS, vocabulary or _PLAIN_IDS, tokens or 1)
+        return list(range(count)), (f"{error}: the prompt is plain token ids",)
+    ids = _of_text(tokenizer, text) if text is not None else _of_seed(tokenizer, tokens or 1)
+    if not ids:
+        raise InputError("the prompt is empty: the tokenizer makes no tokens of it")
+    if vocabulary and max(ids) >= vocabulary:
+        raise InputError(
+            f"{shown(path)}: its tokenizer gives id {max(ids)}, the model has a vocabulary of"
+            f" {vocabulary}; they do not belong together"
+        )
+    return ids, ()
+
+
+class _NoTokenizerError(Exception):
+    """There is none, or it cannot be loaded; the text says which."""
+
+
+def _tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
+    names = names_in(path)
+    if not any(name in _TOKENIZER_FILES or name.endswith(".tiktoken") for name in names):
+        raise _NoTokenizerError("no tokenizer")
+    from mlx_lm.utils import load_tokenizer
+
+    eos = config.get("eos_token_id")
+    try:
+        return load_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=eos)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - its code is transformers' and more
+        reason = shown(" ".join(str(error).split()))
+        raise _NoTokenizerError(
+            f"its tokenizer cannot be loaded ({type(error).__name__}: {reason})"
+        ) from None
+
+
+def _of_text(tokenizer: Any, text: str) -> list[int]:
+    """Source: mlx-lm generate.py, main: through the chat template where there is one."""
+    try:
+        has_template = bool(tokenizer.has_chat_template)
+        if has_template:
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+            )
+        return list(tokenizer.encode(text, add_special_tokens=not has_template))
+    except Exception as error:  # noqa: BLE001 - a template is a program of the repository's
+        reason = shown(" ".join(str(error).split()))
+        raise InputError(
+            f"the prompt cannot be tokenised ({type(error).__name__}: {reason});"
+            " use --prompt-tokens N"
+        ) from None
+
+
+def _of_seed(tokenizer: Any, tokens: int) -> list[int]:
+    wanted = min(tokens, _MOST_SEED_TOKENS)
+    repeats = 1
+    while True:
+        ids = list(tokenizer.encode(SEED_TEXT * repeats))
+        if len(ids) >= wanted:
+            return ids[:wanted]
+        if repeats > wanted:
+            raise InputError("the tokenizer makes no tokens of plain text")
+        repeats = max(2 * repeats, repeats * wanted // max(1, len(ids)))
+
+
+def _vocabulary(config: Mapping[str, Any]) -> int | None:
+    text_config = config.get("text_config")
+    holders = [config, text_config] if isinstance(text_config, Mapping) else [config]
+    sizes = [holder.get("vocab_size") for holder in holders]
+    return next((size for size in sizes if isinstance(size, int) and size > 0), None)

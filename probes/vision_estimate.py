@@ -1,0 +1,36 @@
+"""What a prompt with an image changes: the tower is loaded, and little else is known."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.sizing.sized_model import Sizing, size
+
+
+def sized_with_tower(checkpoint: Checkpoint, device: Device, margin_bytes: int) -> Sizing:
+    """Return the sizing by formula with every tensor loaded, as mlx-vlm does.
+
+    Raises:
+        UnsupportedError: when the language model is not described.
+    """
+    sizing = size(checkpoint, device=device, margin_bytes=margin_bytes, method="formula")
+    sizes = Counter(tensor.nbytes for tensor in checkpoint.tensors or ())
+    return replace(sizing, weighed=replace(sizing.weighed, sizes=sizes))
+
+
+def forget(measurement: Measurement) -> None:
+    """Keep nothing: what mlx-vlm took is no answer to what mlx-lm will take."""
+
+
+def notes(mlx_vlm_version: str) -> Iterator[Note]:
+    """Yield what is to be known of a measurement with an image."""
+    yield Note(
+        "info",
+        "image",
+        f"run by mlx-vlm {mlx_vlm_version}, which loads the vision tower; what the tower takes to"
+        " see the image is measured, not estimated, and the measurement is not kept for estimates",
+    )

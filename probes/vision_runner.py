@@ -1,0 +1,176 @@
+"""A model of vision and language with a picture in its prompt, by mlx-vlm's own loop."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from memfit.estimators.checkpoint.config import CONFIG
+from memfit.estimators.base.files import shown
+from memfit.estimators.base.errors import InputError, MemfitError, UnsupportedError
+from memfit.estimators.base.workload import Workload
+from memfit.probes.loading import codeless_config, memory_errors, one_line, weight_errors
+from memfit.probes.measuring import Bench
+from memfit.probes.run_monitor import Report, Watch
+
+
+class VisionBench(Bench):
+    """A `Bench` whose prompt is a text about one image.
+
+    The directory must hold no code: mlx-vlm has processors that would run it.
+    """
+
+    def __init__(
+        self, path: Path, image: Path, memory_limit_bytes: int | None, report: Report
+    ) -> None:
+        super().__init__(path, memory_limit_bytes, report)
+        self._image = image
+        self._inputs: dict[str, Any] = {}
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of mlx-vlm."""
+        return {"mlx_vlm": version("mlx-vlm")}
+
+    def prompt(self, text: str | None, tokens: int | None) -> tuple[int, tuple[str, ...]]:
+        """Make the prompt through the model's own processor and template.
+
+        Raises:
+            InputError: when there is no text, or the processor takes no such image.
+            UnsupportedError: when mlx-vlm has no class for the model, or it brings its own code.
+        """
+        if text is None or not text.strip():
+            raise InputError("an image needs a text beside it: the prompt is empty")
+        self.config = codeless_config(self.path)
+        with self.errors():
+            _require_class(self.config)
+        try:
+            self._inputs = _processed(self.path, self.config, text, self._image)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a processor may raise anything
+            raise InputError(
+                f"{shown(self._image)}: the model's processor does not take it"
+                f" ({type(error).__name__}: {one_line(error)})"
+            ) from None
+        return self._tokens, ()
+
+    def loaded(self) -> tuple[Any, dict[str, Any]]:
+        """Return mlx-vlm's model, the vision tower included, and its config."""
+        from mlx_vlm.utils import load_model
+
+        config = codeless_config(self.path)
+        with self.errors(), weight_errors(self.path), memory_errors():
+            return load_model(self.path, lazy=False, trust_remote_code=False), config
+
+    def given(self, workload: Workload) -> Any:
+        """Return the prompt as it is."""
+        if not self._inputs:
+            raise InputError("a prompt comes before a run")
+        if workload.prompt_tokens != self._tokens:
+            raise InputError(
+                f"a prompt with an image is measured as it is: it has {self._tokens} tokens, not"
+                f" {workload.prompt_tokens}"
+            )
+        return dict(self._inputs)
+
+    def caches(self, workload: Workload) -> list[Any]:
+        """Return empty caches of the language model."""
+        from mlx_vlm.models.cache import make_prompt_cache
+
+        made: list[Any] = make_prompt_cache(self.model.language_model, workload.max_kv_size)
+        return made
+
+    def steps(
+        self, prompt: Any, workload: Workload, caches: list[Any], watch: Watch
+    ) -> Iterator[Any]:
+        """Yield the tokens of mlx-vlm's loop, which tells of the prompt by its checkpoints."""
+        from mlx_vlm.generate.ar import generate_step
+
+        total = self._tokens
+        steps = generate_step(
+            prompt.pop("input_ids"),
+            self.model,
+            prompt.pop("pixel_values", None),
+            prompt.pop("attention_mask", None),
+            max_tokens=workload.max_tokens,
+            temperature=0.0,
+            prompt_cache=caches,
+            prefill_step_size=workload.prefill_step,
+            kv_bits=workload.kv_bits,
+            kv_group_size=workload.kv_group_size,
+            quantized_kv_start=workload.quantized_kv_start,
+            prompt_cache_checkpoint=lambda processed, _: watch.prompt(processed, total),
+            prompt_cache_checkpoint_lengths=[total - 1],
+            **prompt,
+        )
+        token = next(steps, None)
+        watch.prompt(total, total)
+        if token is not None:
+            yield token
+        yield from steps
+
+    def stream(self) -> Any:
+        """Return the stream of mlx-vlm's loop."""
+        from mlx_vlm.generate.common import generation_stream
+
+        return generation_stream
+
+    def swift_workspace(self, workload: Workload) -> int:
+        """Raise: the rule is one of text.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError("mlx-swift-lm's rule is not described for a prompt with an image")
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Turn what mlx-vlm raises into one line."""
+        return _vision_errors(shown(self.path / CONFIG), self.config)
+
+    @property
+    def _tokens(self) -> int:
+        return int(self._inputs["input_ids"].shape[1])
+
+
+def _processed(path: Path, config: dict[str, Any], text: str, image: Path) -> dict[str, Any]:
+    """Return ids, pixels and what else the class takes; source: mlx-vlm generate/dispatch.py."""
+    from mlx_vlm.prompt_utils import apply_chat_template
+    from mlx_vlm.utils import load_image_processor, load_processor, prepare_inputs
+    from mlx_vlm.utils import should_add_special_tokens as adds_special_tokens
+
+    processor = load_processor(path, trust_remote_code=False)
+    image_processor = load_image_processor(path, trust_remote_code=False)
+    if image_processor is not None:
+        processor.image_processor = image_processor
+    inputs: dict[str, Any] = prepare_inputs(
+        processor,
+        images=[str(image)],  # absolute: never taken for an address
+        prompts=apply_chat_template(processor, config, text, num_images=1),
+        image_token_index=config.get("image_token_index"),
+        add_special_tokens=adds_special_tokens(config["model_type"], processor),
+    )
+    return inputs
+
+
+def _require_class(config: dict[str, Any]) -> None:
+    from mlx_vlm.utils import get_model_and_args
+
+    try:
+        get_model_and_args(config)
+    except ValueError:
+        raise UnsupportedError(
+            f"model_type {shown(config.get('model_type'))}: mlx-vlm has no class for it"
+        ) from None
+
+
+@contextmanager
+def _vision_errors(name: str, config: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except MemfitError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a class may raise anything
+        kind = shown(config.get("model_type"))
+        raise UnsupportedError(
+            f"{name}: mlx-vlm's class for model_type {kind}: {type(error).__name__}:"
+            f" {one_line(error)}"
+        ) from None

@@ -1,0 +1,186 @@
+"""Contexts from fixed bytes and bytes a token, against zinc's own unit tests and its formulas.
+
+Source of the goldens: zinc, src/gpu/memory_plan.zig and its tests as of 2026-06-12; the figures of
+the 40-layer configuration were computed from its formulas by hand.
+"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.arch.registry import build_model
+from memfit.estimators.checkpoint.local.sample import read_sample
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.runtimes import memory_plan
+from memfit.estimators.runtimes.memory_plan import (
+    ModelConfig,
+    RuntimeMemoryProfile,
+    apply_requested_context_limit,
+    auto_context_floor_tokens,
+    auto_context_tokens_for_device_budget,
+    effective_context_ceiling,
+    fitting_context_tokens,
+    memory_status,
+    model_config,
+    profile,
+    requested_context_tokens,
+)
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+GIB = 2**30
+SMALL = RuntimeMemoryProfile(
+    fixed_device_local_bytes=6144,
+    fixed_host_visible_bytes=2048,
+    device_local_bytes_per_token=256,
+    host_visible_bytes_per_token=4,
+)
+EXPORTS = """
+    RuntimeMemoryProfile effective_context_ceiling apply_requested_context_limit
+    requested_context_tokens remaining_context_tokens clamped_completion_tokens
+    request_context_target RequestBudget request_budget profile auto_context_floor_tokens
+    auto_context_tokens_for_device_budget
+""".split()
+METHODS = """
+    device_local_context_bytes host_visible_context_bytes runtime_device_local_bytes
+    runtime_host_visible_bytes runtime_unified_bytes total_device_local_bytes total_unified_bytes
+    max_context_tokens_for_device_local_budget max_context_tokens_for_unified_budget
+""".split()
+
+
+@pytest.fixture
+def config() -> ModelConfig:
+    return ModelConfig(
+        n_layers=40,
+        n_heads=16,
+        n_kv_heads=2,
+        head_dim=256,
+        hidden_dim=2048,
+        intermediate_dim=512,
+        vocab_size=248320,
+        context_length=32768,
+        n_experts=256,
+        n_experts_used=8,
+        ssm_d_conv=4,
+        ssm_d_inner=4096,
+        ssm_d_state=128,
+        ssm_dt_rank=32,
+        ssm_n_group=16,
+        shared_expert_intermediate_dim=512,
+    )
+
+
+def test_every_export_has_its_counterpart() -> None:
+    assert [name for name in EXPORTS if not hasattr(memory_plan, name)] == []
+    assert [name for name in METHODS if not hasattr(RuntimeMemoryProfile, name)] == []
+
+
+def test_budgets_and_ceilings_clamp_the_context() -> None:
+    assert SMALL.max_context_tokens_for_device_local_budget(0, 8192, 32) == 8
+    assert SMALL.max_context_tokens_for_device_local_budget(0, 16384, 16) == 16
+    assert SMALL.max_context_tokens_for_unified_budget(10240, 8192, 32) == 0
+
+
+def test_no_ceiling_is_no_context_and_no_bytes_a_token_is_the_ceiling() -> None:
+    free = RuntimeMemoryProfile(
+        fixed_device_local_bytes=1,
+        fixed_host_visible_bytes=0,
+        device_local_bytes_per_token=0,
+        host_visible_bytes_per_token=0,
+    )
+    assert SMALL.max_context_tokens_for_device_local_budget(0, 8192, 0) == 0
+    assert free.max_context_tokens_for_device_local_budget(0, 2, 77) == 77
+    assert free.max_context_tokens_for_device_local_budget(0, 1, 77) == 0
+
+
+def test_totals_add_up() -> None:
+    assert SMALL.device_local_context_bytes(8) == 2048
+    assert SMALL.host_visible_context_bytes(8) == 32
+    assert SMALL.runtime_device_local_bytes(8) == 8192
+    assert SMALL.runtime_host_visible_bytes(8) == 2080
+    assert SMALL.runtime_unified_bytes(8) == 10272
+    assert SMALL.total_device_local_bytes(1, 8) == 8193
+    assert SMALL.total_unified_bytes(1, 8) == 10273
+
+
+def test_profile_of_a_hybrid_is_zincs(config: ModelConfig) -> None:
+    found = profile(config)
+    assert found.fixed_device_local_bytes == 89_078_784
+    assert found.fixed_host_visible_bytes == 1_018_944
+    assert found.gpu_ssm_bytes == 87_818_240
+    assert found.device_local_bytes_per_token == 163_840
+    assert found.host_visible_bytes_per_token == 4
+
+
+def test_automatic_context_of_21_gib_on_32(config: ModelConfig) -> None:
+    found = profile(config)
+    assert auto_context_tokens_for_device_budget(found, 21 * GIB, 32 * GIB, 262144) == 39_936
+
+
+def test_the_floor_holds_where_it_does_not_fit(config: ModelConfig) -> None:
+    found = profile(config)
+    assert auto_context_floor_tokens == 4096
+    assert auto_context_tokens_for_device_budget(found, 21 * GIB, 24 * GIB, 262144) == 4096
+    assert fitting_context_tokens(found, 21 * GIB, 24 * GIB, 262144) == 0
+    assert auto_context_tokens_for_device_budget(found, 21 * GIB, 24 * GIB, 1000) == 1000
+    assert auto_context_tokens_for_device_budget(found, 21 * GIB, 24 * GIB, 0) == 0
+
+
+def test_a_requested_context_is_clamped_to_model_and_backend(config: ModelConfig) -> None:
+    assert effective_context_ceiling(config, 8192) == 8192
+    assert effective_context_ceiling(config, None) == 32768
+    assert requested_context_tokens(config, 8192, 4096) == 4096
+    apply_requested_context_limit(config, 65536)
+    assert config.context_length == 32768
+    apply_requested_context_limit(config, 1024)
+    assert config.context_length == 1024
+
+
+@pytest.mark.parametrize(
+    ("required", "recommended", "total", "status"),
+    [
+        (8, 16, 32, "ok"),
+        (20, 16, 32, "warn"),
+        (40, 32, 32, "fail"),
+        (15, 16, 32, "ok"),
+        (32, 16, 32, "warn"),
+    ],
+)
+def test_status_by_working_set_and_memory(
+    required: int, recommended: int, total: int, status: str
+) -> None:
+    assert memory_status(required * GIB, recommended * GIB, total * GIB) == status
+
+
+def test_less_than_a_gib_of_headroom_warns() -> None:
+    assert memory_status(15 * GIB + 1, 16 * GIB, 32 * GIB) == "warn"
+
+
+def test_the_config_is_read_off_the_architecture(config: ModelConfig) -> None:
+    sample = read_sample(SAMPLES / "qwen3.5-35b-a3b.yaml")
+    config.context_length = 262144
+    assert model_config(build_model(sample.config, sample.name)) == config
+
+
+def test_layers_zinc_has_no_names_for_are_refused() -> None:
+    sample = read_sample(SAMPLES / "rwkv7-2.9b.yaml")
+    with pytest.raises(UnsupportedError, match="rwkv layers have no place in zinc's memory plan"):
+        model_config(build_model(sample.config, sample.name))
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**42), st.integers(0, 2**20), st.booleans())
+def test_the_largest_context_fits_and_one_more_does_not(
+    weights: int, budget: int, ceiling: int, unified: bool
+) -> None:
+    ask, total = (
+        (SMALL.max_context_tokens_for_unified_budget, SMALL.total_unified_bytes)
+        if unified
+        else (SMALL.max_context_tokens_for_device_local_budget, SMALL.total_device_local_bytes)
+    )
+    tokens = ask(weights, budget, ceiling)
+    assert 0 <= tokens <= ceiling
+    if tokens:
+        assert total(weights, tokens) <= budget
+    if tokens < ceiling:
+        assert total(weights, tokens + 1) > budget

@@ -1,0 +1,72 @@
+"""Requests against their window; the goldens are zinc's unit tests (src/gpu/memory_plan.zig)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.runtimes.zinc_requests import (
+    RequestBudget,
+    clamped_completion_tokens,
+    plan_request,
+    remaining_context_tokens,
+    request_budget,
+    request_context_target,
+)
+
+tokens = st.integers(0, 2**40)
+
+
+def test_remaining_tokens_of_zinc() -> None:
+    assert remaining_context_tokens(100, 4096) == 3996
+
+
+@pytest.mark.parametrize(("used", "completion"), [(32, 64), (4090, 6), (5000, 0)])
+def test_completions_of_zinc(used: int, completion: int) -> None:
+    assert clamped_completion_tokens(used, 64, 4096) == completion
+
+
+@pytest.mark.parametrize(("used", "target"), [(32, 96), (4090, 4096)])
+def test_targets_of_zinc(used: int, target: int) -> None:
+    assert request_context_target(used, 64, 4096) == target
+    assert request_budget(used, 64, 4096) == RequestBudget(target - used, target)
+
+
+@given(tokens, tokens, tokens)
+def test_nothing_is_negative_or_beyond_the_capacity(
+    used: int, requested: int, capacity: int
+) -> None:
+    plan = plan_request(used, requested, capacity)
+    assert 0 <= plan.remaining_tokens <= capacity
+    assert 0 <= plan.budget.completion_tokens <= min(requested, plan.remaining_tokens)
+    assert plan.budget.context_tokens <= capacity
+    assert used + requested <= capacity + plan.missing_tokens
+
+
+@given(tokens, tokens, tokens)
+def test_the_answer_agrees_with_the_budget(used: int, requested: int, capacity: int) -> None:
+    plan = plan_request(used, requested, capacity)
+    gets = plan.budget.completion_tokens
+    assert (plan.admission == "admitted") == (used + requested <= capacity)
+    assert (plan.admission == "shortened") == (0 < gets < requested)
+
+
+@pytest.mark.parametrize(
+    ("used", "requested", "answer"),
+    [
+        (32, 64, "admitted"),
+        (4090, 64, "shortened"),
+        (4096, 64, "refused"),
+        (5000, 64, "refused"),
+        (5000, 0, "refused"),
+        (4096, 0, "admitted"),
+    ],
+)
+def test_a_server_answers(used: int, requested: int, answer: str) -> None:
+    assert plan_request(used, requested, 4096).admission == answer
+
+
+@pytest.mark.parametrize("counts", [(-1, 0, 1), (0, -1, 1), (0, 0, -1), (0, 0, 2**40 + 1)])
+def test_a_count_out_of_range_is_refused(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(InputError, match="tokens: give from 0"):
+        plan_request(*counts)

@@ -1,0 +1,109 @@
+"""Usage profiles: reading them, and what they say of coverage."""
+
+import json
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.plans.experts.routing import (
+    RoutingProfile,
+    adaptive_capacities,
+    lcp_priority,
+    missed_by_chance,
+    read_profile,
+)
+from memfit.estimators.plans.experts.expert_slots import ExpertLayer
+
+LAYERS = tuple(ExpertLayer(index, 4, 1, True, 10) for index in (1, 3))
+COUNTS = st.tuples(*[st.integers(0, 50)] * 4).filter(any)
+
+
+def written(tmp_path: Path, content: object) -> Path:
+    path = tmp_path / "profile.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"1": {"0": 5, "3": 1}, "3": {"2": 9}},
+        {"layers": {"1": {"0": 5, "3": 1}, "3": {"2": 9}}},
+        {
+            "layers": {
+                "1": {"activation_counts": {"0": 5, "3": 1}},
+                "3": {"activation_counts": {"2": 9}, "universal": [2]},
+            }
+        },
+    ],
+)
+def test_three_forms_say_the_same(tmp_path: Path, content: object) -> None:
+    assert read_profile(written(tmp_path, content), LAYERS).counts == ((5, 0, 0, 1), (0, 0, 9, 0))
+
+
+def test_half_of_the_prompts_make_an_expert_universal(tmp_path: Path) -> None:
+    # mlx-moe pins from half of the prompts on.
+    content = {"num_prompts": 10, "layers": {"1": {"0": 5, "3": 4}, "3": {"2": 9, "1": 10}}}
+    assert read_profile(written(tmp_path, content), LAYERS).universal() == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "not a JSON object"),
+        ("{", "not JSON"),
+        ({"1": {"0": 1}}, "layer 3: expected the counts"),
+        ({"1": {"0": 1}, "3": {"4": 1}}, "layer 3: has 4 experts, none is '4'"),
+        ({"1": {"0": 1}, "3": {"-1": 1}}, "none is '-1'"),
+        ({"1": {"0": 1}, "3": {"0": -1}}, "expected a count, got -1"),
+        ({"1": {"0": 1}, "3": {"0": 1.5}}, "expected a count, got 1.5"),
+        ({"1": {"0": 1}, "3": {"0": True}}, "expected a count, got True"),
+        ({"1": {"0": 1}, "3": {}}, "no expert was used"),
+        ({"1": {"0": 1}, "3": {"0": 1}, "2": {"0": 1}}, "layer 2 has no routed experts"),
+        ({"num_prompts": 0, "1": {"0": 1}, "3": {"0": 1}}, "num_prompts"),
+        ({"layers": [1]}, "expected layers by their number"),
+        ('{"1": {"0": 1, "0": 2}, "3": {"0": 1}}', "'0' twice"),
+    ],
+)
+def test_a_profile_that_cannot_be_is_refused(tmp_path: Path, content: object, said: str) -> None:
+    with pytest.raises(InputError, match=r"profile\.json") as error:
+        read_profile(written(tmp_path, content), LAYERS)
+    assert said in str(error.value)
+
+
+@given(st.lists(COUNTS, min_size=1, max_size=3), st.integers(0, 4))
+def test_the_most_used_miss_no_more_than_any(counts: list[tuple[int, ...]], capacity: int) -> None:
+    profile = RoutingProfile(tuple(counts))
+    capacities = [capacity] * len(counts)
+    missed = profile.missed(capacities)
+    assert all(
+        own <= chance for own, chance in zip(missed, missed_by_chance(4, capacities), strict=True)
+    )
+    more = profile.missed([min(4, capacity + 1)] * len(counts))
+    assert all(after <= before for before, after in zip(missed, more, strict=True))
+
+
+@given(st.tuples(COUNTS, COUNTS), st.integers(20, 80))
+def test_no_other_choice_of_the_same_bytes_misses_less(
+    counts: tuple[tuple[int, ...], tuple[int, ...]], budget: int
+) -> None:
+    profile = RoutingProfile(counts)
+    chosen = adaptive_capacities(profile, LAYERS, budget)
+    assert sum(chosen) * 10 <= budget
+    others = [pair for pair in product(range(1, 5), repeat=2) if sum(pair) * 10 <= budget]
+    least = min(sum(profile.missed(pair), Fraction()) for pair in others)
+    # Gains are compared to eighteen digits.
+    assert sum(profile.missed(chosen), Fraction()) - least < Fraction(1, 10**12)
+
+
+def test_priority_is_a_quarter_after_128_steps() -> None:
+    # mlx-moe: frequency * 0.25^(age / 128).
+    assert lcp_priority(100, 0) == 100
+    assert lcp_priority(100, 128) == 25
+    assert lcp_priority(100, 64) == 50
+    assert lcp_priority(1, 0) > lcp_priority(3, 128)

@@ -1,0 +1,153 @@
+"""A trace of requests through memory and disk."""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.plans.offload.session_cache import Shape, Storage
+from memfit.estimators.plans.offload.cache_tiers import (
+    Request,
+    Speeds,
+    Tiers,
+    read_requests,
+    simulate,
+)
+
+# One block of 256 tokens takes 2048 bytes.
+KEPT = Storage((Shape(1, 2, 2),), state_bytes=0, plain_bytes=2, bits=16)
+BLOCK = 2048
+REQUESTS = st.lists(
+    st.builds(Request, st.sampled_from("abcd"), st.integers(1, 2000), st.integers(0, 500)),
+    min_size=1,
+    max_size=40,
+)
+BUDGETS = st.builds(Tiers, st.integers(0, 20 * BLOCK), st.integers(0, 40 * BLOCK))
+
+
+def test_the_least_recently_used_goes_to_disk_and_comes_back() -> None:
+    turns = [Request(agent, 200, 0) for agent in "abab"]
+    run = simulate(turns, KEPT, Tiers(BLOCK, 10 * BLOCK), Speeds(1000, 2000, 100))
+    assert (run.new, run.hot, run.warm, run.cold) == (2, 0, 2, 0)
+    # a and b leave once each; the second time b leaves nothing: the trace has ended.
+    assert (run.read_bytes, run.written_bytes) == (2 * BLOCK, 2 * BLOCK)
+    # The last token of a prompt is always computed.
+    assert (run.prefill_tokens, run.saved_tokens) == (402, 398)
+    assert (run.read_ms, run.write_ms, run.prefill_ms) == (4096, 2048, 4020)
+    assert run.uncached_prefill_ms == 8000
+
+
+def test_without_a_disk_a_conversation_that_left_is_given_up() -> None:
+    turns = [Request(agent, 200, 0) for agent in "abab"]
+    run = simulate(turns, KEPT, Tiers(BLOCK, 0), Speeds())
+    assert (run.new, run.warm, run.cold, run.written_bytes) == (2, 0, 2, 0)
+    assert run.saved_tokens == 0
+    assert run.read_ms is run.prefill_ms is None
+
+
+def test_a_conversation_larger_than_memory_does_not_push_the_others_out() -> None:
+    turns = [Request("a", 200, 0), Request("b", 1000, 0), Request("a", 300, 0)]
+    run = simulate(turns, KEPT, Tiers(2 * BLOCK, 10 * BLOCK), Speeds())
+    assert (run.new, run.hot) == (2, 1)
+    assert run.largest_hot_bytes == 2 * BLOCK
+
+
+def test_what_lies_unchanged_on_disk_is_not_written_again() -> None:
+    turns = [Request("a", 200, 0), Request("b", 200, 0), Request("a", 200, 0)]
+    turns += [Request("b", 200, 0), Request("a", 200, 0)]
+    run = simulate(turns, KEPT, Tiers(BLOCK, 10 * BLOCK), Speeds())
+    assert run.written_bytes == 2 * BLOCK
+    assert run.warm == 3
+
+
+@given(REQUESTS, BUDGETS)
+def test_every_request_and_every_token_is_counted_once(turns: list[Request], tiers: Tiers) -> None:
+    run = simulate(turns, KEPT, tiers, Speeds())
+    assert run.hot + run.warm + run.cold + run.new == run.requests == len(turns)
+    assert run.new == run.agents == len({turn.agent for turn in turns})
+    assert run.prefill_tokens + run.saved_tokens == sum(turn.prompt_tokens for turn in turns)
+    assert run.largest_hot_bytes <= tiers.hot_bytes
+    assert run.largest_disk_bytes <= tiers.disk_bytes
+    assert run.read_bytes == 0 or run.written_bytes > 0
+
+
+@given(REQUESTS)
+def test_with_room_for_all_nothing_touches_the_disk(turns: list[Request]) -> None:
+    run = simulate(turns, KEPT, Tiers(10**9, 0), Speeds())
+    assert run.hot == len(turns) - run.agents
+    assert run.read_bytes == run.written_bytes == run.cold == 0
+
+
+@given(REQUESTS, st.integers(1, 20))
+def test_hits_are_those_of_a_plain_lru(turns: list[Request], blocks: int) -> None:
+    kept: OrderedDict[str, int] = OrderedDict()
+    hits = 0
+    for turn in turns:
+        hits += kept.pop(turn.agent, None) is not None
+        size = -(-(turn.prompt_tokens + turn.completion_tokens) // 256)
+        if size <= blocks:
+            kept[turn.agent] = size
+        while sum(kept.values()) > blocks:
+            kept.popitem(last=False)
+    assert simulate(turns, KEPT, Tiers(blocks * BLOCK, 0), Speeds()).hot == hits
+
+
+HEADING = "agent,prompt_tokens,completion_tokens\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", HEADING + "one,1200,80\ntwo,2k,0\n"),
+        ("a.csv", "completion_tokens,agent,prompt_tokens,note\n80,one,1200,x\n0,two,2048,\n"),
+        ("a.csv", "\ufeff" + HEADING.replace("\n", "\r\n") + "one,1200,80\r\ntwo,2048,0\r\n"),
+        (
+            "a.jsonl",
+            '{"agent": "one", "prompt_tokens": 1200, "completion_tokens": 80}\n\n'
+            '{"agent": "two", "prompt_tokens": "2k", "completion_tokens": 0}\n',
+        ),
+    ],
+)
+def test_requests_are_read_from_csv_and_json_lines(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.encode())
+    assert read_requests(path) == (Request("one", 1200, 80), Request("two", 2048, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "", "no column agent"),
+        ("a.csv", HEADING, "holds no request"),
+        ("a.csv", "agent,tokens\nx,1\n", "no column prompt_tokens"),
+        ("a.csv", HEADING + "one,many,0\n", "line 2: prompt_tokens"),
+        ("a.csv", HEADING + "one,0,0\n", "line 2: prompt_tokens"),
+        ("a.csv", HEADING + "one,1,-1\n", "line 2: completion_tokens"),
+        ("a.csv", HEADING + "one,1\n", "line 2: completion_tokens"),
+        ("a.csv", HEADING + ",1,1\n", "line 2: agent"),
+        ("a.csv", HEADING + '"one,1,1\n', "line 2"),
+        ("a.csv", HEADING + f"{'x' * 5000},1,1\n", "4096 characters"),
+        ("a.jsonl", "[]\n", "line 1: expected an object"),
+        ("a.jsonl", "{\n", "line 1: is not JSON"),
+        ("a.jsonl", '{"agent": "a", "prompt_tokens": 1.5, "completion_tokens": 0}\n', "line 1"),
+        ("a.jsonl", '{"agent": "a", "prompt_tokens": true, "completion_tokens": 0}\n', "line 1"),
+        ("a.jsonl", '{"agent": 1, "prompt_tokens": 1, "completion_tokens": 0}\n', "agent"),
+    ],
+)
+def test_a_line_that_is_no_request_is_named(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InputError, match=name) as error:
+        read_requests(path)
+    assert said in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"agent\xff\n")
+    with pytest.raises(InputError, match="not UTF-8"):
+        read_requests(tmp_path / "a.csv")

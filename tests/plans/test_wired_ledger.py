@@ -1,0 +1,406 @@
+"""The ledger: who starts, who waits, and the limit.
+
+Goldens from mlx-swift's WiredMemoryTests.swift, in MiB as there; the rest are properties.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.plans.wired.ledger import (
+    PaperBackend,
+    Ticket,
+    TicketKind,
+    WiredEvent,
+    WiredLedger,
+    WiredSettings,
+)
+from memfit.estimators.plans.wired.policies import FixedPolicy, MaxPolicy, SumPolicy, WiredPolicy
+
+MIB = 2**20
+METAL = PaperBackend(supported=True)
+
+
+@dataclass(frozen=True)
+class DoubledSum:
+    """mlx-swift's example of a policy of one's own."""
+
+    def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
+        return baseline + 2 * sum(sizes)
+
+    def admits(
+        self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
+    ) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class CappedBesideBaseline:
+    """mlx-swift's test policy whose cap leaves the baseline out."""
+
+    cap: int
+
+    def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
+        return baseline + sum(sizes)
+
+    def admits(
+        self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
+    ) -> bool:
+        return sum(sizes) + size <= self.cap
+
+
+@dataclass
+class Counting:
+    """A backend that takes limits up to a working set and remembers them."""
+
+    recommended_bytes: int | None = None
+    supported: bool = True
+    applied: list[int] = field(default_factory=list)
+
+    def apply(self, limit: int) -> bool:
+        if self.recommended_bytes is not None and limit > self.recommended_bytes:
+            return False
+        self.applied.append(limit)
+        return True
+
+
+def active(name: str, mebibytes: int, policy: WiredPolicy | None = None) -> Ticket:
+    return Ticket(policy or SumPolicy(), mebibytes * MIB, name=name)
+
+
+def reservation(name: str, mebibytes: int, policy: WiredPolicy | None = None) -> Ticket:
+    return Ticket(policy or SumPolicy(), mebibytes * MIB, "reservation", name)
+
+
+def ledger(baseline: int = 10, threshold: str = "0.25", cooldown_ms: int = 1000) -> WiredLedger:
+    settings = WiredSettings(Fraction(threshold), cooldown_ms, baseline_override=baseline * MIB)
+    return WiredLedger(METAL, settings)
+
+
+def limit_of(book: WiredLedger) -> int:
+    """The limit above the baseline of 10 MiB."""
+    return book.limit_bytes // MIB - 10
+
+
+def test_the_largest_group_gives_the_limit() -> None:
+    book = ledger()
+    book.request(active("a", 64), 0)
+    book.request(active("b", 64), 0)
+    book.request(active("c", 96, DoubledSum()), 0)
+    assert limit_of(book) == 192
+    book.end("c", 5000)
+    assert limit_of(book) == 128
+
+
+def test_a_reservation_counts_but_does_not_raise_the_limit_alone() -> None:
+    book = ledger()
+    book.request(reservation("weights", 128), 0)
+    assert limit_of(book) == 0
+    book.request(active("a", 64), 0)
+    assert limit_of(book) == 192
+    book.end("a", 0)
+    assert limit_of(book) == 0
+    assert [ticket.name for ticket in book.held] == ["weights"]
+
+
+def test_a_small_drop_is_held_up() -> None:
+    book = ledger(threshold="0.5", cooldown_ms=0)
+    book.request(active("large", 300), 0)
+    book.request(active("small", 20), 0)
+    book.end("small", 10_000)
+    assert limit_of(book) == 320
+    assert book.wanted_bytes == 310 * MIB
+    book.end("large", 10_000)
+    assert limit_of(book) == 0
+
+
+def test_a_drop_too_soon_is_held_up_and_follows_later() -> None:
+    book = ledger(threshold="0", cooldown_ms=500)
+    book.request(active("a", 100), 0)
+    book.request(active("b", 300), 0)
+    book.end("b", 0)
+    assert limit_of(book) == 400
+    book.request(active("c", 50), 600)
+    assert limit_of(book) == 150
+
+
+@pytest.mark.parametrize(("stays", "limit"), [(75, 75), (76, 100)])
+def test_a_drop_of_exactly_the_threshold_is_taken(stays: int, limit: int) -> None:
+    book = WiredLedger(METAL, WiredSettings(shrink_cooldown_ms=0))
+    book.request(Ticket(SumPolicy(), stays, name="stays"), 0)
+    book.request(Ticket(SumPolicy(), 100 - stays, name="goes"), 0)
+    book.end("goes", 0)
+    assert book.limit_bytes == limit
+
+
+@pytest.mark.parametrize(("elapsed", "limit"), [(999, 400), (1000, 100)])
+def test_the_cooldown_ends_exactly_after_its_time(elapsed: int, limit: int) -> None:
+    book = ledger()
+    book.request(active("a", 100), 0)
+    book.request(active("b", 300), 5000)
+    book.end("b", 5000 + elapsed)
+    assert limit_of(book) == limit
+
+
+@pytest.mark.parametrize("policy", [SumPolicy(160 * MIB), CappedBesideBaseline(150 * MIB)])
+def test_weights_count_for_admission(policy: WiredPolicy) -> None:
+    book = ledger()
+    assert book.request(reservation("weights", 100, policy), 0) == "started"
+    assert book.request(active("a", 40, policy), 0) == "started"
+    assert book.request(active("b", 20, policy), 0) == "waiting"
+    assert [ticket.name for ticket in book.end("a", 0)] == ["b"]
+
+
+def test_policy_only_mode_admits_and_counts_without_touching_the_limit() -> None:
+    backend = Counting(supported=False)
+    book = WiredLedger(backend, WiredSettings(baseline_override=1024))
+    policy = CappedBesideBaseline(150 * MIB)
+    book.request(reservation("weights", 100, policy), 0)
+    book.request(active("a", 40, policy), 0)
+    assert book.baseline_bytes == 1024
+    assert book.request(active("b", 20, policy), 0) == "waiting"
+    assert book.limit_bytes == 1024 + 140 * MIB
+    assert backend.applied == []
+
+
+def test_without_policy_only_mode_everything_starts_and_nothing_is_kept() -> None:
+    book = WiredLedger(Counting(supported=False), WiredSettings(policy_only=False))
+    assert book.request(active("a", 100, SumPolicy(1)), 0) == "started"
+    assert (book.limit_bytes, book.held, book.end("a", 0)) == (0, (), ())
+
+
+@pytest.mark.parametrize(
+    ("backend", "override", "baseline"),
+    [
+        (Counting(500), 7, 7),
+        (Counting(500), None, 0),
+        (Counting(500, supported=False), None, 500),
+        (Counting(None, supported=False), None, 0),
+    ],
+)
+def test_the_baseline_is_set_else_recommended_where_unsupported_else_nothing(
+    backend: Counting, override: int | None, baseline: int
+) -> None:
+    book = WiredLedger(backend, WiredSettings(baseline_override=override))
+    book.request(Ticket(MaxPolicy(), 3, "reservation", "weights"), 0)
+    assert book.baseline_bytes == baseline
+
+
+def test_the_baseline_is_restored_and_is_the_next_one() -> None:
+    backend = Counting(500)
+    book = WiredLedger(backend, WiredSettings())
+    for _ in range(2):
+        book.request(Ticket(SumPolicy(), 100, name="a"), 0)
+        book.end("a", 0)
+    assert backend.applied == [100, 0, 100, 0]
+
+
+def test_a_limit_that_mlx_refuses_stays_as_it_was_and_is_told() -> None:
+    events: list[WiredEvent] = []
+    book = WiredLedger(Counting(150), WiredSettings(), events.append)
+    book.request(Ticket(SumPolicy(200), 100, name="a"), 0)
+    book.request(Ticket(SumPolicy(200), 100, name="b"), 0)
+    assert (book.limit_bytes, book.wanted_bytes) == (100, 200)
+    assert [e.limit_bytes for e in events if e.kind == "limit_refused"] == [200]
+
+
+def test_what_would_never_be_admitted_is_refused_and_bars_nobody() -> None:
+    book = WiredLedger(METAL)
+    assert book.request(Ticket(SumPolicy(100), 101, name="giant"), 0) == "refused"
+    assert book.request(Ticket(SumPolicy(100), 100, name="fits"), 0) == "started"
+    assert book.waiting == ()
+
+
+def test_a_small_ticket_does_not_overtake_one_that_waits_for_active_work() -> None:
+    book, policy = WiredLedger(METAL), SumPolicy(100)
+    book.request(Ticket(policy, 60, name="runs"), 0)
+    assert book.request(Ticket(policy, 70, name="large"), 0) == "waiting"
+    assert book.request(Ticket(policy, 10, name="small"), 0) == "waiting"
+    assert [ticket.name for ticket in book.end("runs", 0)] == ["large", "small"]
+
+
+def test_a_ticket_that_only_a_reservation_keeps_out_bars_nobody() -> None:
+    book, policy = WiredLedger(METAL), SumPolicy(100)
+    book.request(Ticket(policy, 60, "reservation", "weights"), 0)
+    assert book.request(Ticket(policy, 70, name="large"), 0) == "waiting"
+    assert book.request(Ticket(policy, 10, name="small"), 0) == "started"
+    assert book.request(Ticket(policy, 31, name="later"), 0) == "waiting"
+    # Once the weights are gone it is its turn, before those that came later.
+    assert [ticket.name for ticket in book.end("weights", 0)] == ["large"]
+    assert [ticket.name for ticket in book.waiting] == ["later"]
+
+
+def test_one_group_does_not_bar_another() -> None:
+    book = WiredLedger(METAL)
+    book.request(Ticket(SumPolicy(100), 100, name="a"), 0)
+    book.request(Ticket(SumPolicy(100), 1, name="b"), 0)
+    assert book.request(Ticket(SumPolicy(200), 1, name="c"), 0) == "started"
+
+
+def test_the_limit_does_not_dip_between_one_that_ends_and_one_that_starts() -> None:
+    backend = Counting()
+    book = WiredLedger(backend, WiredSettings(Fraction(0), 0))
+    book.request(Ticket(SumPolicy(100), 80, name="a"), 0)
+    book.request(Ticket(SumPolicy(100), 90, name="b"), 0)
+    book.end("a", 0)
+    assert backend.applied == [80, 90]
+
+
+def test_a_waiter_that_gives_up_lets_those_behind_it_in() -> None:
+    book, policy = WiredLedger(METAL), SumPolicy(100)
+    book.request(Ticket(policy, 60, name="runs"), 0)
+    book.request(Ticket(policy, 70, name="large"), 0)
+    book.request(Ticket(policy, 10, name="small"), 0)
+    assert [ticket.name for ticket in book.cancel("large", 0)] == ["small"]
+    assert book.waiting == ()
+
+
+def test_a_group_whose_tickets_have_ended_asks_for_nothing() -> None:
+    book = WiredLedger(METAL, WiredSettings(shrink_cooldown_ms=0))
+    book.request(Ticket(SumPolicy(), 50, name="stays"), 0)
+    book.request(Ticket(FixedPolicy(500), 1, name="goes"), 0)
+    assert book.limit_bytes == 500
+    book.end("goes", 0)
+    assert book.limit_bytes == 50
+
+
+def test_a_second_start_and_a_second_end_do_nothing() -> None:
+    book = WiredLedger(METAL)
+    ticket = Ticket(SumPolicy(), 100, name="a")
+    assert book.request(ticket, 0) == book.request(ticket, 0) == "started"
+    assert book.limit_bytes == 100
+    book.end("a", 0)
+    assert (book.end("a", 0), book.cancel("b", 0), book.limit_bytes) == ((), (), 0)
+
+
+def test_a_name_that_waits_is_not_taken_again() -> None:
+    book = WiredLedger(METAL)
+    book.request(Ticket(SumPolicy(100), 100, name="a"), 0)
+    book.request(Ticket(SumPolicy(100), 1, name="b"), 0)
+    with pytest.raises(InputError, match="b waits already"):
+        book.request(Ticket(SumPolicy(100), 1, name="b"), 0)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(InputError, match="shrink threshold"):
+        WiredSettings(shrink_threshold=Fraction(2))
+    with pytest.raises(InputError, match="shrink cooldown"):
+        WiredSettings(shrink_cooldown_ms=-1)
+    with pytest.raises(InputError):
+        WiredSettings(baseline_override=-1)
+    with pytest.raises(InputError):
+        Ticket(SumPolicy(), -1)
+
+
+POLICIES: tuple[WiredPolicy, ...] = (SumPolicy(100), SumPolicy(60), MaxPolicy(), FixedPolicy(50))
+
+
+class AnyTraffic(RuleBasedStateMachine):
+    """Any order of starts, ends and cancellations, each a while after the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backend, self.events = Counting(90), list[WiredEvent]()
+        self.book = WiredLedger(self.backend, WiredSettings(), self.events.append)
+        self.now, self.asked = 0, dict[str, Ticket]()
+
+    @rule(
+        policy=st.sampled_from(POLICIES),
+        size=st.integers(0, 120),
+        kind=st.sampled_from(("active", "active", "reservation")),
+        later=st.integers(0, 700),
+    )
+    def start(self, policy: WiredPolicy, size: int, kind: TicketKind, later: int) -> None:
+        self.now += later
+        ticket = Ticket(policy, size, kind, f"t{len(self.asked)}")
+        before = self.book.limit_bytes
+        if self.book.request(ticket, self.now) == "started":
+            self._grows_at_once(before)
+        self.asked[ticket.name] = ticket
+
+    @precondition(lambda self: self.book.held)
+    @rule(which=st.integers(0), later=st.integers(0, 700))
+    def end(self, which: int, later: int) -> None:
+        self.now += later
+        held, before = self.book.held, self.book.limit_bytes
+        self.book.end(held[which % len(held)].name, self.now)
+        self._grows_at_once(before)
+
+    @precondition(lambda self: self.book.waiting)
+    @rule(which=st.integers(0), later=st.integers(0, 700))
+    def cancel(self, which: int, later: int) -> None:
+        self.now += later
+        waiting = self.book.waiting
+        self.book.cancel(waiting[which % len(waiting)].name, self.now)
+
+    def _grows_at_once(self, before: int) -> None:
+        wanted = self.book.wanted_bytes
+        if wanted >= before and wanted <= 90:
+            assert self.book.limit_bytes == wanted
+
+    @invariant()
+    def the_tickets_of_a_group_stay_within_its_cap(self) -> None:
+        for policy in POLICIES[:2]:
+            assert isinstance(policy, SumPolicy)
+            held = [ticket.size for ticket in self.book.held if ticket.policy == policy]
+            assert sum(held) <= (policy.cap or 0)
+
+    @invariant()
+    def no_limit_is_above_what_mlx_takes_nor_below_what_is_wanted(self) -> None:
+        assert self.book.limit_bytes <= 90
+        assert self.book.limit_bytes >= self.book.wanted_bytes or self.book.wanted_bytes > 90
+        assert (self.backend.applied or [0])[-1] == self.book.limit_bytes
+
+    @invariant()
+    def every_ticket_is_in_one_place(self) -> None:
+        last = {event.ticket: event.kind for event in self.events if event.ticket}
+        held = {ticket.name for ticket in self.book.held}
+        waiting = {ticket.name for ticket in self.book.waiting}
+        assert set(last) == set(self.asked)
+        assert held == {name for name, kind in last.items() if kind == "started"}
+        assert waiting == {name for name, kind in last.items() if kind == "waiting"}
+
+    @invariant()
+    def without_work_the_limit_is_the_baseline(self) -> None:
+        if not any(ticket.kind == "active" for ticket in self.book.held):
+            assert self.book.limit_bytes == self.book.baseline_bytes == 0
+
+    @invariant()
+    def the_first_of_a_group_waits_only_for_room(self) -> None:
+        for policy in POLICIES:
+            first = next((t for t in self.book.waiting if t.policy == policy), None)
+            held = [ticket.size for ticket in self.book.held if ticket.policy == policy]
+            assert first is None or not policy.admits(0, held, first.size, 90)
+
+    def teardown(self) -> None:
+        """Everyone that waits gets in once those before it have ended."""
+        while self.book.held:
+            self.book.end(self.book.held[0].name, self.now)
+        assert self.book.waiting == ()
+        assert self.book.limit_bytes == 0
+
+
+TestAnyTraffic = AnyTraffic.TestCase
+
+
+@given(st.lists(st.integers(1, 100), min_size=2, max_size=30))
+def test_tickets_of_one_kind_start_in_the_order_they_came(sizes: list[int]) -> None:
+    started: list[str] = []
+
+    def see(event: WiredEvent) -> None:
+        if event.kind == "started" and event.ticket:
+            started.append(event.ticket)
+
+    book = WiredLedger(METAL, WiredSettings(), see)
+    names = [f"t{index}" for index in range(len(sizes))]
+    for name, size in zip(names, sizes, strict=True):
+        book.request(Ticket(SumPolicy(100), size, name=name), 0)
+    while book.held:
+        book.end(book.held[-1].name, 0)
+    assert started == names

@@ -1,0 +1,292 @@
+"""Scenarios: what a file may say, and what follows when it is played."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.plans.wired import scenario as wired_scenario
+from memfit.estimators.plans.wired.plan import plan_wired
+from memfit.estimators.plans.wired.result import Moment, TicketPlan, WiredPlan, thinned
+from memfit.estimators.plans.wired.scenario import read_scenario
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "sample_configs" / "plans").glob("wired-*.yaml"))
+HEAD = "schema: memfit.wired-scenario/1\n"
+POLICIES = """policies:
+  all: {kind: sum, cap: 100MB}
+  alone: {kind: max}
+  pair: {kind: speculative, limit: 1000MB, additional: 100MB}
+tickets:
+"""
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Any:
+    """Return the plan of tickets, one a line, under the policies above."""
+
+    def played(*tickets: str, head: str = "") -> WiredPlan:
+        path = tmp_path / "scenario.yaml"
+        lines = "".join(f"  - {{{ticket}}}\n" for ticket in tickets)
+        path.write_text(HEAD + head + POLICIES + lines, encoding="utf-8")
+        return plan_wired(read_scenario(path))
+
+    return played
+
+
+def ticket(plan: WiredPlan, name: str) -> TicketPlan:
+    return next(ticket for ticket in plan.tickets if ticket.name == name)
+
+
+def test_a_request_waits_for_room_and_runs_from_then_on(play: Any) -> None:
+    plan = play(
+        "name: a, policy: all, size: 80MB, runs: 10s",
+        "name: b, policy: all, size: 80MB, start: 2s, runs: 1.5s",
+    )
+    b = ticket(plan, "b")
+    assert (b.waited_ms, b.started_ms, b.ended_ms) == (8000, 10_000, 11_500)
+    assert (plan.verdict, plan.longest_wait_ms) == ("waits", 8000)
+
+
+def test_what_ends_makes_room_before_what_starts_in_the_same_moment(play: Any) -> None:
+    plan = play(
+        "name: a, policy: all, size: 80MB, end: 2s",
+        "name: b, policy: all, size: 80MB, start: 2s",
+    )
+    assert plan.verdict == "holds"
+    assert [moment.at_ms for moment in plan.moments] == [0, 2000]
+
+
+def test_an_end_that_comes_while_it_waits_is_giving_up(play: Any) -> None:
+    plan = play(
+        "name: a, policy: all, size: 80MB",
+        "name: b, policy: all, size: 80MB, start: 1s, end: 3s",
+    )
+    assert (ticket(plan, "b").outcome, ticket(plan, "b").waited_ms) == ("gave_up", 2000)
+    assert plan.verdict == "waits"
+
+
+def test_what_does_not_fit_alone_is_refused_with_its_reason(play: Any) -> None:
+    plan = play("name: a, policy: all, size: 101MB", head="baseline: 10MB\n")
+    assert (ticket(plan, "a").outcome, plan.verdict) == ("refused", "fails")
+    assert ticket(plan, "a").reason == (
+        "does not fit even alone under 100.0 MB, of which 10.0 MB are baseline"
+    )
+
+
+def test_what_waits_to_the_end_was_never_admitted(play: Any) -> None:
+    plan = play(
+        "name: weights, policy: all, kind: reservation, size: 60MB",
+        "name: large, policy: all, size: 70MB, start: 1s, runs: 1s",
+        "name: small, policy: all, size: 10MB, start: 2s, runs: 1s",
+    )
+    assert (ticket(plan, "large").outcome, ticket(plan, "large").waited_ms) == ("waiting", 2000)
+    assert ticket(plan, "small").outcome == "admitted"
+    assert plan.verdict == "fails"
+
+
+@pytest.mark.parametrize(
+    ("draft", "outcome", "verdict"),
+    [("250MB", "admitted", "holds"), ("350MB", "left_out", "holds")],
+)
+def test_a_draft_model_is_left_out_when_the_pair_does_not_fit(
+    play: Any, draft: str, outcome: str, verdict: str
+) -> None:
+    plan = play(
+        "name: main, policy: alone, kind: reservation, size: 600MB",
+        f"name: draft, policy: pair, main: main, kind: reservation, size: {draft}",
+    )
+    assert (ticket(plan, "draft").outcome, plan.verdict) == (outcome, verdict)
+
+
+def test_a_draft_model_without_its_main_model_is_left_out(play: Any) -> None:
+    plan = play(
+        "name: main, policy: alone, size: 600MB, runs: 1s",
+        "name: draft, policy: pair, main: main, size: 1MB, start: 2s",
+    )
+    assert ticket(plan, "draft").reason == "its main model is not there then"
+
+
+def test_a_limit_above_the_working_set_is_refused_and_says_what_to_set(play: Any) -> None:
+    plan = play("name: a, policy: alone, size: 20GB, runs: 1s", head="device: m4-pro-24\n")
+    assert (plan.verdict, plan.refused_limits) == ("fails", 1)
+    # 20 * 10^9 / 2^20, rounded up.
+    assert plan.sysctl_mebibytes == 19074
+    assert [moment.limit_bytes for moment in plan.moments] == [0, 0]
+    assert plan.largest_limit_bytes == 20 * 10**9
+
+
+def test_a_limit_above_all_memory_has_no_setting(play: Any) -> None:
+    plan = play("name: a, policy: alone, size: 26GB, runs: 1s", head="device: m4-pro-24\n")
+    assert plan.sysctl_mebibytes is None
+    assert "no setting helps" in plan.notes[1]
+
+
+def test_a_machine_without_a_wired_limit_is_policy_only(play: Any) -> None:
+    plan = play("name: a, policy: alone, size: 1GB", head="device: rtx-4090\n")
+    assert (plan.mode, plan.refused_limits, plan.sysctl_mebibytes) == ("policy-only", 0, None)
+    assert plan.largest_limit_bytes == 10**9
+
+
+def test_policy_only_on_a_mac_starts_from_its_working_set(play: Any) -> None:
+    plan = play("name: a, policy: alone, size: 1GB", head="device: m4-pro-24\nmode: policy-only\n")
+    assert plan.baseline_bytes == 19_069_665_280
+
+
+def test_hysteresis_of_the_file_is_the_one_that_holds(play: Any) -> None:
+    tickets = (
+        "name: a, policy: all, size: 60MB, runs: 10s",
+        "name: b, policy: all, size: 40MB, end: 500ms",
+    )
+    assert play(*tickets).moments[1].limit_bytes == 100 * 10**6
+    quick = play(*tickets, head="shrink_cooldown: 500ms\nshrink_threshold: 40%\n")
+    assert quick.moments[1].limit_bytes == 60 * 10**6
+    slow = play(*tickets, head="shrink_cooldown: 0\nshrink_threshold: 41%\n")
+    assert slow.moments[1].limit_bytes == 100 * 10**6
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_plays(path: Path) -> None:
+    plan = plan_wired(read_scenario(path))
+    assert plan.verdict == {"wired-server": "waits", "wired-raised-limit": "fails"}[path.stem]
+
+
+GOOD = "name: a, policy: all, size: 1MB"
+
+
+@pytest.mark.parametrize(
+    ("ticket", "where", "words"),
+    [
+        ("name: a, policy: all", "tickets.0", "size is missing"),
+        ("name: a, policy: none, size: 1MB", "tickets.0.policy", "expected all, alone, pair"),
+        ("name: a, policy: all, size: 1000", "tickets.0.size", "with its unit"),
+        ("name: a, policy: all, size: 64G", "tickets.0.size", "64GiB"),
+        ("name: a, policy: all, size: 1.5", "tickets.0.size", "with its unit"),
+        ("name: a, policy: all, size: -1MB", "tickets.0.size", "not a size"),
+        ("name: a, policy: all, size: null", "tickets.0.size", "with its unit"),
+        (f"{GOOD}, start: 3", "tickets.0.start", "1.5s"),
+        (f"{GOOD}, start: 2m", "tickets.0.start", "2min"),
+        (f"{GOOD}, start: 0.1ms", "tickets.0.start", "finer than a millisecond"),
+        (f"{GOOD}, runs: 1s, end: 2s", "tickets.0.end", "exclude each other"),
+        (f"{GOOD}, runs: 0s", "tickets.0.runs", "longer than nothing"),
+        (f"{GOOD}, start: 2s, end: 2s", "tickets.0.end", "later than start"),
+        (f"{GOOD}, kind: idle", "tickets.0.kind", "expected active, reservation"),
+        (f"{GOOD}, main: b", "tickets.0.main", "draft model"),
+        ("name: a, policy: pair, main: a, size: 1MB", "tickets.0.main", "none yet"),
+        ("name: a, policy: pair, size: 1MB", "tickets.0", "main is missing"),
+        (f"{GOOD}, colour: red", "tickets.0.colour", "no such key"),
+        ("name: 3, policy: all, size: 1MB", "tickets.0.name", "as a name"),
+        ('name: "a\\nb", policy: all, size: 1MB', "tickets.0.name", "as a name"),
+        ("name: a, name: b", "tickets.0.name", "stands twice"),
+    ],
+)
+def test_a_mistake_in_a_ticket_is_named(play: Any, ticket: str, where: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        play(ticket)
+    message = str(caught.value)
+    assert f"scenario.yaml:7: {where}: " in message
+    assert words in message
+    assert "\n" not in message
+
+
+def test_a_name_that_stands_twice_is_named(play: Any) -> None:
+    with pytest.raises(InputError, match=r"scenario\.yaml:8: tickets\.1\.name: a stands twice"):
+        play(GOOD, GOOD)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected a mapping"),
+        ("[]", "expected a mapping"),
+        ("schema: memfit.wired-scenario/2\n", "schema"),
+        (HEAD, "policies is missing"),
+        (HEAD + "policies: []\n", "policies is missing"),
+        (HEAD + "policies: 3\n", "expected a mapping"),
+        (HEAD + "policies: {a: sum}\n", "policies.a: expected a mapping"),
+        (HEAD + "policies: {a: {}}\n", "kind is missing"),
+        (HEAD + "policies: {a: {kind: mean}}\n", "expected sum, max"),
+        (HEAD + "policies: {a: {kind: max, cap: 1GB}}\n", "policies.a.cap: no such key"),
+        (HEAD + "policies: {a: {kind: fixed}}\n", "limit is missing"),
+        (HEAD + "policies: {a b: {kind: max}}\n", "as a name"),
+        (HEAD + "policies: {a: {kind: max}}\n", "list of 1 to 1000"),
+        (HEAD + "policies: {a: {kind: max}}\ntickets: []\n", "list of 1 to 1000"),
+        (HEAD + "policies: {a: {kind: max}}\ntickets: [3]\n", "expected a mapping"),
+        (HEAD + "device: m4-pro-24\nmemory: 24GB\n", "exclude each other"),
+        (HEAD + "device: m9-pro-24\n", "device: no machine"),
+        (HEAD + "device: 3\n", "expected a text"),
+        (HEAD + "device: rtx-4090\nmode: wired\n", "setting of Macs"),
+        (HEAD + "mode: both\n", "expected wired, policy-only"),
+        (HEAD + "policies: {a: {kind: max}}\nshrink_threshold: 0.25\n", "share of 0% to 100%"),
+        (HEAD + "policies: {a: {kind: max}}\nshrink_threshold: 101%\n", "share of 0% to 100%"),
+        (HEAD + "policies: {a: {kind: max}}\nbaseline: -1\n", "with its unit"),
+        (HEAD + "os_regime: 9\n", "os_regime"),
+        ("\xff", "not UTF-8"),
+    ],
+)
+def test_a_mistake_of_the_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError) as caught:
+        read_scenario(path)
+    assert "scenario.yaml" in str(caught.value)
+    assert words in str(caught.value)
+
+
+@given(st.text() | st.binary())
+def test_any_file_is_a_scenario_or_an_input_error(
+    tmp_path_factory: pytest.TempPathFactory, text: str | bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    raw = text if isinstance(text, bytes) else (HEAD + text).encode("utf-8", "replace")
+    path.write_bytes(raw)
+    with contextlib.suppress(InputError):
+        plan_wired(read_scenario(path))
+
+
+@given(st.lists(st.tuples(st.integers(1, 120), st.integers(0, 9), st.integers(1, 9)), min_size=1))
+def test_the_account_of_any_traffic_adds_up(
+    tmp_path_factory: pytest.TempPathFactory, traffic: list[tuple[int, int, int]]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "traffic.yaml"
+    path.write_text(
+        HEAD
+        + POLICIES
+        + "".join(
+            f"  - {{name: t{index}, policy: all, size: {size}MB, start: {start}s, runs: {runs}s}}\n"
+            for index, (size, start, runs) in enumerate(traffic)
+        )
+    )
+    plan = plan_wired(read_scenario(path))
+    assert len(plan.tickets) == len(traffic)
+    for moment in plan.moments:
+        assert moment.demand_bytes <= moment.limit_bytes <= 100 * 10**6
+    for each, (size, start, runs) in zip(plan.tickets, traffic, strict=True):
+        assert (each.outcome == "refused") == (size > 100)
+        if each.outcome == "admitted":
+            assert each.started_ms == 1000 * start + each.waited_ms
+            assert each.ended_ms == each.started_ms + 1000 * runs
+    last = plan.moments[-1]
+    assert (last.limit_bytes, last.active, last.waiting) == (0, 0, 0)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=80, unique=True), st.integers(1, 40))
+def test_thinning_keeps_the_largest_demand(times: list[int], most: int) -> None:
+    moments = [Moment(time, 0, 0, time * 7 % 101, 0, 0, 0, 0) for time in sorted(times)]
+    kept = thinned(moments, most)
+    assert 0 < len(kept) <= max(most, 1)
+    assert [m.at_ms for m in kept] == sorted(m.at_ms for m in kept)
+    assert max(m.demand_bytes for m in kept) == max(m.demand_bytes for m in moments)
+
+
+def test_the_page_lists_every_key() -> None:
+    page = (ROOT / "docs" / "wired.md").read_text(encoding="utf-8")
+    keys = {*wired_scenario.KEYS, *wired_scenario.TICKET_KEYS, *wired_scenario.POLICY_KEYS}
+    for own in wired_scenario.POLICY_KEYS.values():
+        keys.update(own)
+    keys.update(wired_scenario.MODES, wired_scenario.KINDS, wired_scenario.OVER_BUDGET)
+    assert {key for key in keys if f"`{key}`" not in page} == set()

@@ -1,0 +1,93 @@
+"""The longest prompt by trace: what the formulas find is confirmed, however wrong they are."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.checkpoint.local.directory import read_directory
+from memfit.estimators.sizing.trace_search import MAX_TRACES, TracedContext
+from memfit.estimators.machine.devices import working_set_device
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context
+from memfit.estimators.sizing.sized_model import Sizing, size
+from memfit.estimators.base.workload import Workload
+from tests.models import QWEN3_4B, write_config
+
+SMALL = {**QWEN3_4B, "num_hidden_layers": 2, "vocab_size": 4096, "max_position_embeddings": 8192}
+ASKED = Workload(prompt_tokens=300, max_tokens=0)
+MOST = 8192
+
+
+@pytest.fixture(autouse=True)
+def _mlx_lm() -> None:
+    pytest.importorskip("mlx_lm")
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Sizing:
+    """A model by trace on a machine on which some 4000 tokens fit."""
+    checkpoint = read_directory(write_config(tmp_path, SMALL))
+    sizing = size(checkpoint, device=working_set_device(10**12), method="trace")
+    need = sizing.need(replace(ASKED, prompt_tokens=4096)).peak_bytes
+    return sizing.on(working_set_device(need * 10 // 9 + 1))
+
+
+def search(traced: Sizing, formula: Sizing) -> TracedContext:
+    assert traced.device is not None
+    return TracedContext(traced, formula, traced.device, ASKED)
+
+
+def by_formula(traced: Sizing) -> Sizing:
+    formula = traced.searching()
+    assert formula is not None
+    return formula
+
+
+def truly_longest(traced: Sizing) -> int:
+    def fits(tokens: int) -> bool:
+        workload = replace(ASKED, prompt_tokens=tokens)
+        return judge(traced.need(workload), traced.device)[0] == "fits"
+
+    found = longest_context(fits, MOST)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("share", [-3, -1, 1, 3])
+def test_a_formula_that_is_wrong_either_way_does_not_decide(traced: Sizing, share: int) -> None:
+    assert traced.device is not None
+    wrong = traced.device.working_set_bytes * share // 50
+    formula = replace(by_formula(traced), margin_bytes=wrong)
+    searching = search(traced, formula)
+    found = searching.longest(MOST)
+    assert found is not None
+    right = truly_longest(traced)
+    assert right * 7 // 8 <= found <= right
+    assert searching.is_traced(searching.prompt(found))
+    assert searching.need(searching.prompt(found)) == traced.need(searching.prompt(found))
+    assert searching.too_long is not None
+    assert searching.too_long > found
+
+
+def test_a_largest_allocation_that_only_the_trace_knows_ends_in_few_traces(
+    traced: Sizing,
+) -> None:
+    assert traced.device is not None
+    workload = replace(ASKED, prompt_tokens=2 * CONTEXT_STEP)
+    largest = traced.need(workload).largest_buffer_bytes
+    strict = replace(traced.device, working_set_bytes=10**12, max_buffer_bytes=largest)
+    lenient = replace(strict, max_buffer_bytes=None)
+    searching = TracedContext(traced.on(strict), by_formula(traced.on(lenient)), strict, ASKED)
+    found = searching.longest(MOST)
+    if found is not None:
+        assert judge(traced.on(strict).need(searching.prompt(found)), strict)[0] == "fits"
+    assert len(searching._traced) <= MAX_TRACES
+
+
+def test_without_room_for_weights_and_caches_nothing_is_traced(traced: Sizing) -> None:
+    small = working_set_device(10**7)
+    searching = TracedContext(traced.on(small), by_formula(traced.on(small)), small, ASKED)
+    assert searching.longest(MOST) is None
+    assert not searching._traced
+    assert searching.too_long == CONTEXT_STEP

@@ -1,0 +1,211 @@
+"""The transient memory of a run, held against published peaks and against MLX itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.arch.registry import build_model
+from memfit.estimators.mlx.kv_cache import kv_cache
+from memfit.estimators.weights import Plan, derive
+from memfit.estimators.workspace import ERROR_PERCENT, Moment, peak
+from memfit.estimators.workspace.schedule import BatchRule, highest
+from memfit.estimators.workspace.tape import Step, Tape
+from memfit.estimators.machine.device import Device
+from memfit.estimators.base.workload import Workload
+from tests.models import QWEN3_4B, QWEN3_NEXT_80B
+
+M4_MAX = Device("M4 Max", "metal", 64 << 30, 48 << 30, None, "flag", "s", 16)
+HOST = Device("this host", "cpu", 0, 0, None, "flag")
+# mlx_lm.benchmark -p 2048 -g 128
+BENCHMARK = Workload(prompt_tokens=2048, max_tokens=128)
+
+# https://huggingface.co/Qwen/Qwen3-4B-Instruct-2507, config.json
+QWEN3_4B_2507 = {**QWEN3_4B, "vocab_size": 151936, "max_position_embeddings": 262144}
+# https://huggingface.co/Qwen/Qwen3-30B-A3B-Instruct-2507, config.json
+QWEN3_30B_A3B = {
+    **QWEN3_4B_2507,
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "intermediate_size": 6144,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+# Peaks in MB, mlx-lm BENCHMARKS.md (mlx 0.29.2, mlx-lm 0.28.2, M4 Max 64 GB).
+PUBLISHED: list[tuple[dict[str, Any], Quantization | None, int]] = [
+    (QWEN3_4B_2507, None, 9020),
+    (QWEN3_4B_2507, Quantization(8, 64), 5254),
+    (QWEN3_4B_2507, Quantization(6, 64), 4250),
+    (QWEN3_4B_2507, Quantization(5, 32), 4000),
+    (QWEN3_4B_2507, Quantization(5, 64), 3860),
+    (QWEN3_4B_2507, Quantization(4, 32), 3603),
+    (QWEN3_4B_2507, Quantization(4, 64), 3350),
+    (QWEN3_30B_A3B, Quantization(8, 64), 33460),
+    (QWEN3_30B_A3B, Quantization(6, 64), 25820),
+    (QWEN3_30B_A3B, Quantization(5, 64), 22010),
+    (QWEN3_30B_A3B, Quantization(4, 64), 18200),
+]
+
+
+def moment(
+    config: dict[str, Any],
+    workload: Workload,
+    *,
+    quantization: Quantization | None = None,
+    device: Device = M4_MAX,
+) -> tuple[Moment, int]:
+    """The largest moment and the bytes of the weights."""
+    model = build_model(config, "config.json")
+    plan = Plan(quantization, converting=True) if quantization else None
+    weights = derive(model, plan).loaded_bytes
+    return peak(model, workload, resident_bytes=weights, plan=plan, device=device), weights
+
+
+@pytest.mark.parametrize(("config", "quantization", "megabytes"), PUBLISHED)
+def test_published_peaks_come_out(
+    config: dict[str, Any], quantization: Quantization | None, megabytes: int
+) -> None:
+    found, weights = moment(config, BENCHMARK, quantization=quantization)
+    published = megabytes * 10**6
+    kept = weights + kv_cache(build_model(config, "config.json"), BENCHMARK).nbytes
+    assert abs(found.nbytes - published) * 100 < 2 * published
+    assert abs(found.workspace_bytes - (published - kept)) * 100 < 18 * (published - kept)
+    assert found.phase == "prefill"
+
+
+def test_larger_weights_leave_less_in_flight() -> None:
+    plain, _ = moment(QWEN3_4B_2507, BENCHMARK)
+    packed, _ = moment(QWEN3_4B_2507, BENCHMARK, quantization=Quantization(4, 64))
+    assert plain.workspace_bytes < packed.workspace_bytes
+
+
+def test_unfused_scores_are_heads_by_chunk_by_all_keys() -> None:
+    # 16 heads of width 256, which Metal does not fuse: B*H*L*T at 16 bits, one short of 32768.
+    prompt = Workload(prompt_tokens=32768)
+    found, _ = moment(QWEN3_NEXT_80B, prompt, quantization=Quantization(4, 64))
+    assert found.largest_buffer == "attention scores"
+    assert found.largest_buffer_bytes == 16 * 2047 * 32767 * 2
+
+
+def test_fused_attention_holds_no_scores() -> None:
+    short, _ = moment(QWEN3_4B_2507, Workload(prompt_tokens=4097))
+    long, _ = moment(QWEN3_4B_2507, Workload(prompt_tokens=8193))
+    assert long.largest_buffer != "attention scores"
+    assert long.workspace_bytes < 2 * short.workspace_bytes
+
+
+def test_quantised_keys_bring_the_scores_back() -> None:
+    prompt = Workload(prompt_tokens=16385)
+    plain, _ = moment(QWEN3_4B_2507, prompt)
+    packed, _ = moment(QWEN3_4B_2507, replace(prompt, kv_bits=8))
+    assert packed.workspace_bytes - plain.workspace_bytes > 32 * 2048 * 16384 * 2
+
+
+def test_old_and_quantised_caches_are_alive_together_at_the_switch() -> None:
+    prompt = Workload(prompt_tokens=4096, max_tokens=2000, prefill_step=128, kv_bits=8)
+    found, weights = moment(QWEN3_4B_2507, replace(prompt, quantized_kv_start=6000))
+    tokens = 6144
+    before = tokens * 147456
+    assert (found.phase, found.nbytes) == ("decode", weights + before + before * 17 // 32)
+
+
+def test_a_decode_that_grows_the_cache_holds_old_and_new() -> None:
+    model = build_model(QWEN3_4B_2507, "config.json")
+    short = Workload(prompt_tokens=8192, max_tokens=0, prefill_step=32)
+    inside, grown = (
+        peak(model, workload, resident_bytes=0, plan=None, device=M4_MAX)
+        for workload in (short, replace(short, max_tokens=1))
+    )
+    layer = 8192 * 147456 // 36
+    assert grown.phase == "decode"
+    assert grown.nbytes - inside.nbytes > 2 * layer
+
+
+def test_loading_is_the_peak_of_no_prompt_only_when_nothing_else_is_alive() -> None:
+    found, weights = moment(QWEN3_4B_2507, Workload(prompt_tokens=1))
+    assert found.phase == "decode"
+    assert found.nbytes > weights
+    assert found.largest_buffer == "weight"
+
+
+def test_the_explanation_adds_up() -> None:
+    found, _ = moment(QWEN3_4B_2507, BENCHMARK)
+    (line,) = found.explanation
+    parts, total = line.split(" = ", 1)[1].rsplit(" = ", 1)
+    numbers = [int(part.rsplit(" ", 1)[1].replace(",", "")) for part in parts.split(" + ")]
+    assert sum(numbers) == int(total.replace(",", "")) == found.nbytes
+
+
+CASES = ["llama", "qwen3", "gemma2", "deepseek_v3", "qwen3_moe", "lfm2"]
+HYBRIDS = ["falcon_h1", "granitemoehybrid", "nemotron_h"]
+
+
+@pytest.mark.parametrize("case", CASES + HYBRIDS)
+def test_the_cpu_backend_measures_what_is_predicted(case: str) -> None:
+    pytest.importorskip("mlx_lm", reason="the truth is MLX itself")
+    import mlx.core as mx
+
+    if mx.metal.is_available() or mx.default_device() == mx.gpu:
+        pytest.skip("the cases are of the CPU backend")
+    from benchmarks.workspace_accuracy import CASES, measure, predict
+
+    path = CASES / f"{case}.json"
+    workload = Workload(prompt_tokens=257, max_tokens=1, prefill_step=128)
+    # What runs beside a test lets buffers go sooner: the largest of three.
+    measured = max(measure(path, workload, quantized=True) for _ in range(3))
+    predicted = predict(path, workload, quantized=True)
+    assert abs(predicted - measured) * 100 < ERROR_PERCENT * measured
+
+
+STEPS = st.builds(
+    Step,
+    allocated=st.integers(0, 1000),
+    released=st.just(0),
+    dispatches=st.integers(0, 3),
+    elements=st.integers(0, 1 << 21),
+    repeated=st.just(()),
+)
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_what_is_never_released_adds_up(steps: list[Step]) -> None:
+    rule = BatchRule(4, 3, 2)
+    assert highest([tuple(steps)], rule) == sum(step.allocated for step in steps)
+
+
+def test_a_buffer_is_free_once_its_batch_and_ten_more_are_closed() -> None:
+    # One batch a step: at the last of twelve, the first has run.
+    steps = [Step(1, 1, 1, 0, ())] * 12
+    assert highest([tuple(steps)], BatchRule(1, 50, 10)) == 11
+
+
+def test_elements_of_touched_arrays_close_a_batch() -> None:
+    small = [Step(1, 1, 1, 1 << 20, ())] * 40
+    assert highest([tuple(small)], BatchRule(51, 1, 2)) == 6
+    assert highest([tuple(small)], BatchRule(51, 3, 2)) == 12
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 100), st.booleans()), max_size=30))
+def test_every_array_is_released_exactly_once(moves: list[tuple[int, int, bool]]) -> None:
+    tape = Tape("metal", 2, 10)
+    arrays = [0]
+    for source, elements, writes_over in moves:
+        x = arrays[source % len(arrays)]
+        arrays.append(tape.over(x) if writes_over else tape.new((x,), elements))
+    tape.keep(arrays[-1])
+    steps = tape.program().steps
+    allocated = sum(step.allocated for step in steps)
+    released = sum(step.released for step in steps)
+    input_bytes = tape.nbytes[0] if moves else 0
+    kept = tape.nbytes[arrays[-1]] if moves else 0
+    assert input_bytes + allocated == released + kept
