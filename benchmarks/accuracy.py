@@ -19,13 +19,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.trace.traced_model import record, trace_shapes
+from memfit.estimators.trace.kernel_stubs import Target, library_changes
 from memfit.estimators.trace.libraries import mlx_lm_for
 from memfit.estimators.trace.peak import TracedPeak, peak
-from memfit.estimators.trace.kernel_stubs import Target, library_changes
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.trace.traced_model import record, trace_shapes
 
 CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"
 PACKED = Quantization(4, 32)

@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import build_model
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
 from memfit.estimators.weights import Plan, derive
 from memfit.estimators.workspace import peak
-from memfit.estimators.machine.device import Device
-from memfit.estimators.base.workload import Workload
 
 CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"
 BITS = 4

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, NoReturn
 
 import typer
 
-from memfit.cli.exits import Exit, Stopped, exit_of
+from memfit.cli.exits import CommandStopped, Exit, exit_of
 from memfit.cli.lazy_group import LazyGroup
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.version import __version__
@@ -68,7 +68,7 @@ def main() -> None:
         app()
     except MemfitError as error:
         _leave(exit_of(error), *error.lines)
-    except Stopped as stop:
+    except CommandStopped as stop:
         _leave(stop.code, str(stop))
     except SystemExit as end:
         if end.code == Exit.INTERRUPTED:  # Typer's, for Ctrl-C: it leaves without a word

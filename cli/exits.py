@@ -25,7 +25,7 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-class Stopped(Exception):  # noqa: N818 - no error: somebody wanted it
+class CommandStopped(Exception):  # noqa: N818 - no error: somebody wanted it
     """A command was stopped; the message says what is kept."""
 
     def __init__(self, message: str, code: Exit) -> None:

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.progress import Sink
+from memfit.estimators.base.progress import Progress
 from memfit.estimators.base.units import format_bytes
+from memfit.estimators.checkpoint.manifest import Checkpoint
 
 
 def loadable(
-    reference: str, *, before_download: Callable[[Checkpoint], None] | None, sink: Sink
+    reference: str, *, before_download: Callable[[Checkpoint], None] | None, progress: Progress
 ) -> tuple[Checkpoint, Path]:
     """Return a checkpoint and its directory.
 
@@ -24,11 +24,13 @@ def loadable(
     from memfit.estimators.checkpoint.opening import open_checkpoint
     from memfit.probes.tune import require_loadable
 
-    checkpoint = open_checkpoint(reference, sink=sink)
+    checkpoint = open_checkpoint(reference, progress=progress)
     require_loadable(checkpoint)
     if checkpoint.source == "hub":
-        path = _snapshot(reference, checkpoint, before_download, sink)
-        return open_checkpoint(reference, sink=sink), path  # as it is on disk, not as it was listed
+        path = _snapshot(reference, checkpoint, before_download, progress)
+        return open_checkpoint(
+            reference, progress=progress
+        ), path  # as it is on disk, not as it was listed
     # A store's model goes by another name than its directory's.
     for path in (Path(reference).expanduser(), Path(checkpoint.id)):
         if path.is_dir():
@@ -40,15 +42,15 @@ def _snapshot(
     reference: str,
     checkpoint: Checkpoint,
     before_download: Callable[[Checkpoint], None] | None,
-    sink: Sink,
+    progress: Progress,
 ) -> Path:
     from memfit.probes.download import NotDownloadedError, local_snapshot
 
     try:
-        return local_snapshot(reference, download=False, sink=sink)
+        return local_snapshot(reference, download=False, progress=progress)
     except NotDownloadedError as error:
         if before_download is None:
             size = format_bytes(checkpoint.file_bytes)
             raise NotDownloadedError(f"{error}; --download fetches its {size}") from None
     before_download(checkpoint)
-    return local_snapshot(reference, download=True, sink=sink)
+    return local_snapshot(reference, download=True, progress=progress)

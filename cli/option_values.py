@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 from memfit.cli.options import parsed
-from memfit.estimators.arch.quantization import DEFAULTS, Quantization
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.registry import Runtime
-from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.base.quantization import DEFAULTS, Quantization
 from memfit.estimators.base.units import parse_count, parse_size
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.runtimes.registry import Runtime
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.foundry import FoundrySettings

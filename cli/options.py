@@ -8,8 +8,8 @@ from typing import Annotated, TypeVar
 import typer
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.base.units import Units
+from memfit.estimators.machine.working_set import OsRegime
 
 Value = TypeVar("Value")
 

@@ -109,9 +109,9 @@ def reporting(
     *, verbose: bool, meanwhile: Callable[[], object] | None = None
 ) -> Iterator[TerminalSink]:
     """Give a sink that says at the end what there is to say."""
-    sink = TerminalSink(verbose=verbose, meanwhile=meanwhile)
+    progress = TerminalSink(verbose=verbose, meanwhile=meanwhile)
     try:
-        yield sink
+        yield progress
     finally:
-        sink.end()
-        sink.close()
+        progress.end()
+        progress.close()

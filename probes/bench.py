@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.base.errors import InputError, MachineError, MemfitError, UnsupportedError
-from memfit.estimators.runtimes.measurement import Loaded, Measurement, Run
-from memfit.estimators.sizing.measurement_lookup import machine_name
-from memfit.estimators.sizing.sized_model import Sizing
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.fingerprint import fingerprint_of
+from memfit.estimators.runtimes.measurement import Loaded, Measurement, Run
+from memfit.estimators.sizing.measurement_lookup import machine_name
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.figures import Estimated, estimated, measured, reached, side_by_side, speed
 from memfit.probes.measurement_json import measurement_id
 from memfit.probes.process import ProbeStopped
@@ -32,7 +32,7 @@ class Bench:
     What could not be kept is shown all the same; ``unkept`` says why.
     """
 
-    sizing: Sizing
+    sized: SizedModel
     worker: Worker
     keep: Callable[[Measurement], None]
     tell: Callable[[], None] = silent
@@ -95,9 +95,9 @@ class Bench:
 
     def id_of(self, workload: Workload, wired_limit_bytes: int | None = None) -> str:
         """Return the id that a measurement of a workload has, or will have."""
-        device, versions = self.sizing.device, self.worker.versions
+        device, versions = self.sized.device, self.worker.versions
         return measurement_id(
-            fingerprint=fingerprint_of(self.sizing.checkpoint),
+            fingerprint=fingerprint_of(self.sized.checkpoint),
             device=machine_name(device) if device else "",
             mlx_version=versions["mlx"],
             mlx_lm_version=versions["mlx_lm"],
@@ -149,12 +149,12 @@ class Bench:
 
     def _estimates(self, workload: Workload) -> dict[str, Estimated]:
         try:
-            return estimated(self.sizing, workload)
+            return estimated(self.sized, workload)
         except UnsupportedError:
             return {}
 
     def _kept(self, ran: "_Ran") -> Measurement | None:
-        device = self.sizing.device
+        device = self.sized.device
         if device is None or self.loaded is None:
             return None
         versions = self.worker.versions
@@ -164,8 +164,8 @@ class Bench:
             memfit_version=__version__,
             mlx_version=versions["mlx"],
             mlx_lm_version=versions["mlx_lm"],
-            model=self.sizing.checkpoint.id,
-            fingerprint=fingerprint_of(self.sizing.checkpoint),
+            model=self.sized.checkpoint.id,
+            fingerprint=fingerprint_of(self.sized.checkpoint),
             device=machine_name(device),
             backend=device.backend,
             workload=ran.workload,

@@ -20,8 +20,8 @@ from typing import Any
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.workload import Workload
 from memfit.probes.measuring import Bench
-from memfit.probes.vision_runner import VisionBench
 from memfit.probes.run_monitor import Report
+from memfit.probes.vision_runner import VisionBench
 
 # The first whose memory runs out is this process, not one of the user's: Linux proc(5).
 _KILL_ME_FIRST = "1000"

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.runtimes.budget import COMFORTABLE, judge
-from memfit.estimators.results.estimate import Recommendation
-from memfit.estimators.sizing.sized_model import Sizing
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.runtimes.budget import COMFORTABLE, judge
+from memfit.estimators.sizing.sized_model import SizedModel
 
 _SERVER_KEEPS = 10  # prompts whose caches mlx_lm.server keeps unless told (server.py)
 _STDIN = "-"
 
 
 def recommended_workload(
-    sizing: Sizing, asked: Workload, recommendation: Recommendation
+    sized: SizedModel, asked: Workload, recommendation: Recommendation
 ) -> Workload | None:
     """Return what was asked with the recommended settings, as many of them as fit together.
 
@@ -31,11 +31,11 @@ def recommended_workload(
     start = asked.quantized_kv_start if bits in (None, asked.kv_bits) else 0
     cached = replace(asked, kv_bits=bits, quantized_kv_start=start)
     candidates = (replace(cached, prefill_step=step), replace(asked, prefill_step=step), cached)
-    return next((each for each in candidates if _fits(sizing, each)), None)
+    return next((each for each in candidates if _fits(sized, each)), None)
 
 
 def command_lines(
-    sizing: Sizing,
+    sized: SizedModel,
     workload: Workload,
     *,
     model: str,
@@ -64,7 +64,7 @@ def command_lines(
         line += f" < {shlex.quote(prompt_file)}"
     if limit is not None:
         return (line,)
-    kept = ["--prompt-cache-size", str(_prompts_to_keep(sizing, workload))]
+    kept = ["--prompt-cache-size", str(_prompts_to_keep(sized, workload))]
     alone = ["--prompt-concurrency", "1", "--decode-concurrency", "1"]
     return (line, shlex.join(["mlx_lm.server", *named, *settings, *alone, *kept]))
 
@@ -81,19 +81,19 @@ def _option(name: str, value: str) -> list[str]:
     return [f"{name}={value}"] if value.startswith("-") and value != _STDIN else [name, value]
 
 
-def _prompts_to_keep(sizing: Sizing, workload: Workload) -> int:
+def _prompts_to_keep(sized: SizedModel, workload: Workload) -> int:
     """How many prompts as long as this one can be remembered beside the one that runs."""
-    device, figures = sizing.device, sizing.at(workload)
+    device, figures = sized.device, sized.figures_for(workload)
     caches = figures.kv.nbytes + figures.ssm_bytes
     if device is None or not caches:
         return _SERVER_KEEPS
     share, whole = COMFORTABLE
-    room = device.working_set_bytes * share // whole - sizing.need(workload).peak_bytes
+    room = device.working_set_bytes * share // whole - sized.requirement(workload).peak_bytes
     return max(0, min(_SERVER_KEEPS, room // caches))
 
 
-def _fits(sizing: Sizing, workload: Workload) -> bool:
+def _fits(sized: SizedModel, workload: Workload) -> bool:
     try:
-        return judge(sizing.need(workload), sizing.device)[0] == "fits"
+        return judge(sized.requirement(workload), sized.device)[0] == "fits"
     except UnsupportedError:
         return False

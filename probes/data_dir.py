@@ -6,8 +6,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from memfit.estimators.base.files import shown
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import printable
 
 # A file that is not whole yet; of a process that was killed it stays, until another writes there.
 _UNFINISHED = ".unfinished-"
@@ -49,7 +49,8 @@ def write_atomically(path: Path, text: str, *, overwrite: bool = True) -> bool:
             Path(temporary).unlink(missing_ok=True)
     except OSError as error:
         raise InputError(
-            f"{shown(path)}: cannot be written: {error.strerror}; MEMFIT_HOME names another place"
+            f"{printable(path)}: cannot be written: {error.strerror};"
+            " MEMFIT_HOME names another place"
         ) from None
 
 

@@ -6,16 +6,21 @@ import threading
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from memfit.estimators.base.files import shown
+from memfit.estimators.base.errors import (
+    CheckpointError,
+    InputError,
+    MachineError,
+    UnreachableError,
+)
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.units import format_bytes
 from memfit.estimators.checkpoint.hub.header_cache import user_cache
-from memfit.estimators.checkpoint.hub.repository import Repository
-from memfit.estimators.checkpoint.hub.listing import Listing
 from memfit.estimators.checkpoint.hub.http_errors import refusal
+from memfit.estimators.checkpoint.hub.listing import Listing
+from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.hub.settings import Hub, configured_hub
 from memfit.estimators.checkpoint.local.directory import read_directory
-from memfit.estimators.base.errors import CheckpointError, InputError, MachineError, UnreachableError
-from memfit.estimators.base.progress import SILENT, Sink
-from memfit.estimators.base.units import format_bytes
 
 # mlx_lm/utils.py, DEFAULT_ALLOW_PATTERNS, less "*.py": code of a repository is never run.
 PATTERNS = (
@@ -35,7 +40,7 @@ class NotDownloadedError(CheckpointError):
 
 
 def local_snapshot(
-    reference: str, *, download: bool, sink: Sink = SILENT, hub: Hub | None = None
+    reference: str, *, download: bool, progress: Progress = NULL_PROGRESS, hub: Hub | None = None
 ) -> Path:
     """Return the directory of ``org/name[@revision]`` in huggingface-hub's cache.
 
@@ -50,12 +55,12 @@ def local_snapshot(
     """
     hub = hub or configured_hub()
     name, _, revision = reference.partition("@")
-    place = shown(reference)
+    place = printable(reference)
     if (found := _kept(hub, name, revision)) is not None:
         return found
     if not download:
         raise NotDownloadedError(
-            f"{place}: is not whole in Hugging Face's cache ({shown(hub.snapshots)})"
+            f"{place}: is not whole in Hugging Face's cache ({printable(hub.snapshots)})"
         )
     if hub.offline:
         raise UnreachableError(f"{place}: HF_HUB_OFFLINE is set; unset it to download the model")
@@ -65,18 +70,18 @@ def local_snapshot(
         revision or "main",
         place=PurePosixPath(reference),
         cache=user_cache(),
-        sink=sink,
+        progress=progress,
         listing_only=True,
     )
     if repository.stale:
         raise UnreachableError(repository.stale)
     nbytes = _missing_bytes(repository.listing, _folder(hub, name))
     _require_room(place, nbytes, hub.snapshots)
-    sink.begin(f"Downloading {place}", nbytes)
+    progress.begin(f"Downloading {place}", nbytes)
     try:
-        return _download(hub, name, revision, sink)
+        return _download(hub, name, revision, progress)
     finally:
-        sink.end()
+        progress.end()
 
 
 def _kept(hub: Hub, name: str, revision: str) -> Path | None:
@@ -94,7 +99,9 @@ def _kept(hub: Hub, name: str, revision: str) -> Path | None:
         )
         checkpoint = read_directory(Path(path))
     except HFValidationError as error:
-        raise CheckpointError(f"{shown(name)}: no name on the Hub: {shown(error)}") from None
+        raise CheckpointError(
+            f"{printable(name)}: no name on the Hub: {printable(error)}"
+        ) from None
     except (CheckpointError, LocalEntryNotFoundError):
         return None
     return Path(path) if checkpoint.tensors is not None else None
@@ -119,12 +126,12 @@ def _require_room(place: str, nbytes: int, directory: Path) -> None:
     free = shutil.disk_usage(existing).free
     if nbytes > free:
         raise MachineError(
-            f"{place}: {format_bytes(nbytes)} are to be downloaded, and {shown(directory)} has"
+            f"{place}: {format_bytes(nbytes)} are to be downloaded, and {printable(directory)} has"
             f" {format_bytes(free)} free; make room, or set HF_HOME to another disk"
         )
 
 
-def _download(hub: Hub, name: str, revision: str, sink: Sink) -> Path:
+def _download(hub: Hub, name: str, revision: str, progress: Progress) -> Path:
     import httpx2
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -137,7 +144,7 @@ def _download(hub: Hub, name: str, revision: str, sink: Sink) -> Path:
             cache_dir=hub.snapshots,
             etag_timeout=hub.timeout_seconds,
             allow_patterns=list(PATTERNS),
-            tqdm_class=_bars(sink),
+            tqdm_class=_bars(progress),
         )
     except HfHubHTTPError as error:
         headers = error.response.headers
@@ -151,15 +158,15 @@ def _download(hub: Hub, name: str, revision: str, sink: Sink) -> Path:
             has_token="authorization" in error.response.request.headers,
         ) from None
     except (httpx2.HTTPError, LocalEntryNotFoundError) as error:
-        raise UnreachableError(f"{name}: the download stopped: {shown(error)}") from None
+        raise UnreachableError(f"{name}: the download stopped: {printable(error)}") from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise MachineError(f"{name}: the disk is full; what came is kept") from None
-        raise InputError(f"{name}: cannot be kept: {shown(error)}; see HF_HOME") from None
+        raise InputError(f"{name}: cannot be kept: {printable(error)}; see HF_HOME") from None
     return Path(path)
 
 
-def _bars(sink: Sink) -> Any:
+def _bars(progress: Progress) -> Any:
     """A class of bars that draw nothing and tell the sink of bytes.
 
     huggingface-hub has a bar for bytes received and one for bytes written, and one for files.
@@ -179,7 +186,7 @@ def _bars(sink: Sink) -> Any:
             with lock:
                 self._done += int(n or 0)
                 if self._counts_bytes and self._done > told:
-                    sink.advance(self._done - told)
+                    progress.advance(self._done - told)
                     told = self._done
 
     return Bar

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
-from memfit.estimators.mlx.kv_cache import prefilled_kv_cache
-from memfit.estimators.runtimes.measurement import Loaded, Run
-from memfit.estimators.results.estimate import Basis
-from memfit.estimators.sizing.sized_model import Sizing
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.kv_cache import prefilled_kv_cache
+from memfit.estimators.results.estimate import Basis
+from memfit.estimators.runtimes.measurement import Loaded, Run
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.result import Figure, Speed
 
 NAMES = (
@@ -41,27 +41,27 @@ class Estimated(NamedTuple):
     basis: Basis
 
 
-def estimated(sizing: Sizing, workload: Workload) -> dict[str, Estimated]:
+def estimated(sized: SizedModel, workload: Workload) -> dict[str, Estimated]:
     """Return the figures that a sizing has of a workload, by name.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    figures, weighed = sizing.at(workload), sizing.weighed
-    kept: Basis = "traced" if isinstance(sizing.engine, TraceEngine) else "exact"
-    reached, _ = sizing.workspace_basis(workload)
+    figures, footprint = sized.figures_for(workload), sized.footprint
+    kept: Basis = "traced" if isinstance(sized.engine, TraceEngine) else "exact"
+    reached, _ = sized.workspace_basis(workload)
     moment, caches = figures.moment, figures.kv.nbytes + figures.ssm_bytes
     found = {
-        "weights": Estimated(weighed.loaded_bytes, weighed.basis),
-        "active": Estimated(sizing.resident_bytes, weighed.basis),
+        "weights": Estimated(footprint.loaded_bytes, footprint.basis),
+        "active": Estimated(sized.resident_bytes, footprint.basis),
         "kv": Estimated(figures.kv.nbytes, kept),
         "kv_held": Estimated(figures.kv.held_bytes, kept),
         "ssm": Estimated(figures.ssm_bytes, kept),
         "peak": Estimated(moment.nbytes, reached),
-        "workspace": Estimated(moment.nbytes - weighed.loaded_bytes - caches, reached),
+        "workspace": Estimated(moment.nbytes - footprint.loaded_bytes - caches, reached),
     }
-    if sizing.model.layers:
-        prefilled = prefilled_kv_cache(sizing.model, workload)
+    if sized.model.layers:
+        prefilled = prefilled_kv_cache(sized.model, workload)
         found["prefill_kv"] = Estimated(prefilled.nbytes, "exact")
         found["prefill_kv_held"] = Estimated(prefilled.held_bytes, "exact")
         if workload.prompt_tokens > 1:

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from memfit.estimators.checkpoint.config import CONFIG, read_model_config
-from memfit.estimators.base.files import shown
 from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
+from memfit.estimators.base.files import printable
+from memfit.estimators.checkpoint.config import CONFIG, read_model_config
 from memfit.estimators.trace.model_builder import class_errors
 
 # How MLX says that memory was refused: backend/{metal,cuda}/allocator.cpp, and Metal itself.
@@ -29,7 +29,7 @@ def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
         UnsupportedError: when mlx-lm has no class for the model, or it brings its own code.
         MachineError: when there is not memory enough.
     """
-    name = shown(path / CONFIG)
+    name = printable(path / CONFIG)
     config = codeless_config(path)
     from mlx_lm.utils import load_model as load
 
@@ -45,7 +45,7 @@ def _require_class(name: str, config: dict[str, Any]) -> None:
     try:
         _get_classes(config)
     except ValueError:
-        kind = shown(config.get("model_type"))
+        kind = printable(config.get("model_type"))
         raise UnsupportedError(f"{name}: model_type {kind}: mlx-lm has no class for it") from None
 
 
@@ -58,7 +58,7 @@ def codeless_config(path: Path) -> dict[str, Any]:
     config = read_model_config(path / CONFIG)
     if config.get("model_file") is not None:
         raise UnsupportedError(
-            f"{shown(path / CONFIG)}: model_file: the model brings its own code, which memfit"
+            f"{printable(path / CONFIG)}: model_file: the model brings its own code, which memfit"
             " never runs"
         )
     return config
@@ -83,11 +83,11 @@ def weight_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise CheckpointError(f"{shown(path)}: {one_line(error)}") from None
+        raise CheckpointError(f"{printable(path)}: {one_line(error)}") from None
     except Exception as error:
         if not _is_of_weights(error):
             raise
-        raise CheckpointError(f"{shown(path)}: {_mismatch(error)}") from None
+        raise CheckpointError(f"{printable(path)}: {_mismatch(error)}") from None
 
 
 def _is_of_weights(error: Exception) -> bool:
@@ -105,13 +105,13 @@ def _mismatch(error: Exception) -> str:
         return f"its weights cannot be read: {one_line(error)}"
     if found := _SHAPE.search(text):
         wanted, got, name = found.groups()
-        wrong = f"tensor {shown(name)} has shape {got}, the config describes {wanted}"
+        wrong = f"tensor {printable(name)} has shape {got}, the config describes {wanted}"
     elif found := _UNEXPECTED.search(text):
-        wrong = f"tensor {shown(found[2])} is not in the model of the config{_others(found[1])}"
+        wrong = f"tensor {printable(found[2])} is not in the model of the config{_others(found[1])}"
     elif found := _MISSING.search(text):
-        wrong = f"tensor {shown(found[2])} is not there{_others(found[1])}"
+        wrong = f"tensor {printable(found[2])} is not there{_others(found[1])}"
     elif isinstance(error, KeyError):
-        wrong = f"tensor {shown(next(iter(error.args), '?'))} is not there"
+        wrong = f"tensor {printable(next(iter(error.args), '?'))} is not there"
     else:
         wrong = f"{type(error).__name__}: {one_line(error)}"
     return f"{wrong}; config and weights do not belong together"
@@ -123,4 +123,4 @@ def _others(count: str) -> str:
 
 def one_line(error: BaseException) -> str:
     """Return what an error says, fit to be shown."""
-    return shown(" ".join(str(error).split()))
+    return printable(" ".join(str(error).split()))

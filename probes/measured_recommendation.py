@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.weights.footprint import Weighed
-from memfit.estimators.runtimes.interface import Engine, Figures
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.results.estimate import Basis, Recommendation
+from memfit.estimators.runtimes.interface import Figures, RuntimeModel
 from memfit.estimators.sizing.peak_fit import (
     Line,
     Peak,
@@ -20,10 +22,8 @@ from memfit.estimators.sizing.peak_fit import (
     line_through,
 )
 from memfit.estimators.sizing.recommend import recommend
-from memfit.estimators.results.estimate import Basis, Recommendation
-from memfit.estimators.sizing.sized_model import Sizing
-from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.probes.result import Point
 
 
@@ -34,7 +34,7 @@ class LineEngine:
     The line holds for workloads that differ from ``asked`` in prompt and prefill step alone.
     """
 
-    inner: Engine
+    inner: RuntimeModel
     asked: Workload
     peaks: dict[Workload, int]
     line: Line | None
@@ -45,12 +45,12 @@ class LineEngine:
         """The runtime that was measured."""
         return self.inner.runtime
 
-    def resident_bytes(self, weighed: Weighed, backend: Backend) -> int:
+    def resident_bytes(self, footprint: WeightFootprint, backend: Backend) -> int:
         """Return the bytes of the weights."""
-        return self.inner.resident_bytes(weighed, backend)
+        return self.inner.resident_bytes(footprint, backend)
 
     def figures(
-        self, model: Model, weighed: Weighed, workload: Workload, device: Device | None
+        self, model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
     ) -> Figures:
         """Return what a workload takes.
 
@@ -58,9 +58,9 @@ class LineEngine:
         beyond the line's own take what the estimate says if that is more, since scores grow with
         step and prompt together.
         """
-        figures = self.inner.figures(model, weighed, workload, device)
+        figures = self.inner.figures(model, footprint, workload, device)
         backend = device.backend if device else "cpu"
-        there = self.resident_bytes(weighed, backend) + figures.kv.nbytes + figures.ssm_bytes
+        there = self.resident_bytes(footprint, backend) + figures.kv.nbytes + figures.ssm_bytes
         if (measured := self.peaks.get(workload)) is not None:
             return _with_peak(figures, measured, there)
         if self.line is None or _setting(workload) != _setting(self.asked):
@@ -93,22 +93,22 @@ def line_of(points: Sequence[Point]) -> Line | None:
     return None
 
 
-def by_measurement(sizing: Sizing, points: Sequence[Point], line: Line | None) -> Sizing:
+def by_measurement(sized: SizedModel, points: Sequence[Point], line: Line | None) -> SizedModel:
     """Return the sizing with measured needs, for the settings that the points tell of."""
-    searching = sizing.searching() or sizing
+    searching = sized.formula_view() or sized
     peaks = {p.workload: p.peak_bytes for p in points if _counts(p) and p.peak_bytes is not None}
     engine = LineEngine(searching.engine, points[0].workload, peaks, line)
     return replace(searching, engine=engine, searches=None, _answers={})
 
 
-def advise(sizing: Sizing, points: Sequence[Point], units: Units = Units.GB) -> Recommendation:
+def advise(sized: SizedModel, points: Sequence[Point], units: Units = Units.GB) -> Recommendation:
     """Return the settings for the first point's workload; the first reasons say what they rest on.
 
     ``sizing`` is the estimate that the points were held against.
     """
     asked, line = points[0].workload, line_of(points)
-    found = recommend(by_measurement(sizing, points, line), asked, units)
-    return replace(found, reasons=(*_basis(sizing, points, line, units), *found.reasons))
+    found = recommend(by_measurement(sized, points, line), asked, units)
+    return replace(found, reasons=(*_basis(sized, points, line, units), *found.reasons))
 
 
 def _counts(point: Point) -> bool:
@@ -128,7 +128,7 @@ def _setting(workload: Workload) -> Workload:
 
 
 def _basis(
-    sizing: Sizing, points: Sequence[Point], line: Line | None, units: Units
+    sized: SizedModel, points: Sequence[Point], line: Line | None, units: Units
 ) -> Iterator[str]:
     measured = sum(point.status == "measured" for point in points)
     if not measured:
@@ -138,7 +138,7 @@ def _basis(
     else:
         peaks = "peak" if measured == 1 else "peaks"
         text = f"stands on {measured} measured {peaks} and the estimate"
-        yield text + _too_short(points[0].workload, sizing.model.max_context)
+        yield text + _too_short(points[0].workload, sized.model.max_context)
 
 
 def _too_short(workload: Workload, limit: int | None) -> str:

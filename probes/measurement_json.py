@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import PurePath
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from memfit.estimators.base.files import shown
-from memfit.estimators.base.reading.strict_json import parse_object, plain
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.runtimes.measurement import SCHEMA, Measurement
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.reading.strict_json import parse_object, plain
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.measurement import SCHEMA, Measurement
 
 COLLECTION_SCHEMA = "memfit.measurements/1"
 MAX_COLLECTION_BYTES = 8_000_000  # a measurement of three repeats takes two kilobytes
@@ -74,7 +74,7 @@ def parse_measurement(content: bytes, path: PurePath) -> Measurement:
         InputError: naming the file and the key, when it is damaged.
         NewerSchemaError: when a newer memfit wrote it.
     """
-    return _measurement(_parsed(content, path, "the measurement"), f"{shown(path)}: ")
+    return _measurement(_parsed(content, path, "the measurement"), f"{printable(path)}: ")
 
 
 def parse_collection(content: bytes, path: PurePath) -> tuple[Measurement, ...]:
@@ -85,7 +85,7 @@ def parse_collection(content: bytes, path: PurePath) -> tuple[Measurement, ...]:
         NewerSchemaError: when a newer memfit wrote it.
     """
     data = _parsed(content, path, "the collection of measurements")
-    place = f"{shown(path)}: "
+    place = f"{printable(path)}: "
     _require_schema(data, COLLECTION_SCHEMA, place)
     records = data.get("measurements")
     if not isinstance(records, list):
@@ -108,7 +108,7 @@ def _parsed(content: bytes, path: PurePath, what: str) -> dict[str, Any]:
     value = parse_object(
         content, path, what=what, error=InputError, max_values=MAX_COLLECTION_VALUES
     )
-    data: dict[str, Any] = plain(value, shown(path), error=InputError)
+    data: dict[str, Any] = plain(value, printable(path), error=InputError)
     return data
 
 
@@ -132,7 +132,7 @@ def _measurement(data: Any, place: str) -> Measurement:
         wired_limit_bytes=found.wired_limit_bytes,
     )
     if found.id != expected:
-        raise InputError(f"{place}id: {shown(found.id)} is not what the record's key gives")
+        raise InputError(f"{place}id: {printable(found.id)} is not what the record's key gives")
     return found
 
 
@@ -154,7 +154,7 @@ def _record(kind: type, value: Any, place: str) -> Any:
         raise InputError(f"{place.rstrip('.: ')}: expected an object, got {_shown(value)}")
     types = _types(kind)
     if odd := [key for key in value if key not in types]:
-        raise InputError(f"{place}{shown(odd[0])}: no such key in a {kind.__name__.lower()}")
+        raise InputError(f"{place}{printable(odd[0])}: no such key in a {kind.__name__.lower()}")
     if missing := [name for name in types if name not in value]:
         raise InputError(f"{place}{missing[0]}: missing")
     read = {name: _value(each, value[name], f"{place}{name}") for name, each in types.items()}
@@ -205,4 +205,4 @@ def _text(value: Any, place: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return shown(repr(value)[:60])
+    return printable(repr(value)[:60])

@@ -3,28 +3,30 @@
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.machine.device import Device
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.registry import MLX_LM
 from memfit.estimators.sizing.measurement_lookup import Versions, recall
-from memfit.estimators.results.estimate import Note
-from memfit.estimators.sizing.sized_model import Sizing
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.store import Store
 
 
-def with_measurement(sizing: Sizing, workload: Workload, host: Device, store: Store) -> Sizing:
+def with_measurement(
+    sized: SizedModel, workload: Workload, host: Device, store: Store
+) -> SizedModel:
     """Return a sizing on this machine with what was measured here of its checkpoint as it is.
 
     Nothing was measured of another runtime, of several sequences, or without headers.
     """
-    checkpoint = sizing.checkpoint
-    if sizing.runtime != MLX_LM or not checkpoint.header_sha256 or workload.batch > 1:
-        return sizing
+    checkpoint = sized.checkpoint
+    if sized.runtime != MLX_LM or not checkpoint.header_sha256 or workload.batch > 1:
+        return sized
     kept = store.of(fingerprint_of(checkpoint))
     warnings = tuple(Note("warning", "measurement", warning) for warning in kept.warnings)
     if not kept.measurements:
-        return replace(sizing, notes=warnings)
+        return replace(sized, notes=warnings)
     found = recall(
         kept.measurements,
         device=host,
@@ -32,8 +34,8 @@ def with_measurement(sizing: Sizing, workload: Workload, host: Device, store: St
         workload=workload,
         model=checkpoint.id,
     )
-    sizing = replace(sizing, notes=(*warnings, *found.notes))
-    return sizing.measured(found.measurement) if found.measurement else sizing
+    sized = replace(sized, notes=(*warnings, *found.notes))
+    return sized.measured(found.measurement) if found.measurement else sized
 
 
 def _version(distribution: str) -> str | None:

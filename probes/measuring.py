@@ -13,16 +13,16 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from memfit.estimators.checkpoint.config import CONFIG
-from memfit.estimators.base.files import shown
 from memfit.estimators.base.errors import InputError, MachineError
-from memfit.estimators.runtimes.measurement import Loaded, Run
-from memfit.estimators.trace.model_builder import class_errors
+from memfit.estimators.base.files import printable
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.config import CONFIG
+from memfit.estimators.runtimes.measurement import Loaded, Run
+from memfit.estimators.trace.model_builder import class_errors
 from memfit.probes.loading import load_model, memory_errors
-from memfit.probes.tokenize_prompt import prompt_ids
 from memfit.probes.run_monitor import Report, Watch, cache_bytes, signs_of_life, state_bytes
+from memfit.probes.tokenize_prompt import prompt_ids
 
 
 class Bench:
@@ -170,7 +170,7 @@ class Bench:
 
     def errors(self) -> AbstractContextManager[None]:
         """Turn what a model's class raises into one line."""
-        return class_errors(shown(self.path / CONFIG), self.config)
+        return class_errors(printable(self.path / CONFIG), self.config)
 
     def _generate(self, prompt: Any, workload: Workload) -> Run:
         import mlx.core as mx

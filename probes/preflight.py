@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memfit.estimators.base.errors import MachineError, UnsupportedError
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.sizing.recommend import recommend
-from memfit.estimators.sizing.sized_model import Sizing
-from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.sizing.sized_model import SizedModel
 
 MEMORY_LIMIT = "memory limit"
 
@@ -31,32 +31,32 @@ class Obstacle:
         return self.reason
 
 
-def obstacle(sizing: Sizing, workload: Workload, units: Units = Units.GB) -> Obstacle | None:
+def obstacle(sized: SizedModel, workload: Workload, units: Units = Units.GB) -> Obstacle | None:
     """Return why the estimate says that a workload cannot be run here now, None when it can.
 
     The peak and the margin are held against free memory and the working set, the largest
     allocation against the largest the device gives.
     """
     try:
-        need = sizing.need(workload)
+        need = sized.requirement(workload)
     except UnsupportedError as error:
         return Obstacle(str(error))
-    return _lacking(need, sizing.device, units) if sizing.device else None
+    return _lacking(need, sized.device, units) if sized.device else None
 
 
-def require_room(sizing: Sizing, workload: Workload, units: Units = Units.GB) -> None:
+def require_room(sized: SizedModel, workload: Workload, units: Units = Units.GB) -> None:
     """Say what a workload lacks, and what would fit.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload at all.
         RefusedError: when it can, and there is no room for it.
     """
-    sizing.at(workload)
-    found = obstacle(sizing, workload, units)
+    sized.figures_for(workload)
+    found = obstacle(sized, workload, units)
     if found:
-        would_fit = " or ".join(_would_fit(sizing, workload, units))
+        would_fit = " or ".join(_would_fit(sized, workload, units))
         remedy = f"{would_fit} would fit" if would_fit else "no setting makes it fit"
-        raise RefusedError(f"{sizing.checkpoint.id}: {found}; {remedy}")
+        raise RefusedError(f"{sized.checkpoint.id}: {found}; {remedy}")
 
 
 def free_bytes(device: Device) -> int:
@@ -93,8 +93,8 @@ def _lacking(need: Need, device: Device, units: Units) -> Obstacle | None:
     return None
 
 
-def _would_fit(sizing: Sizing, workload: Workload, units: Units) -> Iterator[str]:
-    searching, device = sizing.searching(), sizing.device
+def _would_fit(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
+    searching, device = sized.formula_view(), sized.device
     if searching is None or device is None:
         return
     room = min(device.working_set_bytes, free_bytes(device))

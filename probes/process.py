@@ -22,7 +22,6 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
-from memfit.estimators.base.files import regular_file_bytes, shown
 from memfit.estimators.base.errors import (
     CheckpointError,
     ConfigError,
@@ -31,8 +30,9 @@ from memfit.estimators.base.errors import (
     MemfitError,
     UnsupportedError,
 )
-from memfit.estimators.runtimes.measurement import Loaded, Run
+from memfit.estimators.base.files import printable, regular_file_bytes
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.measurement import Loaded, Run
 
 # Errors of the model or the request; any other is of this machine.
 _ERRORS: dict[str, type[MemfitError]] = {
@@ -243,7 +243,7 @@ class ModelProcess:
 
     def _doing(self, call: str) -> str:
         words = {"load": "loading", "prompt": "tokenising for", "versions": "starting for"}
-        return f"{words.get(call, 'running')} {shown(self._path)}"
+        return f"{words.get(call, 'running')} {printable(self._path)}"
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         try:
@@ -272,7 +272,7 @@ class ModelProcess:
         end = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, end - _LAST_WORDS_BYTES))
         lines = self._stderr.read().decode("utf-8", "replace").split("\n")
-        return next((shown(line.strip()) for line in reversed(lines) if line.strip()), "")
+        return next((printable(line.strip()) for line in reversed(lines) if line.strip()), "")
 
     def _kill(self) -> None:
         if self._process:

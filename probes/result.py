@@ -7,8 +7,7 @@ bytes, tokens or nanoseconds.
 from dataclasses import dataclass
 from typing import Literal
 
-from memfit.estimators.runtimes.measurement import Loaded
-from memfit.estimators.sizing.peak_fit import Line
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import (
     Basis,
     DeviceSummary,
@@ -17,7 +16,8 @@ from memfit.estimators.results.estimate import (
     Recommendation,
     Verdict,
 )
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.measurement import Loaded
+from memfit.estimators.sizing.peak_fit import Line
 
 SCHEMA = "memfit.tune/1"
 Status = Literal["measured", "skipped", "failed"]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from memfit.estimators.base.files import read_whole, shown
 from memfit.estimators.base.errors import CheckpointError, InputError
+from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.probes.data_dir import memfit_home, write_atomically
 from memfit.probes.measurement_json import (
@@ -82,7 +82,9 @@ class Store:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                raise InputError(f"{shown(path)}: cannot be removed: {error.strerror}") from None
+                raise InputError(
+                    f"{printable(path)}: cannot be removed: {error.strerror}"
+                ) from None
 
     def add(self, collection: Path) -> Imported:
         """Keep the measurements of a collection that are not here yet: all of it is valid, or none.
@@ -125,7 +127,7 @@ class Store:
     def _read(self, path: Path, id: str | None = None) -> Measurement:
         found = parse_measurement(read_whole(path, limit=MAX_RECORD_BYTES), path)
         if found.id != (id or path.stem):
-            raise InputError(f"{shown(path)}: holds the measurement {found.id}")
+            raise InputError(f"{printable(path)}: holds the measurement {found.id}")
         return found
 
     def _set_aside(self, path: Path) -> str:
@@ -139,7 +141,7 @@ class Store:
             self._read(aside, path.stem)
             os.link(aside, path)
             aside.unlink()
-        return f"it is set aside as {shown(aside.name)}"
+        return f"it is set aside as {printable(aside.name)}"
 
     def _files(self, prefix: str) -> Iterator[Path]:
         try:
@@ -159,8 +161,8 @@ class Store:
         # An id is typed by someone: it may name anything.
         if not ID.fullmatch(id) or not os.path.lexists(path):
             raise InputError(
-                f"{shown(id)}: no such measurement in {shown(self.directory)}; memfit measurements"
-                " list shows which there are"
+                f"{printable(id)}: no such measurement in {printable(self.directory)}; memfit"
+                " measurements list shows which there are"
             )
         return path
 

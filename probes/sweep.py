@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.runtimes.measurement import Measurement
-from memfit.estimators.base.progress import Sink
-from memfit.estimators.sizing.sized_model import Sizing
+from memfit.estimators.base.progress import Progress
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.bench import REPEATS, Bench
-from memfit.probes.sweep_checkpoint import PartialSweep
 from memfit.probes.preflight import obstacle, require_room
 from memfit.probes.result import Point
+from memfit.probes.sweep_checkpoint import PartialSweep
 
 _STEPS = REPEATS + 1  # of a point: its runs, and the one by mlx-swift-lm's rule
 
@@ -38,7 +38,7 @@ def sweep(
     partial: PartialSweep,
     force: bool,
     units: Units,
-    sink: Sink,
+    progress: Progress,
 ) -> Swept:
     """Return a point for each workload: measured, skipped with the reason, or failed.
 
@@ -55,20 +55,20 @@ def sweep(
     known = {each.workload: each for each in partial.measured().values()}
     asked = workloads[0]
     if asked not in known and not force:
-        require_room(bench.sizing, asked, units)
-    reasons = {} if force else _obstacles(bench.sizing, workloads, units, sink)
+        require_room(bench.sized, asked, units)
+    reasons = {} if force else _obstacles(bench.sized, workloads, units, progress)
     left = [work for work in workloads if work not in known and work not in reasons]
     points: dict[Workload, Point] = {}
-    sink.begin(_title(len(left), len(known)), sum(_cost(work) for work in left))
+    progress.begin(_title(len(left), len(known)), sum(_cost(work) for work in left))
     try:
         for work in left:
-            points[work] = _measured(bench, work, sink, must_run=work == asked)
+            points[work] = _measured(bench, work, progress, must_run=work == asked)
             if id := points[work].measurement_id:
                 _note(bench, partial, id)
     except KeyboardInterrupt:
         raise SweepInterrupted(_resumption(len(partial.measured()), len(workloads))) from None
     finally:
-        sink.end()
+        progress.end()
     if all(point.status != "failed" for point in points.values()):
         partial.finish()
     every = (
@@ -79,40 +79,40 @@ def sweep(
 
 
 def _obstacles(
-    sizing: Sizing, workloads: Sequence[Workload], units: Units, sink: Sink
+    sized: SizedModel, workloads: Sequence[Workload], units: Units, progress: Progress
 ) -> dict[Workload, str]:
     """Why workloads are not to be run, of those that are not; a trace takes a second or more."""
     found = {}
-    sink.begin(f"estimating {len(workloads)} points", len(workloads))
+    progress.begin(f"estimating {len(workloads)} points", len(workloads))
     try:
         for work in workloads:
-            if reason := _obstacle(sizing, work, units):
+            if reason := _obstacle(sized, work, units):
                 found[work] = reason
-            sink.advance()
+            progress.advance()
     finally:
-        sink.end()
+        progress.end()
     return found
 
 
-def _obstacle(sizing: Sizing, workload: Workload, units: Units) -> str | None:
-    limit = sizing.model.max_context
+def _obstacle(sized: SizedModel, workload: Workload, units: Units) -> str | None:
+    limit = sized.model.max_context
     if limit and workload.total_tokens > limit:
         return f"more than the model's own limit of {limit} tokens"
-    found = obstacle(sizing, workload, units)
+    found = obstacle(sized, workload, units)
     return str(found) if found else None
 
 
-def _measured(bench: Bench, workload: Workload, sink: Sink, *, must_run: bool) -> Point:
+def _measured(bench: Bench, workload: Workload, progress: Progress, *, must_run: bool) -> Point:
     told = 0
 
     def tell() -> None:
         nonlocal told
         told += 1
-        sink.advance(workload.total_tokens)
+        progress.advance(workload.total_tokens)
 
     bench.tell = tell
     point = bench.measure(workload) if must_run else bench.measure_if_supported(workload)
-    sink.advance(_cost(workload) - told * workload.total_tokens)  # of a point that ended early
+    progress.advance(_cost(workload) - told * workload.total_tokens)  # of a point that ended early
     return point
 
 

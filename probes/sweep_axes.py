@@ -10,8 +10,8 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
-from memfit.estimators.base.files import shown
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import printable
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import KV_BITS, Workload
 
@@ -39,7 +39,9 @@ def parse_axis(text: str) -> Axis:
     name, equals, values = (part.strip() for part in text.partition("="))
     if not equals or name not in _SETTINGS or len(text) > _MAX_TEXT:
         *first, last = (setting.example for setting in _SETTINGS.values())
-        raise InputError(f"{shown(text)}: not a sweep; write it as {', '.join(first)} or {last}")
+        raise InputError(
+            f"{printable(text)}: not a sweep; write it as {', '.join(first)} or {last}"
+        )
     axis = Axis(name, tuple(_read(name, value.strip()) for value in values.split(",")))
     if repeated := _repeated(axis.values):
         raise InputError(f"{name}: {_NONE if repeated[0] is None else repeated[0]} is given twice")
@@ -89,14 +91,14 @@ def _repeated(values: Sequence[Value]) -> list[Value]:
 def _tokens(text: str) -> int:
     count = parse_count(text)
     if count < 1:
-        raise InputError(f"{shown(text)}: must be at least 1 token")
+        raise InputError(f"{printable(text)}: must be at least 1 token")
     return count
 
 
 def _bits(text: str) -> int | None:
     bits = {_NONE: None, **{str(each): each for each in KV_BITS}}
     if text not in bits:
-        raise InputError(f"{shown(text)}: MLX quantises a cache to one of {', '.join(bits)}")
+        raise InputError(f"{printable(text)}: MLX quantises a cache to one of {', '.join(bits)}")
     return bits[text]
 
 

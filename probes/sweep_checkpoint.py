@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.files import read_whole
 from memfit.estimators.base.reading.strict_json import parse_object
-from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.probes.data_dir import memfit_home, write_atomically
 from memfit.probes.store import Store, user_store

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memfit.estimators.checkpoint.config import CONFIG, read_model_config
-from memfit.estimators.base.files import names_in, shown
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import list_names, printable
+from memfit.estimators.checkpoint.config import CONFIG, read_model_config
 
 # What is repeated where only a number of tokens is given.
 SEED_TEXT = "Memory is counted in bytes: weights, caches, and what is in flight between them. "
@@ -35,7 +35,7 @@ def prompt_ids(
         tokenizer = _tokenizer(path, config)
     except _NoTokenizerError as error:
         if text is not None:
-            raise InputError(f"{shown(path)}: {error}; use --prompt-tokens N") from None
+            raise InputError(f"{printable(path)}: {error}; use --prompt-tokens N") from None
         count = min(_PLAIN_IDS, vocabulary or _PLAIN_IDS, tokens or 1)
         return list(range(count)), (f"{error}: the prompt is plain token ids",)
     ids = _of_text(tokenizer, text) if text is not None else _of_seed(tokenizer, tokens or 1)
@@ -43,7 +43,7 @@ def prompt_ids(
         raise InputError("the prompt is empty: the tokenizer makes no tokens of it")
     if vocabulary and max(ids) >= vocabulary:
         raise InputError(
-            f"{shown(path)}: its tokenizer gives id {max(ids)}, the model has a vocabulary of"
+            f"{printable(path)}: its tokenizer gives id {max(ids)}, the model has a vocabulary of"
             f" {vocabulary}; they do not belong together"
         )
     return ids, ()
@@ -54,7 +54,7 @@ class _NoTokenizerError(Exception):
 
 
 def _tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
-    names = names_in(path)
+    names = list_names(path)
     if not any(name in _TOKENIZER_FILES or name.endswith(".tiktoken") for name in names):
         raise _NoTokenizerError("no tokenizer")
     from mlx_lm.utils import load_tokenizer
@@ -63,7 +63,7 @@ def _tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
     try:
         return load_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=eos)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - its code is transformers' and more
-        reason = shown(" ".join(str(error).split()))
+        reason = printable(" ".join(str(error).split()))
         raise _NoTokenizerError(
             f"its tokenizer cannot be loaded ({type(error).__name__}: {reason})"
         ) from None
@@ -79,7 +79,7 @@ def _of_text(tokenizer: Any, text: str) -> list[int]:
             )
         return list(tokenizer.encode(text, add_special_tokens=not has_template))
     except Exception as error:  # noqa: BLE001 - a template is a program of the repository's
-        reason = shown(" ".join(str(error).split()))
+        reason = printable(" ".join(str(error).split()))
         raise InputError(
             f"the prompt cannot be tokenised ({type(error).__name__}: {reason});"
             " use --prompt-tokens N"

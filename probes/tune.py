@@ -10,31 +10,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
-from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
-from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.host import detect_host
-from memfit.estimators.runtimes.budget import Need, judge
-from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
-from memfit.estimators.results.estimate import Note, Recommendation, Verdict
-from memfit.estimators.base.progress import SILENT, Sink
-from memfit.estimators.sizing.sized_model import Sizing, size
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.host import detect_host
+from memfit.estimators.results.estimate import Note, Recommendation, Verdict
+from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
+from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
+from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.probes import vision_estimate as picture
-from memfit.probes.measured_recommendation import advise, by_measurement, line_of
 from memfit.probes.bench import REPEATS, Bench
 from memfit.probes.command_lines import command_lines, recommended_workload
-from memfit.probes.sweep_checkpoint import Sweeps
-from memfit.probes.process import ModelProcess, Prompt
+from memfit.probes.measured_recommendation import advise, by_measurement, line_of
 from memfit.probes.preflight import MEMORY_LIMIT, limited, obstacle, require_room
+from memfit.probes.process import ModelProcess, Prompt
 from memfit.probes.result import Point, TuneResult
+from memfit.probes.speed_tradeoff import trade
 from memfit.probes.sweep import Swept, sweep
 from memfit.probes.sweep_axes import Axis, swept
-from memfit.probes.speed_tradeoff import trade
+from memfit.probes.sweep_checkpoint import Sweeps
 from memfit.probes.wired_trial import because, with_wired
 from memfit.probes.worker import Worker
 
@@ -75,7 +75,7 @@ def tune(
     *,
     start: Callable[[], ModelProcess],
     sweeps: Sweeps,
-    sink: Sink = SILENT,
+    progress: Progress = NULL_PROGRESS,
 ) -> TuneResult:
     """Measure, compare and recommend; ``start`` makes a process, measurements go to the store.
 
@@ -93,16 +93,16 @@ def tune(
         device = limited(_device(worker), request.memory_limit_bytes)
         prompt = _prompted(worker, request)
         workload = replace(request.workload, prompt_tokens=prompt.tokens)
-        with _progress(sink, "estimating", 1):
-            sizing = _sized(request, device, workload)
-        _require_within_limit(sizing, workload, force=request.force)
+        with _progress(progress, "estimating", 1):
+            sized = _sized(request, device, workload)
+        _require_within_limit(sized, workload, force=request.force)
         keep = picture.forget if request.has_image else sweeps.store.save
-        bench = Bench(sizing, worker, keep, sink.advance)
+        bench = Bench(sized, worker, keep, progress.advance)
         if request.axes:
-            points, known = _swept(request, bench, workload, sweeps, sink)
+            points, known = _swept(request, bench, workload, sweeps, progress)
         else:
-            points, known = tuple(_points(request, bench, workload, sink)), 0
-        recommendation = advise(sizing, points, request.units)
+            points, known = tuple(_points(request, bench, workload, progress)), 0
+        recommendation = advise(sized, points, request.units)
         if request.tries_wired:
             points, recommendation = with_wired(bench, points, recommendation, request.units)
         elif device.backend != "metal":
@@ -110,7 +110,9 @@ def tune(
         return _result(request, bench, device, _Found(prompt, points, known, recommendation))
 
 
-def _swept(request: Request, bench: Bench, asked: Workload, sweeps: Sweeps, sink: Sink) -> Swept:
+def _swept(
+    request: Request, bench: Bench, asked: Workload, sweeps: Sweeps, progress: Progress
+) -> Swept:
     combined = swept(request.axes, asked, quantized_kv_start=request.swept_kv_start)
     workloads = tuple(dict.fromkeys((asked, *combined)))
     return sweep(
@@ -119,37 +121,37 @@ def _swept(request: Request, bench: Bench, asked: Workload, sweeps: Sweeps, sink
         partial=sweeps.partial(map(bench.id_of, workloads), request.prompt),
         force=request.force,
         units=request.units,
-        sink=sink,
+        progress=progress,
     )
 
 
-def _points(request: Request, bench: Bench, asked: Workload, sink: Sink) -> Iterator[Point]:
+def _points(request: Request, bench: Bench, asked: Workload, progress: Progress) -> Iterator[Point]:
     if not request.force:
-        require_room(bench.sizing, asked, request.units)
-    with _progress(sink, "measuring", REPEATS + 1):
+        require_room(bench.sized, asked, request.units)
+    with _progress(progress, "measuring", REPEATS + 1):
         point = bench.measure(asked)
     yield point
     if point.status == "measured" and not request.has_image:
-        more = _around(request, bench.sizing, asked)
-        with _progress(sink, "measuring what a token adds", len(more)):
+        more = _around(request, bench.sized, asked)
+        with _progress(progress, "measuring what a token adds", len(more)):
             yield from (bench.measure_if_supported(workload, repeats=1) for workload in more)
 
 
-def _around(request: Request, sizing: Sizing, asked: Workload) -> tuple[Workload, ...]:
+def _around(request: Request, sized: SizedModel, asked: Workload) -> tuple[Workload, ...]:
     """What else to run for the line of a workload; nothing when its prompt is too short."""
     found = calibration(asked)
     if isinstance(found, ShortPrompt):
         return ()
-    return tuple(w for w in found if w != asked and not obstacle(sizing, w, request.units))
+    return tuple(w for w in found if w != asked and not obstacle(sized, w, request.units))
 
 
 @contextmanager
-def _progress(sink: Sink, what: str, steps: int) -> Iterator[None]:
-    sink.begin(what, steps)
+def _progress(progress: Progress, what: str, steps: int) -> Iterator[None]:
+    progress.begin(what, steps)
     try:
         yield
     finally:
-        sink.end()
+        progress.end()
 
 
 def require_loadable(checkpoint: Checkpoint) -> None:
@@ -186,21 +188,23 @@ def require_room_for(
         require_room(size(checkpoint, device=device, margin_bytes=margin_bytes), workload, units)
 
 
-def sized(checkpoint: Checkpoint, device: Device, workload: Workload, margin_bytes: int) -> Sizing:
+def sized(
+    checkpoint: Checkpoint, device: Device, workload: Workload, margin_bytes: int
+) -> SizedModel:
     """Return the sizing by trace where it can tell of the workload, else by formula.
 
     Raises:
         UnsupportedError: when neither can.
     """
     try:
-        sizing = size(checkpoint, device=device, margin_bytes=margin_bytes, method="trace")
-        sizing.at(workload)
+        sized = size(checkpoint, device=device, margin_bytes=margin_bytes, method="trace")
+        sized.figures_for(workload)
     except (MachineError, UnsupportedError):
-        sizing = size(checkpoint, device=device, margin_bytes=margin_bytes)
-    return sizing
+        sized = size(checkpoint, device=device, margin_bytes=margin_bytes)
+    return sized
 
 
-def _sized(request: Request, device: Device, workload: Workload) -> Sizing:
+def _sized(request: Request, device: Device, workload: Workload) -> SizedModel:
     checkpoint, margin_bytes = request.checkpoint, request.margin_bytes
     if request.has_image:
         return picture.sized_with_tower(checkpoint, device, margin_bytes)
@@ -220,11 +224,11 @@ def _prompted(worker: Worker, request: Request) -> Prompt:
     return worker.prompt(request.prompt, tokens)
 
 
-def _require_within_limit(sizing: Sizing, workload: Workload, *, force: bool) -> None:
-    limit = sizing.model.max_context
+def _require_within_limit(sized: SizedModel, workload: Workload, *, force: bool) -> None:
+    limit = sized.model.max_context
     if limit and workload.total_tokens > limit and not force:
         raise TooLongError(
-            f"{sizing.checkpoint.id}: {workload.total_tokens} tokens of prompt and generation are"
+            f"{sized.checkpoint.id}: {workload.total_tokens} tokens of prompt and generation are"
             f" more than the model's own limit of {limit}"
         )
 
@@ -239,22 +243,22 @@ class _Found(NamedTuple):
 
 
 def _result(request: Request, bench: Bench, device: Device, found: _Found) -> TuneResult:
-    sizing, points = bench.sizing, found.points
-    verdict, exceeded = _verdict(sizing, points[0])
+    sized, points = bench.sized, found.points
+    verdict, exceeded = _verdict(sized, points[0])
     line = line_of(points)
-    flags = _flags(request, by_measurement(sizing, points, line), found)
+    flags = _flags(request, by_measurement(sized, points, line), found)
     versions = bench.worker.versions
     return TuneResult(
         memfit_version=__version__,
-        model=model_summary(sizing),
+        model=model_summary(sized),
         device=device_summary(device),
         mlx_version=versions["mlx"],
         mlx_lm_version=versions["mlx_lm"],
-        method="trace" if isinstance(sizing.engine, TraceEngine) else "formula",
+        method="trace" if isinstance(sized.engine, TraceEngine) else "formula",
         prompt_tokens=found.prompt.tokens,
         loaded=bench.loaded,
         points=points,
-        margin_bytes=sizing.margin_bytes,
+        margin_bytes=sized.margin_bytes,
         verdict=verdict,
         exceeded=exceeded,
         line=line,
@@ -265,23 +269,23 @@ def _result(request: Request, bench: Bench, device: Device, found: _Found) -> Tu
     )
 
 
-def _verdict(sizing: Sizing, point: Point) -> tuple[Verdict, tuple[str, ...]]:
+def _verdict(sized: SizedModel, point: Point) -> tuple[Verdict, tuple[str, ...]]:
     """Judge the measured peak; its largest allocation is the estimate's."""
     if point.peak_bytes is None:
         return "unknown", ()
-    largest = sizing.at(point.workload).moment.largest_buffer_bytes
-    return judge(Need(point.peak_bytes + sizing.margin_bytes, largest), sizing.device)
+    largest = sized.figures_for(point.workload).moment.largest_buffer_bytes
+    return judge(Need(point.peak_bytes + sized.margin_bytes, largest), sized.device)
 
 
-def _flags(request: Request, sizing: Sizing, found: _Found) -> tuple[str, ...]:
+def _flags(request: Request, sized: SizedModel, found: _Found) -> tuple[str, ...]:
     asked = found.points[0].workload
-    workload = recommended_workload(sizing, asked, found.recommendation)
+    workload = recommended_workload(sized, asked, found.recommendation)
     if workload is None or request.has_image or found.points[0].status != "measured":
         return ()
     if found.prompt.notes:  # no tokenizer: mlx_lm's programs cannot run the model
         return ()
     return command_lines(
-        sizing,
+        sized,
         workload,
         model=request.model,
         prompt=request.pasted_prompt,
@@ -290,7 +294,7 @@ def _flags(request: Request, sizing: Sizing, found: _Found) -> tuple[str, ...]:
 
 
 def _notes(request: Request, bench: Bench, found: _Found, *, has_flags: bool) -> Iterator[Note]:
-    sizing, workload = bench.sizing, found.points[0].workload
+    sized, workload = bench.sized, found.points[0].workload
     if found.known:
         text = f"{found.known} of {len(found.points)} points were measured before"
         yield Note("info", "resumed", f"{text}, in a sweep that was not finished")
@@ -298,8 +302,8 @@ def _notes(request: Request, bench: Bench, found: _Found, *, has_flags: bool) ->
         yield Note("warning", "not-kept", f"what was measured is not remembered: {bench.unkept}")
     if request.has_image:
         yield from picture.notes(bench.worker.versions["mlx_vlm"])
-    if sizing.device and sizing.device.budget == MEMORY_LIMIT:
-        limit = format_bytes(sizing.device.working_set_bytes, request.units)
+    if sized.device and sized.device.budget == MEMORY_LIMIT:
+        limit = format_bytes(sized.device.working_set_bytes, request.units)
         text = f"what fits is held against the memory limit of {limit}, not the working set"
         yield Note("info", "memory-limit", text)
     for text in found.prompt.notes:
@@ -307,9 +311,9 @@ def _notes(request: Request, bench: Bench, found: _Found, *, has_flags: bool) ->
     if has_flags and not (request.pasted_prompt or request.prompt_file):
         text = "the line of mlx_lm.generate reads the prompt from standard input: pipe one in"
         yield Note("info", "standard-input", text)
-    if request.force and (lacking := obstacle(sizing, workload, request.units)):
+    if request.force and (lacking := obstacle(sized, workload, request.units)):
         yield Note("warning", "forced", f"forced: {lacking}")
-    for warning in sizing.checkpoint.warnings:
+    for warning in sized.checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
-    yield from sizing.weighed.notes
-    yield from workload_notes(sizing, workload)
+    yield from sized.footprint.notes
+    yield from workload_notes(sized, workload)

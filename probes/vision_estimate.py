@@ -6,20 +6,20 @@ from dataclasses import replace
 
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.sizing.sized_model import Sizing, size
+from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.sizing.sized_model import SizedModel, size
 
 
-def sized_with_tower(checkpoint: Checkpoint, device: Device, margin_bytes: int) -> Sizing:
+def sized_with_tower(checkpoint: Checkpoint, device: Device, margin_bytes: int) -> SizedModel:
     """Return the sizing by formula with every tensor loaded, as mlx-vlm does.
 
     Raises:
         UnsupportedError: when the language model is not described.
     """
-    sizing = size(checkpoint, device=device, margin_bytes=margin_bytes, method="formula")
+    sized = size(checkpoint, device=device, margin_bytes=margin_bytes, method="formula")
     sizes = Counter(tensor.nbytes for tensor in checkpoint.tensors or ())
-    return replace(sizing, weighed=replace(sizing.weighed, sizes=sizes))
+    return replace(sized, footprint=replace(sized.footprint, sizes=sizes))
 
 
 def forget(measurement: Measurement) -> None:

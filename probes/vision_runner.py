@@ -6,10 +6,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from memfit.estimators.checkpoint.config import CONFIG
-from memfit.estimators.base.files import shown
 from memfit.estimators.base.errors import InputError, MemfitError, UnsupportedError
+from memfit.estimators.base.files import printable
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.config import CONFIG
 from memfit.probes.loading import codeless_config, memory_errors, one_line, weight_errors
 from memfit.probes.measuring import Bench
 from memfit.probes.run_monitor import Report, Watch
@@ -48,7 +48,7 @@ class VisionBench(Bench):
             self._inputs = _processed(self.path, self.config, text, self._image)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a processor may raise anything
             raise InputError(
-                f"{shown(self._image)}: the model's processor does not take it"
+                f"{printable(self._image)}: the model's processor does not take it"
                 f" ({type(error).__name__}: {one_line(error)})"
             ) from None
         return self._tokens, ()
@@ -124,7 +124,7 @@ class VisionBench(Bench):
 
     def errors(self) -> AbstractContextManager[None]:
         """Turn what mlx-vlm raises into one line."""
-        return _vision_errors(shown(self.path / CONFIG), self.config)
+        return _vision_errors(printable(self.path / CONFIG), self.config)
 
     @property
     def _tokens(self) -> int:
@@ -158,7 +158,7 @@ def _require_class(config: dict[str, Any]) -> None:
         get_model_and_args(config)
     except ValueError:
         raise UnsupportedError(
-            f"model_type {shown(config.get('model_type'))}: mlx-vlm has no class for it"
+            f"model_type {printable(config.get('model_type'))}: mlx-vlm has no class for it"
         ) from None
 
 
@@ -169,7 +169,7 @@ def _vision_errors(name: str, config: dict[str, Any]) -> Iterator[None]:
     except MemfitError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a class may raise anything
-        kind = shown(config.get("model_type"))
+        kind = printable(config.get("model_type"))
         raise UnsupportedError(
             f"{name}: mlx-vlm's class for model_type {kind}: {type(error).__name__}:"
             f" {one_line(error)}"

@@ -6,12 +6,12 @@ because(recommendation, reason) -> Recommendation    of a limit that is not trie
 
 from dataclasses import replace
 
+from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.wired_limit import wired_limit
 from memfit.estimators.results.estimate import Recommendation
-from memfit.estimators.base.units import Units, format_bytes
-from memfit.probes.measured_recommendation import by_measurement, line_of
 from memfit.probes.bench import Bench
+from memfit.probes.measured_recommendation import by_measurement, line_of
 from memfit.probes.result import Point
 
 
@@ -23,7 +23,7 @@ def with_wired(
     Elsewhere there is no limit to set: the recommendation says what it would be, and that nothing
     was touched. The process that runs the workload puts the limit back, and has none when it ends.
     """
-    device, asked = bench.sizing.device, points[0]
+    device, asked = bench.sized.device, points[0]
     if device is None or asked.status != "measured":
         return points, because(recommendation, "not tried: the workload was not measured")
     if device.backend != "metal":
@@ -48,16 +48,16 @@ def _on_paper(
 ) -> Recommendation:
     asked, context = points[0].workload, recommendation.context_tokens
     workload = replace(asked, prompt_tokens=context, max_tokens=0) if context else asked
-    sizing = by_measurement(bench.sizing, points, line_of(points))
-    figures, need = sizing.at(workload), sizing.need(workload)
+    sized = by_measurement(bench.sized, points, line_of(points))
+    figures, need = sized.figures_for(workload), sized.requirement(workload)
     limit = wired_limit(need.peak_bytes, device).nbytes
     caches = figures.kv.nbytes + figures.ssm_bytes
-    workspace = figures.moment.nbytes - sizing.resident_bytes - caches
-    parts = {"weights": sizing.resident_bytes, "caches": caches, "workspace": workspace}
+    workspace = figures.moment.nbytes - sized.resident_bytes - caches
+    parts = {"weights": sized.resident_bytes, "caches": caches, "workspace": workspace}
     listed = ", ".join(f"{name} {format_bytes(size, units)}" for name, size in parts.items())
     reason = (
         f"{format_bytes(limit, units)} by policy alone for {workload.total_tokens}"
-        f" tokens ({listed}, margin {format_bytes(sizing.margin_bytes, units)}); the"
+        f" tokens ({listed}, margin {format_bytes(sized.margin_bytes, units)}); the"
         f" {device.backend} backend has no wired limit, nothing was set"
     )
     return replace(because(recommendation, reason), wired_limit_bytes=limit)

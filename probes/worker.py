@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TypeVar
 
-from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.probes.process import ModelProcess, ProbeStopped, Prompt
 
 Answer = TypeVar("Answer")

@@ -1,6 +1,7 @@
 """The command line starts light: what it loads, and what the library never does."""
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +12,17 @@ from tests.models import QWEN3_4B, write_checkpoint
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"httpx2", "huggingface_hub", "mlx", "mlx_lm", "numpy", "rich", "transformers", "yaml"}
-# What an answer about a directory of safetensors has no use for, found out by measuring.
-UNASKED = {
-    *("asyncio", "concurrent", "importlib.resources", "ssl", "tempfile"),
+# What an answer about a directory of safetensors does not need, found by measuring.
+UNNEEDED_STANDARD = {"asyncio", "concurrent", "importlib.resources", "ssl", "tempfile"}
+UNNEEDED = {
     *(
         f"memfit.estimators.{name}"
         for name in (
-            *("compare", "explain", "gate", "llamacpp", "plan_context", "remembered", "ruled"),
-            *("arch.gguf", "checkpoint.adapters", "checkpoint.gguf", "checkpoint.gguf_files"),
-            *("checkpoint.hub", "checkpoint.sample", "checkpoint.stores", "components.llamacpp"),
-            *("machine.foundry", "machine.host", "machine.readings", "trace"),
+            *("compare", "gate", "plans", "trace", "arch.gguf", "checkpoint.adapters"),
+            *("checkpoint.gguf", "checkpoint.hub", "checkpoint.local.sample"),
+            *("checkpoint.local.stores", "machine.host", "machine.readings", "runtimes.foundry"),
+            *("runtimes.llama_cpp", "runtimes.ruled", "sizing.explain"),
+            "sizing.measurement_lookup",
         )
     ),
     *(f"memfit.cli.commands.{name}" for name in ("compare", "devices", "gate", "plan", "runtimes")),
@@ -75,7 +77,13 @@ except SystemExit as exit_:
 
 
 def test_an_estimate_loads_nothing_it_has_no_use_for(after_an_estimate: set[str]) -> None:
-    assert after_an_estimate & (UNASKED | HEAVY - {"rich"}) == set()
+    unneeded = UNNEEDED | UNNEEDED_STANDARD | HEAVY - {"rich"}
+    assert after_an_estimate & unneeded == set()
+
+
+@pytest.mark.parametrize("name", sorted(UNNEEDED))
+def test_every_module_that_may_not_be_loaded_exists(name: str) -> None:
+    assert importlib.util.find_spec(name)
 
 
 def test_what_an_estimate_loads_makes_records_in_place_of_frozen_dataclasses(

@@ -11,14 +11,14 @@ import pytest
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.sample import Sample, read_sample
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.weights.derived import derive
-from memfit.estimators.weights.footprint import weigh
+from memfit.estimators.weights.footprint import load_footprint
 from memfit.estimators.weights.quantization_plan import declared
-from memfit.estimators.base.workload import Workload
 
 FOLDER = Path(__file__).parents[1] / "sample_configs"
 PATHS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
@@ -76,20 +76,20 @@ def test_sample_expects_what_memfit_answers(path: Path) -> None:
     checkpoint = open_checkpoint(str(path))
     model = build_model(checkpoint.config, checkpoint.config_name)
     block = declared(checkpoint.config, model, checkpoint.config_name)
-    weighed, totals = weigh(checkpoint, model, block), derive(model, block.plan)
+    footprint, totals = load_footprint(checkpoint, model, block), derive(model, block.plan)
     kv = kv_cache(model, PROMPT)
     answer = {
-        "parameters": weighed.parameters,
-        "weights_bytes": weighed.nbytes,
+        "parameters": footprint.parameters,
+        "weights_bytes": footprint.nbytes,
         "loaded_parameters": totals.parameters - totals.unloaded_parameters,
-        "loaded_bytes": weighed.loaded_bytes,
+        "loaded_bytes": footprint.loaded_bytes,
         "kv_bytes_per_token": kv.bytes_per_token,
         "kv_bytes_at_8192_tokens": kv.nbytes,
         "state_bytes": state_bytes(model, 1),
     }
     assert answer == _figures(read_sample(path))
-    assert weighed.basis == "derived"
-    assert not [note for note in weighed.notes if note.level == "warning"]
+    assert footprint.basis == "derived"
+    assert not [note for note in footprint.notes if note.level == "warning"]
 
 
 def test_sample_equals_the_model_class(path: Path) -> None:

@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memfit.cli.exits import Exit
+from memfit.cli.option_values import (
+    named_device,
+    requested_device,
+    requested_quantization,
+    requested_runtime,
+    requested_workload,
+)
 from memfit.cli.options import (
     Batch,
     ChosenRuntime,
@@ -37,23 +44,16 @@ from memfit.cli.options import (
 )
 from memfit.cli.progress import reporting
 from memfit.cli.render.output import emit
-from memfit.cli.option_values import (
-    named_device,
-    requested_device,
-    requested_quantization,
-    requested_runtime,
-    requested_workload,
-)
 from memfit.estimators.base.errors import InputError, UnreachableError
-from memfit.estimators.runtimes.registry import MLX_LM, Runtime, get_runtime
-from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
-from memfit.estimators.base.progress import Sink
+from memfit.estimators.base.progress import Progress
 from memfit.estimators.base.units import Units, parse_size
+from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
+from memfit.estimators.runtimes.registry import MLX_LM, Runtime, get_runtime
 
 if TYPE_CHECKING:
-    from memfit.estimators.compare.compare import Candidate
-    from memfit.estimators.results.comparison import Comparison
     from memfit.estimators.compare.axes import Axis, Scenario
+    from memfit.estimators.compare.compare import ComparedModel
+    from memfit.estimators.results.comparison import Comparison
 
 
 def compare(
@@ -102,8 +102,8 @@ def compare(
     Each model is held against the first.
     """
     # The library is imported when it is needed: --help stays quick.
-    from memfit.estimators.compare.compare import compare as answer
     from memfit.estimators.compare.axes import Scenario
+    from memfit.estimators.compare.compare import compare as answer
 
     axes = _axes(matrix or [], os_regime)
     if len(models) < 2 and not axes and runtimes is None:
@@ -149,8 +149,8 @@ def compare(
         requested_quantization(quantize, group_size, quant_mode),
         parsed("--margin", parse_size, margin) or 0,
     )
-    with reporting(verbose=verbose) as sink:
-        candidates = _candidates(models, sink)
+    with reporting(verbose=verbose) as progress:
+        candidates = _candidates(models, progress)
     if runtimes is not None:
         candidates = _under(candidates[0], runtimes, kept)
     elif runtime is None:
@@ -174,9 +174,9 @@ def _axes(texts: Sequence[str], regime: OsRegime) -> "list[Axis]":
     return [axis for text in texts if (axis := parsed("--matrix", read, text))]
 
 
-def _under(candidate: "Candidate", names: str, kept: frozenset[str]) -> "list[Candidate]":
+def _under(candidate: "ComparedModel", names: str, kept: frozenset[str]) -> "list[ComparedModel]":
     """The model under each of the runtimes, which share what was read and weighed."""
-    from memfit.estimators.compare.compare import Under
+    from memfit.estimators.compare.compare import RuntimeChoice
     from memfit.estimators.runtimes.registry import list_runtimes
 
     wanted = [name.strip() for name in names.split(",")]
@@ -187,29 +187,31 @@ def _under(candidate: "Candidate", names: str, kept: frozenset[str]) -> "list[Ca
     found = []
     for name in wanted:
         rules, settings = requested_runtime(name)
-        found.append(replace(candidate, label=name, under=Under(rules, settings, kept)))
+        found.append(replace(candidate, label=name, under=RuntimeChoice(rules, settings, kept)))
     return found
 
 
 def _under_their_own(
-    candidates: "list[Candidate]", base: "Scenario", rules: Runtime, kept: frozenset[str]
-) -> "tuple[list[Candidate], Scenario, Runtime]":
+    candidates: "list[ComparedModel]", base: "Scenario", rules: Runtime, kept: frozenset[str]
+) -> "tuple[list[ComparedModel], Scenario, Runtime]":
     """As an estimate would size each: all under one runtime, or where they differ each its own."""
-    from memfit.estimators.compare.compare import Under
-    from memfit.estimators.results.comparison import Undecided
+    from memfit.estimators.compare.compare import RuntimeChoice
+    from memfit.estimators.results.comparison import Unavailable
     from memfit.estimators.sizing.sized_model import native_runtime
 
     own = [
         rules
-        if isinstance(candidate.checkpoint, Undecided)
+        if isinstance(candidate.checkpoint, Unavailable)
         else get_runtime(native_runtime(candidate.checkpoint))
         for candidate in candidates
     ]
     if len(set(own)) > 1:
         each = zip(candidates, own, strict=True)
-        under = [replace(candidate, under=Under(found, None, kept)) for candidate, found in each]
+        under = [
+            replace(candidate, under=RuntimeChoice(found, None, kept)) for candidate, found in each
+        ]
         return under, base, rules
-    workload = Under(own[0], None, kept).workload(base.workload)
+    workload = RuntimeChoice(own[0], None, kept).workload(base.workload)
     return candidates, replace(base, workload=workload), own[0]
 
 
@@ -225,16 +227,16 @@ def _refuse_twice(axes: set[str], options: dict[str, bool]) -> None:
             raise InputError(f"--matrix {name} and an option both set it: give one of them")
 
 
-def _candidates(references: Sequence[str], sink: Sink) -> "list[Candidate]":
-    from memfit.estimators.base.files import shown
+def _candidates(references: Sequence[str], progress: Progress) -> "list[ComparedModel]":
+    from memfit.estimators.base.files import printable
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.compare.compare import Candidate, attempt
+    from memfit.estimators.compare.compare import ComparedModel, try_or_reason
 
-    known: dict[str, Candidate] = {}
+    known: dict[str, ComparedModel] = {}
     for reference in references:
         if reference not in known:
-            checkpoint = attempt(partial(open_checkpoint, reference, sink=sink))
-            known[reference] = Candidate(shown(reference), checkpoint)
+            checkpoint = try_or_reason(partial(open_checkpoint, reference, progress=progress))
+            known[reference] = ComparedModel(printable(reference), checkpoint)
     return [known[reference] for reference in references]
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memfit.cli.render.output import emit
-from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.version import __version__
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.working_set import OsRegime
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memfit.cli.exits import Exit
+from memfit.cli.option_values import (
+    requested_device,
+    requested_quantization,
+    requested_runtime,
+    requested_workload,
+)
 from memfit.cli.options import (
     Batch,
     CacheType,
@@ -38,21 +44,15 @@ from memfit.cli.options import (
 )
 from memfit.cli.progress import reporting
 from memfit.cli.render.output import deliver
-from memfit.cli.option_values import (
-    requested_device,
-    requested_quantization,
-    requested_runtime,
-    requested_workload,
-)
-from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.base.units import Units, parse_size
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.working_set import DEFAULT_REGIME
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
     from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
-    from memfit.estimators.sizing.sized_model import Sizing
+    from memfit.estimators.sizing.sized_model import SizedModel
 
 SAMPLE = "qwen3-4b-4bit.yaml"
 
@@ -128,14 +128,14 @@ def estimate(
     workload = ask(rules)
     types = None if cache_type is None else _cache_types(cache_type)
     machine = requested_device(device, memory, working_set, os_regime)
-    with reporting(verbose=verbose, meanwhile=_load_library) as sink:
-        checkpoint = _sample() if model is None else open_checkpoint(model, sink=sink)
-        draft_checkpoint = None if draft is None else open_checkpoint(draft, sink=sink)
+    with reporting(verbose=verbose, meanwhile=_load_library) as progress:
+        checkpoint = _sample() if model is None else open_checkpoint(model, progress=progress)
+        draft_checkpoint = None if draft is None else open_checkpoint(draft, progress=progress)
     from memfit.estimators.sizing.estimate import estimate as answer
     from memfit.estimators.sizing.estimate import plots
     from memfit.estimators.sizing.sized_model import size
 
-    sizing = size(
+    sized = size(
         checkpoint,
         device=machine,
         margin_bytes=parsed("--margin", parse_size, margin) or 0,
@@ -146,19 +146,19 @@ def estimate(
         method=method.value,
     )
     if runtime is None:
-        rules = get_runtime(sizing.engine.runtime)
+        rules = get_runtime(sized.engine.runtime)
         workload = ask(rules)
-    sizing = sizing.under(rules, settings)
+    sized = sized.with_runtime(rules, settings)
     if method is Method.AUTO and quantize is None and adapter is None:
-        sizing = _measured(sizing, workload)
-    result = answer(sizing, workload, runtime=rules, units=units)
+        sized = _measured(sized, workload)
+    result = answer(sized, workload, runtime=rules, units=units)
     deliver(
         result,
         Format.JSON if json_ else format_,
         output=output,
         units=units,
-        plots=plots(sizing, workload) if plot else None,
-        explanation=_explained(sizing, workload, units) if explain else (),
+        plots=plots(sized, workload) if plot else None,
+        explanation=_explained(sized, workload, units) if explain else (),
     )
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
@@ -181,20 +181,20 @@ def _adapter(directory: Path) -> "Adapter":
     return read_adapter(directory)
 
 
-def _measured(sizing: "Sizing", workload: Workload) -> "Sizing":
-    host = sizing.device
+def _measured(sized: "SizedModel", workload: Workload) -> "SizedModel":
+    host = sized.device
     if host is None or host.source != "detected":
-        return sizing
+        return sized
     from memfit.probes.measurement_lookup import with_measurement
     from memfit.probes.store import user_store
 
-    return with_measurement(sizing, workload, host, user_store())
+    return with_measurement(sized, workload, host, user_store())
 
 
-def _explained(sizing: "Sizing", workload: Workload, units: Units) -> tuple[str, ...]:
+def _explained(sized: "SizedModel", workload: Workload, units: Units) -> tuple[str, ...]:
     from memfit.estimators.sizing.explain import explain
 
-    return explain(sizing, workload, units)
+    return explain(sized, workload, units)
 
 
 def _sample() -> Checkpoint:

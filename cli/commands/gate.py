@@ -12,7 +12,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options import Verbose
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, PolicyError
-from memfit.estimators.base.progress import Sink
+from memfit.estimators.base.progress import Progress
 
 if TYPE_CHECKING:
     from memfit.estimators.gate.baseline import Lock
@@ -84,11 +84,11 @@ def check(
     """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.gate.output import deliver, deliver_mistakes, parse_outputs
-    from memfit.estimators.base.files import shown
+    from memfit.estimators.base.files import printable
 
     if old is not None and new is None:
         raise InputError(
-            f"{shown(old)} alone: no command of gate (check, init) and no upgrade of a model;"
+            f"{printable(old)} alone: no command of gate (check, init) and no upgrade of a model;"
             " that takes both OLD and NEW"
         )
     if policy == POLICY and not policy.exists():
@@ -98,8 +98,8 @@ def check(
         )
     files = parse_outputs(output or [], [form.value for form in GateFormat])
     try:
-        with reporting(verbose=verbose) as sink:
-            outcome = _answer(policy, tuple(target or ()), old, new, allow_bounds, update, sink)
+        with reporting(verbose=verbose) as progress:
+            outcome = _answer(policy, tuple(target or ()), old, new, allow_bounds, update, progress)
     except PolicyError as error:
         deliver_mistakes(error, format_.value)
         raise
@@ -114,7 +114,7 @@ def _answer(
     new: str | None,
     allow_bounds: bool,
     update: bool,
-    sink: Sink,
+    progress: Progress,
 ) -> "Outcome":
     from memfit.estimators.gate.evaluate import run_between, run_gate, run_update, select
     from memfit.estimators.gate.policy import read_policy
@@ -124,11 +124,11 @@ def _answer(
     if old is not None and new is not None:
         if update:
             raise InputError("--update is for the policy's own models; leave OLD and NEW away")
-        return run_between(chosen, old, new, allow_bounds=allow_bounds, sink=sink)
+        return run_between(chosen, old, new, allow_bounds=allow_bounds, progress=progress)
     lock = _lock(path)
     if not update:
-        return run_gate(chosen, lock, allow_bounds=allow_bounds, sink=sink)
-    outcome = run_update(chosen, allow_bounds=allow_bounds, sink=sink)
+        return run_gate(chosen, lock, allow_bounds=allow_bounds, progress=progress)
+    outcome = run_update(chosen, allow_bounds=allow_bounds, progress=progress)
     _write_lock(path, outcome, lock, policy)
     return outcome
 

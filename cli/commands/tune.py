@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from memfit.cli.exits import Exit, Stopped
+from memfit.cli.exits import CommandStopped, Exit
 from memfit.cli.local_model import loadable
+from memfit.cli.option_values import requested_workload
 from memfit.cli.options import (
     CompareForm,
     CompareFormat,
@@ -32,7 +33,6 @@ from memfit.cli.progress import reporting
 from memfit.cli.prompts import prompt_file, prompt_text
 from memfit.cli.render.output import emit, require_writable
 from memfit.cli.render.tune.output import written
-from memfit.cli.option_values import requested_workload
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.units import Units, parse_size
 
@@ -104,9 +104,9 @@ def tune(
     """Load a model, and hold what it takes against the estimate."""
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.runtimes.registry import MLX_LM, get_runtime
-    from memfit.probes.sweep_checkpoint import user_sweeps
     from memfit.probes.process import ModelProcess, require_installed
     from memfit.probes.sweep_axes import parse_axis
+    from memfit.probes.sweep_checkpoint import user_sweeps
     from memfit.probes.tune import Request, require_room_for
     from memfit.probes.tune import tune as answer
 
@@ -147,8 +147,10 @@ def tune(
                 units=units,
             )
 
-    with reporting(verbose=verbose) as sink, _forcible(), _interruptible():
-        checkpoint, path = loadable(model, before_download=hold if download else None, sink=sink)
+    with reporting(verbose=verbose) as progress, _forcible(), _interruptible():
+        checkpoint, path = loadable(
+            model, before_download=hold if download else None, progress=progress
+        )
         result = answer(
             Request(
                 model=_pasted(model, checkpoint, path),
@@ -174,7 +176,7 @@ def tune(
                 image=image,
             ),
             sweeps=user_sweeps(),
-            sink=sink,
+            progress=progress,
         )
     report = written(result, form, units, to_file=output is not None, plot=plot)
     if flags:
@@ -242,6 +244,6 @@ def _interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         code = Exit.TERMINATED if terminated else Exit.INTERRUPTED
-        raise Stopped(str(stop) or "interrupted", code) from None
+        raise CommandStopped(str(stop) or "interrupted", code) from None
     finally:
         signal.signal(signal.SIGTERM, before)

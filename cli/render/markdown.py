@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from memfit.cli.render import words
 from memfit.cli.render.plot import drawn
-from memfit.estimators.results.estimate import Estimate, Plots
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.results.estimate import Estimate, Plots
 
 _PLOT_WIDTH = 80
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from memfit.cli.render import grid
 from memfit.cli.render.terminal import open_page
 from memfit.cli.render.tune.words import FIGURE_NAMES, NOTHING, rate, seconds, size
+from memfit.estimators.base.units import Units
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import workload_words
-from memfit.estimators.base.units import Units
 from memfit.probes.figures import measured, side_by_side, speed
 from memfit.probes.result import Figure
 

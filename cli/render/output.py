@@ -8,8 +8,8 @@ from typing import TextIO
 
 from memfit.cli.options import Format
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.results.estimate import Estimate, Plots
 from memfit.estimators.base.units import Units
+from memfit.estimators.results.estimate import Estimate, Plots
 
 
 def deliver(

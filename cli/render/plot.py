@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from memfit.estimators.results.estimate import CurvePoint, Plots
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.results.estimate import CurvePoint, Plots
 
 _UNICODE = ("█", "▓", "░", "│")
 _ASCII = ("#", "=", ".", "|")

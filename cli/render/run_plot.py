@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from memfit.estimators.results.estimate import RunCall
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.results.estimate import RunCall
 
 _ROWS = 10
 _LEAST_COLUMNS = 6

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from memfit.cli.render import words
 from memfit.cli.render.terminal import open_page
-from memfit.estimators.results.estimate import Estimate, Plots
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.results.estimate import Estimate, Plots
 
 _COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 _WIDEST_BAR = 24

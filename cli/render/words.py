@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memfit.estimators.results.estimate import Estimate, ModelSummary, WorkloadSummary
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.results.estimate import Estimate, ModelSummary, WorkloadSummary
 
 if TYPE_CHECKING:
-    from memfit.estimators.results.comparison import Comparison
     from memfit.estimators.plans.context.plan import ContextPlan
+    from memfit.estimators.results.comparison import Comparison
     from memfit.probes.result import TuneResult
 
 PARTS = {

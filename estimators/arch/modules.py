@@ -5,7 +5,7 @@ from dataclasses import replace
 from enum import Enum
 from math import prod
 
-from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.records import record
 
 

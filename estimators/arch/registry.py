@@ -5,10 +5,10 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from memfit.estimators.base import dtypes
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.structural import unexplained
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 
 # model_type -> module of arch/families, imported only when asked for.

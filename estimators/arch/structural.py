@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.base.files import shown
+from memfit.estimators.base.files import printable
 
 _STRUCTURAL = re.compile(
     r"layer|head|expert|dim|size|window|rank|block|state|conv|kernel|group|chunk|interval|pattern"
@@ -46,7 +46,7 @@ def unexplained(fields: Fields) -> Iterator[str]:
         if _is_off(value) or key in _INERT or _INERT_PATTERN.search(key):
             continue
         if _STRUCTURAL.search(key):
-            yield shown(fields.full_path(key))
+            yield printable(fields.full_path(key))
     for section in fields.sections:
         yield from unexplained(section)
 

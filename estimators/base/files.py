@@ -14,10 +14,10 @@ _SHOWN_CHARACTERS = 200
 _LFS_POINTER = b"version "
 
 
-def shown(text: object) -> str:
+def printable(text: object) -> str:
     """Return a path, or text from a file, so that it fits one line of a message.
 
-    >>> shown("two\\nlines")
+    >>> printable("two\\nlines")
     'two\\\\nlines'
     """
     line = str(text)
@@ -40,9 +40,9 @@ def regular_file_bytes(path: Path) -> int:
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{shown(path)}: {_reason(error, path)}") from None
+        raise CheckpointError(f"{printable(path)}: {_reason(error, path)}") from None
     if not stat.S_ISREG(status.st_mode):
-        raise CheckpointError(f"{shown(path)}: is not a regular file")
+        raise CheckpointError(f"{printable(path)}: is not a regular file")
     return status.st_size
 
 
@@ -56,7 +56,7 @@ def open_regular(path: Path) -> io.FileIO:
     try:
         return io.FileIO(path, "r", opener=_open_without_waiting)
     except OSError as error:
-        raise CheckpointError(f"{shown(path)}: {_reason(error, path)}") from None
+        raise CheckpointError(f"{printable(path)}: {_reason(error, path)}") from None
 
 
 def read_exactly(file: io.FileIO, count: int, path: Path) -> bytes:
@@ -70,9 +70,9 @@ def read_exactly(file: io.FileIO, count: int, path: Path) -> bytes:
         try:
             part = file.read(count)
         except OSError as error:
-            raise CheckpointError(f"{shown(path)}: {_reason(error, path)}") from None
+            raise CheckpointError(f"{printable(path)}: {_reason(error, path)}") from None
         if not part:
-            raise CheckpointError(f"{shown(path)}: the file became shorter while it was read")
+            raise CheckpointError(f"{printable(path)}: the file became shorter while it was read")
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
@@ -88,12 +88,12 @@ def read_whole(path: Path, *, limit: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise CheckpointError(
-                f"{shown(path)}: {size} bytes, but at most {limit} of such a file are read"
+                f"{printable(path)}: {size} bytes, but at most {limit} of such a file are read"
             )
         return read_exactly(file, size, path)
 
 
-def names_in(directory: Path) -> list[str]:
+def list_names(directory: Path) -> list[str]:
     """Return the names in a directory, sorted.
 
     Raises:
@@ -102,14 +102,15 @@ def names_in(directory: Path) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except OSError as error:
-        raise CheckpointError(f"{shown(directory)}: {_reason(error, directory)}") from None
+        raise CheckpointError(f"{printable(directory)}: {_reason(error, directory)}") from None
 
 
-def refuse_lfs_pointer(first_bytes: bytes, path: PurePath) -> None:
+def reject_lfs_pointer(first_bytes: bytes, path: PurePath) -> None:
     """Raise CheckpointError when a file begins as the pointer that Git LFS leaves for it."""
     if first_bytes.startswith(_LFS_POINTER):
         raise CheckpointError(
-            f"{shown(path)}: is a Git LFS pointer, not the file itself; run 'git lfs pull' there"
+            f"{printable(path)}: is a Git LFS pointer, not the file itself;"
+            " run 'git lfs pull' there"
         )
 
 

@@ -12,7 +12,7 @@ class Request(NamedTuple):
     seconds: float
 
 
-class Sink(Protocol):
+class Progress(Protocol):
     """Takes reports of work under way, from any thread."""
 
     def begin(self, what: str, steps: int) -> None:
@@ -28,7 +28,7 @@ class Sink(Protocol):
         """A request was made."""
 
 
-class _Silent:
+class _NullProgress:
     """A sink for whoever does not want to know."""
 
     def begin(self, what: str, steps: int) -> None:
@@ -44,4 +44,4 @@ class _Silent:
         """Say nothing."""
 
 
-SILENT: Sink = _Silent()
+NULL_PROGRESS: Progress = _NullProgress()

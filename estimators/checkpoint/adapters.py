@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import list_names, printable
+from memfit.estimators.base.records import record
 from memfit.estimators.checkpoint.config import read_config
-from memfit.estimators.base.files import names_in, shown
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.checkpoint.safetensors import read_header
-from memfit.estimators.base.errors import CheckpointError
-from memfit.estimators.base.records import record
 
 CONFIG = "adapter_config.json"
 MLX_WEIGHTS = "adapters.safetensors"  # the one file that mlx_lm/tuner/utils.py loads
@@ -36,16 +36,18 @@ def read_adapter(directory: Path) -> Adapter:
         CheckpointError: when its config or weights are missing, unreadable or inconsistent.
         ConfigError: when adapter_config.json is no config.
     """
-    names = names_in(directory)
+    names = list_names(directory)
     weight_file = next((name for name in (MLX_WEIGHTS, PEFT_WEIGHTS) if name in names), None)
     if weight_file is None:
-        raise CheckpointError(f"{shown(directory)}: no {MLX_WEIGHTS}, so it is no adapter")
+        raise CheckpointError(f"{printable(directory)}: no {MLX_WEIGHTS}, so it is no adapter")
     if CONFIG not in names:
-        raise CheckpointError(f"{shown(directory)}: no {CONFIG} beside {weight_file}")
+        raise CheckpointError(f"{printable(directory)}: no {CONFIG} beside {weight_file}")
     header = read_header(directory / weight_file)
-    peft = f"{shown(directory)}: {PEFT_WEIGHTS} is PEFT's layout; mlx-lm loads {MLX_WEIGHTS} only"
+    peft = (
+        f"{printable(directory)}: {PEFT_WEIGHTS} is PEFT's layout; mlx-lm loads {MLX_WEIGHTS} only"
+    )
     return Adapter(
-        id=shown(directory),
+        id=printable(directory),
         config=read_config(directory / CONFIG),
         weight_file=weight_file,
         tensors=header.tensors,

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from memfit.estimators.base.files import open_regular, read_exactly, shown
 from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import open_regular, printable, read_exactly
 
 
 class ByteSource(Protocol):
@@ -46,7 +46,7 @@ class FileSource:
         try:
             self._file.seek(offset)
         except OSError as error:
-            raise CheckpointError(f"{shown(self._path)}: cannot be read: {error}") from None
+            raise CheckpointError(f"{printable(self._path)}: cannot be read: {error}") from None
         return read_exactly(self._file, count, self._path)
 
     def __enter__(self) -> "FileSource":

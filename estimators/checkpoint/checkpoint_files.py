@@ -8,17 +8,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Protocol
 
+from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import (
-    names_in,
+    list_names,
     open_regular,
+    printable,
     read_exactly,
     read_whole,
-    refuse_lfs_pointer,
     regular_file_bytes,
-    shown,
+    reject_lfs_pointer,
 )
 from memfit.estimators.checkpoint.safetensors import LENGTH_BYTES, Header, read_header
-from memfit.estimators.base.errors import CheckpointError
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.shards import Index
@@ -62,7 +62,7 @@ class Directory:
 
     def names(self) -> Sequence[str]:
         """Return the names in it, sorted."""
-        return names_in(self.place)
+        return list_names(self.place)
 
     def holds(self, name: str) -> bool:
         """Tell whether the name is taken, be it by a broken link."""
@@ -86,10 +86,10 @@ class Directory:
         nbytes = regular_file_bytes(path)
         if nbytes < LENGTH_BYTES:
             raise CheckpointError(
-                f"{shown(path)}: {nbytes} bytes is no PyTorch file; fetch it again"
+                f"{printable(path)}: {nbytes} bytes is no PyTorch file; fetch it again"
             )
         with open_regular(path) as file:
-            refuse_lfs_pointer(read_exactly(file, LENGTH_BYTES, path), path)
+            reject_lfs_pointer(read_exactly(file, LENGTH_BYTES, path), path)
         return nbytes
 
     def headers(self, names: Sequence[str], index: "Index | None") -> Iterable[Header]:

@@ -3,10 +3,10 @@
 from pathlib import Path, PurePath
 from typing import Any
 
-from memfit.estimators.base.files import read_whole, shown
-from memfit.estimators.checkpoint.checkpoint_files import Directory, Folder
-from memfit.estimators.base.reading.strict_json import parse_object, plain
 from memfit.estimators.base.errors import ConfigError
+from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.reading.strict_json import parse_object, plain
+from memfit.estimators.checkpoint.checkpoint_files import Directory, Folder
 
 CONFIG = "config.json"
 MODELOPT = "hf_quant_config.json"
@@ -57,5 +57,5 @@ def _parse(text: bytes, path: PurePath) -> dict[str, Any]:
     value = parse_object(
         text, path, what="the file", error=ConfigError, max_values=MAX_CONFIG_VALUES
     )
-    config: dict[str, Any] = plain(value, shown(path), error=ConfigError)
+    config: dict[str, Any] = plain(value, printable(path), error=ConfigError)
     return config

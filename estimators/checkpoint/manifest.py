@@ -17,7 +17,7 @@ class Tensor(NamedTuple):
     nbytes: int
 
 
-class LeftOut(NamedTuple):
+class SkippedFile(NamedTuple):
     """A weight file that was seen and not counted."""
 
     name: str
@@ -43,6 +43,6 @@ class Checkpoint:
     header_bytes: int = 0  # bytes read of them
     shards: int = 0
     header_sha256: tuple[tuple[str, str], ...] = ()  # file name and digest, by name
-    left_out: tuple[LeftOut, ...] = ()
+    skipped_files: tuple[SkippedFile, ...] = ()
     warnings: tuple[str, ...] = ()
     revision: str | None = None

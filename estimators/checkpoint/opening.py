@@ -4,12 +4,12 @@ import os
 import re
 from pathlib import Path
 
+from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import list_names, printable
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.checkpoint.config import CONFIG, read_model_config
-from memfit.estimators.base.files import names_in, shown
 from memfit.estimators.checkpoint.local.directory import read_directory, read_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.base.errors import CheckpointError
-from memfit.estimators.base.progress import SILENT, Sink
 
 _SUFFIXES = (".safetensors", ".gguf", ".json", ".yaml", ".yml", ".bin", ".pt", ".pth")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?", re.ASCII)
@@ -24,7 +24,7 @@ _WANTED = (
 )
 
 
-def open_checkpoint(reference: str, *, sink: Sink = SILENT) -> Checkpoint:
+def open_checkpoint(reference: str, *, progress: Progress = NULL_PROGRESS) -> Checkpoint:
     """Return the checkpoint that ``reference`` stands for: an existing path first of all.
 
     Raises:
@@ -45,15 +45,15 @@ def open_checkpoint(reference: str, *, sink: Sink = SILENT) -> Checkpoint:
     if _HUB_FILE.fullmatch(reference) and not reference.startswith("."):
         from memfit.estimators.checkpoint.hub.source import open_hub_file
 
-        return open_hub_file(reference, sink=sink)
+        return open_hub_file(reference, progress=progress)
     if address := _ADDRESS.fullmatch(reference):
         name = address[1] or "org/name"
-        raise CheckpointError(f"{shown(reference)!r}: an address, no name; write {name}")
+        raise CheckpointError(f"{printable(reference)!r}: an address, no name; write {name}")
     if _looks_like_path(reference) or not _HUB_NAME.fullmatch(reference):
-        raise CheckpointError(f"{shown(reference)!r}: no such path; {_WANTED}")
+        raise CheckpointError(f"{printable(reference)!r}: no such path; {_WANTED}")
     from memfit.estimators.checkpoint.hub.source import open_hub
 
-    return open_hub(reference, sink=sink)
+    return open_hub(reference, progress=progress)
 
 
 def _open_path(path: Path) -> Checkpoint:
@@ -67,16 +67,16 @@ def _open_path(path: Path) -> Checkpoint:
 
         return read_gguf_file(path)
     if path.name.endswith(".index.json"):
-        raise CheckpointError(f"{shown(path)}: an index of shards; give the directory it is in")
+        raise CheckpointError(f"{printable(path)}: an index of shards; give the directory it is in")
     if suffix == ".json":
         return _open_config(path)
     if suffix in (".yaml", ".yml"):
         return _open_sample(path)
-    raise CheckpointError(f"{shown(path)}: not a file that describes a model; {_WANTED}")
+    raise CheckpointError(f"{printable(path)}: not a file that describes a model; {_WANTED}")
 
 
 def _open_directory(path: Path) -> Checkpoint:
-    names = names_in(path)
+    names = list_names(path)
     if CONFIG not in names:
         from memfit.estimators.checkpoint.gguf.files import has_models, read_gguf_directory
 
@@ -86,7 +86,7 @@ def _open_directory(path: Path) -> Checkpoint:
 
 
 def _open_config(path: Path) -> Checkpoint:
-    name = shown(path)
+    name = printable(path)
     return Checkpoint(id=name, source="config", config=read_model_config(path), config_name=name)
 
 
@@ -95,7 +95,7 @@ def _open_sample(path: Path) -> Checkpoint:
 
     sample = read_sample(path)
     return Checkpoint(
-        id=sample.name, source="sample", config=sample.config, config_name=shown(path)
+        id=sample.name, source="sample", config=sample.config, config_name=printable(path)
     )
 
 
@@ -103,7 +103,7 @@ def _is_there(path: Path) -> bool:
     try:
         path.lstat()
     except PermissionError:
-        raise CheckpointError(f"{shown(path)}: permission denied on the way to it") from None
+        raise CheckpointError(f"{printable(path)}: permission denied on the way to it") from None
     except (OSError, ValueError):
         return False
     return True

@@ -13,16 +13,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+from memfit.estimators.base.dtypes import BITS
+from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import (
     open_regular,
+    printable,
     read_exactly,
-    refuse_lfs_pointer,
-    shown,
+    reject_lfs_pointer,
 )
 from memfit.estimators.base.reading.json_members import object_members
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.base.dtypes import BITS
-from memfit.estimators.base.errors import CheckpointError
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # MAX_HEADER_SIZE of the reference reader
@@ -64,7 +64,7 @@ def read_header(path: Path) -> Header:
     with open_regular(path) as file:
         file_bytes = os.fstat(file.fileno()).st_size
         if file_bytes < LENGTH_BYTES:
-            raise CheckpointError(f"{shown(path)}: {file_bytes} bytes is no safetensors file")
+            raise CheckpointError(f"{printable(path)}: {file_bytes} bytes is no safetensors file")
         first_bytes = read_exactly(file, LENGTH_BYTES, path)
         header_bytes = checked_header_bytes(first_bytes, file_bytes, path)
         text = read_exactly(file, header_bytes - LENGTH_BYTES, path)
@@ -77,7 +77,7 @@ def parse_header(first_bytes: bytes, text: bytes, file_bytes: int, path: PurePat
     Raises:
         CheckpointError: as `read_header`, naming ``path``.
     """
-    place = f"{shown(path)}: the header"
+    place = f"{printable(path)}: the header"
     members = object_members(text, place, error=CheckpointError, max_values=MAX_VALUES)
     header_bytes = len(first_bytes) + len(text)
     metadata, tensors = _read(members, file_bytes - header_bytes, path)
@@ -92,18 +92,18 @@ def checked_header_bytes(first_bytes: bytes, file_bytes: int, path: PurePath) ->
     Raises:
         CheckpointError: when the length is 0, beyond the file or above ``MAX_HEADER_BYTES``.
     """
-    refuse_lfs_pointer(first_bytes, path)
+    reject_lfs_pointer(first_bytes, path)
     length = int.from_bytes(first_bytes, "little")
     if length == 0:
-        raise CheckpointError(f"{shown(path)}: the header's length is 0")
+        raise CheckpointError(f"{printable(path)}: the header's length is 0")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{shown(path)}: the header's length is {length} bytes, above the format's limit of "
-            f"{MAX_HEADER_BYTES}; the file is damaged or no safetensors file"
+            f"{printable(path)}: the header's length is {length} bytes, above the format's limit"
+            f" of {MAX_HEADER_BYTES}; the file is damaged or no safetensors file"
         )
     if LENGTH_BYTES + length > file_bytes:
         raise CheckpointError(
-            f"{shown(path)}: the header should be {length} bytes, but the file has only "
+            f"{printable(path)}: the header should be {length} bytes, but the file has only "
             f"{file_bytes}; fetch it again"
         )
     return LENGTH_BYTES + length
@@ -113,7 +113,7 @@ def _metadata(value: Any, path: PurePath) -> Mapping[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(type(item) is str for item in value.values()):
-        raise CheckpointError(f"{shown(path)}: __metadata__ is not an object of strings")
+        raise CheckpointError(f"{printable(path)}: __metadata__ is not an object of strings")
     return value
 
 
@@ -127,12 +127,16 @@ def _read(
     seen_metadata = False
     for name, entry in members:
         if name in tensors or (seen_metadata and name == _METADATA):
-            raise CheckpointError(f"{shown(path)}: the header has the name '{shown(name)}' twice")
+            raise CheckpointError(
+                f"{printable(path)}: the header has the name '{printable(name)}' twice"
+            )
         if name == _METADATA:
             metadata, seen_metadata = _metadata(entry, path), True
             continue
         if len(tensors) == MAX_TENSORS:
-            raise CheckpointError(f"{shown(path)}: the header has more than {MAX_TENSORS} tensors")
+            raise CheckpointError(
+                f"{printable(path)}: the header has more than {MAX_TENSORS} tensors"
+            )
         tensors[name] = _tensor(name, entry, cover, path)
     cover.check()
     return metadata, tuple(tensors.values())
@@ -148,7 +152,7 @@ def _tensor(name: str, entry: Any, cover: "_Cover", path: PurePath) -> Tensor:
     if bits != 8 * (end - begin):
         raise CheckpointError(
             f"{_place(path, name)}: {end - begin} bytes of data_offsets disagree with "
-            f"{dtype} x {shown(list(shape))}"
+            f"{dtype} x {printable(list(shape))}"
         )
     cover.add(_Span(begin, end, name))
     return Tensor(name, dtype, shape, end - begin)
@@ -188,7 +192,7 @@ def _check_name(name: str, path: PurePath) -> None:
     try:
         length = len(name.encode("utf-8"))
     except UnicodeEncodeError:
-        raise CheckpointError(f"{shown(path)}: a tensor's name is not valid Unicode") from None
+        raise CheckpointError(f"{printable(path)}: a tensor's name is not valid Unicode") from None
     if length > MAX_NAME_BYTES:
         raise CheckpointError(f"{_place(path, name)}: a name above {MAX_NAME_BYTES} bytes")
 
@@ -219,21 +223,21 @@ class _Cover:
             self._covered = end
         if self._covered > self._data_bytes:
             raise CheckpointError(
-                f"{shown(self._path)}: the data should be {self._covered} bytes, but the file has"
-                f" only {self._data_bytes} of them; it was cut short, fetch it again"
+                f"{printable(self._path)}: the data should be {self._covered} bytes, but the file"
+                f" has only {self._data_bytes} of them; it was cut short, fetch it again"
             )
         if self._covered < self._data_bytes:
             raise CheckpointError(
-                f"{shown(self._path)}: {self._data_bytes - self._covered} bytes at the end belong"
-                " to no tensor"
+                f"{printable(self._path)}: {self._data_bytes - self._covered} bytes at the end"
+                " belong to no tensor"
             )
 
 
 def _place(path: PurePath, name: str) -> str:
-    return f"{shown(path)}: tensor '{shown(name)}'"
+    return f"{printable(path)}: tensor '{printable(name)}'"
 
 
 def _scalar(value: object) -> str:
     if isinstance(value, (str, int, float)):
-        return shown(repr(value))
+        return printable(repr(value))
     return f"a {type(value).__name__}"

@@ -6,10 +6,10 @@ from itertools import islice
 from pathlib import PurePath, PurePosixPath
 from typing import NamedTuple
 
-from memfit.estimators.base.files import shown
-from memfit.estimators.checkpoint.checkpoint_files import Folder
-from memfit.estimators.base.reading.json_members import object_members
 from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.reading.json_members import object_members
+from memfit.estimators.checkpoint.checkpoint_files import Folder
 
 MAX_INDEX_BYTES = 100_000_000  # DeepSeek-V3's, with 91,991 names, is 9 MB
 MAX_INDEX_NAMES = 215_000
@@ -41,13 +41,13 @@ def read_index(folder: Folder, name: str) -> Index | None:
     for file in files:
         _refuse_leaving(file, path)
     _refuse_missing(
-        folder.lacks(sorted(files)), len(files), f"{shown(path)}: of the files it names"
+        folder.lacks(sorted(files)), len(files), f"{printable(path)}: of the files it names"
     )
     return Index(weight_map, files)
 
 
 def _weight_map(text: bytes, path: PurePath) -> dict[str, str]:
-    place = f"{shown(path)}: the index"
+    place = f"{printable(path)}: the index"
     weight_map: dict[str, str] = {}
     # Every tensor names its file anew; there are few files.
     files: dict[str, str] = {}
@@ -55,14 +55,14 @@ def _weight_map(text: bytes, path: PurePath) -> dict[str, str]:
         text, place, error=CheckpointError, max_values=MAX_INDEX_NAMES, inside="weight_map"
     ):
         if type(file) is not str:
-            raise CheckpointError(f"{shown(path)}: weight_map is not an object of file names")
+            raise CheckpointError(f"{printable(path)}: weight_map is not an object of file names")
         if name in weight_map:
-            raise CheckpointError(f"{place} has the name '{shown(name)}' twice")
+            raise CheckpointError(f"{place} has the name '{printable(name)}' twice")
         weight_map[name] = files.setdefault(file, file)
         if len(files) > MAX_INDEX_FILES:
             raise CheckpointError(f"{place} names more than {MAX_INDEX_FILES} files")
     if not weight_map:
-        raise CheckpointError(f"{shown(path)}: weight_map is not an object of file names")
+        raise CheckpointError(f"{printable(path)}: weight_map is not an object of file names")
     return weight_map
 
 
@@ -87,7 +87,7 @@ def check_series(place: PurePath, names: Iterable[str]) -> None:
             f"{stem}{number:0{width}d}-of-{total}{rest}" for number in islice(absent, _NAMES_SHOWN)
         ]
         count = len(expected) - sum(number in expected for number in numbers)
-        _refuse_missing(missing, int(total), f"{shown(place)}: of {int(total)} shards", count)
+        _refuse_missing(missing, int(total), f"{printable(place)}: of {int(total)} shards", count)
 
 
 def shard_total(name: str) -> int:
@@ -102,7 +102,7 @@ def shard_total(name: str) -> int:
 
 def listed(names: Iterable[str], count: int | None = None) -> str:
     """Return names for a message, the first few of ``count`` or of those given."""
-    every = [shown(name) for name in names]
+    every = [printable(name) for name in names]
     more = (len(every) if count is None else count) - _NAMES_SHOWN
     return ", ".join(every[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -120,5 +120,6 @@ def _refuse_leaving(name: str, path: PurePath) -> None:
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if not parts or ".." in parts or parts[0].startswith("/") or ":" in name or "\0" in name:
         raise CheckpointError(
-            f"{shown(path)}: weight_map names '{shown(name)}', which is no file in its directory"
+            f"{printable(path)}: weight_map names '{printable(name)}', which is no file in its"
+            " directory"
         )

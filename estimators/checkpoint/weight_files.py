@@ -9,11 +9,11 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from memfit.estimators.base.files import shown
-from memfit.estimators.checkpoint.checkpoint_files import Folder
-from memfit.estimators.checkpoint.manifest import LeftOut, Tensor
-from memfit.estimators.checkpoint.shards import Index, check_series, listed, read_index
 from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import printable
+from memfit.estimators.checkpoint.checkpoint_files import Folder
+from memfit.estimators.checkpoint.manifest import SkippedFile, Tensor
+from memfit.estimators.checkpoint.shards import Index, check_series, listed, read_index
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 TORCH_INDEX = "pytorch_model.bin.index.json"
@@ -48,7 +48,7 @@ class Weights(NamedTuple):
     file_bytes: int = 0
     header_bytes: int = 0
     shards: int = 0
-    left_out: tuple[LeftOut, ...] = ()
+    skipped_files: tuple[SkippedFile, ...] = ()
     warnings: tuple[str, ...] = ()
     header_sha256: tuple[tuple[str, str], ...] = ()
 
@@ -69,8 +69,10 @@ def read_weights(folder: Folder, names: Sequence[str]) -> Weights:
     roles = {name: role for name in names if (role := _role(name)) is not None}
     counted, weights = _counted(folder, roles)
     others = [name for name in roles if name not in set(counted)]
-    left_out = [_left_out(folder, name, roles[name].value) for name in others]
-    return weights._replace(left_out=weights.left_out + tuple(filter(None, left_out)))
+    skipped_files = [_left_out(folder, name, roles[name].value) for name in others]
+    return weights._replace(
+        skipped_files=weights.skipped_files + tuple(filter(None, skipped_files))
+    )
 
 
 def _counted(folder: Folder, roles: dict[str, _Role]) -> tuple[list[str], Weights]:
@@ -85,13 +87,13 @@ def _counted(folder: Folder, roles: dict[str, _Role]) -> tuple[list[str], Weight
         weights = _merged(folder, others, index)
         text = f"mlx-lm loads only model*.safetensors; counted {listed(others)} in their place"
         return others, weights._replace(
-            warnings=(f"{shown(folder.place)}: {text}", *weights.warnings)
+            warnings=(f"{printable(folder.place)}: {text}", *weights.warnings)
         )
     if torch := _of(roles, _Role.TORCH):
         torch = _torch_set(folder, torch)
         return torch, _bounded(folder, torch)
     text = "no weight files; the weights are derived from config.json"
-    return [], Weights(warnings=(f"{shown(folder.place)}: {text}",))
+    return [], Weights(warnings=(f"{printable(folder.place)}: {text}",))
 
 
 def _role(name: str) -> _Role | None:
@@ -116,7 +118,7 @@ def _of(roles: dict[str, _Role], wanted: _Role) -> list[str]:
 def _merged(folder: Folder, names: list[str], index: Index | None) -> Weights:
     check_series(folder.place, names)
     merged: dict[str, Tensor] = {}
-    left_out, repeating = [], []
+    skipped_files, repeating = [], []
     digests = []
     file_bytes = header_bytes = larger_bytes = 0
     names = _in_order(names, index)
@@ -126,7 +128,9 @@ def _merged(folder: Folder, names: list[str], index: Index | None) -> Weights:
         if repeated:
             repeating.append(name)
         if repeated and len(repeated) == len(header.tensors):
-            left_out.append(LeftOut(shown(name), header.file_bytes, _Role.LOADED.value))
+            skipped_files.append(
+                SkippedFile(printable(name), header.file_bytes, _Role.LOADED.value)
+            )
             continue
         for tensor in header.tensors:
             merged.setdefault(tensor.name, tensor)
@@ -137,8 +141,8 @@ def _merged(folder: Folder, names: list[str], index: Index | None) -> Weights:
         tensors=tuple(merged.values()),
         file_bytes=file_bytes,
         header_bytes=header_bytes,
-        shards=len(names) - len(left_out),
-        left_out=tuple(left_out),
+        shards=len(names) - len(skipped_files),
+        skipped_files=tuple(skipped_files),
         warnings=_repeat_warnings(folder, repeating, larger_bytes),
         header_sha256=tuple(sorted(digests)),
     )
@@ -154,7 +158,7 @@ def _repeat_warnings(folder: Folder, repeating: list[str], larger_bytes: int) ->
     if not repeating:
         return ()
     text = (
-        f"{shown(folder.place)}: {listed(repeating)} hold tensors that other files hold too; "
+        f"{printable(folder.place)}: {listed(repeating)} hold tensors that other files hold too; "
         "mlx-lm merges them in the order the file system lists them; one copy is counted"
     )
     return (f"{text}, the other may take {larger_bytes} bytes more" if larger_bytes else text,)
@@ -165,7 +169,7 @@ def _index_warnings(
 ) -> tuple[str, ...]:
     if index is None:
         return ()
-    place = f"{shown(folder.place)}: {SAFETENSORS_INDEX} names"
+    place = f"{printable(folder.place)}: {SAFETENSORS_INDEX} names"
     held = {tensor.name for tensor in weights.tensors or ()}
     files, tensors = sorted(index.files - set(loaded)), sorted(index.weight_map.keys() - held)
     warnings = []
@@ -190,12 +194,12 @@ def _bounded(folder: Folder, names: list[str]) -> Weights:
         bound=bound,
         file_bytes=bound,
         shards=len(names),
-        warnings=(f"{shown(folder.place)}: {text}",),
+        warnings=(f"{printable(folder.place)}: {text}",),
     )
 
 
-def _left_out(folder: Folder, name: str, reason: str) -> LeftOut | None:
+def _left_out(folder: Folder, name: str, reason: str) -> SkippedFile | None:
     try:
-        return LeftOut(shown(name), folder.size(name), reason)
+        return SkippedFile(printable(name), folder.size(name), reason)
     except CheckpointError:
         return None  # a directory or a dead link by that name holds nothing to leave out

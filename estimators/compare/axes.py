@@ -6,15 +6,15 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from memfit.estimators.arch.quantization import DEFAULTS, FLOAT_MODES, Quantization
-from memfit.estimators.results.comparison import SettingValue
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.base.quantization import DEFAULTS, FLOAT_MODES, Quantization
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_count, parse_size
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.results.comparison import SettingValue
 
 # A grid nobody reads; it is a slip, and would take minutes.
 MAX_COMBINATIONS = 10_000

@@ -4,8 +4,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
-from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.base.errors import UnreachableError, UnsupportedError
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.version import __version__
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.compare.axes import Axis, Scenario, check_axes, scenarios
+from memfit.estimators.machine.device import Device
 from memfit.estimators.results.comparison import (
     Cell,
     Compared,
@@ -14,38 +21,31 @@ from memfit.estimators.results.comparison import (
     Figure,
     Matrix,
     SettingValue,
-    Undecided,
+    Unavailable,
     Value,
 )
-from memfit.estimators.base.errors import UnreachableError, UnsupportedError
-from memfit.estimators.sizing.estimate import device_summary, estimate, workload_notes
-from memfit.estimators.machine.device import Device
+from memfit.estimators.results.estimate import Basis, Estimate, RuntimeSummary, WorkloadSummary
+from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.foundry import FoundrySettings
 from memfit.estimators.runtimes.registry import Runtime
-from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.base.records import record
-from memfit.estimators.results.estimate import Basis, Estimate, RuntimeSummary, WorkloadSummary
-from memfit.estimators.compare.axes import Axis, Scenario, check_axes, scenarios
-from memfit.estimators.sizing.sized_model import Sizing, size
-from memfit.estimators.base.units import Units
-from memfit.estimators.base.version import __version__
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.sizing.estimate import device_summary, estimate, workload_notes
+from memfit.estimators.sizing.sized_model import SizedModel, size
 
 Answer = TypeVar("Answer")
 _Form = tuple[Quantization | None, int]  # what decides a sizing but for the device
 _DEFAULTS = ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start")
 
 
-def attempt(make: Callable[[], Answer]) -> Answer | Undecided:
+def try_or_reason(make: Callable[[], Answer]) -> Answer | Unavailable:
     """Return what ``make`` returns, or why it cannot be decided; bad input still raises."""
     try:
         return make()
     except (UnsupportedError, UnreachableError) as error:
-        return Undecided(error.slug, str(error))
+        return Unavailable(error.slug, str(error))
 
 
 @record(frozen=True, slots=True)
-class Under:
+class RuntimeChoice:
     """A runtime to size under; ``asked`` are the workload's fields that are not its defaults."""
 
     rules: Runtime
@@ -59,19 +59,19 @@ class Under:
 
 
 @dataclass(slots=True)
-class Candidate:
+class ComparedModel:
     """A model to compare: read once, sized once for each conversion and device.
 
     ``under`` is the runtime where runtimes are compared.
     """
 
     label: str
-    checkpoint: Checkpoint | Undecided
-    under: Under | None = None
-    _sized: dict[_Form, Sizing | Undecided] = field(default_factory=dict)
-    _placed: dict[tuple[_Form, Device | None], Sizing] = field(default_factory=dict)
+    checkpoint: Checkpoint | Unavailable
+    under: RuntimeChoice | None = None
+    _sized: dict[_Form, SizedModel | Unavailable] = field(default_factory=dict)
+    _placed: dict[tuple[_Form, Device | None], SizedModel] = field(default_factory=dict)
 
-    def sizing(self, scenario: Scenario) -> Sizing | Undecided:
+    def sized(self, scenario: Scenario) -> SizedModel | Unavailable:
         """Return the sizing for a scenario's conversion and device.
 
         Raises:
@@ -81,23 +81,23 @@ class Candidate:
         if form not in self._sized:
             self._sized[form] = self._size(*form)
         sized = self._sized[form]
-        if isinstance(sized, Undecided):
+        if isinstance(sized, Unavailable):
             return sized
         if (form, device) not in self._placed:
             self._placed[form, device] = sized.on(device)
         return self._placed[form, device]
 
-    def _size(self, quantize: Quantization | None, margin_bytes: int) -> Sizing | Undecided:
+    def _size(self, quantize: Quantization | None, margin_bytes: int) -> SizedModel | Unavailable:
         checkpoint = self.checkpoint
-        if isinstance(checkpoint, Undecided):
+        if isinstance(checkpoint, Unavailable):
             return checkpoint
-        return attempt(
+        return try_or_reason(
             lambda: size(checkpoint, device=None, margin_bytes=margin_bytes, quantize=quantize)
         )
 
 
 def compare(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[ComparedModel],
     base: Scenario,
     axes: Sequence[Axis] = (),
     *,
@@ -116,7 +116,7 @@ def compare(
     check_axes(axes, len(candidates))
     combinations = list(scenarios(base, axes))
     first = combinations[0][1]
-    plain = Under(runtime, settings, frozenset(_DEFAULTS))
+    plain = RuntimeChoice(runtime, settings, frozenset(_DEFAULTS))
     ready = [_ready(candidate, first, plain) for candidate in candidates]
     estimates = [_estimate(one, units) for one in ready]
     return Comparison(
@@ -139,31 +139,35 @@ def compare(
 class _Ready:
     """A model under a runtime with the workload it is asked."""
 
-    sizing: Sizing
+    sized: SizedModel
     workload: Workload
     rules: Runtime
 
 
-def _ready(candidate: Candidate, scenario: Scenario, plain: Under) -> _Ready | Undecided:
-    sizing = candidate.sizing(scenario)
-    if isinstance(sizing, Undecided):
-        return sizing
+def _ready(
+    candidate: ComparedModel, scenario: Scenario, plain: RuntimeChoice
+) -> _Ready | Unavailable:
+    sized = candidate.sized(scenario)
+    if isinstance(sized, Unavailable):
+        return sized
     under = candidate.under or plain
-    moved = attempt(lambda: sizing.under(under.rules, under.settings))
-    if isinstance(moved, Undecided):
+    moved = try_or_reason(lambda: sized.with_runtime(under.rules, under.settings))
+    if isinstance(moved, Unavailable):
         return moved
     return _Ready(moved, under.workload(scenario.workload), under.rules)
 
 
-def _estimate(ready: _Ready | Undecided, units: Units) -> Estimate | Undecided:
-    if isinstance(ready, Undecided):
+def _estimate(ready: _Ready | Unavailable, units: Units) -> Estimate | Unavailable:
+    if isinstance(ready, Unavailable):
         return ready
-    return attempt(lambda: estimate(ready.sizing, ready.workload, runtime=ready.rules, units=units))
+    return try_or_reason(
+        lambda: estimate(ready.sized, ready.workload, runtime=ready.rules, units=units)
+    )
 
 
-def _compared(candidate: Candidate, result: Estimate | Undecided) -> Compared:
+def _compared(candidate: ComparedModel, result: Estimate | Unavailable) -> Compared:
     label = candidate.label
-    if isinstance(result, Undecided):
+    if isinstance(result, Unavailable):
         return Compared(label=label, undecided=result)
     return Compared(
         label=label,
@@ -177,9 +181,9 @@ def _compared(candidate: Candidate, result: Estimate | Undecided) -> Compared:
     )
 
 
-def _figures(estimates: Sequence[Estimate | Undecided]) -> Iterator[Figure]:
+def _figures(estimates: Sequence[Estimate | Unavailable]) -> Iterator[Figure]:
     columns = [
-        {} if isinstance(result, Undecided) else dict(_amounts(result)) for result in estimates
+        {} if isinstance(result, Unavailable) else dict(_amounts(result)) for result in estimates
     ]
     names = {name: None for column in columns for name in column}
     for name in names:
@@ -229,10 +233,10 @@ def difference(value: int, first: int) -> Difference:
 
 
 def _matrix(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[ComparedModel],
     axes: Sequence[Axis],
     combinations: Sequence[tuple[dict[str, SettingValue], Scenario]],
-    plain: Under,
+    plain: RuntimeChoice,
 ) -> Matrix:
     return Matrix(
         axes={axis.name: tuple(setting.value for setting in axis.settings) for axis in axes},
@@ -245,17 +249,17 @@ def _matrix(
 
 
 def _cell(
-    candidate: Candidate,
+    candidate: ComparedModel,
     settings: dict[str, SettingValue],
     scenario: Scenario,
-    plain: Under,
+    plain: RuntimeChoice,
 ) -> Cell:
     ready = _ready(candidate, scenario, plain)
-    if isinstance(ready, Undecided):
+    if isinstance(ready, Unavailable):
         return Cell(settings=settings, model=candidate.label, undecided=ready)
-    sizing = ready.sizing
-    need = attempt(lambda: sizing.need(ready.workload))
-    if isinstance(need, Undecided):
+    sized = ready.sized
+    need = try_or_reason(lambda: sized.requirement(ready.workload))
+    if isinstance(need, Unavailable):
         return Cell(settings=settings, model=candidate.label, undecided=need)
     verdict, exceeded = judge(need, scenario.device)
     return Cell(
@@ -263,8 +267,8 @@ def _cell(
         model=candidate.label,
         verdict=verdict,
         exceeded=exceeded,
-        peak_bytes=need.peak_bytes - sizing.margin_bytes,
+        peak_bytes=need.peak_bytes - sized.margin_bytes,
         needed_bytes=need.peak_bytes,
         working_set_bytes=scenario.device.working_set_bytes if scenario.device else None,
-        notes=tuple(workload_notes(sizing, ready.workload)),
+        notes=tuple(workload_notes(sized, ready.workload)),
     )

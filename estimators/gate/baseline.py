@@ -10,15 +10,15 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from memfit.estimators.base.files import read_whole, shown
-from memfit.estimators.checkpoint.fingerprint import config_sha256
-from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.gate.figures import Figures
-from memfit.estimators.gate.policy import Target
+from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.base.records import record
 from memfit.estimators.base.version import __version__
+from memfit.estimators.checkpoint.fingerprint import config_sha256
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.gate.figures import Figures
+from memfit.estimators.gate.policy import Target
 
 NAME = "memfit.lock.json"
 VERSION = 1
@@ -126,20 +126,20 @@ def read_lock(path: Path) -> Lock:
         return Lock(_text(data["memfit_version"]), entries)
     except (AttributeError, KeyError, TypeError, ValueError) as fault:
         raise InputError(
-            f"{shown(path)}: the baseline is damaged ({shown(fault)}); restore it from version"
-            " control, or delete it and run memfit gate --update"
+            f"{printable(path)}: the baseline is damaged ({printable(fault)}); restore it from"
+            " version control, or delete it and run memfit gate --update"
         ) from None
 
 
 def _refuse_newer(data: Mapping[str, Any], path: Path) -> None:
     schema = re.fullmatch(r"memfit\.lock/([0-9]{1,6})", str(data.get("schema")))
     if not schema or int(schema[1]) < 1:
-        raise InputError(f"{shown(path)}: schema: expected {SCHEMA}; is it a baseline?")
+        raise InputError(f"{printable(path)}: schema: expected {SCHEMA}; is it a baseline?")
     version = str(data.get("memfit_version"))
     if int(schema[1]) > VERSION or _numbers(version) > _numbers(__version__):
         raise InputError(
-            f"{shown(path)}: written by a newer memfit ({shown(version)}, {schema[0]}); this is"
-            f" {__version__} with {SCHEMA}: update memfit"
+            f"{printable(path)}: written by a newer memfit ({printable(version)}, {schema[0]});"
+            f" this is {__version__} with {SCHEMA}: update memfit"
         )
 
 
@@ -188,5 +188,5 @@ def _optional(value: Any, name: str) -> int | None:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{shown(repr(value)[:40])} is no text")
+        raise TypeError(f"{printable(repr(value)[:40])} is no text")
     return value

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from memfit.estimators.gate.figures import Figures
 from memfit.estimators.base.records import record
+from memfit.estimators.gate.figures import Figures
 
 COMPARED = (
     "weights_bytes",

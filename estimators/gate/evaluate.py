@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from memfit.estimators.base.files import shown
 from memfit.estimators.base.errors import (
     InputError,
     MemfitError,
@@ -13,21 +12,22 @@ from memfit.estimators.base.errors import (
     UnreachableError,
     UnsupportedError,
 )
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.version import __version__
 from memfit.estimators.gate import baseline
 from memfit.estimators.gate.baseline import Entry, Lock
 from memfit.estimators.gate.diff import changes
 from memfit.estimators.gate.figures import figures_of, fits
-from memfit.estimators.gate.remedies import Question, mends
 from memfit.estimators.gate.policy import Limit, Policy, Target
+from memfit.estimators.gate.remedies import Question, mends
 from memfit.estimators.gate.report import Report, Status, TargetReport, overall
 from memfit.estimators.gate.shelf import Shelf
 from memfit.estimators.gate.verdict import Check, Reference, judge_limit, judge_limits
-from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.base.progress import SILENT, Sink
-from memfit.estimators.sizing.sized_model import Sizing
-from memfit.estimators.base.units import ceil_div
-from memfit.estimators.base.version import __version__
+from memfit.estimators.sizing.sized_model import SizedModel
 
 # The baseline of a target whose entry of now is given.
 Before = Callable[[Target, Entry], Entry | None]
@@ -51,7 +51,7 @@ def select(policy: Policy, names: tuple[str, ...]) -> Policy:
     for name in names:
         if name not in known:
             raise InputError(
-                f"{shown(policy.path)}: no target is called '{shown(name)}'; there is"
+                f"{printable(policy.path)}: no target is called '{printable(name)}'; there is"
                 f" {', '.join(known)}"
             )
     chosen = tuple(target for target in policy.targets if not names or target.name in names)
@@ -59,7 +59,7 @@ def select(policy: Policy, names: tuple[str, ...]) -> Policy:
 
 
 def run_gate(
-    policy: Policy, lock: Lock | None, *, allow_bounds: bool, sink: Sink = SILENT
+    policy: Policy, lock: Lock | None, *, allow_bounds: bool, progress: Progress = NULL_PROGRESS
 ) -> Outcome:
     """Return the outcome of a policy against its baseline, None when there is no file of it.
 
@@ -67,29 +67,31 @@ def run_gate(
         PolicyError: when a target has no model.
     """
     _require_models(policy)
-    shelf = Shelf(policy.path.parent, sink)
+    shelf = Shelf(policy.path.parent, progress)
     kept = lock.targets if lock else {}
     outcome = _run(policy, shelf, None, lambda target, _: kept.get(target.name), allow_bounds)
     version = lock.memfit_version if lock else None
     return replace(outcome, report=replace(outcome.report, baseline_version=version))
 
 
-def run_update(policy: Policy, *, allow_bounds: bool, sink: Sink = SILENT) -> Outcome:
+def run_update(
+    policy: Policy, *, allow_bounds: bool, progress: Progress = NULL_PROGRESS
+) -> Outcome:
     """Return the outcome of a policy whose baseline are the figures of now.
 
     Raises:
         PolicyError: when a target has no model.
     """
     _require_models(policy)
-    shelf = Shelf(policy.path.parent, sink)
+    shelf = Shelf(policy.path.parent, progress)
     return _run(policy, shelf, None, lambda _, now: now, allow_bounds)
 
 
 def run_between(
-    policy: Policy, old: str, new: str, *, allow_bounds: bool, sink: Sink = SILENT
+    policy: Policy, old: str, new: str, *, allow_bounds: bool, progress: Progress = NULL_PROGRESS
 ) -> Outcome:
     """Return the outcome for the model ``new`` in every target; the baseline is ``old`` in it."""
-    shelf = Shelf(Path(), sink)
+    shelf = Shelf(Path(), progress)
     return _run(policy, shelf, new, lambda target, _: _entry(shelf, target, old), allow_bounds)
 
 
@@ -116,15 +118,15 @@ def _run(
         try:
             now = _entry(shelf, target, reference)
             entries[target.name] = now
-            sizing = shelf.sizing(reference, target.quantize, target.device)
-            answer = _Answer(shelf, target, sizing, now, before(target, now))
+            sized = shelf.sized(reference, target.quantize, target.device)
+            answer = _Answer(shelf, target, sized, now, before(target, now))
             reports.append(answer.report(allow_bounds))
         except MemfitError as error:
             reports.append(_without_figures(target, reference, error))
     found = tuple(reports)
     report = Report(
         memfit_version=__version__,
-        policy=shown(policy.path),
+        policy=printable(policy.path),
         baseline_version=None,
         verdict=overall(found),
         targets=found,
@@ -135,7 +137,7 @@ def _run(
 def _require_models(policy: Policy) -> None:
     text = "name a model, or give OLD and NEW"
     mistakes = [
-        Mistake(shown(policy.path), target.line, f"targets.{target.name}", text)
+        Mistake(printable(policy.path), target.line, f"targets.{target.name}", text)
         for target in policy.targets
         if target.model is None
     ]
@@ -144,14 +146,14 @@ def _require_models(policy: Policy) -> None:
 
 
 def _entry(shelf: Shelf, target: Target, model: str) -> Entry:
-    sizing = shelf.sizing(model, target.quantize, target.device)
+    sized = shelf.sized(model, target.quantize, target.device)
     return Entry(
         model=model,
         quantize=target.quantize,
-        model_type=sizing.model.model_type,
+        model_type=sized.model.model_type,
         asked=baseline.asked(target),
-        checkpoint=baseline.fingerprint(sizing.checkpoint),
-        figures=figures_of(sizing, target.workload),
+        checkpoint=baseline.fingerprint(sized.checkpoint),
+        figures=figures_of(sized, target.workload),
     )
 
 
@@ -178,7 +180,7 @@ class _Answer:
 
     shelf: Shelf
     target: Target
-    sizing: Sizing
+    sized: SizedModel
     now: Entry
     before: Entry | None
 
@@ -244,7 +246,7 @@ class _Answer:
         before = self.before if self.target.needs_baseline else None
         for name, entry in (("the weights", now), ("the baseline's weights", before)):
             if entry and entry.figures.basis == "bound":
-                reason = next((n.message for n in self.sizing.weighed.notes), entry.model)
+                reason = next((n.message for n in self.sized.footprint.notes), entry.model)
                 return f"{name} are a bound ({reason}); --allow-bounds accepts it"
         return None
 
@@ -257,29 +259,29 @@ class _Answer:
                 yield Note("warning", "checkpoint-changed", text)
         if different := self._asked_differently():
             yield Note("warning", "other-question", f"the baseline is of {different}")
-        for note in self.sizing.weighed.notes:
+        for note in self.sized.footprint.notes:
             if note.level == "warning":
                 yield note
-        for warning in self.sizing.checkpoint.warnings:
+        for warning in self.sized.checkpoint.warnings:
             yield Note("warning", "checkpoint", warning)
 
     def _mended(self, check: Check) -> Check:
         limit = next((one for one in self.target.limits if one.name == check.limit), None)
         if limit is None:
             return check
-        weighed = self.sizing.weighed
+        footprint = self.sized.footprint
         found = mends(
             limit.name,
             Question(self.target.workload, self.target.quantize),
-            ceil_div(8 * weighed.nbytes, weighed.parameters),
+            ceil_div(8 * footprint.nbytes, footprint.parameters),
             lambda question: self._passes(limit, question),
         )
         return replace(check, mends=tuple(found))
 
     def _passes(self, limit: Limit, question: Question) -> bool:
-        sizing = self.shelf.sizing(self.now.model, question.quantize, self.target.device)
+        sized = self.shelf.sized(self.now.model, question.quantize, self.target.device)
         is_context = limit.name == "context"
-        if is_context and not fits(sizing, question.workload, limit.amount.numerator):
+        if is_context and not fits(sized, question.workload, limit.amount.numerator):
             return False  # one look in place of a search
-        figures = figures_of(sizing, question.workload, with_context=is_context)
+        figures = figures_of(sized, question.workload, with_context=is_context)
         return judge_limit(limit, figures, self._reference).passed

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.sizing.search import longest_context
-from memfit.estimators.sizing.recommend import UNBOUNDED_CONTEXT, capacity_of
 from memfit.estimators.base.records import record
-from memfit.estimators.results.estimate import Basis
-from memfit.estimators.sizing.sized_model import Sizing
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.estimate import Basis
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.recommend import UNBOUNDED_CONTEXT, capacity_of
+from memfit.estimators.sizing.search import longest_context
+from memfit.estimators.sizing.sized_model import SizedModel
 
 # What memfit estimate keeps free above the peak when not told (--margin), so that both recommend
 # the same context.
@@ -39,38 +39,38 @@ class Figures:
     basis: Basis
 
 
-def figures_of(sizing: Sizing, workload: Workload, *, with_context: bool = True) -> Figures:
+def figures_of(sized: SizedModel, workload: Workload, *, with_context: bool = True) -> Figures:
     """Return the figures of a sizing that has a device; the context costs a search.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    at = sizing.at(workload)
-    capacity = capacity_of(sizing, sizing.device) if sizing.device else None
+    at = sized.figures_for(workload)
+    capacity = capacity_of(sized, sized.device) if sized.device else None
     return Figures(
-        weights_bytes=sizing.weighed.loaded_bytes,
+        weights_bytes=sized.footprint.loaded_bytes,
         kv_bytes_per_token=at.kv.bytes_per_token,
         kv_bytes=at.kv.nbytes,
         state_bytes=at.ssm_bytes,
         workspace_bytes=at.moment.workspace_bytes,
         peak_bytes=at.moment.nbytes,
-        load_peak_bytes=sizing.resident_bytes,
-        wired_limit_bytes=sizing.need(workload).peak_bytes,
-        context_tokens=_context(sizing, workload) if with_context else None,
+        load_peak_bytes=sized.resident_bytes,
+        wired_limit_bytes=sized.requirement(workload).peak_bytes,
+        context_tokens=_context(sized, workload) if with_context else None,
         expert_capacity=capacity.experts if capacity else None,
         experts=capacity.of if capacity else None,
-        basis=sizing.weighed.basis,
+        basis=sized.footprint.basis,
     )
 
 
-def fits(sizing: Sizing, workload: Workload, tokens: int) -> bool:
+def fits(sized: SizedModel, workload: Workload, tokens: int) -> bool:
     """Whether a prompt of so many tokens fits nine tenths of the working set."""
     prompt = replace(workload, prompt_tokens=tokens, max_tokens=0)
-    return judge(sizing.need(prompt), sizing.device)[0] == "fits"
+    return judge(sized.requirement(prompt), sized.device)[0] == "fits"
 
 
-def _context(sizing: Sizing, workload: Workload) -> int | None:
+def _context(sized: SizedModel, workload: Workload) -> int | None:
     """The context memfit estimate recommends."""
     return longest_context(
-        lambda tokens: fits(sizing, workload, tokens), sizing.model.max_context or UNBOUNDED_CONTEXT
+        lambda tokens: fits(sized, workload, tokens), sized.model.max_context or UNBOUNDED_CONTEXT
     )

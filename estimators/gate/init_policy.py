@@ -7,10 +7,10 @@ from pathlib import Path
 from string import Template
 
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.gate.figures import figures_of
 from memfit.estimators.gate.shelf import Shelf
 from memfit.estimators.machine.device import Device
-from memfit.estimators.base.workload import Workload
 
 PROMPT_TOKENS = 4096
 MAX_TOKENS = 256
@@ -28,11 +28,11 @@ def first_policy(shelf: Shelf, model: str, devices: tuple[Device, ...]) -> str:
 
 
 def _block(shelf: Shelf, model: str, device: Device) -> str:
-    sizing = shelf.sizing(model, None, device)
-    if sizing.weighed.basis == "bound":
-        reason = next((note.message for note in sizing.weighed.notes), model)
+    sized = shelf.sized(model, None, device)
+    if sized.footprint.basis == "bound":
+        reason = next((note.message for note in sized.footprint.notes), model)
         raise UnsupportedError(f"{model}: its weights are only bounded: {reason}")
-    most = sizing.model.max_context or PROMPT_TOKENS + MAX_TOKENS
+    most = sized.model.max_context or PROMPT_TOKENS + MAX_TOKENS
     prompt = max(1, min(PROMPT_TOKENS, most - MAX_TOKENS))
     workload = Workload(prompt_tokens=prompt, max_tokens=MAX_TOKENS)
     return _template("target").substitute(
@@ -41,7 +41,7 @@ def _block(shelf: Shelf, model: str, device: Device) -> str:
         device=device.name,
         prompt_tokens=prompt,
         max_tokens=MAX_TOKENS,
-        context=_context_line(figures_of(sizing, workload).context_tokens),
+        context=_context_line(figures_of(sized, workload).context_tokens),
     )
 
 

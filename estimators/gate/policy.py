@@ -9,19 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from memfit.estimators.arch.quantization import Quantization
-from memfit.estimators.base.files import read_whole, shown
-from memfit.estimators.base.reading.strict_yaml import parse_placed
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.reading.strict_yaml import parse_placed
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
+from memfit.estimators.base.workload import MAX_TOKENS, Workload
 from memfit.estimators.gate.limit_value import Allowance, parse_allowance, parse_experts
 from memfit.estimators.gate.section import Reading, Section
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
-from memfit.estimators.runtimes.registry import Runtime, get_runtime
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
-from memfit.estimators.base.records import record
-from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
-from memfit.estimators.base.workload import MAX_TOKENS, Workload
+from memfit.estimators.runtimes.registry import Runtime, get_runtime
 
 SCHEMA = "memfit.policy/1"
 MAX_POLICY_BYTES = 1_000_000
@@ -265,7 +265,7 @@ def _basis(value: Any) -> RequiredBasis:
 
 
 def _shown(value: Any) -> str:
-    return shown(repr(value)[:60])
+    return printable(repr(value)[:60])
 
 
 AMOUNTS: dict[str, Callable[[Any], Allowance]] = {

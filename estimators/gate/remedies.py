@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from memfit.estimators.arch.quantization import AFFINE_BITS
 from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.quantization import AFFINE_BITS
+from memfit.estimators.base.records import record
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.search import (
     KV_BITS,
     PREFILL_STEPS,
     first_fitting,
     longest_context,
 )
-from memfit.estimators.base.records import record
-from memfit.estimators.base.workload import Workload
 
 Setting = Literal["context", "kv_bits", "prefill_step", "quantize"]
 

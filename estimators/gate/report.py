@@ -5,10 +5,10 @@ The fields mirror the JSON of ``memfit gate --format json`` (docs/schema/gate.sc
 
 from typing import Literal
 
+from memfit.estimators.base.records import record
 from memfit.estimators.gate.diff import Change
 from memfit.estimators.gate.figures import Figures
 from memfit.estimators.gate.verdict import Check
-from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import Note
 
 SCHEMA = "memfit.gate/1"

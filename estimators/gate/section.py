@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memfit.estimators.base.files import shown
-from memfit.estimators.base.reading.strict_yaml import Place, Placed
 from memfit.estimators.base.errors import InputError, Mistake, PolicyError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.reading.strict_yaml import Place, Placed
 
 Value = TypeVar("Value")
 
@@ -28,8 +28,8 @@ class Reading:
 
     def blame(self, place: Place, text: str) -> None:
         """Keep a mistake."""
-        name = ".".join(shown(part) for part in place)
-        self.mistakes.append(Mistake(shown(self.path), self.line(place), name, text))
+        name = ".".join(printable(part) for part in place)
+        self.mistakes.append(Mistake(printable(self.path), self.line(place), name, text))
 
     def finish(self) -> None:
         """Raise PolicyError with every mistake, in the order of the file, if there is one."""
@@ -39,8 +39,10 @@ class Reading:
     def top(self, keys: tuple[str, ...]) -> "Section":
         """Return the whole document as a section."""
         for line, place in self.placed.repeated:
-            name = ".".join(shown(part) for part in place)
-            self.mistakes.append(Mistake(shown(self.path), line, name, "this name stands twice"))
+            name = ".".join(printable(part) for part in place)
+            self.mistakes.append(
+                Mistake(printable(self.path), line, name, "this name stands twice")
+            )
         return Section(self, (), self.placed.value, keys)
 
 

@@ -4,16 +4,16 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
-from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.gate.figures import MARGIN_BYTES
 from memfit.estimators.machine.device import Device
-from memfit.estimators.base.progress import SILENT, Sink
-from memfit.estimators.sizing.sized_model import Sizing, size
+from memfit.estimators.sizing.sized_model import SizedModel, size
 
-Found = TypeVar("Found", Checkpoint, Sizing)
+Found = TypeVar("Found", Checkpoint, SizedModel)
 
 GROUP_SIZE = 64  # of --quantize BITS: mlx-lm utils.py, defaults_for_mode
 
@@ -21,13 +21,13 @@ GROUP_SIZE = 64  # of --quantize BITS: mlx-lm utils.py, defaults_for_mode
 class Shelf:
     """Sizings by model, bits and device; a relative model is first looked for in ``directory``."""
 
-    def __init__(self, directory: Path, sink: Sink = SILENT) -> None:
+    def __init__(self, directory: Path, progress: Progress = NULL_PROGRESS) -> None:
         """Start empty; ``sink`` hears of models that are fetched."""
         self._directory = directory
-        self._sink = sink
+        self._sink = progress
         self._checkpoints: dict[str, Checkpoint | MemfitError] = {}
-        self._weighed: dict[tuple[str, int | None], Sizing | MemfitError] = {}
-        self._sizings: dict[tuple[str, int | None, Device], Sizing] = {}
+        self._weighed: dict[tuple[str, int | None], SizedModel | MemfitError] = {}
+        self._sizings: dict[tuple[str, int | None, Device], SizedModel] = {}
 
     def checkpoint(self, model: str) -> Checkpoint:
         """Return a checkpoint.
@@ -39,13 +39,13 @@ class Shelf:
             beside = os.path.join(self._directory, model)
             try:
                 reference = beside if os.path.lexists(beside) else model
-                found = open_checkpoint(reference, sink=self._sink)
+                found = open_checkpoint(reference, progress=self._sink)
                 self._checkpoints[model] = found
             except MemfitError as error:
                 self._checkpoints[model] = error
         return _or_raise(self._checkpoints[model])
 
-    def sizing(self, model: str, quantize: int | None, device: Device) -> Sizing:
+    def sized(self, model: str, quantize: int | None, device: Device) -> SizedModel:
         """Return a sizing.
 
         Raises:
@@ -56,7 +56,7 @@ class Shelf:
             self._sizings[key] = self._weigh(model, quantize).on(device)
         return self._sizings[key]
 
-    def _weigh(self, model: str, quantize: int | None) -> Sizing:
+    def _weigh(self, model: str, quantize: int | None) -> SizedModel:
         key = (model, quantize)
         if key not in self._weighed:
             bits = Quantization(quantize, GROUP_SIZE) if quantize else None

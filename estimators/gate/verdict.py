@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from memfit.estimators.gate.figures import Figures
-from memfit.estimators.gate.remedies import Mend
-from memfit.estimators.gate.policy import BasisLimit, Limit
 from memfit.estimators.base.records import record
+from memfit.estimators.gate.figures import Figures
+from memfit.estimators.gate.policy import BasisLimit, Limit
+from memfit.estimators.gate.remedies import Mend
 
 Sense = Literal["at most", "at least"]
 Unit = Literal["bytes", "tokens", "experts", "basis"]

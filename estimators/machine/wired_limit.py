@@ -1,8 +1,8 @@
 """The wired limit to set, and what the system must be told for it."""
 
-from memfit.estimators.machine.device import Device
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
+from memfit.estimators.machine.device import Device
 
 MEBIBYTE = 2**20
 

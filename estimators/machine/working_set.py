@@ -3,9 +3,9 @@
 from enum import Enum
 from typing import Any
 
-from memfit.estimators.machine.data.apple import WORKING_SETS
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div, round_down
+from memfit.estimators.machine.data.apple import WORKING_SETS
 
 GIB = 2**30
 PAGE_BYTES = 16384

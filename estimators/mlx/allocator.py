@@ -4,8 +4,8 @@ Sources (mlx 0.32): backend/metal/allocator.cpp, backend/cuda/allocator.cpp,
 backend/no_gpu/allocator.cpp.
 """
 
-from memfit.estimators.machine.device import Backend
 from memfit.estimators.base.units import round_up
+from memfit.estimators.machine.device import Backend
 
 PAGE = 16384
 _CUDA_SMALLEST = 8

@@ -3,8 +3,8 @@
 from typing import Any
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.mlx.data.kernels import KERNELS
 from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.mlx.data.kernels import KERNELS
 
 # metal::is_nax_available in mlx/backend/metal/device.cpp; phones start one generation later.
 _NAX_GENERATION = 17

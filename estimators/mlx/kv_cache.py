@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Callable
 
-from memfit.estimators.base import dtypes
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.model import Model
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload

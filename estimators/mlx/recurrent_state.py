@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from memfit.estimators.base import dtypes
 from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.model import Model
+from memfit.estimators.base import dtypes
 
 
 def state_bytes(model: Model, batch: int) -> int:

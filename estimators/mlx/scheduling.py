@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from memfit.estimators.mlx.data.scheduling import SCHEDULING
-from memfit.estimators.machine.device import GpuClass
 from memfit.estimators.base.records import record
+from memfit.estimators.machine.device import GpuClass
+from memfit.estimators.mlx.data.scheduling import SCHEDULING
 
 
 @record(frozen=True, slots=True)

@@ -5,7 +5,7 @@ docs/schema/compare.schema.json describes it; integers are bytes or tokens.
 
 from typing import Literal
 
-from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import (
     Basis,
@@ -22,7 +22,7 @@ SettingValue = int | str | None
 
 
 @record(frozen=True, slots=True)
-class Undecided:
+class Unavailable:
     """Why there is no figure: the slug of docs/errors.md, and the reason in one line."""
 
     slug: str
@@ -66,7 +66,7 @@ class Compared:
     """
 
     label: str
-    undecided: Undecided | None = None
+    undecided: Unavailable | None = None
     runtime: RuntimeSummary | None = None
     model: ModelSummary | None = None
     needed_bytes: int | None = None
@@ -82,7 +82,7 @@ class Cell:
 
     settings: dict[str, SettingValue]
     model: str
-    undecided: Undecided | None = None
+    undecided: Unavailable | None = None
     verdict: Verdict | None = None
     exceeded: tuple[str, ...] = ()
     peak_bytes: int | None = None
@@ -119,7 +119,7 @@ class Comparison:
     schema: str = SCHEMA
 
     @property
-    def undecided(self) -> tuple[Undecided, ...]:
+    def undecided(self) -> tuple[Unavailable, ...]:
         """Everything that could not be decided, models first."""
         cells = self.matrix.cells if self.matrix else ()
         found = [model.undecided for model in self.models] + [cell.undecided for cell in cells]

@@ -1,8 +1,8 @@
 """The context a runtime chooses by itself, and the one its budget pays for."""
 
-from memfit.estimators.runtimes.growth import align_budget, align_capacity
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_down
+from memfit.estimators.runtimes.growth import align_budget, align_capacity
 
 
 @record(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Whether a peak fits a device, by the device's recommended working set."""
 
-from memfit.estimators.machine.device import Device
 from memfit.estimators.base.records import record
+from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Verdict
 
 # mlx-lm warns when the weights alone exceed nine tenths of the working set

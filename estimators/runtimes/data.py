@@ -9,10 +9,12 @@ answer and the right one.
 
 from typing import Any
 
+from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION
+
 RUNTIMES: dict[str, Any] = {
     "mlx-lm": {
-        "version": "0.32.2",
-        "mlx_version": [0, 32, 4],
+        "version": MLX_LM_VERSION,
+        "mlx_version": MLX_VERSION,
         "prefill_step": 2048,  # mlx_lm/generate.py, generate_step
         "kv_step": 256,  # mlx_lm/models/cache.py, KVCache.step
         "kv_group_size": 64,  # mlx_lm/generate.py, generate_step

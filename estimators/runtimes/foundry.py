@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.runtimes.registry import Budget, Runtime
 from memfit.estimators.base.records import record
+from memfit.estimators.runtimes.registry import Budget, Runtime
 
 _MEBIBYTE = 2**20
 _NUMBER = re.compile(r"[0-9]{1,12}")

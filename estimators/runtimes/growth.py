@@ -7,9 +7,9 @@ arch/caches.py's; the rule of steps here is what they do while one token follows
 
 from collections.abc import Iterator
 
-from memfit.estimators.runtimes.registry import Growth, Runtime
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div, round_down, round_up
+from memfit.estimators.runtimes.registry import Growth, Runtime
 
 
 @record(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.weights.footprint import Weighed
-from memfit.estimators.workspace import Moment
-from memfit.estimators.runtimes.interface import Engine, Figures
-from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.base.records import record
-from memfit.estimators.results.estimate import Basis, Phase
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.mlx.kv_cache import KVCache
+from memfit.estimators.results.estimate import Basis, Phase
+from memfit.estimators.runtimes.interface import Figures, RuntimeModel
+from memfit.estimators.weights.footprint import WeightFootprint
+from memfit.estimators.workspace import PeakMoment
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.measurement import Measurement
@@ -25,7 +25,7 @@ class MeasuredEngine:
     Figures are medians over the repeats.
     """
 
-    inner: Engine
+    inner: RuntimeModel
     measurement: "Measurement"
     workspace_basis: tuple[Basis, int] = ("measured", 0)
 
@@ -34,15 +34,15 @@ class MeasuredEngine:
         """The name of the runtime that was measured."""
         return self.inner.runtime
 
-    def resident_bytes(self, weighed: Weighed, backend: Backend) -> int:
+    def resident_bytes(self, footprint: WeightFootprint, backend: Backend) -> int:
         """Return what MLX held after loading."""
         return self.measurement.loaded.active_bytes
 
     def figures(
-        self, model: Model, weighed: Weighed, workload: Workload, device: Device | None
+        self, model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
     ) -> Figures:
         """Return what a workload took."""
-        estimated = self.inner.figures(model, weighed, workload, device)
+        estimated = self.inner.figures(model, footprint, workload, device)
         if workload != self.measurement.workload:
             return estimated
         return self._measured(estimated, device)
@@ -61,7 +61,7 @@ class MeasuredEngine:
         phase: Phase = "prefill" if prefill >= decode else "decode"
         there = self.measurement.loaded.active_bytes + kv.nbytes + ssm_bytes
         peaks = ", ".join(str(run.peak_bytes) for run in runs)
-        moment: Moment = replace(
+        moment: PeakMoment = replace(
             estimated.moment,
             phase=phase,
             nbytes=peak_bytes,

@@ -3,9 +3,9 @@
 Bytes are as MLX counts them, weights included in every peak.
 """
 
-from memfit.estimators.machine.device import Backend
 from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Backend
 
 SCHEMA = "memfit.measurement/1"
 

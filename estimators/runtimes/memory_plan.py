@@ -18,6 +18,8 @@ from memfit.estimators.arch.specs import (
     Recurrent,
 )
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import round_down
 from memfit.estimators.runtimes.zinc_requests import (
     RequestBudget,
     clamped_completion_tokens,
@@ -25,8 +27,6 @@ from memfit.estimators.runtimes.zinc_requests import (
     request_budget,
     request_context_target,
 )
-from memfit.estimators.base.records import record
-from memfit.estimators.base.units import round_down
 
 __all__ = [
     "ModelConfig",

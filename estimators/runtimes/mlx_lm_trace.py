@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, NamedTuple
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import context_limit
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.records import record
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
-from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.weights.footprint import Weighed, bounded
-from memfit.estimators.weights.parts import part_of
-from memfit.estimators.workspace import Moment
-from memfit.estimators.runtimes.interface import MLX, Figures
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.kernels import has_nax
-from memfit.estimators.runtimes.registry import MLX_LM, get_runtime
-from memfit.estimators.base.records import record
+from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
+from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.interface import MLX, Figures
+from memfit.estimators.runtimes.registry import MLX_LM, get_runtime
+from memfit.estimators.weights.footprint import WeightFootprint, bounded
+from memfit.estimators.weights.parts import part_of
+from memfit.estimators.workspace import PeakMoment
 
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
 if TYPE_CHECKING:
-    from memfit.estimators.trace.traced_model import Built, TracedShapes
     from memfit.estimators.trace.peak import TracedPeak
+    from memfit.estimators.trace.traced_model import TracedModel, TracedShapes
 
 # Predicted against measured peaks: docs/accuracy.md.
 TRACE_ERROR_PERCENT = 10
@@ -52,17 +52,17 @@ class TraceEngine:
     described: bool
     runtime: str = MLX_LM
     workspace_basis: tuple[Basis, int] = ("traced", TRACE_ERROR_PERCENT)
-    _built: dict[Backend, "Built"] = field(default_factory=dict, compare=False, repr=False)
+    _built: dict[Backend, "TracedModel"] = field(default_factory=dict, compare=False, repr=False)
     _runs: dict[tuple[Workload, Device], "Run"] = field(
         default_factory=dict, compare=False, repr=False
     )
 
-    def resident_bytes(self, weighed: Weighed, backend: Backend) -> int:
+    def resident_bytes(self, footprint: WeightFootprint, backend: Backend) -> int:
         """Return the bytes as the backend's allocator rounds them."""
-        return MLX.resident_bytes(weighed, backend)
+        return MLX.resident_bytes(footprint, backend)
 
     def figures(
-        self, model: Model, weighed: Weighed, workload: Workload, device: Device | None
+        self, model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
     ) -> Figures:
         """Return what a workload takes."""
         shapes, traced = self.run(workload, device)
@@ -77,7 +77,7 @@ class TraceEngine:
             allocated_tokens=shapes.allocated_tokens,
         )
         if traced is None:
-            derived = MLX.figures(model, weighed, workload, device)
+            derived = MLX.figures(model, footprint, workload, device)
             return replace(derived, kv=kv, ssm_bytes=shapes.ssm_bytes)
         return Figures(kv, shapes.ssm_bytes, _moment(traced))
 
@@ -98,9 +98,9 @@ class TraceEngine:
         return self._runs[workload, machine]
 
     def _followed(self, workload: Workload, machine: Device) -> "Run":
+        from memfit.estimators.trace.kernel_stubs import Target
         from memfit.estimators.trace.peak import peak
         from memfit.estimators.trace.recording import LargeGraphError
-        from memfit.estimators.trace.kernel_stubs import Target
 
         target = Target(
             backend=machine.backend,
@@ -122,12 +122,12 @@ class TraceEngine:
         built = next(iter(self._built.values()), None) or self.built(_ANY_MAC.backend)
         return built.shapes(workload)
 
-    def built(self, backend: Backend) -> "Built":
+    def built(self, backend: Backend) -> "TracedModel":
         """Return the class as it is built on a backend's machine."""
-        from memfit.estimators.trace.traced_model import Built
+        from memfit.estimators.trace.traced_model import TracedModel
 
         if backend not in self._built:
-            self._built[backend] = Built(
+            self._built[backend] = TracedModel(
                 self.checkpoint.config,
                 backend,
                 name=self.checkpoint.config_name,
@@ -190,32 +190,34 @@ def undescribed_model(checkpoint: Checkpoint, dtype: str) -> Model:
     )
 
 
-def traced_weights(engine: TraceEngine, weighed: Weighed | None, device: Device | None) -> Weighed:
+def traced_weights(
+    engine: TraceEngine, footprint: WeightFootprint | None, device: Device | None
+) -> WeightFootprint:
     """Return the weights as the class holds them; ``weighed`` is what the formulas say.
 
     A difference between the two is noted, never averaged.
     """
     built = engine.built((device or _ANY_MAC).backend)
     weights, sizes = built.weights, Counter(built.weights.values())
-    if weighed is None:
-        weighed = _weighed_by_trace(engine, weights, sizes)
+    if footprint is None:
+        footprint = _weighed_by_trace(engine, weights, sizes)
         method = None if engine.quantize else built.unread_format
         if method is None:
-            return weighed
+            return footprint
         text = (
             f"quantisation method {method!r}: how mlx-lm would hold it is not described; the"
             " weights are bounded by the unquantised model"
         )
-        return bounded(weighed, "dequantised", text)
-    notes = weighed.notes
+        return bounded(footprint, "dequantised", text)
+    notes = footprint.notes
     traced_bytes = sum(weights.values())
-    if traced_bytes != weighed.loaded_bytes:
+    if traced_bytes != footprint.loaded_bytes:
         text = (
-            f"loaded weights: trace {traced_bytes} bytes, formula {weighed.loaded_bytes};"
+            f"loaded weights: trace {traced_bytes} bytes, formula {footprint.loaded_bytes};"
             " the trace is shown"
         )
         notes = (*notes, Note("warning", "methods-differ", text))
-    return replace(weighed, sizes=sizes, notes=notes)
+    return replace(footprint, sizes=sizes, notes=notes)
 
 
 def compared(
@@ -251,13 +253,13 @@ def untraced(engine: TraceEngine, workload: Workload, device: Device | None) -> 
 
 def _weighed_by_trace(
     engine: TraceEngine, weights: Mapping[str, int], sizes: "Counter[int]"
-) -> Weighed:
+) -> WeightFootprint:
     tensors = engine.checkpoint.tensors if engine.quantize is None else None
     named = weights if tensors is None else {t.name: t.nbytes for t in tensors}
     parts = {part.value: 0 for part in Part}
     for name, nbytes in named.items():
         parts[part_of(name).value] += nbytes
-    return Weighed(
+    return WeightFootprint(
         nbytes=sum(named.values()),
         by_part=parts,
         parameters=_parameters(engine),
@@ -269,21 +271,21 @@ def _weighed_by_trace(
 
 def _parameters(engine: TraceEngine) -> int:
     """In float32 and unquantised, the class's bytes count its parameters by four."""
-    from memfit.estimators.trace.traced_model import Built
+    from memfit.estimators.trace.traced_model import TracedModel
 
     plain = {
         key: value
         for key, value in engine.checkpoint.config.items()
         if key not in ("quantization", "quantization_config")
     }
-    built = Built(plain, _ANY_MAC.backend, name=engine.checkpoint.config_name, dtype="F32")
+    built = TracedModel(plain, _ANY_MAC.backend, name=engine.checkpoint.config_name, dtype="F32")
     return sum(built.weights.values()) // 4
 
 
-def _moment(traced: "TracedPeak") -> Moment:
+def _moment(traced: "TracedPeak") -> PeakMoment:
     phase: Phase = "prefill" if traced.phase in _PREFILL else "decode"
     alive = ", ".join(f"{name} {nbytes}" for name, nbytes in traced.alive[:_NAMED_ALIVE])
-    return Moment(
+    return PeakMoment(
         phase=phase,
         nbytes=traced.nbytes,
         workspace_bytes=traced.workspace_bytes,

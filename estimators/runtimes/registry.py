@@ -3,9 +3,9 @@
 from typing import Any, Literal
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.runtimes.data import RUNTIMES
-from memfit.estimators.machine.device import Device
 from memfit.estimators.base.records import record
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.data import RUNTIMES
 
 Growth = Literal["steps", "doubling", "contiguous", "paged"]
 Charges = Literal["its own caches", "attention layers", "every layer"]

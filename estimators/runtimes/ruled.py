@@ -3,22 +3,34 @@
 from collections.abc import Iterator
 from dataclasses import field, replace
 
-from memfit.estimators.base import dtypes
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.specs import GatedDelta, MixtureOfExperts
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.kv_cache import KVCache
+from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.runtimes.activation_bound import activation_bound
+from memfit.estimators.runtimes.expert_capacity import expert_capacity
+from memfit.estimators.runtimes.foundry import FoundrySettings
+from memfit.estimators.runtimes.growth import (
+    CHUNK_POSITIONS,
+    GrowthEvent,
+    adaptive_chunk,
+    last_growth,
+    rule_of,
+)
+from memfit.estimators.runtimes.interface import MLX, Figures, MlxEngine, RuntimeModel
 from memfit.estimators.runtimes.llama_cpp.caches import Cells, recurrent_bytes
 from memfit.estimators.runtimes.llama_cpp.compute import compute_bound
-from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.weights.footprint import Weighed
-from memfit.estimators.workspace import ERROR_PERCENT, Moment, peak
-from memfit.estimators.runtimes.interface import MLX, Engine, Figures, MlxEngine
-from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.machine.device import Backend, Device
-from memfit.estimators.runtimes.foundry import FoundrySettings
+from memfit.estimators.runtimes.memory_plan import model_config, profile
 from memfit.estimators.runtimes.registry import (
     AGENT_MEMORY,
     FOUNDRY,
@@ -32,21 +44,9 @@ from memfit.estimators.runtimes.registry import (
     Runtime,
     get_runtime,
 )
-from memfit.estimators.runtimes.activation_bound import activation_bound
-from memfit.estimators.runtimes.expert_capacity import expert_capacity
 from memfit.estimators.runtimes.token_cost import Charge, charges, needed_bytes
-from memfit.estimators.runtimes.growth import (
-    CHUNK_POSITIONS,
-    GrowthEvent,
-    adaptive_chunk,
-    last_growth,
-    rule_of,
-)
-from memfit.estimators.runtimes.memory_plan import model_config, profile
-from memfit.estimators.base.records import record
-from memfit.estimators.results.estimate import Basis, Note
-from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.weights.footprint import WeightFootprint
+from memfit.estimators.workspace import ERROR_PERCENT, PeakMoment, peak
 
 _ON_MLX = (MLX_LM, MLX_SWIFT_LM, MLX_MOE, AGENT_MEMORY)
 _LOOKUP_BYTES = 8  # of each expert of each layer: mlx-moe's table of slots and its mask
@@ -65,16 +65,16 @@ class MoeEngine(MlxEngine):
     expert_bytes: int = 0
     working_set_bytes: int | None = None
 
-    def resident_bytes(self, weighed: Weighed, backend: Backend) -> int:
+    def resident_bytes(self, footprint: WeightFootprint, backend: Backend) -> int:
         """Return the weights with the experts that are kept, and the table that finds them."""
-        whole = MlxEngine.resident_bytes(self, weighed, backend)
-        taken, _ = self._capacities(weighed)
+        whole = MlxEngine.resident_bytes(self, footprint, backend)
+        taken, _ = self._capacities(footprint)
         kept = taken * self.expert_bytes // self.experts
         return whole - self.expert_bytes + kept + self.layers * self.experts * _LOOKUP_BYTES
 
-    def notes(self, weighed: Weighed, units: Units) -> Iterator[Note]:
+    def notes(self, footprint: WeightFootprint, units: Units) -> Iterator[Note]:
         """Yield the capacity, and mlx-moe's own where it is another."""
-        right, its_own = self._capacities(weighed)
+        right, its_own = self._capacities(footprint)
         size = format_bytes(right * self.expert_bytes // self.experts, units)
         text = f"mlx-moe keeps {right} of {self.experts} experts a layer: {size}"
         yield Note("info", "expert-capacity", text)
@@ -86,11 +86,11 @@ class MoeEngine(MlxEngine):
             )
             yield Note("warning", "runtime-fault", text)
 
-    def _capacities(self, weighed: Weighed) -> tuple[int, int]:
+    def _capacities(self, footprint: WeightFootprint) -> tuple[int, int]:
         """The capacity by integers, and by mlx-moe's code (select_capacity)."""
         if self.working_set_bytes is None:
             return self.experts, self.experts
-        other = weighed.loaded_bytes - self.expert_bytes
+        other = footprint.loaded_bytes - self.expert_bytes
         right = expert_capacity(
             working_set_bytes=self.working_set_bytes,
             other_bytes=other,
@@ -124,14 +124,14 @@ class RuledEngine:
         """agent-memory computes as mlx-lm does; of the others a bound is known."""
         return _DERIVED if self.runtime == AGENT_MEMORY else _BOUND
 
-    def resident_bytes(self, weighed: Weighed, backend: Backend) -> int:
+    def resident_bytes(self, footprint: WeightFootprint, backend: Backend) -> int:
         """Return the bytes of the weights, rounded where MLX's allocator holds them."""
         if self.runtime != AGENT_MEMORY:
-            return weighed.loaded_bytes
-        return sum(count * allocated(size, backend) for size, count in weighed.sizes.items())
+            return footprint.loaded_bytes
+        return sum(count * allocated(size, backend) for size, count in footprint.sizes.items())
 
     def figures(
-        self, model: Model, weighed: Weighed, workload: Workload, device: Device | None
+        self, model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
     ) -> Figures:
         """Return what a workload takes.
 
@@ -143,12 +143,15 @@ class RuledEngine:
         kv = self._cache(kept, last.after, workload)
         states = self._states(model, workload)
         growing = sum(_bytes(charge, last.alive - last.after) for charge in kept) * workload.batch
-        work = self._workspace(model, weighed, workload, device) + growing
-        weights = self.resident_bytes(weighed, device.backend if device else "metal")
+        work = self._workspace(model, footprint, workload, device) + growing
+        weights = self.resident_bytes(footprint, device.backend if device else "metal")
         total = weights + kv.nbytes + states + work
-        buffers = [max(weighed.sizes, default=0), max(map(_largest, kept), default=0) * last.after]
+        buffers = [
+            max(footprint.sizes, default=0),
+            max(map(_largest, kept), default=0) * last.after,
+        ]
         explanation = tuple(self._explained(kept, last, workload, kv, work, total))
-        moment = Moment("prefill", total, work, max(buffers), "weight or cache", explanation)
+        moment = PeakMoment("prefill", total, work, max(buffers), "weight or cache", explanation)
         return Figures(kv, states, moment)
 
     def notes(self, model: Model, workload: Workload, units: Units) -> Iterator[Note]:
@@ -203,14 +206,14 @@ class RuledEngine:
         return state_bytes(model, workload.batch)
 
     def _workspace(
-        self, model: Model, weighed: Weighed, workload: Workload, device: Device | None
+        self, model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
     ) -> int:
         if self.runtime == ZINC:
             plan = profile(model_config(model))
             device_bytes = plan.fixed_device_local_bytes - plan.gpu_ssm_bytes
             return device_bytes + plan.fixed_host_visible_bytes
         if self.runtime == AGENT_MEMORY:
-            return _adaptive_workspace(model, weighed, workload, device, self.rules)
+            return _adaptive_workspace(model, footprint, workload, device, self.rules)
         rows = min(workload.prefill_step, workload.prompt_tokens) * workload.batch
         if self.gguf:
             room = Cells(workload.total_tokens, rows, workload.batch, 1)
@@ -245,13 +248,13 @@ class RuledEngine:
 
 def engine_under(
     rules: Runtime,
-    current: Engine,
+    current: RuntimeModel,
     checkpoint: Checkpoint,
     model: Model,
-    weighed: Weighed,
+    footprint: WeightFootprint,
     device: Device | None,
     settings: FoundrySettings,
-) -> Engine:
+) -> RuntimeModel:
     """Return the engine that sizes a model for a runtime.
 
     Raises:
@@ -270,11 +273,11 @@ def engine_under(
     if rules.name == MLX_SWIFT_LM:
         return MlxEngine(runtime=MLX_SWIFT_LM)
     if rules.name == MLX_MOE:
-        return _moe(checkpoint, model, weighed, device)
+        return _moe(checkpoint, model, footprint, device)
     return RuledEngine(rules, gguf, settings)
 
 
-def runtime_assumptions(engine: Engine, checkpoint: Checkpoint) -> Iterator[str]:
+def runtime_assumptions(engine: RuntimeModel, checkpoint: Checkpoint) -> Iterator[str]:
     """Yield how a runtime allocates, and what its figures leave open."""
     if engine.runtime == MLX_LM or (engine.runtime == LLAMA_CPP and checkpoint.source == "gguf"):
         return
@@ -291,13 +294,13 @@ def runtime_assumptions(engine: Engine, checkpoint: Checkpoint) -> Iterator[str]
 
 
 def runtime_notes(
-    engine: Engine, model: Model, weighed: Weighed, workload: Workload, units: Units
+    engine: RuntimeModel, model: Model, footprint: WeightFootprint, workload: Workload, units: Units
 ) -> Iterator[Note]:
     """Yield the runtime's own answer and the right one, where they differ."""
     if isinstance(engine, RuledEngine):
         yield from engine.notes(model, workload, units)
     elif isinstance(engine, MoeEngine):
-        yield from engine.notes(weighed, units)
+        yield from engine.notes(footprint, units)
     elif engine.runtime == MLX_SWIFT_LM:
         yield from _swift_notes(model, workload, units)
 
@@ -327,7 +330,7 @@ def _swift_notes(model: Model, workload: Workload, units: Units) -> Iterator[Not
 
 
 def _moe(
-    checkpoint: Checkpoint, model: Model, weighed: Weighed, device: Device | None
+    checkpoint: Checkpoint, model: Model, footprint: WeightFootprint, device: Device | None
 ) -> MoeEngine:
     blocks = [
         layer.feed_forward
@@ -335,8 +338,8 @@ def _moe(
         if isinstance(layer.feed_forward, MixtureOfExperts)
     ]
     counts = {block.experts for block in blocks}
-    expert_bytes = weighed.by_part[Part.EXPERTS.value]
-    if len(counts) != 1 or not expert_bytes or weighed.basis == "bound":
+    expert_bytes = footprint.by_part[Part.EXPERTS.value]
+    if len(counts) != 1 or not expert_bytes or footprint.basis == "bound":
         raise UnsupportedError(
             f"{checkpoint.id}: mlx-moe keeps experts, as many in every layer; this has none such"
         )
@@ -350,7 +353,11 @@ def _moe(
 
 
 def _adaptive_workspace(
-    model: Model, weighed: Weighed, workload: Workload, device: Device | None, rules: Runtime
+    model: Model,
+    footprint: WeightFootprint,
+    workload: Workload,
+    device: Device | None,
+    rules: Runtime,
 ) -> int:
     """The largest workspace of the phases in which agent-memory's chunk shrinks.
 
@@ -366,17 +373,17 @@ def _adaptive_workspace(
             prompt_tokens=min(end or workload.prompt_tokens, workload.prompt_tokens),
             prefill_step=min(step, workload.prefill_step),
         )
-        largest = max(largest, _mlx_workspace(model, weighed, phase, device))
+        largest = max(largest, _mlx_workspace(model, footprint, phase, device))
     return largest
 
 
 def _mlx_workspace(
-    model: Model, weighed: Weighed, workload: Workload, device: Device | None
+    model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
 ) -> int:
     for bits in (workload.kv_bits, None):
         try:
             asked = replace(workload, kv_bits=bits)
-            moment = peak(model, asked, resident_bytes=0, plan=weighed.plan, device=device)
+            moment = peak(model, asked, resident_bytes=0, plan=footprint.plan, device=device)
         except UnsupportedError:
             continue
         return moment.workspace_bytes

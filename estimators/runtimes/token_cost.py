@@ -3,12 +3,16 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from memfit.estimators.base import dtypes
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import Attention, LatentAttention
-from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import ceil_div, round_up
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers
+from memfit.estimators.runtimes.growth import block_bytes
 from memfit.estimators.runtimes.registry import (
     AGENT_MEMORY,
     FOUNDRY,
@@ -17,10 +21,6 @@ from memfit.estimators.runtimes.registry import (
     ZINC,
     Runtime,
 )
-from memfit.estimators.runtimes.growth import block_bytes
-from memfit.estimators.base.records import record
-from memfit.estimators.base.units import ceil_div, round_up
-from memfit.estimators.base.workload import Workload
 
 _FLOAT8_BITS = 8
 

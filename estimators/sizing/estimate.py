@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from memfit.estimators.runtimes.interface import Engine, Figures
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.version import __version__
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.registry import LLAMA_CPP, MLX_LM, Runtime
-from memfit.estimators.runtimes.measured import MeasuredEngine
-from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.sizing.recommend import longest_prompt, recommend
 from memfit.estimators.results.estimate import (
     KV,
     Basis,
@@ -27,114 +25,116 @@ from memfit.estimators.results.estimate import (
     WorkloadSummary,
     Workspace,
 )
-from memfit.estimators.sizing.sized_model import Sizing
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.interface import Figures, RuntimeModel
+from memfit.estimators.runtimes.measured import MeasuredEngine
 from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine, compared, run_calls, untraced
-from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.base.version import __version__
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.registry import LLAMA_CPP, MLX_LM, Runtime
+from memfit.estimators.sizing.recommend import longest_prompt, recommend
+from memfit.estimators.sizing.sized_model import SizedModel
 
 SHORTEST_PLOTTED = 1024
 
 
 def estimate(
-    sizing: Sizing, workload: Workload, *, runtime: Runtime, units: Units = Units.GB
+    sized: SizedModel, workload: Workload, *, runtime: Runtime, units: Units = Units.GB
 ) -> Estimate:
     """Return what a workload takes and what follows; ``units`` are of the sentences in it.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    _require_engine(sizing, runtime)
-    figures = sizing.at(workload)
-    verdict, exceeded = judge(sizing.need(workload), sizing.device)
+    _require_engine(sized, runtime)
+    figures = sized.figures_for(workload)
+    verdict, exceeded = judge(sized.requirement(workload), sized.device)
     return Estimate(
         memfit_version=__version__,
-        model=model_summary(sizing),
+        model=model_summary(sized),
         workload=WorkloadSummary(**asdict(workload)),
         runtime=RuntimeSummary(runtime.name, runtime.version),
-        device=device_summary(sizing.device) if sizing.device else None,
-        components=_components(sizing, workload, figures),
-        peak_bytes=figures.moment.nbytes + sizing.draft_bytes(workload),
+        device=device_summary(sized.device) if sized.device else None,
+        components=_components(sized, workload, figures),
+        peak_bytes=figures.moment.nbytes + sized.draft_bytes(workload),
         peak_phase=figures.moment.phase,
         verdict=verdict,
         exceeded=exceeded,
-        recommendation=recommend(sizing, workload, units),
-        assumptions=tuple(_assumptions(sizing, workload, units)),
-        notes=tuple(_notes(sizing, workload, units)),
-        method=_method(sizing.engine),
+        recommendation=recommend(sized, workload, units),
+        assumptions=tuple(_assumptions(sized, workload, units)),
+        notes=tuple(_notes(sized, workload, units)),
+        method=_method(sized.engine),
     )
 
 
-def _method(engine: Engine) -> str:
+def _method(engine: RuntimeModel) -> str:
     if isinstance(engine, MeasuredEngine):
         return "measure"
     return "trace" if isinstance(engine, TraceEngine) else "formula"
 
 
-def _require_engine(sizing: Sizing, runtime: Runtime) -> None:
+def _require_engine(sized: SizedModel, runtime: Runtime) -> None:
     """Hold the runtime that was asked for against the one the checkpoint is for."""
-    if sizing.engine.runtime == runtime.name:
+    if sized.engine.runtime == runtime.name:
         return
     why = {
         MLX_LM: "loads no GGUF file; convert the model, or size it for",
         LLAMA_CPP: "loads GGUF files only; convert the model, or size it for",
     }
     text = why.get(runtime.name, "is not described for estimates; size it for")
-    raise UnsupportedError(f"{sizing.checkpoint.id}: {runtime.name} {text} {sizing.engine.runtime}")
+    raise UnsupportedError(f"{sized.checkpoint.id}: {runtime.name} {text} {sized.engine.runtime}")
 
 
-def plots(sizing: Sizing, workload: Workload) -> Plots:
+def plots(sized: SizedModel, workload: Workload) -> Plots:
     """Return memory against context, and over the operations of the run where it is traced."""
     run: tuple[RunCall, ...] = ()
-    if isinstance(sizing.engine, TraceEngine):
-        run = run_calls(sizing.engine.run(workload, sizing.device).peak)
-    points = curve(sizing, workload)
-    return Plots(points, run, "formula" if points and sizing.searches else None)
+    if isinstance(sized.engine, TraceEngine):
+        run = run_calls(sized.engine.run(workload, sized.device).peak)
+    points = curve(sized, workload)
+    return Plots(points, run, "formula" if points and sized.searches else None)
 
 
-def curve(sizing: Sizing, workload: Workload) -> tuple[CurvePoint, ...]:
+def curve(sized: SizedModel, workload: Workload) -> tuple[CurvePoint, ...]:
     """Return memory at doubling prompt lengths up to the model's limit, or a million tokens.
 
     It ends before a length that the runtime cannot run.
     """
-    searching = sizing.searching()
+    searching = sized.formula_view()
     if searching is None:
         return ()
-    return tuple(_points(searching, workload, longest_prompt(sizing.model.max_context, workload)))
+    return tuple(_points(searching, workload, longest_prompt(sized.model.max_context, workload)))
 
 
-def _points(sizing: Sizing, workload: Workload, most: int) -> Iterator[CurvePoint]:
+def _points(sized: SizedModel, workload: Workload, most: int) -> Iterator[CurvePoint]:
     tokens = 0
     while tokens < most:
         tokens = min(2 * tokens or SHORTEST_PLOTTED, most)
         try:
-            yield _point(sizing, workload, tokens)
+            yield _point(sized, workload, tokens)
         except UnsupportedError:
             return
 
 
-def _point(sizing: Sizing, workload: Workload, tokens: int) -> CurvePoint:
+def _point(sized: SizedModel, workload: Workload, tokens: int) -> CurvePoint:
     prompt = replace(workload, prompt_tokens=tokens, max_tokens=0)
-    figures = sizing.at(prompt)
+    figures = sized.figures_for(prompt)
     return CurvePoint(
         context_tokens=tokens,
-        weights_bytes=sizing.resident_bytes,
+        weights_bytes=sized.resident_bytes,
         cache_bytes=figures.kv.nbytes + figures.ssm_bytes,
         workspace_bytes=figures.moment.workspace_bytes,
-        peak_bytes=sizing.need(prompt).peak_bytes,
+        peak_bytes=sized.requirement(prompt).peak_bytes,
     )
 
 
-def model_summary(sizing: Sizing) -> ModelSummary:
+def model_summary(sized: SizedModel) -> ModelSummary:
     """Return what a result says of the model."""
-    model, weighed = sizing.model, sizing.weighed
+    model, footprint = sized.model, sized.footprint
     return ModelSummary(
-        id=sizing.checkpoint.id,
-        source=sizing.checkpoint.source,
-        revision=sizing.checkpoint.revision,
+        id=sized.checkpoint.id,
+        source=sized.checkpoint.source,
+        revision=sized.checkpoint.revision,
         model_type=model.model_type,
-        parameters=weighed.parameters,
-        bits_per_weight=round(8 * weighed.nbytes / weighed.parameters, 3),
+        parameters=footprint.parameters,
+        bits_per_weight=round(8 * footprint.nbytes / footprint.parameters, 3),
         max_context=model.max_context,
         layers=model.layer_kinds(),
     )
@@ -153,21 +153,21 @@ def device_summary(device: Device) -> DeviceSummary:
     )
 
 
-def _components(sizing: Sizing, workload: Workload, figures: Figures) -> Components:
-    weighed, kv = sizing.weighed, figures.kv
-    draft = sizing.draft_bytes(workload)
-    kept: Basis = "traced" if isinstance(sizing.engine, TraceEngine) else "exact"
-    weights, loaded = weighed.basis, weighed.loaded_bytes
-    if isinstance(sizing.engine, MeasuredEngine):
+def _components(sized: SizedModel, workload: Workload, figures: Figures) -> Components:
+    footprint, kv = sized.footprint, figures.kv
+    draft = sized.draft_bytes(workload)
+    kept: Basis = "traced" if isinstance(sized.engine, TraceEngine) else "exact"
+    weights, loaded = footprint.basis, footprint.loaded_bytes
+    if isinstance(sized.engine, MeasuredEngine):
         kept = weights = "measured"
-        loaded = sizing.engine.measurement.loaded.weights_bytes
+        loaded = sized.engine.measurement.loaded.weights_bytes
     return Components(
         weights=Weights(
-            bytes=weighed.nbytes,
+            bytes=footprint.nbytes,
             basis=weights,
-            by_part=weighed.by_part,
+            by_part=footprint.by_part,
             loaded_bytes=loaded,
-            resident_bytes=sizing.resident_bytes,
+            resident_bytes=sized.resident_bytes,
         ),
         kv=KV(
             bytes=kv.nbytes,
@@ -178,68 +178,68 @@ def _components(sizing: Sizing, workload: Workload, figures: Figures) -> Compone
             allocated_tokens=kv.allocated_tokens,
         ),
         ssm=Component(figures.ssm_bytes, kept),
-        workspace=Workspace(figures.moment.workspace_bytes, *sizing.workspace_basis(workload)),
-        margin=Component(sizing.margin_bytes, "exact"),
+        workspace=Workspace(figures.moment.workspace_bytes, *sized.workspace_basis(workload)),
+        margin=Component(sized.margin_bytes, "exact"),
         draft=Component(draft, "bound") if draft else None,
     )
 
 
-def _assumptions(sizing: Sizing, workload: Workload, units: Units) -> Iterator[str]:
-    if isinstance(sizing.engine, TraceEngine):
-        yield f"traced with {sizing.engine.versions()}"
-    if isinstance(sizing.engine, MeasuredEngine):
+def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
+    if isinstance(sized.engine, TraceEngine):
+        yield f"traced with {sized.engine.versions()}"
+    if isinstance(sized.engine, MeasuredEngine):
         from memfit.estimators.sizing.measurement_lookup import measured_assumption
 
-        yield measured_assumption(sizing.engine.measurement, units)
-    if sizing.checkpoint.tensors is None:
-        yield f"floating parameters are {sizing.model.dtype}, from the config"
-    if sizing.runtime == LLAMA_CPP and sizing.checkpoint.source == "gguf":
+        yield measured_assumption(sized.engine.measurement, units)
+    if sized.checkpoint.tensors is None:
+        yield f"floating parameters are {sized.model.dtype}, from the config"
+    if sized.runtime == LLAMA_CPP and sized.checkpoint.source == "gguf":
         from memfit.estimators.runtimes.llama_cpp.runtime import llama_assumptions
 
-        yield from llama_assumptions(sizing.engine, workload)
-    elif sizing.device is None:
+        yield from llama_assumptions(sized.engine, workload)
+    elif sized.device is None:
         yield "no device is named: the workspace follows MLX's rules for a Metal GPU of Max class"
-    if sizing.runtime != MLX_LM:
+    if sized.runtime != MLX_LM:
         from memfit.estimators.runtimes.ruled import runtime_assumptions
 
-        yield from runtime_assumptions(sizing.engine, sizing.checkpoint)
+        yield from runtime_assumptions(sized.engine, sized.checkpoint)
     if workload.batch > 1:
         yield f"{workload.batch} sequences of equal length run together"
-    if sizing.draft:
+    if sized.draft:
         yield "the draft model's own peak is added whole: an upper bound"
 
 
-def _notes(sizing: Sizing, workload: Workload, units: Units) -> Iterator[Note]:
-    checkpoint, model = sizing.checkpoint, sizing.model
-    yield from sizing.weighed.notes
-    yield from sizing.notes
+def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note]:
+    checkpoint, model = sized.checkpoint, sized.model
+    yield from sized.footprint.notes
+    yield from sized.notes
     for warning in checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
-    for left in checkpoint.left_out:
+    for left in checkpoint.skipped_files:
         size = format_bytes(left.nbytes, units)
         yield Note("info", "left-out", f"{left.name} ({size}) is not counted: {left.reason}")
     for text in model.notes:
         yield Note("info", "model", text)
-    if sizing.weighed.unloaded_bytes:
-        size = format_bytes(sizing.weighed.unloaded_bytes, units)
-        text = f"{size} of the checkpoint are not loaded by {sizing.engine.runtime}"
+    if sized.footprint.unloaded_bytes:
+        size = format_bytes(sized.footprint.unloaded_bytes, units)
+        text = f"{size} of the checkpoint are not loaded by {sized.engine.runtime}"
         yield Note("info", "not-loaded", text)
-    yield from workload_notes(sizing, workload)
-    if isinstance(sizing.engine, TraceEngine):
-        yield from compared(sizing.engine, model, workload, sizing.at(workload))
-        yield from untraced(sizing.engine, workload, sizing.device)
-    if isinstance(sizing.engine, MeasuredEngine):
+    yield from workload_notes(sized, workload)
+    if isinstance(sized.engine, TraceEngine):
+        yield from compared(sized.engine, model, workload, sized.figures_for(workload))
+        yield from untraced(sized.engine, workload, sized.device)
+    if isinstance(sized.engine, MeasuredEngine):
         from memfit.estimators.sizing.measurement_lookup import measured_differences
 
         yield from measured_differences(
-            sizing.engine, model, sizing.weighed, workload, sizing.device
+            sized.engine, model, sized.footprint, workload, sized.device
         )
-    if sizing.runtime != MLX_LM:
+    if sized.runtime != MLX_LM:
         from memfit.estimators.runtimes.ruled import runtime_notes
 
-        yield from runtime_notes(sizing.engine, model, sizing.weighed, workload, units)
-    if sizing.device:
-        yield from _device_notes(sizing.device, sizing.at(workload), units)
+        yield from runtime_notes(sized.engine, model, sized.footprint, workload, units)
+    if sized.device:
+        yield from _device_notes(sized.device, sized.figures_for(workload), units)
 
 
 def _device_notes(device: Device, figures: Figures, units: Units) -> Iterator[Note]:
@@ -255,9 +255,9 @@ def _device_notes(device: Device, figures: Figures, units: Units) -> Iterator[No
         yield Note("info", "device", device.note)
 
 
-def workload_notes(sizing: Sizing, workload: Workload) -> Iterator[Note]:
+def workload_notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     """Yield what the reader must know of a model under this workload."""
-    model = sizing.model
+    model = sized.model
     if model.max_context and workload.total_tokens > model.max_context:
         text = f"{workload.total_tokens} tokens exceed the model's own limit {model.max_context}"
         yield Note("warning", "beyond-context", text)

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.weights.footprint import Weighed
-from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.measurement import Measurement
-from memfit.estimators.runtimes.measured import MeasuredEngine
-from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
 from memfit.estimators.base.units import Units, ceil_div, format_bytes
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.measured import MeasuredEngine
+from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.weights.footprint import WeightFootprint
 
 _NAMED = 3  # workloads of measurements that hold for others
 
@@ -104,7 +104,7 @@ def measured_assumption(measurement: Measurement, units: Units) -> str:
 def measured_differences(
     engine: MeasuredEngine,
     model: Model,
-    weighed: Weighed,
+    footprint: WeightFootprint,
     workload: Workload,
     device: Device | None,
 ) -> Iterator[Note]:
@@ -113,13 +113,13 @@ def measured_differences(
     Weights, caches and states are stated to the byte, the peak within its workspace's error.
     """
     how = "trace" if isinstance(engine.inner, TraceEngine) else "formula"
-    estimated = engine.inner.figures(model, weighed, workload, device)
-    taken = engine.figures(model, weighed, workload, device)
+    estimated = engine.inner.figures(model, footprint, workload, device)
+    taken = engine.figures(model, footprint, workload, device)
     percent = engine.inner.workspace_basis[1]
     error_bytes = estimated.moment.workspace_bytes * percent // 100
     loaded = engine.measurement.loaded.weights_bytes
     for name, here, there, allowed in (
-        ("loaded weights", loaded, weighed.loaded_bytes, 0),
+        ("loaded weights", loaded, footprint.loaded_bytes, 0),
         ("KV cache", taken.kv.nbytes, estimated.kv.nbytes, 0),
         ("recurrent state", taken.ssm_bytes, estimated.ssm_bytes, 0),
         ("peak", taken.moment.nbytes, estimated.moment.nbytes, error_bytes),

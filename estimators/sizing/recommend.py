@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.specs import MixtureOfExperts
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import MAX_CHUNKS, Workload
 from memfit.estimators.machine.device import WORKING_SET, Device
-from memfit.estimators.runtimes.registry import MLX_LM, ON_MLX, get_runtime
+from memfit.estimators.machine.wired_limit import wired_limit
+from memfit.estimators.results.estimate import Recommendation
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.runtimes.registry import MLX_LM, ON_MLX, get_runtime
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     KV_BITS,
@@ -18,12 +23,7 @@ from memfit.estimators.sizing.search import (
     first_fitting,
     longest_context,
 )
-from memfit.estimators.machine.wired_limit import wired_limit
-from memfit.estimators.results.estimate import Recommendation
-from memfit.estimators.sizing.sized_model import Sizing
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
-from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.base.workload import MAX_CHUNKS, Workload
+from memfit.estimators.sizing.sized_model import SizedModel
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.trace_search import TracedContext
@@ -37,20 +37,20 @@ def longest_prompt(limit: int | None, workload: Workload) -> int:
     return min(limit or UNBOUNDED_CONTEXT, MAX_CHUNKS * workload.prefill_step)
 
 
-def recommend(sizing: Sizing, workload: Workload, units: Units) -> Recommendation:
+def recommend(sized: SizedModel, workload: Workload, units: Units) -> Recommendation:
     """Return the settings for a workload on the sizing's device; empty without a device."""
-    if sizing.device is None:
+    if sized.device is None:
         return Recommendation(reasons=("name a device or a memory size for recommendations",))
-    searching = sizing.searching()
+    searching = sized.formula_view()
     if searching is None:
-        return _by_trace_alone(sizing, workload, sizing.device, units)
+        return _by_trace_alone(sized, workload, sized.device, units)
     confirming = None
-    if isinstance(sizing.engine, TraceEngine):
+    if isinstance(sized.engine, TraceEngine):
         # The formulas alone need none of it.
         from memfit.estimators.sizing.trace_search import TracedContext
 
-        confirming = TracedContext(sizing, searching, sizing.device, workload)
-    advice = _Advice(sizing, workload, sizing.device, units, searching, confirming)
+        confirming = TracedContext(sized, searching, sized.device, workload)
+    advice = _Advice(sized, workload, sized.device, units, searching, confirming)
     context = advice.context()
     return Recommendation(
         context_tokens=context,
@@ -63,9 +63,9 @@ def recommend(sizing: Sizing, workload: Workload, units: Units) -> Recommendatio
 
 
 def _by_trace_alone(
-    sizing: Sizing, workload: Workload, device: Device, units: Units
+    sized: SizedModel, workload: Workload, device: Device, units: Units
 ) -> Recommendation:
-    advice = _Advice(sizing, workload, device, units, searching=sizing)
+    advice = _Advice(sized, workload, device, units, searching=sized)
     return Recommendation(
         prefill_step=advice.prefill_step(),
         reasons=(
@@ -77,17 +77,17 @@ def _by_trace_alone(
 
 @dataclass(slots=True)
 class _Advice:
-    sizing: Sizing
+    sized: SizedModel
     workload: Workload
     device: Device
     units: Units
-    searching: Sizing  # asked of many prompts, where the sizing itself may be slow
+    searching: SizedModel  # asked of many prompts, where the sizing itself may be slow
     confirming: "TracedContext | None" = None  # where prompts are searched by formula for a trace
     reasons: list[str] = field(default_factory=list)
 
     def context(self) -> int | None:
         """The longest prompt that fits, everything else as asked."""
-        limit = self.sizing.model.max_context
+        limit = self.sized.model.max_context
         most = longest_prompt(limit, self.workload)
         context = self._longest(most)
         too_long = self._shortest_too_long(context)
@@ -126,7 +126,7 @@ class _Advice:
         longer = self._prompt(tokens)
         by = "" if self._is_traced(tokens) else " by formula"
         try:
-            need = (self.confirming or self.searching).need(longer)
+            need = (self.confirming or self.searching).requirement(longer)
         except UnsupportedError as error:
             return f"{tokens} cannot be run: {error}"
         largest = self.device.max_buffer_bytes
@@ -150,7 +150,7 @@ class _Advice:
 
     def wired(self, context: int | None) -> int | None:
         """The wired limit for the recommended context, else for the workload."""
-        if self.device.backend != "metal" or self.sizing.engine.runtime not in ON_MLX:
+        if self.device.backend != "metal" or self.sized.engine.runtime not in ON_MLX:
             return None
         workload = self._prompt(context) if context else self.workload
         need = self._wired_need(context)
@@ -169,15 +169,15 @@ class _Advice:
 
     def _wired_need(self, context: int | None) -> int:
         if context is None:
-            asked = self.sizing if self.confirming else self.searching
-            return asked.need(self.workload).peak_bytes
-        return (self.confirming or self.searching).need(self._prompt(context)).peak_bytes
+            asked = self.sized if self.confirming else self.searching
+            return asked.requirement(self.workload).peak_bytes
+        return (self.confirming or self.searching).requirement(self._prompt(context)).peak_bytes
 
     def _raise_working_set(self) -> None:
         """The setting that would make room for what was asked, where that is all it lacks."""
         if self.device.budget != WORKING_SET:
             return
-        need = self.sizing.need(self.workload)
+        need = self.sized.requirement(self.workload)
         raised = wired_limit(need.peak_bytes, self.device)
         if raised.sysctl_mebibytes and judge(need, self.device)[1] == ("working_set",):
             self._say(
@@ -189,7 +189,7 @@ class _Advice:
 
     def prefill_step(self) -> int | None:
         """The largest step whose peak fits."""
-        usual = get_runtime(self.sizing.engine.runtime).prefill_step
+        usual = get_runtime(self.sized.engine.runtime).prefill_step
         step = first_fitting(
             [usual, *(step for step in PREFILL_STEPS if step < usual)],
             self._fits_with_step,
@@ -218,7 +218,7 @@ class _Advice:
         if self.workload.prompt_tokens > step * MAX_CHUNKS:
             return False
         workload = replace(self.workload, prefill_step=step)
-        if isinstance(self.sizing.engine, TraceEngine):
+        if isinstance(self.sized.engine, TraceEngine):
             return self._traced_to_fit(workload)
         return self._found_to_fit(workload) and self._fits(workload)
 
@@ -230,9 +230,9 @@ class _Advice:
 
     def _leaves_room(self, workload: Workload) -> bool:
         """Whether weights, and caches by formula, fit: a trace takes long and finds no less."""
-        kept = self.sizing.resident_bytes
-        if self.searching is not self.sizing:
-            figures = self.searching.at(workload)
+        kept = self.sized.resident_bytes
+        if self.searching is not self.sized:
+            figures = self.searching.figures_for(workload)
             kept += figures.kv.nbytes + figures.ssm_bytes
         return judge(Need(kept, 0), self.device)[0] == "fits"
 
@@ -243,8 +243,8 @@ class _Advice:
 
     def capacity(self) -> int | None:
         """Experts of each layer to keep resident, for runtimes that load the rest on demand."""
-        capacity = capacity_of(self.sizing, self.device)
-        if capacity is None or self.sizing.engine.runtime != MLX_LM:
+        capacity = capacity_of(self.sized, self.device)
+        if capacity is None or self.sized.engine.runtime != MLX_LM:
             return None
         self._say(
             f"expert capacity, where experts are loaded on demand: {capacity.experts} of"
@@ -257,14 +257,14 @@ class _Advice:
         return replace(self.workload, prompt_tokens=tokens, max_tokens=0)
 
     def _fits(self, workload: Workload) -> bool:
-        return self._judged(self.sizing, workload)
+        return self._judged(self.sized, workload)
 
     def _found_to_fit(self, workload: Workload) -> bool:
         return self._judged(self.searching, workload)
 
-    def _judged(self, sizing: Sizing, workload: Workload) -> bool:
+    def _judged(self, sized: SizedModel, workload: Workload) -> bool:
         try:
-            return judge(sizing.need(workload), self.device)[0] == "fits"
+            return judge(sized.requirement(workload), self.device)[0] == "fits"
         except UnsupportedError:
             return False
 
@@ -276,19 +276,19 @@ class _Advice:
         return self.reasons.append
 
 
-def capacity_of(sizing: Sizing, device: Device) -> ExpertCapacity | None:
+def capacity_of(sized: SizedModel, device: Device) -> ExpertCapacity | None:
     """Return the expert capacity, None for a model without experts or with uneven layers."""
     counts = {
         layer.feed_forward.experts
-        for layer in sizing.model.layers
+        for layer in sized.model.layers
         if isinstance(layer.feed_forward, MixtureOfExperts)
     }
-    expert_bytes = sizing.weighed.by_part[Part.EXPERTS.value]
-    if len(counts) != 1 or not expert_bytes or sizing.weighed.basis == "bound":
+    expert_bytes = sized.footprint.by_part[Part.EXPERTS.value]
+    if len(counts) != 1 or not expert_bytes or sized.footprint.basis == "bound":
         return None
     return expert_capacity(
         working_set_bytes=device.working_set_bytes,
-        other_bytes=sizing.weighed.loaded_bytes - expert_bytes,
+        other_bytes=sized.footprint.loaded_bytes - expert_bytes,
         expert_bytes=expert_bytes,
         experts=counts.pop(),
     )

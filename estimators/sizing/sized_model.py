@@ -5,27 +5,32 @@ from typing import TYPE_CHECKING, Literal
 
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
+from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.runtimes.budget import Need
+from memfit.estimators.runtimes.interface import MLX, Figures, RuntimeModel
+from memfit.estimators.runtimes.measured import MeasuredEngine
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine, traced_weights, undescribed_model
+from memfit.estimators.runtimes.registry import LLAMA_CPP, MLX_LM, MLX_MOE, Runtime, get_runtime
 from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.derived import Plan
-from memfit.estimators.weights.footprint import Weighed, add_adapter, convert, weigh
+from memfit.estimators.weights.footprint import (
+    WeightFootprint,
+    add_adapter,
+    convert,
+    load_footprint,
+)
 from memfit.estimators.weights.quantization_plan import declared
-from memfit.estimators.runtimes.interface import MLX, Engine, Figures
-from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
-from memfit.estimators.machine.device import Backend, Device
-from memfit.estimators.runtimes.registry import LLAMA_CPP, MLX_LM, MLX_MOE, Runtime, get_runtime
-from memfit.estimators.runtimes.measured import MeasuredEngine
-from memfit.estimators.runtimes.budget import Need
-from memfit.estimators.results.estimate import Basis, Note
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine, traced_weights, undescribed_model
-from memfit.estimators.base.workload import Workload
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
-    from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
     from memfit.estimators.runtimes.foundry import FoundrySettings
+    from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
     from memfit.estimators.runtimes.measurement import Measurement
 
 # How figures are come by: ``auto`` is the formulas where they describe the model, else the trace.
@@ -33,17 +38,17 @@ Method = Literal["auto", "formula", "trace"]
 
 
 @dataclass(slots=True)
-class Sizing:
+class SizedModel:
     """A model ready to be asked about workloads; answers are kept."""
 
     checkpoint: Checkpoint
     model: Model
-    weighed: Weighed
+    footprint: WeightFootprint
     device: Device | None
     margin_bytes: int
-    draft: "Sizing | None" = None
-    engine: Engine = MLX
-    searches: Engine | None = None  # what many workloads are asked of, when not the engine
+    draft: "SizedModel | None" = None
+    engine: RuntimeModel = MLX
+    searches: RuntimeModel | None = None  # what many workloads are asked of, when not the engine
     notes: tuple[Note, ...] = ()  # on measurements that were looked for
     _answers: dict[Workload, Figures] = field(default_factory=dict)
 
@@ -55,9 +60,9 @@ class Sizing:
     @property
     def resident_bytes(self) -> int:
         """Bytes of the weights as the runtime lays them out in memory."""
-        return self.engine.resident_bytes(self.weighed, self.backend)
+        return self.engine.resident_bytes(self.footprint, self.backend)
 
-    def at(self, workload: Workload) -> Figures:
+    def figures_for(self, workload: Workload) -> Figures:
         """Return the figures of a workload.
 
         Raises:
@@ -65,19 +70,19 @@ class Sizing:
         """
         if workload not in self._answers:
             self._answers[workload] = self.engine.figures(
-                self.model, self.weighed, workload, self.device
+                self.model, self.footprint, workload, self.device
             )
         return self._answers[workload]
 
-    def searching(self) -> "Sizing | None":
+    def formula_view(self) -> "SizedModel | None":
         """Return the sizing that is asked of many workloads, None when only a trace could tell."""
         if self.searches:
             return replace(self, engine=self.searches, searches=None, _answers={})
         return None if isinstance(self.engine, TraceEngine | MeasuredEngine) else self
 
-    def need(self, workload: Workload) -> Need:
+    def requirement(self, workload: Workload) -> Need:
         """Return what must fit: the peak with draft and margin, and the largest allocation."""
-        moment = self.at(workload).moment
+        moment = self.figures_for(workload).moment
         peak_bytes = moment.nbytes + self.draft_bytes(workload) + self.margin_bytes
         return Need(peak_bytes, moment.largest_buffer_bytes)
 
@@ -87,14 +92,16 @@ class Sizing:
             return self.engine.basis_of(workload, self.device)
         return self.engine.workspace_basis
 
-    def on(self, device: Device | None) -> "Sizing":
+    def on(self, device: Device | None) -> "SizedModel":
         """Return the same model on another device; nothing is read or weighed again."""
         draft = self.draft.on(device) if self.draft else None
         moved = replace(self, device=device, draft=draft, _answers={})
         # mlx-moe keeps as many experts as fit: its weights depend on the machine.
-        return moved.under(get_runtime(self.runtime)) if self._sheds_experts else moved
+        return moved.with_runtime(get_runtime(self.runtime)) if self._sheds_experts else moved
 
-    def under(self, runtime: Runtime, settings: "FoundrySettings | None" = None) -> "Sizing":
+    def with_runtime(
+        self, runtime: Runtime, settings: "FoundrySettings | None" = None
+    ) -> "SizedModel":
         """Return the same model under another runtime; ``settings`` are Foundry's.
 
         Raises:
@@ -102,7 +109,7 @@ class Sizing:
         """
         if runtime.name == self.runtime and not self._sheds_experts and settings is None:
             return self
-        if self.searching() is None:
+        if self.formula_view() is None:
             raise UnsupportedError(
                 f"{self.checkpoint.id}: only a trace sizes this model, and that for mlx-lm"
             )
@@ -115,19 +122,19 @@ class Sizing:
             self.engine,
             self.checkpoint,
             self.model,
-            self.weighed,
+            self.footprint,
             self.device,
             settings or FoundrySettings(),
         )
-        draft = self.draft.under(runtime, settings) if self.draft else None
+        draft = self.draft.with_runtime(runtime, settings) if self.draft else None
         return replace(self, engine=engine, draft=draft, searches=None, _answers={})
 
-    def measured(self, measurement: "Measurement") -> "Sizing":
+    def measured(self, measurement: "Measurement") -> "SizedModel":
         """Return the same with what a run on this device took, in place of figures for it.
 
         It stays as it is: neither moved to another device nor put under another runtime.
         """
-        searching = self.searching()
+        searching = self.formula_view()
         searches = searching.engine if searching else None
         engine = MeasuredEngine(self.engine, measurement)
         return replace(self, engine=engine, searches=searches, _answers={})
@@ -143,7 +150,7 @@ class Sizing:
 
     def draft_bytes(self, workload: Workload) -> int:
         """Return the bound of what a draft model adds: its own peak over the same tokens."""
-        return self.draft.at(workload).moment.nbytes if self.draft else 0
+        return self.draft.figures_for(workload).moment.nbytes if self.draft else 0
 
 
 def native_runtime(checkpoint: Checkpoint) -> str:
@@ -161,7 +168,7 @@ def size(
     draft: Checkpoint | None = None,
     cache_types: "CacheTypes | None" = None,
     method: Method = "auto",
-) -> Sizing:
+) -> SizedModel:
     """Return the sizing of a checkpoint, as it is or as mlx_lm.convert would quantise it.
 
     A GGUF file is sized for llama.cpp, with a cache of ``cache_types``; all else for mlx-lm.
@@ -176,8 +183,8 @@ def size(
         if quantize or adapter:
             what = "conversions" if quantize else "adapters"
             raise UnsupportedError(f"{checkpoint.id}: {what} of a GGUF file are not described")
-        sizing = _size_gguf(checkpoint, device, margin_bytes, cache_types)
-        return _drafting(sizing, drafted)
+        sized = _size_gguf(checkpoint, device, margin_bytes, cache_types)
+        return _drafting(sized, drafted)
     if cache_types:
         raise UnsupportedError(
             f"{checkpoint.id}: the types of a cache are llama.cpp's; mlx-lm takes KV bits"
@@ -189,21 +196,21 @@ def size(
         known = checkpoint.config.get("model_type") in FAMILIES
         if method == "formula" or (known and method == "auto"):
             raise
-        sizing = _size_by_trace(checkpoint, device, margin_bytes, quantize, error)
-        return _drafting(sizing, drafted)
+        sized = _size_by_trace(checkpoint, device, margin_bytes, quantize, error)
+        return _drafting(sized, drafted)
     block = declared(checkpoint.config, model, checkpoint.config_name)
     if quantize:
-        weighed = convert(model, Plan(quantize, converting=True), block)
+        footprint = convert(model, Plan(quantize, converting=True), block)
     else:
-        weighed = weigh(checkpoint, model, block)
-    sizing = Sizing(checkpoint, model, weighed, device, margin_bytes)
+        footprint = load_footprint(checkpoint, model, block)
+    sized = SizedModel(checkpoint, model, footprint, device, margin_bytes)
     if method == "trace":
         engine = TraceEngine(checkpoint, quantize, model.dtype, described=True)
-        weighed = traced_weights(engine, weighed, device)
-        sizing = replace(sizing, weighed=weighed, engine=engine, searches=MLX)
+        footprint = traced_weights(engine, footprint, device)
+        sized = replace(sized, footprint=footprint, engine=engine, searches=MLX)
     if adapter:
-        sizing = replace(sizing, weighed=add_adapter(weighed, adapter.tensors))
-    return _drafting(sizing, drafted)
+        sized = replace(sized, footprint=add_adapter(footprint, adapter.tensors))
+    return _drafting(sized, drafted)
 
 
 def _size_by_trace(
@@ -212,16 +219,16 @@ def _size_by_trace(
     margin_bytes: int,
     quantize: Quantization | None,
     undescribed: UnsupportedError,
-) -> Sizing:
+) -> SizedModel:
     """A model that the formulas do not describe, if mlx-lm has a class for it."""
     dtype = dtype_of(Fields(checkpoint.config, checkpoint.config_name), checkpoint.config_name)
     engine = TraceEngine(checkpoint, quantize, dtype, described=False)
     try:
-        weighed = traced_weights(engine, None, device)
+        footprint = traced_weights(engine, None, device)
     except (MachineError, UnsupportedError) as error:
         raise UnsupportedError(f"{undescribed}; by trace: {error}") from None
     model = undescribed_model(checkpoint, dtype)
-    return Sizing(checkpoint, model, weighed, device, margin_bytes, engine=engine)
+    return SizedModel(checkpoint, model, footprint, device, margin_bytes, engine=engine)
 
 
 def _size_gguf(
@@ -229,11 +236,11 @@ def _size_gguf(
     device: Device | None,
     margin_bytes: int,
     cache_types: "CacheTypes | None",
-) -> Sizing:
+) -> SizedModel:
     # Tables and rules of llama.cpp, which no other checkpoint needs.
     from memfit.estimators.arch.gguf.model import build_gguf_model
-    from memfit.estimators.weights.ggml import weigh_gguf
     from memfit.estimators.runtimes.llama_cpp.runtime import LlamaEngine
+    from memfit.estimators.weights.ggml import gguf_footprint
 
     tensors = checkpoint.tensors or ()
     try:
@@ -241,19 +248,19 @@ def _size_gguf(
     except UnsupportedError as error:
         known = _known_bytes(checkpoint)
         raise UnsupportedError(f"{error}; its weights hold {known} bytes (exact)") from None
-    weighed = weigh_gguf(tensors, trunk)
+    footprint = gguf_footprint(tensors, trunk)
     engine = LlamaEngine(tensors, cache_types)
-    return Sizing(checkpoint, model, weighed, device, margin_bytes, engine=engine)
+    return SizedModel(checkpoint, model, footprint, device, margin_bytes, engine=engine)
 
 
-def _drafting(sizing: Sizing, draft: Sizing | None) -> Sizing:
+def _drafting(sized: SizedModel, draft: SizedModel | None) -> SizedModel:
     """The same with a draft model, which must run on the same runtime."""
-    if draft and draft.engine.runtime != sizing.engine.runtime:
+    if draft and draft.engine.runtime != sized.engine.runtime:
         raise UnsupportedError(
             f"{draft.checkpoint.id}: a draft for {draft.engine.runtime} cannot serve a model that"
-            f" runs on {sizing.engine.runtime}"
+            f" runs on {sized.engine.runtime}"
         )
-    return replace(sizing, draft=draft)
+    return replace(sized, draft=draft)
 
 
 def _model_of(checkpoint: Checkpoint) -> Model:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field, replace
 
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context
-from memfit.estimators.sizing.sized_model import Sizing
-from memfit.estimators.base.units import ceil_div
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.sizing.sized_model import SizedModel
 
 # A trace of a long prompt takes 0.2 s (Qwen3-4B) to 1.1 s (DeepSeek-V3); one mostly settles it.
 MAX_TRACES = 6
@@ -24,8 +24,8 @@ class TracedContext:
     shortest prompt that was found not to fit, by trace or by the scaled formula.
     """
 
-    traced: Sizing
-    formula: Sizing
+    traced: SizedModel
+    formula: SizedModel
     device: Device
     workload: Workload
     too_long: int | None = None
@@ -62,13 +62,13 @@ class TracedContext:
         """Tell whether `need` of a workload is the trace's."""
         return workload in self._traced and self.traced.workspace_basis(workload)[0] == "traced"
 
-    def need(self, workload: Workload) -> Need:
+    def requirement(self, workload: Workload) -> Need:
         """Return the need by trace where it was confirmed, else by the formula, scaled.
 
         Where no trace was made because all lengths fit, it is the formula's largest.
         """
         if workload in self._traced:
-            return self.traced.need(workload)
+            return self.traced.requirement(workload)
         return self._bounded(workload) if self.is_certain else self._by_formula(workload)
 
     def _candidate(self, found: int, top: int, tries: int) -> int:
@@ -83,7 +83,7 @@ class TracedContext:
 
     def _asked(self, most: int) -> int:
         """The prompt that was asked for, where it fits by trace."""
-        fits = judge(self.traced.need(self.workload), self.device)[0] == "fits"
+        fits = judge(self.traced.requirement(self.workload), self.device)[0] == "fits"
         tokens = self.workload.prompt_tokens // CONTEXT_STEP * CONTEXT_STEP
         return min(tokens, most) if fits else 0
 
@@ -99,11 +99,11 @@ class TracedContext:
     def _confirm(self, tokens: int) -> bool:
         workload = self.prompt(tokens)
         try:
-            need = self.traced.need(workload)
+            need = self.traced.requirement(workload)
         except UnsupportedError:
             return False
         self._traced.add(workload)
-        derived, workspace = self.formula.need(workload), self._workspace(workload)
+        derived, workspace = self.formula.requirement(workload), self._workspace(workload)
         if workspace:
             beyond = need.peak_bytes - derived.peak_bytes
             self._scale = (max(0, workspace + beyond), workspace)
@@ -112,7 +112,7 @@ class TracedContext:
     def _leaves_room(self, workload: Workload) -> bool:
         """Whether weights and caches fit: a trace takes long and finds no less."""
         try:
-            need, workspace = self.formula.need(workload), self._workspace(workload)
+            need, workspace = self.formula.requirement(workload), self._workspace(workload)
         except UnsupportedError:
             return False
         return judge(Need(need.peak_bytes - workspace, 0), self.device)[0] == "fits"
@@ -120,7 +120,7 @@ class TracedContext:
     def _goes_without_saying(self, tokens: int) -> bool:
         """Whether a prompt fits by the formula's largest, where trace and formula agree."""
         _, percent = self.formula.workspace_basis(self.workload)
-        traced = self.traced.at(self.workload).moment.workspace_bytes
+        traced = self.traced.figures_for(self.workload).moment.workspace_bytes
         derived = self._workspace(self.workload)
         if abs(traced - derived) * 100 > derived * percent:
             return False
@@ -130,15 +130,15 @@ class TracedContext:
             return False
 
     def _bounded(self, workload: Workload) -> Need:
-        need = self.formula.need(workload)
+        need = self.formula.requirement(workload)
         _, percent = self.formula.workspace_basis(workload)
         more = ceil_div(self._workspace(workload) * percent, 100)
         return replace(need, peak_bytes=need.peak_bytes + more)
 
     def _by_formula(self, workload: Workload) -> Need:
-        need, workspace = self.formula.need(workload), self._workspace(workload)
+        need, workspace = self.formula.requirement(workload), self._workspace(workload)
         traced, derived = self._scale
         return replace(need, peak_bytes=need.peak_bytes + workspace * traced // derived - workspace)
 
     def _workspace(self, workload: Workload) -> int:
-        return self.formula.at(workload).moment.workspace_bytes
+        return self.formula.figures_for(workload).moment.workspace_bytes

@@ -10,8 +10,8 @@ from typing import Any
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.trace.leaves import caches_of
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.trace.leaves import caches_of
 
 _GROWTH = {
     "KVCache": Growth.STEPS,

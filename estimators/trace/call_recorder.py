@@ -5,13 +5,13 @@ from contextlib import nullcontext
 from typing import Any
 
 from memfit.estimators.arch.caches import STEP
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.trace.cache_stepper import Stepper
+from memfit.estimators.trace.graph_format import Call, Phase
+from memfit.estimators.trace.kernel_stubs import Target, recorded
 from memfit.estimators.trace.leaves import Leaf, Modules, caches_of
 from memfit.estimators.trace.loop_guard import LoopError, few_slices
-from memfit.estimators.trace.graph_format import Call, Phase
 from memfit.estimators.trace.recording import count_nodes, expect, record_call, run_unrecorded
-from memfit.estimators.trace.kernel_stubs import Target, recorded
-from memfit.estimators.trace.cache_stepper import Stepper
-from memfit.estimators.base.workload import Workload
 
 # Tokens that show what a cache holds; more than any convolution looks back.
 _LEARNING_TOKENS = 32

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.runtimes.registry import MLX_LM, get_runtime
 from memfit.estimators.base.records import record
+from memfit.estimators.mlx.versions import MLX_VERSION
 
 # weight: a parameter; cache: held by a cache when the call begins; tokens: the call's input;
 # constant: made by the class outside of any parameter; computed: an output of a node.
@@ -26,8 +26,6 @@ Phase = Literal[
 ]
 
 SCHEMA = "memfit.trace/1"
-# The newest MLX whose rules were read.
-MLX_VERSION = get_runtime(MLX_LM).mlx_version
 _SCALAR = (bool, int, float, str)
 
 Argument = bool | int | float | str | tuple[int, ...]

@@ -11,12 +11,12 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import is_fused
-from memfit.estimators.base.records import record
+from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.trace.compiled_regions import ANY_SHAPE, BEGINS, ENDS
 from memfit.estimators.trace.libraries import changed
-from memfit.estimators.trace.graph_format import MLX_VERSION
 
 # Names of nodes that are no operation: the borders of what mx.compile was given.
 _NAME_ENDS = "__end"

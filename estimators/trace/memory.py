@@ -5,8 +5,8 @@ Sources: mlx/backend/common/buffer_cache.h (reuse), backend/{no_gpu,metal,cuda}/
 
 from bisect import bisect_left, insort
 
-from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.machine.device import Backend
+from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.trace.layouts import Buffer
 
 # The page a buffer cache allows two of as waste, and the most it keeps (None: as good as all).

@@ -4,6 +4,7 @@ Sources: mlx/backend/metal/{matmul,quantized,normalization,rope,scaled_dot_produ
 scan,conv,custom_kernel}.cpp.
 """
 
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.trace.cpu_rules import is_rows
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.operation import (
@@ -13,7 +14,6 @@ from memfit.estimators.trace.operation import (
     is_donatable,
     vector,
 )
-from memfit.estimators.base.units import ceil_div
 
 _FLOAT32 = 4
 # Up to so many queries attention takes its vector kernels.

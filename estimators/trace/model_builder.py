@@ -15,10 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from memfit.estimators.arch.quantization import Quantization
-from memfit.estimators.base.files import shown
-from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.base.errors import MemfitError, UnsupportedError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.trace.libraries import changed, load_utils
 
 MAX_MODULES = 20_000
@@ -115,7 +115,7 @@ def _where(error: BaseException, config: Mapping[str, Any]) -> str:
 
 
 def _what(error: BaseException) -> str:
-    text = shown(textwrap.shorten(str(error), 200, placeholder=" …"))
+    text = printable(textwrap.shorten(str(error), 200, placeholder=" …"))
     if isinstance(error, AttributeError) and text.endswith("has no attribute 'Model'"):
         return "mlx-lm has no such class"
     if isinstance(error, NotImplementedError) and "Quantization" in text:

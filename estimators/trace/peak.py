@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memfit.estimators.base import dtypes
-from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.scheduling import compiled_copies
-from memfit.estimators.base.records import record
 from memfit.estimators.trace.buffers import rule_of
+from memfit.estimators.trace.graph_format import Array, Call, Phase, Trace
 from memfit.estimators.trace.layouts import Buffer, View
 from memfit.estimators.trace.memory import Memory
-from memfit.estimators.trace.graph_format import Array, Call, Phase, Trace
 from memfit.estimators.trace.operation import Operation
 from memfit.estimators.trace.schedule import evaluation_order
 from memfit.estimators.trace.streams import stream_of

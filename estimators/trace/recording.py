@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.trace.compiled_regions import without_borders
-from memfit.estimators.trace.leaves import Leaf
 from memfit.estimators.trace.graph_format import Argument, Array, Node
 from memfit.estimators.trace.kernel_stubs import kernel_name
+from memfit.estimators.trace.leaves import Leaf
 
 # A trace keeps some 1.1 kB a node: 92,592 of them (Falcon-H1 7B) took 154 MB and 2.4 s in all.
 MAX_NODES = 200_000

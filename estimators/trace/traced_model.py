@@ -7,19 +7,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.trace.model_builder import build, class_errors, nothing_computed, unread_format
+from memfit.estimators.trace.cache_stepper import leaves, length_of
+from memfit.estimators.trace.call_recorder import Running
 from memfit.estimators.trace.gc_pause import not_collecting
+from memfit.estimators.trace.graph_format import Call, Trace
+from memfit.estimators.trace.kernel_stubs import Target, library_changes
 from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import mlx_lm_for, versions
-from memfit.estimators.trace.graph_format import Call, Trace
+from memfit.estimators.trace.model_builder import (
+    build,
+    class_errors,
+    nothing_computed,
+    unread_format,
+)
 from memfit.estimators.trace.recording import LargeGraphError
-from memfit.estimators.trace.call_recorder import Running
-from memfit.estimators.trace.kernel_stubs import Target, library_changes
-from memfit.estimators.trace.cache_stepper import leaves, length_of
-from memfit.estimators.base.workload import Workload
 
 
 class TracedShapes(NamedTuple):
@@ -60,7 +65,7 @@ def trace_shapes(
 
     The arguments and errors are those of `Built`.
     """
-    built = Built(config, "metal", name=name, dtype=dtype, tensors=tensors, quantize=quantize)
+    built = TracedModel(config, "metal", name=name, dtype=dtype, tensors=tensors, quantize=quantize)
     return built.shapes(workload)
 
 
@@ -81,13 +86,13 @@ def record(
     Raises:
         UnsupportedError: besides, when the graph of a call would be too large.
     """
-    built = Built(
+    built = TracedModel(
         config, target.backend, name=name, dtype=dtype, tensors=tensors, quantize=quantize
     )
     return built.record(workload, target)[0]
 
 
-class Built:
+class TracedModel:
     """mlx-lm's class for a config, built once to be asked about many workloads.
 
     ``name`` is how messages name the config. With ``tensors`` the model is what mlx-lm would load

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.weights.tensor_groups import kinds
 from memfit.estimators.weights.footprint import as_loaded
 from memfit.estimators.weights.quantization_plan import Declared, text_class
+from memfit.estimators.weights.tensor_groups import kinds
 
 _FLOATING = frozenset({"F16", "BF16", "F32"})
 _MATRICES = frozenset({Part.ATTENTION, Part.MLP, Part.EXPERTS, Part.SHARED_EXPERTS})

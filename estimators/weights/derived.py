@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from memfit.estimators.base import dtypes
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.records import record
 
 

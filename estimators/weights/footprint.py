@@ -6,23 +6,23 @@ from dataclasses import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part, linear
-from memfit.estimators.base.files import shown
-from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
-from memfit.estimators.weights.derived import Plan, WeightTotals, derive
-from memfit.estimators.weights.sanitize_dropped import dropping
-from memfit.estimators.weights.headers import read
-from memfit.estimators.weights.tensor_groups import Kind, kinds, sizes
-from memfit.estimators.weights.quantization_plan import Declared, text_class
-from memfit.estimators.weights.sanitize_names import renamed
-from memfit.estimators.weights.sanitize_conversions import by_class, repacked_awq
-from memfit.estimators.weights.match_tensors import Match, match
 from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import printable
 from memfit.estimators.base.records import record
+from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.weights.derived import Plan, WeightTotals, derive
+from memfit.estimators.weights.headers import read
+from memfit.estimators.weights.match_tensors import Match, match
+from memfit.estimators.weights.quantization_plan import Declared, text_class
+from memfit.estimators.weights.sanitize_conversions import by_class, repacked_awq
+from memfit.estimators.weights.sanitize_dropped import dropping
+from memfit.estimators.weights.sanitize_names import renamed
+from memfit.estimators.weights.tensor_groups import Kind, kinds, sizes
 
 
 @record(frozen=True, slots=True)
-class Weighed:
+class WeightFootprint:
     """Weights as the checkpoint holds them and as the runtime does.
 
     ``sizes`` counts the loaded tensors by bytes; ``plan`` is their format after loading.
@@ -43,7 +43,7 @@ class Weighed:
         return sum(size * count for size, count in self.sizes.items())
 
 
-def weigh(checkpoint: Checkpoint, model: Model, declared: Declared) -> Weighed:
+def load_footprint(checkpoint: Checkpoint, model: Model, declared: Declared) -> WeightFootprint:
     """Return the weights of a checkpoint: exact from headers, else derived from its config.
 
     Where mlx-lm refuses to load it the basis is ``bound``, and a warning says why.
@@ -66,7 +66,7 @@ def weigh(checkpoint: Checkpoint, model: Model, declared: Declared) -> Weighed:
     return _as_declared(result, declared)
 
 
-def convert(model: Model, plan: Plan, source: Declared) -> Weighed:
+def convert(model: Model, plan: Plan, source: Declared) -> WeightFootprint:
     """Return the weights after conversion by mlx_lm.convert with a plan.
 
     ``source`` is the format of what would be converted; mlx-lm leaves quantised matrices as
@@ -83,19 +83,19 @@ def convert(model: Model, plan: Plan, source: Declared) -> Weighed:
     return replace(result, notes=(Note("warning", "already-quantised", message),))
 
 
-def add_adapter(weighed: Weighed, tensors: tuple[Tensor, ...]) -> Weighed:
+def add_adapter(footprint: WeightFootprint, tensors: tuple[Tensor, ...]) -> WeightFootprint:
     """Return the weights with an adapter's tensors, which stay beside them in memory."""
     extra = Counter(tensor.nbytes for tensor in tensors)
     total = sum(size * count for size, count in extra.items())
-    parts = {**weighed.by_part, "other": weighed.by_part["other"] + total}
+    parts = {**footprint.by_part, "other": footprint.by_part["other"] + total}
     return replace(
-        weighed, nbytes=weighed.nbytes + total, by_part=parts, sizes=weighed.sizes + extra
+        footprint, nbytes=footprint.nbytes + total, by_part=parts, sizes=footprint.sizes + extra
     )
 
 
-def _result(totals: WeightTotals, basis: Basis, plan: Plan | None) -> Weighed:
+def _result(totals: WeightTotals, basis: Basis, plan: Plan | None) -> WeightFootprint:
     parts = {part.value: totals.by_part[part] for part in Part}
-    return Weighed(
+    return WeightFootprint(
         totals.nbytes,
         parts,
         totals.parameters,
@@ -106,27 +106,27 @@ def _result(totals: WeightTotals, basis: Basis, plan: Plan | None) -> Weighed:
     )
 
 
-def bounded(result: Weighed, code: str, message: str) -> Weighed:
+def bounded(result: WeightFootprint, code: str, message: str) -> WeightFootprint:
     """Return the weights as an upper bound, with a warning that says why."""
     return replace(result, basis="bound", notes=(Note("warning", code, message),))
 
 
-def _as_declared(result: Weighed, declared: Declared) -> Weighed:
+def _as_declared(result: WeightFootprint, declared: Declared) -> WeightFootprint:
     if declared.bound is None:
         return result
     return bounded(result, "assumed-format" if declared.plan else "dequantised", declared.bound)
 
 
-def _from_file_sizes(nbytes: int, derived: WeightTotals) -> Weighed:
+def _from_file_sizes(nbytes: int, derived: WeightTotals) -> WeightFootprint:
     parts = {part.value: nbytes if part is Part.OTHER else 0 for part in Part}
-    result = Weighed(nbytes, parts, derived.parameters, Counter([nbytes]), "bound", None)
+    result = WeightFootprint(nbytes, parts, derived.parameters, Counter([nbytes]), "bound", None)
     text = "weights are bounded by the sizes of their files; mlx-lm loads safetensors only"
     return bounded(result, "file-sizes", text)
 
 
 def _from_headers(
     checkpoint: Checkpoint, tensors: tuple[Tensor, ...], model: Model, declared: Declared
-) -> Weighed:
+) -> WeightFootprint:
     model = _with_own_head(model, tensors)
     modules, found = dict(model.all_modules()), kinds(tensors)
     totals = read(found, modules, declared, dropping(model, found))
@@ -138,7 +138,9 @@ def _from_headers(
     plan = _plan(fit, modules, declared)
     result = _result(totals, "exact", plan)
     if unreadable := next((t for t in tensors if t.dtype in _UNREADABLE), None):
-        why = f"{shown(unreadable.name)}: MLX has no type {unreadable.dtype} and refuses the file"
+        why = (
+            f"{printable(unreadable.name)}: MLX has no type {unreadable.dtype} and refuses the file"
+        )
         return bounded(_sized(result, loaded), "refused", why)
     if fit.loads:
         result = _sized(result, loaded)
@@ -177,7 +179,7 @@ def as_loaded(
     return tuple({kind.name: kind for kind in loaded}.values())
 
 
-def _sized(result: Weighed, loaded: tuple[Kind, ...]) -> Weighed:
+def _sized(result: WeightFootprint, loaded: tuple[Kind, ...]) -> WeightFootprint:
     return replace(result, sizes=sizes(loaded))
 
 
@@ -207,13 +209,15 @@ def _plan(fit: Match, modules: Mapping[str, Module], declared: Declared) -> Plan
     return Plan(default, {**declared_overrides, **found})
 
 
-def _unmatched(result: Weighed, fit: Match, totals: WeightTotals, derived: WeightTotals) -> Weighed:
+def _unmatched(
+    result: WeightFootprint, fit: Match, totals: WeightTotals, derived: WeightTotals
+) -> WeightFootprint:
     """Names that are not the class's: still right when the parameters are as many."""
     have = totals.parameters - totals.unloaded_parameters
     as_many = have == derived.parameters - derived.unloaded_parameters
     if as_many and fit.unknown and fit.missing and not fit.wrong:
         text = (
-            f"{shown(fit.unknown[0])}: not a name of the model class, and not known to be one"
+            f"{printable(fit.unknown[0])}: not a name of the model class, and not known to be one"
             " that it renames; it has as many parameters as the headers"
         )
         return replace(result, basis="derived", notes=(Note("info", "layout", text),))
@@ -227,10 +231,10 @@ def _unmatched(result: Weighed, fit: Match, totals: WeightTotals, derived: Weigh
 
 def _refusal(fit: Match) -> str:
     if fit.wrong:
-        return f"{shown(fit.wrong[0])}: its shape in the header is not the config's"
+        return f"{printable(fit.wrong[0])}: its shape in the header is not the config's"
     if not fit.unknown:
         return f"{fit.missing[0]}: in the model class and in no header"
     if not fit.missing:
-        return f"{shown(fit.unknown[0])}: in a header and not in the model class"
-    unknown = shown(fit.unknown[0])
-    return f"{shown(fit.missing[0])}: in no header, where {unknown} is not in the model class"
+        return f"{printable(fit.unknown[0])}: in a header and not in the model class"
+    unknown = printable(fit.unknown[0])
+    return f"{printable(fit.missing[0])}: in no header, where {unknown} is not in the model class"

@@ -7,7 +7,7 @@ from math import prod
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.weights.footprint import Weighed
+from memfit.estimators.weights.footprint import WeightFootprint
 
 # Names as llama.cpp gives them (src/llama-arch.cpp, LLM_TENSOR_NAMES); the first match decides.
 _RULES: tuple[tuple[Part, re.Pattern[str]], ...] = tuple(
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
-def weigh_gguf(tensors: tuple[Tensor, ...], trunk: int) -> Weighed:
+def gguf_footprint(tensors: tuple[Tensor, ...], trunk: int) -> WeightFootprint:
     """Return the weights of a file; blocks from ``trunk`` on stay on disk (prediction layers)."""
     by_part: Counter[Part] = Counter()
     sizes: Counter[int] = Counter()
@@ -44,7 +44,7 @@ def weigh_gguf(tensors: tuple[Tensor, ...], trunk: int) -> Weighed:
             unloaded += tensor.nbytes
         else:
             sizes[tensor.nbytes] += 1
-    return Weighed(
+    return WeightFootprint(
         nbytes=by_part.total(),
         by_part={part.value: by_part[part] for part in Part},
         parameters=sum(prod(tensor.shape) for tensor in tensors),

@@ -6,9 +6,9 @@ from math import prod
 
 from memfit.estimators.arch.modules import Module
 from memfit.estimators.weights.derived import WeightTotals
-from memfit.estimators.weights.tensor_groups import Kind
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import Declared
+from memfit.estimators.weights.tensor_groups import Kind
 
 # Tensors that carry no parameter: scales, zero points and shapes of packed formats.
 _COMPANIONS = (

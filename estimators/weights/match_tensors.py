@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from math import prod
 
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.arch.quantization import FLOAT_MODES, Quantization
-from memfit.estimators.weights.tensor_groups import Kind
-from memfit.estimators.weights.quantization_plan import Declared
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.quantization import FLOAT_MODES, Quantization
+from memfit.estimators.weights.quantization_plan import Declared
+from memfit.estimators.weights.tensor_groups import Kind
 
 _LEAVES = frozenset({"weight", "bias", "scales", "biases", "global_scale", "weight_scale"})
 _NOT_LINEAR = (Part.EMBEDDING, Part.EXPERTS)

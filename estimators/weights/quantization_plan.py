@@ -6,11 +6,11 @@ from typing import Any
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.arch.quantization import DEFAULTS, Quantization
+from memfit.estimators.base.errors import ConfigError, InputError
+from memfit.estimators.base.quantization import DEFAULTS, Quantization
+from memfit.estimators.base.records import record
 from memfit.estimators.weights.derived import Plan
 from memfit.estimators.weights.sanitize_conversions import DEQUANTISES_FP8, UNPACKS_INTEGERS
-from memfit.estimators.base.errors import ConfigError, InputError
-from memfit.estimators.base.records import record
 
 
 @record(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
-from memfit.estimators.base import dtypes
 from memfit.estimators.arch.modules import Module
+from memfit.estimators.base import dtypes
 from memfit.estimators.weights.tensor_groups import EXPERTS, Kind
 
 Modules = Mapping[str, Module]

@@ -6,13 +6,13 @@ from typing import Protocol
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module
-from memfit.estimators.arch.quantization import Quantization
-from memfit.estimators.workspace.peak import Moment, Workspace, prepare
-from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.versions import MLX_VERSION
+from memfit.estimators.workspace.peak import PeakMoment, Workspace, prepare
 
-__all__ = ["ERROR_PERCENT", "Moment", "QuantizationPlan", "peak"]
+__all__ = ["ERROR_PERCENT", "PeakMoment", "QuantizationPlan", "peak"]
 
 # What the workspace is within: docs/accuracy.md has the measurements it was held against.
 ERROR_PERCENT = 25
@@ -34,7 +34,7 @@ def peak(
     resident_bytes: int,
     plan: QuantizationPlan | None,
     device: Device | None,
-) -> Moment:
+) -> PeakMoment:
     """Return the largest moment of a run whose weights take ``resident_bytes``.
 
     What depends on the model alone is worked out once for each (model, plan, device).
@@ -59,6 +59,5 @@ class _Same:
 @lru_cache(maxsize=8)
 def _prepared(model: _Same, plan: _Same, device: Device) -> Workspace:
     assert isinstance(model.value, Model)
-    version = get_runtime("mlx-lm").mlx_version
     quantization = getattr(plan.value, "quantization", None)
-    return prepare(model.value, device, mlx_version=version, quantization=quantization)
+    return prepare(model.value, device, mlx_version=MLX_VERSION, quantization=quantization)

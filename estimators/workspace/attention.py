@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.specs import Attention
+from memfit.estimators.workspace.call import Call, Occupancy
 from memfit.estimators.workspace.layer_plan import MixerPlan
 from memfit.estimators.workspace.mx_fast import norm, rope
-from memfit.estimators.workspace.call import Call, Occupancy
 from memfit.estimators.workspace.tape import Tape
 
 SCORES = "attention scores"

@@ -1,9 +1,9 @@
 """One call of the model: how many tokens, on what, and what is in the caches."""
 
 from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.workspace.tape import Backend
-from memfit.estimators.mlx.kernels import is_fused
 from memfit.estimators.base.records import record
+from memfit.estimators.mlx.kernels import is_fused
+from memfit.estimators.workspace.tape import Backend
 
 
 @record(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Which calls of the model a workload makes, and what its buffers hold around each."""
 
 from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
-from memfit.estimators.workspace.call import KVFormat, Occupancy
 from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.workspace.call import KVFormat, Occupancy
 
 
 @record(frozen=True, slots=True)

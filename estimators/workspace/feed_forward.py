@@ -1,8 +1,8 @@
 """The operations of dense and expert feed-forward blocks (mlx-lm models/switch_layers.py)."""
 
 from memfit.estimators.arch.specs import MixtureOfExperts
-from memfit.estimators.workspace.layer_plan import LayerPlan, Projection
 from memfit.estimators.workspace.call import Call
+from memfit.estimators.workspace.layer_plan import LayerPlan, Projection
 from memfit.estimators.workspace.tape import Tape
 
 # SwitchGLU sorts tokens by expert from this many on (switch_layers.py, do_sort).

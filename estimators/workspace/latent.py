@@ -3,9 +3,9 @@
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.specs import Attention, LatentAttention, SparseLatentAttention
 from memfit.estimators.workspace.attention import SCORES, attend, write
+from memfit.estimators.workspace.call import Call
 from memfit.estimators.workspace.layer_plan import MixerPlan, Projection
 from memfit.estimators.workspace.mx_fast import norm, rope
-from memfit.estimators.workspace.call import Call
 from memfit.estimators.workspace.tape import Tape
 
 

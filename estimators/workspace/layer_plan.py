@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from memfit.estimators.arch.model import Layer
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.specs import FeedForward, Mixer
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.records import record
 
 # Which quantisation a module at a path has; None: none.

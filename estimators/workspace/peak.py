@@ -9,33 +9,33 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from memfit.estimators.base import dtypes
 from memfit.estimators.arch.caches import Growth, KVBuffer, StateBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.arch.specs import Attention, LatentAttention, Mixer
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.workspace.attention import needs_array_mask
-from memfit.estimators.workspace.layer_plan import (
-    LayerPlan,
-    QuantizationOf,
-    plan_layer,
-    touched_elements,
-)
-from memfit.estimators.workspace.layer import head_program, layer_program
 from memfit.estimators.workspace.call import Call, KVFormat, Occupancy, Target
-from memfit.estimators.workspace.schedule import BatchRule, batch_rule, highest
-from memfit.estimators.workspace.tape import Program
 from memfit.estimators.workspace.call_plan import (
     Span,
     decode_occupancy,
     prefill_occupancy,
     prefill_spans,
 )
-from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.kernels import has_nax
-from memfit.estimators.base.records import record
-from memfit.estimators.base.units import ceil_div
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.workspace.layer import head_program, layer_program
+from memfit.estimators.workspace.layer_plan import (
+    LayerPlan,
+    QuantizationOf,
+    plan_layer,
+    touched_elements,
+)
+from memfit.estimators.workspace.schedule import BatchRule, batch_rule, highest
+from memfit.estimators.workspace.tape import Program
 
 Phase = Literal["load", "prefill", "decode"]
 
@@ -44,7 +44,7 @@ _WINDOW = 8
 
 
 @record(frozen=True, slots=True)
-class Moment:
+class PeakMoment:
     """The most memory in use at once during a run, with the phase it falls in.
 
     ``nbytes`` is everything alive: weights, caches, states and the transient. ``workspace_bytes``
@@ -84,7 +84,7 @@ class Workspace:
     head_touched: int
     largest_weight: int
 
-    def peak(self, workload: Workload, *, weight_bytes: int) -> Moment:
+    def peak(self, workload: Workload, *, weight_bytes: int) -> PeakMoment:
         """Return the largest moment of a workload over ``weight_bytes`` of resident weights."""
         run = _Run(self, workload, weight_bytes)
         candidates = list(run.candidates())
@@ -94,7 +94,7 @@ class Workspace:
             *((c.largest, c.largest_name) for c in candidates),
         ]
         largest, name = max(buffers)
-        return Moment(
+        return PeakMoment(
             phase=best.phase,
             nbytes=best.nbytes,
             workspace_bytes=max(0, best.nbytes - weight_bytes - run.kept_bytes()),

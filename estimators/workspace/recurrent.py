@@ -2,9 +2,9 @@
 
 from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.specs import GatedDelta, Recurrent
+from memfit.estimators.workspace.call import Call
 from memfit.estimators.workspace.layer_plan import MixerPlan
 from memfit.estimators.workspace.mx_fast import norm
-from memfit.estimators.workspace.call import Call
 from memfit.estimators.workspace.tape import Tape
 
 _FLOAT32 = 4

@@ -9,10 +9,10 @@ Either way evaluation waits once more than ten are in flight (transforms.cpp, MA
 from collections import deque
 from collections.abc import Iterable
 
-from memfit.estimators.workspace.tape import Step
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.scheduling import command_buffer_limits, scheduling
-from memfit.estimators.base.records import record
+from memfit.estimators.workspace.tape import Step
 
 NO_LIMIT = 1 << 62
 

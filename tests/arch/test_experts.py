@@ -8,12 +8,12 @@ import pytest
 
 from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import build_model
+from memfit.estimators.base.errors import ConfigError, MemfitError, UnsupportedError
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import kv_buffers, kv_cache
 from memfit.estimators.weights import Plan, derive
-from memfit.estimators.base.errors import ConfigError, MemfitError, UnsupportedError
-from memfit.estimators.base.workload import Workload
 
 _CASES = Path(__file__).parent / "cases"
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import FAMILIES, build_model
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.weights import Plan, derive
-from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.workload import Workload
 
 pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")
 from tests.oracle import Oracle, cache_bytes

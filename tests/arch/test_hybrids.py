@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.weights.derived import Plan, derive
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.weights.derived import Plan, derive
 
 CASES = Path(__file__).parent / "cases"
 

@@ -8,8 +8,8 @@ import pytest
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.arch.specs import SlidingAttention
-from memfit.estimators.weights.derived import derive
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
+from memfit.estimators.weights.derived import derive
 
 SIGLIP = {
     "model_type": "siglip_vision_model",

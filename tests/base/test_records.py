@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.base.records import record
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.apple import chips
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.nvidia import gpu_models
-from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import KV, Component
-from memfit.estimators.base.workload import Workload
 
 
 @record(frozen=True, slots=True)

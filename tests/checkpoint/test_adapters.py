@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.adapters import read_adapter
 from memfit.estimators.base.errors import CheckpointError, ConfigError
+from memfit.estimators.checkpoint.adapters import read_adapter
 from tests.sparse import Shapes, write_safetensors
 
 LORA: Shapes = {

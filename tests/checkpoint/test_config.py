@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.base.errors import CheckpointError, ConfigError, InputError
+from memfit.estimators.base.reading.strict_json import MAX_NESTING
 from memfit.estimators.checkpoint.config import (
     MAX_CONFIG_BYTES,
     MAX_CONFIG_VALUES,
     read_config,
     read_model_config,
 )
-from memfit.estimators.base.reading.strict_json import MAX_NESTING
-from memfit.estimators.base.errors import CheckpointError, ConfigError, InputError
 
 
 def refusal(path: Path) -> str:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.base.reading.json_members import object_members
 from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.reading.json_members import object_members
 
 LONG = b" " * 2**19  # of no meaning to JSON, but no longer a short text
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from memfit.estimators.base.errors import CheckpointError, ConfigError
 from memfit.estimators.checkpoint.local.directory import read_directory, read_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.base.errors import CheckpointError, ConfigError
 from tests.sparse import Shapes, write_safetensors
 
 A: Shapes = {"a": ("BF16", (4,))}
@@ -37,8 +37,8 @@ def sizes(checkpoint: Checkpoint) -> dict[str, int]:
     return {tensor.name: tensor.nbytes for tensor in checkpoint.tensors or ()}
 
 
-def left_out(checkpoint: Checkpoint) -> dict[str, str]:
-    return {file.name: file.reason for file in checkpoint.left_out}
+def skipped_files(checkpoint: Checkpoint) -> dict[str, str]:
+    return {file.name: file.reason for file in checkpoint.skipped_files}
 
 
 def refusal(directory: Path) -> str:
@@ -57,7 +57,7 @@ def test_directory_of_shards_is_their_sum(model: Path) -> None:
     assert sizes(checkpoint) == {"a": 8, "b": 16, "c": 32}
     assert checkpoint.file_bytes == sum((model / name).stat().st_size for name in names)
     assert checkpoint.file_bytes - checkpoint.header_bytes == 56
-    assert (checkpoint.shards, checkpoint.left_out, checkpoint.warnings) == (3, (), ())
+    assert (checkpoint.shards, checkpoint.skipped_files, checkpoint.warnings) == (3, (), ())
     assert (checkpoint.id, checkpoint.source) == (str(model), "local")
     assert checkpoint.config == {"model_type": "llama"}
     assert checkpoint.config_name == str(model / "config.json")
@@ -93,7 +93,7 @@ def test_copies_in_another_layout_an_adapter_and_a_training_state_are_left_out(
     (model / "._model.safetensors").write_bytes(b"AppleDouble")
     checkpoint = read_directory(model)
     assert sizes(checkpoint) == {"a": 8}
-    assert left_out(checkpoint) == {
+    assert skipped_files(checkpoint) == {
         "consolidated.safetensors": "mlx-lm loads only model*.safetensors",
         "adapters.safetensors": "an adapter, counted on request",
         "0000100_adapters.safetensors": "an adapter, counted on request",
@@ -102,7 +102,10 @@ def test_copies_in_another_layout_an_adapter_and_a_training_state_are_left_out(
         "training_args.bin": "state of a training run, not weights",
         "model-Q4_K_M.gguf": "a GGUF file; name it to size it for llama.cpp",
     }
-    assert checkpoint.left_out[0].nbytes == (model / checkpoint.left_out[0].name).stat().st_size
+    assert (
+        checkpoint.skipped_files[0].nbytes
+        == (model / checkpoint.skipped_files[0].name).stat().st_size
+    )
     assert checkpoint.warnings == ()
 
 
@@ -111,7 +114,7 @@ def test_whole_model_beside_its_shards_counts_once(model: Path) -> None:
     write_all(model, {"model.safetensors": {**A, **B}, **shards})
     checkpoint = read_directory(model)
     assert sizes(checkpoint) == {"a": 8, "b": 16}
-    assert set(left_out(checkpoint)) == set(shards)
+    assert set(skipped_files(checkpoint)) == set(shards)
     assert checkpoint.shards == 1
     assert "hold tensors that other files hold too" in checkpoint.warnings[0]
     assert "bytes more" not in checkpoint.warnings[0]
@@ -123,14 +126,14 @@ def test_index_says_which_of_two_sets_counts(model: Path) -> None:
     write_index(model, dict(zip("ab", shards, strict=True)))
     checkpoint = read_directory(model)
     assert checkpoint.shards == 2
-    assert set(left_out(checkpoint)) == {"model.safetensors"}
+    assert set(skipped_files(checkpoint)) == {"model.safetensors"}
 
 
 def test_second_precision_counts_once_and_says_what_it_could_add(model: Path) -> None:
     write_all(model, {"model.safetensors": A, "model.fp32.safetensors": {"a": ("F32", (4,))}})
     checkpoint = read_directory(model)
     assert sizes(checkpoint) == {"a": 8}
-    assert left_out(checkpoint) == {
+    assert skipped_files(checkpoint) == {
         "model.fp32.safetensors": "repeats tensors of the files that are counted"
     }
     assert checkpoint.warnings[0].endswith("the other may take 8 bytes more")
@@ -160,7 +163,7 @@ def test_index_picks_among_weights_that_mlx_lm_would_not_find(model: Path) -> No
     write_index(model, {"a": "parts/one.safetensors"})
     checkpoint = read_directory(model)
     assert sizes(checkpoint) == {"a": 8}
-    assert set(left_out(checkpoint)) == {"consolidated.safetensors"}
+    assert set(skipped_files(checkpoint)) == {"consolidated.safetensors"}
 
 
 def test_index_that_disagrees_with_what_mlx_lm_loads_is_reported(model: Path) -> None:
@@ -252,7 +255,7 @@ def test_pytorch_shards_are_an_upper_bound_and_marked_as_one(model: Path) -> Non
     checkpoint = read_directory(model)
     assert (checkpoint.tensors, checkpoint.weight_bytes_bound) == (None, 200)
     assert (checkpoint.file_bytes, checkpoint.header_bytes, checkpoint.shards) == (200, 0, 2)
-    assert set(left_out(checkpoint)) == {"optimizer.pt", "consolidated.00.pth"}
+    assert set(skipped_files(checkpoint)) == {"optimizer.pt", "consolidated.00.pth"}
     assert "upper bound" in checkpoint.warnings[0]
 
 
@@ -309,7 +312,7 @@ def test_broken_config_stops_before_the_weights(model: Path) -> None:
 
 def test_name_with_an_escape_sequence_stays_on_one_line(model: Path) -> None:
     write_all(model, {"model.safetensors": A, "x\n\x1b[2J.safetensors": B})
-    assert list(left_out(read_directory(model))) == ["x\\n\\x1b[2J.safetensors"]
+    assert list(skipped_files(read_directory(model))) == ["x\\n\\x1b[2J.safetensors"]
     (model / "model\n.safetensors").write_bytes(b"\1")
     with pytest.raises(CheckpointError, match=r"model\\n\.safetensors: 1 bytes"):
         read_directory(model)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.base.errors import CheckpointError, MemfitError
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from tests.gguf.writing import tensor, write
 from tests.sparse import write_safetensors
 

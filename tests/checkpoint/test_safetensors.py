@@ -10,14 +10,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from memfit.estimators.base.dtypes import BITS
+from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.checkpoint.safetensors import (
     MAX_DIMENSIONS,
     MAX_HEADER_BYTES,
     MAX_VALUES,
     read_header,
 )
-from memfit.estimators.base.dtypes import BITS
-from memfit.estimators.base.errors import CheckpointError
 from tests.sparse import Shapes, write_safetensors
 
 

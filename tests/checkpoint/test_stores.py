@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.base.errors import CheckpointError, MemfitError, UnsupportedError
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from tests.gguf.writing import tensor, write
 from tests.models import write_config
 from tests.sparse import write_safetensors
@@ -85,7 +85,9 @@ def test_projector_and_adapter_are_left_out(store: Path) -> None:
     layers = [layer("model"), layer("projector", PROJECTOR, 851251104)]
     write_manifest(store, "registry.ollama.ai/library/llava/7b", layers)
     checkpoint = open_checkpoint("ollama:llava:7b")
-    assert [(left.name, left.nbytes) for left in checkpoint.left_out] == [("projector", 851251104)]
+    assert [(left.name, left.nbytes) for left in checkpoint.skipped_files] == [
+        ("projector", 851251104)
+    ]
 
 
 def test_absent_name_says_what_there_is(store: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import machine_name
-from memfit.estimators.base.workload import Workload
 from memfit.probes.store import Store
 from tests.checkpoints import Checkpoints
 from tests.cli.running import Memfit

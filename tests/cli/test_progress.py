@@ -5,13 +5,13 @@ from memfit.cli.progress import reporting
 
 def test_what_comes_after_is_prepared_once_and_only_where_something_is_waited_for() -> None:
     prepared: list[str] = []
-    with reporting(verbose=False, meanwhile=lambda: prepared.append("now")) as sink:
+    with reporting(verbose=False, meanwhile=lambda: prepared.append("now")) as progress:
         assert prepared == []
         for work in ("the listing", "the headers"):
-            sink.begin(work, 1)
+            progress.begin(work, 1)
             assert prepared == ["now"]
-            sink.advance()
-            sink.end()
+            progress.advance()
+            progress.end()
     with reporting(verbose=False, meanwhile=lambda: prepared.append("again")):
         pass
     assert prepared == ["now"]

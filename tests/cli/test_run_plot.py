@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.cli.render.run_plot import run_lines
-from memfit.estimators.results.estimate import RunCall
 from memfit.estimators.base.units import Units
+from memfit.estimators.results.estimate import RunCall
 
 GB = 10**9
 RUN = (

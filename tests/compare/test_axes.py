@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.compare.compare import difference
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.compare.axes import AXES, parse_axis
+from memfit.estimators.compare.compare import difference
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.working_set import OsRegime
-from memfit.estimators.compare.axes import AXES, parse_axis
 
 sizes = st.integers(0, 2**60)
 

@@ -11,29 +11,29 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from memfit.estimators.base.errors import CheckpointError, MemfitError
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.adapters import read_adapter
-from memfit.estimators.checkpoint.config import read_model_config
 from memfit.estimators.checkpoint.checkpoint_files import Directory
-from memfit.estimators.checkpoint.gguf.header import read_gguf
+from memfit.estimators.checkpoint.config import read_model_config
 from memfit.estimators.checkpoint.gguf.files import read_gguf_file
+from memfit.estimators.checkpoint.gguf.header import read_gguf
 from memfit.estimators.checkpoint.hub.listing import parse_listing
 from memfit.estimators.checkpoint.local.directory import read_directory
+from memfit.estimators.checkpoint.local.sample import read_sample
+from memfit.estimators.checkpoint.local.stores import open_store
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.checkpoint.safetensors import (
     LENGTH_BYTES,
     checked_header_bytes,
     parse_header,
 )
-from memfit.estimators.checkpoint.local.sample import read_sample
 from memfit.estimators.checkpoint.shards import read_index
-from memfit.estimators.checkpoint.local.stores import open_store
-from memfit.estimators.base.errors import CheckpointError, MemfitError
-from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.gate.baseline import read_lock
 from memfit.estimators.gate.policy import read_policy
 from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.base.workload import Workload
 from memfit.probes.measurement_json import (
     collection_text,
     parse_collection,
@@ -82,9 +82,9 @@ def _gguf_estimate(content: bytes, directory: Path) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.truncate(max(len(content), 2**30))
-    sizing = size(read_gguf_file(path), device=None)
+    sized = size(read_gguf_file(path), device=None)
     workload = Workload(prompt_tokens=300, prefill_step=512, quantized_kv_start=0)
-    estimate(sizing, workload, runtime=get_runtime(sizing.engine.runtime))
+    estimate(sized, workload, runtime=get_runtime(sized.engine.runtime))
 
 
 def _config(content: bytes, directory: Path) -> None:
@@ -94,8 +94,8 @@ def _config(content: bytes, directory: Path) -> None:
 
 def _config_estimate(content: bytes, directory: Path) -> None:
     (directory / "config.json").write_bytes(content)
-    sizing = size(read_directory(directory), device=None)
-    estimate(sizing, Workload(prompt_tokens=300), runtime=get_runtime("mlx-lm"))
+    sized = size(read_directory(directory), device=None)
+    estimate(sized, Workload(prompt_tokens=300), runtime=get_runtime("mlx-lm"))
 
 
 def _sample(content: bytes, directory: Path) -> None:

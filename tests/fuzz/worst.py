@@ -4,12 +4,12 @@ import json
 from collections.abc import Callable
 from struct import pack
 
-from memfit.estimators.checkpoint.config import MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
-from memfit.estimators.checkpoint.gguf.header import MAX_KEPT_ELEMENTS, MAX_KEYS
-from memfit.estimators.checkpoint.gguf.cursor import MAX_STRINGS
 from memfit.estimators.base.reading.json_members import MAX_MEMBER_CHARACTERS
-from memfit.estimators.checkpoint.safetensors import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_TENSORS
+from memfit.estimators.checkpoint.config import MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
+from memfit.estimators.checkpoint.gguf.cursor import MAX_STRINGS
+from memfit.estimators.checkpoint.gguf.header import MAX_KEPT_ELEMENTS, MAX_KEYS
 from memfit.estimators.checkpoint.local.sample import MAX_SAMPLE_BYTES
+from memfit.estimators.checkpoint.safetensors import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_TENSORS
 from memfit.estimators.checkpoint.shards import MAX_INDEX_NAMES
 from memfit.probes.measurement_json import MAX_COLLECTION_VALUES, to_text
 from tests.gguf.writing import text

@@ -8,6 +8,7 @@ import pytest
 
 from memfit.estimators.arch.gguf.model import build_gguf_model
 from memfit.estimators.arch.model import Model
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME
 from memfit.estimators.runtimes.llama_cpp.caches import (
     CACHE_TYPES,
@@ -22,7 +23,6 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
 )
 from memfit.estimators.runtimes.llama_cpp.compute import compute_bound
 from memfit.estimators.runtimes.registry import LLAMA_CPP, get_runtime
-from memfit.estimators.base.workload import Workload
 from tests.gguf.writing import Allocation, Recorded, recorded, tensor
 
 MIB = 2**20

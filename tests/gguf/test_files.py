@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from memfit.estimators.base.errors import CheckpointError, MemfitError, UnsupportedError
 from memfit.estimators.checkpoint.gguf.files import series
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.base.errors import CheckpointError, MemfitError, UnsupportedError
 from tests.gguf.writing import recorded, tensor, write
 
 LLAMA = {"general.architecture": "llama"}
@@ -89,7 +89,7 @@ def test_directory_of_one_model_is_the_model_and_leaves_the_projector_out(tmp_pa
     projector = write(tmp_path / "mmproj-model-f16.gguf", {"general.architecture": "clip"}, WEIGHTS)
     checkpoint = open_checkpoint(str(tmp_path))
     assert checkpoint.tensors == WEIGHTS
-    assert [(left.name, left.nbytes) for left in checkpoint.left_out] == [
+    assert [(left.name, left.nbytes) for left in checkpoint.skipped_files] == [
         (projector.name, projector.stat().st_size)
     ]
 

@@ -7,8 +7,8 @@ import pytest
 from memfit.estimators.arch.gguf.model import build_gguf_model
 from memfit.estimators.arch.gguf.rules import RULES
 from memfit.estimators.arch.model import Model
-from memfit.estimators.runtimes.llama_cpp.caches import Cells, buffers, window_of
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
+from memfit.estimators.runtimes.llama_cpp.caches import Cells, buffers, window_of
 from tests.gguf.test_allocations import EMBEDDING, built, generic
 from tests.gguf.writing import tensor
 

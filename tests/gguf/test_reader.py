@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.checkpoint.gguf import cursor as gguf_cursor
+from memfit.estimators.base.errors import CheckpointError, MemfitError, UnsupportedError
 from memfit.estimators.checkpoint.byte_source import FileSource
+from memfit.estimators.checkpoint.gguf import cursor as gguf_cursor
+from memfit.estimators.checkpoint.gguf.cursor import MAX_HEADER_BYTES, MAX_STRINGS
 from memfit.estimators.checkpoint.gguf.ggml_types import REMOVED, TYPES
 from memfit.estimators.checkpoint.gguf.header import (
     MAX_KEPT_ELEMENTS,
@@ -20,9 +22,7 @@ from memfit.estimators.checkpoint.gguf.header import (
     GgufHeader,
     read_gguf,
 )
-from memfit.estimators.checkpoint.gguf.cursor import MAX_HEADER_BYTES, MAX_STRINGS
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.base.errors import CheckpointError, MemfitError, UnsupportedError
 from tests.gguf.writing import InMemory, data_bytes, header, tensor, text, write
 
 SMALL: dict[str, Any] = {

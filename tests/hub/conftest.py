@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.hub.header_cache import HeaderCache
-from memfit.estimators.checkpoint.hub.source import open_hub
-from memfit.estimators.checkpoint.hub.settings import Hub
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.base.progress import Request
+from memfit.estimators.checkpoint.hub.header_cache import HeaderCache
+from memfit.estimators.checkpoint.hub.settings import Hub
+from memfit.estimators.checkpoint.hub.source import open_hub
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from tests.hub.server import FakeHub, Repo, serve
 from tests.models import QWEN3_4B, write_checkpoint
 from tests.sparse import Shapes
@@ -56,7 +56,7 @@ class Reader:
         self, name: str = NAME, *, offline: bool = False, timeout: float = 5.0
     ) -> Checkpoint:
         settings = Hub(self.hub.endpoint, self.snapshots, offline, timeout)
-        return open_hub(name, sink=self.reports, hub=settings, cache=self.cache)
+        return open_hub(name, progress=self.reports, hub=settings, cache=self.cache)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.hub.settings import Hub
 from memfit.estimators.base.errors import CheckpointError, MachineError, UnreachableError
+from memfit.estimators.checkpoint.hub.settings import Hub
 from memfit.probes.download import NotDownloadedError, local_snapshot
 from tests.hub.conftest import NAME, Reports
 from tests.hub.server import FakeHub, Fault
@@ -44,7 +44,7 @@ def test_what_mlx_lm_loads_is_downloaded_and_no_code(
     hub: FakeHub, settings: Hub, model: Path
 ) -> None:
     reports = Reports()
-    path = local_snapshot(NAME, download=True, sink=reports, hub=settings)
+    path = local_snapshot(NAME, download=True, progress=reports, hub=settings)
     names = {file.name for file in path.iterdir()}
     assert names == {file.name for file in model.iterdir()} - set(UNWANTED)
     for name in names:
@@ -54,7 +54,7 @@ def test_what_mlx_lm_loads_is_downloaded_and_no_code(
 
 def test_progress_is_of_every_byte(hub: FakeHub, settings: Hub, model: Path) -> None:
     reports = Reports()
-    local_snapshot(NAME, download=True, sink=reports, hub=settings)
+    local_snapshot(NAME, download=True, progress=reports, hub=settings)
     assert reports.begun[-1] == (f"Downloading {NAME}", wanted_bytes(model))
     assert reports.advanced >= wanted_bytes(model)
     assert reports.ended == len(reports.begun)
@@ -89,7 +89,7 @@ def test_a_part_of_a_model_is_completed_and_what_is_there_is_not_fetched_again(
         local_snapshot(NAME, download=False, hub=settings)
     hub.made.clear()
     reports = Reports()
-    assert local_snapshot(NAME, download=True, sink=reports, hub=settings) == path
+    assert local_snapshot(NAME, download=True, progress=reports, hub=settings) == path
     assert reports.begun[-1][1] == (model / name).stat().st_size
     fetched = {made.path.partition("?")[0].rpartition("/")[2] for made in hub.made if made.sent}
     assert {file for file in fetched if (model / file).is_file()} == {name}

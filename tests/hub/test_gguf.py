@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.hub.source import open_hub_file
+from memfit.estimators.base.errors import CheckpointError, UnreachableError
 from memfit.estimators.checkpoint.hub.settings import Hub
+from memfit.estimators.checkpoint.hub.source import open_hub_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.base.errors import CheckpointError, UnreachableError
 from tests.gguf.test_files import LLAMA, WEIGHTS, write_series
 from tests.gguf.writing import write
 from tests.hub.conftest import NAME, Reader
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, hub: FakeHub) -> Path:
 
 def opened(read: Reader, reference: str = FILE, *, offline: bool = False) -> Checkpoint:
     settings = Hub(read.hub.endpoint, read.snapshots, offline, 5.0)
-    return open_hub_file(reference, sink=read.reports, hub=settings, cache=read.cache)
+    return open_hub_file(reference, progress=read.reports, hub=settings, cache=read.cache)
 
 
 def test_file_on_the_hub_is_what_it_is_here(read: Reader, folder: Path, hub: FakeHub) -> None:

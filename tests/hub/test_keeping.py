@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.hub.header_cache import HeaderCache, Usage
 from memfit.estimators.base.errors import CheckpointError, UnreachableError
+from memfit.estimators.checkpoint.hub.header_cache import HeaderCache, Usage
 from tests.hub.conftest import NAME, TENSORS, Reader
 from tests.hub.server import COMMIT, FakeHub, Fault
 from tests.models import QWEN3_4B, write_checkpoint, write_config

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from memfit.estimators.base.errors import CheckpointError, UnreachableError, UnsupportedError
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.base.errors import CheckpointError, UnreachableError, UnsupportedError
 from tests.hub.conftest import NAME, TENSORS, Reader
 from tests.hub.server import COMMIT, FakeHub, Repo
 from tests.models import QWEN3_4B, write_checkpoint, write_config
@@ -154,7 +154,7 @@ def test_files_that_do_not_count_are_named_with_their_sizes(read: Reader, model:
     write_safetensors(model / "consolidated.safetensors", {"a": ("BF16", (4,))})
     (model / "original").mkdir()
     write_safetensors(model / "original" / "model.safetensors", {"a": ("BF16", (4,))})
-    (left,) = read().left_out
+    (left,) = read().skipped_files
     assert left.name == "consolidated.safetensors"
     assert left.nbytes == (model / "consolidated.safetensors").stat().st_size
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.machine.device import GpuClass
-from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
-from memfit.estimators.mlx.scheduling import command_buffer_limits, scheduling
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import GpuClass
+from memfit.estimators.mlx.scheduling import command_buffer_limits, scheduling
+from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
 
 
 def mlx_lm_source(name: str) -> ast.Module:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.plans.static import arena as module
 from memfit.estimators.plans.static.arena import ALIGNMENT, Lifetime, arena, needs
 from memfit.estimators.plans.static.plan import (

@@ -5,6 +5,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.peak_fit import (
     Line,
     Peak,
@@ -12,7 +13,6 @@ from memfit.estimators.sizing.peak_fit import (
     calibration,
     line_through,
 )
-from memfit.estimators.base.workload import Workload
 
 STEPS = st.sampled_from([128, 256, 512, 1024, 2048])
 BYTES = st.integers(0, 2**40)

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.sizing.estimate import device_summary
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import OsRegime
-from memfit.estimators.plans.experts.plan import ExpertQuestion, Run, device_capacity, plan_experts
 from memfit.estimators.plans.experts.advice import worth
+from memfit.estimators.plans.experts.expert_slots import Inventory, inventory, startup_bytes
+from memfit.estimators.plans.experts.plan import ExpertQuestion, Run, device_capacity, plan_experts
 from memfit.estimators.plans.experts.result import ExpertPlan
 from memfit.estimators.plans.experts.routing import RoutingProfile
-from memfit.estimators.plans.experts.expert_slots import Inventory, inventory, startup_bytes
+from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.base.units import Units, format_bytes
 from tests.models import QWEN3_NEXT_80B, quantised_tensors, write_checkpoint, write_config
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -41,8 +41,8 @@ PREDICTED = {160: "14.947 GB", 192: "17.665 GB", 208: "19.024 GB", 240: "21.742 
 
 def experts_of(path: Path) -> Inventory:
     checkpoint = open_checkpoint(str(path))
-    sizing = size(checkpoint, device=None)
-    return inventory(sizing.model, checkpoint.tensors, sizing.weighed)
+    sized = size(checkpoint, device=None)
+    return inventory(sized.model, checkpoint.tensors, sized.footprint)
 
 
 @pytest.fixture(scope="module")
@@ -310,8 +310,8 @@ def test_every_sample_with_experts_adds_up(path: Path) -> None:
         experts = experts_of(path)
     except UnsupportedError:
         return
-    sizing = size(open_checkpoint(str(path)), device=None)
-    assert experts.expert_bytes + experts.non_expert_bytes == sizing.weighed.loaded_bytes
+    sized = size(open_checkpoint(str(path)), device=None)
+    assert experts.expert_bytes + experts.non_expert_bytes == sized.footprint.loaded_bytes
     for regime in OsRegime:
         plan = planned(experts, memory_device(64 * 10**9, os_regime=regime))
         running = [row.running_bytes for row in plan.rows]

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
 from memfit.estimators.runtimes.auto_context import foundry_context, pool_context
 from memfit.estimators.runtimes.growth import (
     GrowthRule,
@@ -18,6 +17,7 @@ from memfit.estimators.runtimes.growth import (
     last_growth,
     rule_of,
 )
+from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
 
 MIB = 2**20
 FOUNDRY = rule_of(get_runtime("foundry"))

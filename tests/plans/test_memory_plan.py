@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.checkpoint.local.sample import read_sample
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.checkpoint.local.sample import read_sample
 from memfit.estimators.runtimes import memory_plan
 from memfit.estimators.runtimes.memory_plan import (
     ModelConfig,

@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.plans.offload.cache_tiers import Speeds, milliseconds
+from memfit.estimators.plans.offload.plan import OffloadQuestion, Server, plan_offload
+from memfit.estimators.plans.offload.result import OffloadPlan
 from memfit.estimators.plans.offload.session_cache import (
     Shape,
     Storage,
@@ -17,9 +20,6 @@ from memfit.estimators.plans.offload.session_cache import (
     storage_of,
     streaming_peak,
 )
-from memfit.estimators.plans.offload.plan import OffloadQuestion, Server, plan_offload
-from memfit.estimators.plans.offload.result import OffloadPlan
-from memfit.estimators.plans.offload.cache_tiers import Speeds, milliseconds
 from memfit.estimators.sizing.sized_model import size
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -29,8 +29,8 @@ MIB = 2**20
 
 
 def storage(sample: str, bits: int = 4) -> Storage:
-    sizing = size(open_checkpoint(str(SAMPLES / f"{sample}.yaml")), device=None)
-    return storage_of(sizing.model, bits=bits, group_size=64)
+    sized = size(open_checkpoint(str(SAMPLES / f"{sample}.yaml")), device=None)
+    return storage_of(sized.model, bits=bits, group_size=64)
 
 
 def planned(kept: Storage, question: OffloadQuestion, device: Device | None = None) -> OffloadPlan:

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.sample import read_sample
 from memfit.estimators.mlx.kv_cache import kv_cache
-from memfit.estimators.base.errors import InputError
-from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
 from memfit.estimators.plans.sessions.plan import Grown, GrowthPlan, Sessions, plan_growth
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 TOKEN = 147_456  # Qwen3-8B at 16 bits: 36 layers x 8 heads x 2 x 128 x 2 bytes

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.offload.session_cache import Shape, Storage
 from memfit.estimators.plans.offload.cache_tiers import (
     Request,
     Speeds,
@@ -16,6 +15,7 @@ from memfit.estimators.plans.offload.cache_tiers import (
     read_requests,
     simulate,
 )
+from memfit.estimators.plans.offload.session_cache import Shape, Storage
 
 # One block of 256 tokens takes 2048 bytes.
 KEPT = Storage((Shape(1, 2, 2),), state_bytes=0, plain_bytes=2, bits=16)

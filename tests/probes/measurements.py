@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from memfit.estimators.runtimes.measurement import Loaded, Measurement, Run
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.measurement import Loaded, Measurement, Run
 from memfit.probes.measurement_json import measurement_id
 
 LOADED = Loaded(

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.sizing.recommend import recommend
-from memfit.estimators.results.estimate import Recommendation
-from memfit.estimators.sizing.sized_model import Sizing, size
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.recommend import recommend
+from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.probes.measured_recommendation import advise, by_measurement, line_of
 from memfit.probes.result import Point
 from tests.models import QWEN3_4B_4BIT, write_config
@@ -24,7 +24,7 @@ KV_PER_TOKEN = 147_456  # of Qwen3-4B: 36 layers, 8 heads of 128, K and V, 2 byt
 
 
 @pytest.fixture
-def sizing(tmp_path: Path) -> Sizing:
+def sized(tmp_path: Path) -> SizedModel:
     checkpoint = open_checkpoint(str(write_config(tmp_path, QWEN3_4B_4BIT)))
     return size(checkpoint, device=memory_device(8 * GB))
 
@@ -41,25 +41,25 @@ def measured(per_token: int, per_chunk_token: int, fixed: int, *, off: int = 0) 
     ]
 
 
-def test_the_context_is_the_longest_that_the_measured_line_lets_fit(sizing: Sizing) -> None:
+def test_the_context_is_the_longest_that_the_measured_line_lets_fit(sized: SizedModel) -> None:
     points = measured(4 * KV_PER_TOKEN, 100_000, 3 * GB)
-    advice = advise(sizing, points)
-    assert sizing.device
+    advice = advise(sized, points)
+    assert sized.device
     assert advice.context_tokens
-    budget = sizing.device.working_set_bytes * 9 // 10
+    budget = sized.device.working_set_bytes * 9 // 10
     peak = 3 * GB + 100_000 * 512 + 4 * KV_PER_TOKEN * advice.context_tokens
     assert peak <= budget < peak + 256 * 4 * KV_PER_TOKEN
-    estimated = recommend(sizing, ASKED, Units.GB).context_tokens
+    estimated = recommend(sized, ASKED, Units.GB).context_tokens
     assert estimated
     assert advice.context_tokens < estimated
 
 
-def test_a_margin_and_how_far_the_third_point_lies_off_are_kept_free(sizing: Sizing) -> None:
-    assert sizing.device
-    budget = sizing.device.working_set_bytes * 9 // 10
-    sizing.margin_bytes = GB // 8
+def test_a_margin_and_how_far_the_third_point_lies_off_are_kept_free(sized: SizedModel) -> None:
+    assert sized.device
+    budget = sized.device.working_set_bytes * 9 // 10
+    sized.margin_bytes = GB // 8
     points = measured(4 * KV_PER_TOKEN, 100_000, 3 * GB, off=-GB // 8)
-    context, line = advise(sizing, points).context_tokens, line_of(points)
+    context, line = advise(sized, points).context_tokens, line_of(points)
     assert context
     assert line
     free = [line.at(n, 512) + line.allowance(n) + GB // 8 for n in (context, context + 256)]
@@ -67,64 +67,64 @@ def test_a_margin_and_how_far_the_third_point_lies_off_are_kept_free(sizing: Siz
     assert line.allowance(context) > GB // 8
 
 
-def test_a_line_never_says_less_than_weights_and_caches(sizing: Sizing) -> None:
+def test_a_line_never_says_less_than_weights_and_caches(sized: SizedModel) -> None:
     points = measured(0, 0, GB // 2)  # less than the weights alone
     far = replace(ASKED, prompt_tokens=30_001)
-    need = by_measurement(sizing, points, line_of(points)).need(far).peak_bytes
-    assert need == sizing.resident_bytes + sizing.at(far).kv.nbytes
+    need = by_measurement(sized, points, line_of(points)).requirement(far).peak_bytes
+    assert need == sized.resident_bytes + sized.figures_for(far).kv.nbytes
 
 
-def test_the_largest_measured_step_that_fits_is_recommended(sizing: Sizing) -> None:
-    assert sizing.device
-    room = sizing.device.working_set_bytes * 9 // 10 - 3 * GB
-    advice = advise(sizing, measured(0, room // 300, 3 * GB))
+def test_the_largest_measured_step_that_fits_is_recommended(sized: SizedModel) -> None:
+    assert sized.device
+    room = sized.device.working_set_bytes * 9 // 10 - 3 * GB
+    advice = advise(sized, measured(0, room // 300, 3 * GB))
     assert advice.prefill_step == 256
 
 
-def test_a_step_beyond_those_measured_must_fit_by_the_estimate_too(sizing: Sizing) -> None:
+def test_a_step_beyond_those_measured_must_fit_by_the_estimate_too(sized: SizedModel) -> None:
     points = measured(0, 0, 3 * GB)
-    asked = by_measurement(sizing, points, line_of(points))
+    asked = by_measurement(sized, points, line_of(points))
     large = replace(ASKED, prompt_tokens=40_001, prefill_step=16_384)
-    assert asked.need(large) == sizing.need(large)
+    assert asked.requirement(large) == sized.requirement(large)
 
 
-def test_bits_that_were_measured_count_as_measured(sizing: Sizing) -> None:
-    assert sizing.device
+def test_bits_that_were_measured_count_as_measured(sized: SizedModel) -> None:
+    assert sized.device
     eight = replace(ASKED, kv_bits=8, quantized_kv_start=0)
-    too_large = sizing.device.working_set_bytes
+    too_large = sized.device.working_set_bytes
     points = [point(ASKED, too_large), point(eight, too_large)]
-    assert advise(sizing, points).kv_bits == 4
-    assert advise(sizing, [point(ASKED, too_large), point(eight, 3 * GB)]).kv_bits == 8
-    assert advise(sizing, [point(ASKED, 3 * GB), point(eight, too_large)]).kv_bits is None
+    assert advise(sized, points).kv_bits == 4
+    assert advise(sized, [point(ASKED, too_large), point(eight, 3 * GB)]).kv_bits == 8
+    assert advise(sized, [point(ASKED, 3 * GB), point(eight, too_large)]).kv_bits is None
 
 
-def test_what_was_measured_is_judged_as_it_was(sizing: Sizing) -> None:
-    assert sizing.device
-    points = [point(ASKED, sizing.device.working_set_bytes + 1)]
-    need = by_measurement(sizing, points, None).need(ASKED)
-    assert judge(need, sizing.device) == ("exceeds", ("working_set",))
+def test_what_was_measured_is_judged_as_it_was(sized: SizedModel) -> None:
+    assert sized.device
+    points = [point(ASKED, sized.device.working_set_bytes + 1)]
+    need = by_measurement(sized, points, None).requirement(ASKED)
+    assert judge(need, sized.device) == ("exceeds", ("working_set",))
 
 
-def test_a_prompt_too_short_for_a_line_is_told_what_to_give(sizing: Sizing) -> None:
+def test_a_prompt_too_short_for_a_line_is_told_what_to_give(sized: SizedModel) -> None:
     short = replace(ASKED, prompt_tokens=1000)
-    advice = advise(sizing, [point(short, 3 * GB)])
+    advice = advise(sized, [point(short, 3 * GB)])
     assert advice.reasons[0] == (
         "stands on 1 measured peak and the estimate; a prompt of 1537 tokens would tell what each"
         " token adds"
     )
-    assert advice.context_tokens == recommend(sizing, short, Units.GB).context_tokens
+    assert advice.context_tokens == recommend(sized, short, Units.GB).context_tokens
 
 
-def test_no_longer_prompt_is_asked_for_than_the_model_takes(sizing: Sizing) -> None:
+def test_no_longer_prompt_is_asked_for_than_the_model_takes(sized: SizedModel) -> None:
     long_step = replace(ASKED, prefill_step=20_000)
-    reasons = advise(sizing, [point(long_step, 3 * GB)]).reasons
+    reasons = advise(sized, [point(long_step, 3 * GB)]).reasons
     assert reasons[0].endswith(
         "; a prompt of 24577 tokens by prefill steps of 8192 would tell what each token adds"
     )
 
 
-def test_the_line_is_printed_with_its_residual(sizing: Sizing) -> None:
-    reasons = advise(sizing, measured(1000, 2000, GB, off=-7)).reasons
+def test_the_line_is_printed_with_its_residual(sized: SizedModel) -> None:
+    reasons = advise(sized, measured(1000, 2000, GB, off=-7)).reasons
     assert reasons[0] == (
         "stands on 5 measured peaks and a line through them, which holds near them and is no list"
         " of parts: 1.000 GB + 1.0 kB a token of the prompt + 2.0 kB a token of"
@@ -133,12 +133,10 @@ def test_the_line_is_printed_with_its_residual(sizing: Sizing) -> None:
     )
 
 
-def test_a_line_that_falls_with_the_prompt_is_not_used(sizing: Sizing) -> None:
+def test_a_line_that_falls_with_the_prompt_is_not_used(sized: SizedModel) -> None:
     points = measured(-1000, 0, 3 * GB)
     assert line_of(points) is None
-    assert (
-        advise(sizing, points).context_tokens == recommend(sizing, ASKED, Units.GB).context_tokens
-    )
+    assert advise(sized, points).context_tokens == recommend(sized, ASKED, Units.GB).context_tokens
 
 
 def test_other_bits_and_failed_points_are_not_on_the_line() -> None:
@@ -149,9 +147,9 @@ def test_other_bits_and_failed_points_are_not_on_the_line() -> None:
     assert line_of([*points, eight, failed, wired]) == line_of(points)
 
 
-def test_nothing_measured_leaves_the_estimate_and_says_so(sizing: Sizing) -> None:
-    advice = advise(sizing, [unmeasured(ASKED)])
+def test_nothing_measured_leaves_the_estimate_and_says_so(sized: SizedModel) -> None:
+    advice = advise(sized, [unmeasured(ASKED)])
     assert advice.reasons[0] == "nothing was measured: what follows stands on the estimate"
-    estimated = recommend(sizing, ASKED, Units.GB)
+    estimated = recommend(sized, ASKED, Units.GB)
     assert replace(advice, reasons=()) == replace(estimated, reasons=())
     assert isinstance(advice, Recommendation)

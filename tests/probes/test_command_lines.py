@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.results.estimate import Recommendation
-from memfit.estimators.sizing.sized_model import Sizing, size
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.probes.command_lines import command_lines, recommended_workload
 from tests.models import QWEN3_4B_4BIT, write_config
 
@@ -25,17 +25,17 @@ SETTINGS = replace(ASKED, prefill_step=512, kv_bits=8, kv_group_size=32, quantiz
 
 
 @pytest.fixture(scope="module")
-def sizing(tmp_path_factory: pytest.TempPathFactory) -> Sizing:
+def sized(tmp_path_factory: pytest.TempPathFactory) -> SizedModel:
     config = write_config(tmp_path_factory.mktemp("model"), QWEN3_4B_4BIT)
     return size(open_checkpoint(str(config)), device=memory_device(8 * 10**9))
 
 
-def lines(sizing: Sizing, workload: Workload, prompt: str | None = "Hi") -> tuple[str, ...]:
-    return command_lines(sizing, workload, model="org/model", prompt=prompt)
+def lines(sized: SizedModel, workload: Workload, prompt: str | None = "Hi") -> tuple[str, ...]:
+    return command_lines(sized, workload, model="org/model", prompt=prompt)
 
 
-def test_the_recommended_settings_are_in_both_lines(sizing: Sizing) -> None:
-    generate, server = lines(sizing, SETTINGS, 'Say "it\'s" $HOME')
+def test_the_recommended_settings_are_in_both_lines(sized: SizedModel) -> None:
+    generate, server = lines(sized, SETTINGS, 'Say "it\'s" $HOME')
     shared = "--prefill-step-size 512 --kv-bits 8 --kv-group-size 32 --quantized-kv-start 0"
     assert generate == (
         "mlx_lm.generate --model org/model --max-tokens 100"
@@ -47,83 +47,83 @@ def test_the_recommended_settings_are_in_both_lines(sizing: Sizing) -> None:
     )
 
 
-def test_the_server_keeps_no_more_prompts_than_there_is_room_for(sizing: Sizing) -> None:
-    assert sizing.device
+def test_the_server_keeps_no_more_prompts_than_there_is_room_for(sized: SizedModel) -> None:
+    assert sized.device
     for tokens in (256, 4096, 12_000, 20_000):
         workload = replace(ASKED, prompt_tokens=tokens)
-        kept = int(lines(sizing, workload)[1].rpartition(" ")[2])
-        caches = sizing.at(workload).kv.nbytes
-        room = sizing.device.working_set_bytes * 9 // 10 - sizing.need(workload).peak_bytes
+        kept = int(lines(sized, workload)[1].rpartition(" ")[2])
+        caches = sized.figures_for(workload).kv.nbytes
+        room = sized.device.working_set_bytes * 9 // 10 - sized.requirement(workload).peak_bytes
         assert kept * caches <= max(0, room)
         assert kept == 10 or (kept + 1) * caches > room
 
 
-def test_without_a_text_the_prompt_is_read_from_standard_input(sizing: Sizing) -> None:
-    assert " --prompt - " in lines(sizing, ASKED, None)[0]
+def test_without_a_text_the_prompt_is_read_from_standard_input(sized: SizedModel) -> None:
+    assert " --prompt - " in lines(sized, ASKED, None)[0]
 
 
-def test_a_file_is_given_to_it_by_the_shell(sizing: Sizing) -> None:
+def test_a_file_is_given_to_it_by_the_shell(sized: SizedModel) -> None:
     limited = replace(ASKED, max_kv_size=1024)
     for workload in (ASKED, limited):
         line = command_lines(
-            sizing, workload, model="org/model", prompt=None, prompt_file="my prompt.txt"
+            sized, workload, model="org/model", prompt=None, prompt_file="my prompt.txt"
         )[0]
         assert " --prompt - " in line
         assert line.endswith(" < 'my prompt.txt'")
 
 
-def test_no_line_asks_for_no_tokens(sizing: Sizing) -> None:
-    assert not [line for line in lines(sizing, replace(ASKED, max_tokens=0)) if "-tokens" in line]
+def test_no_line_asks_for_no_tokens(sized: SizedModel) -> None:
+    assert not [line for line in lines(sized, replace(ASKED, max_tokens=0)) if "-tokens" in line]
 
 
-def test_the_server_cannot_limit_a_cache_and_is_left_out(sizing: Sizing) -> None:
-    (generate,) = lines(sizing, replace(ASKED, max_kv_size=1024))
+def test_the_server_cannot_limit_a_cache_and_is_left_out(sized: SizedModel) -> None:
+    (generate,) = lines(sized, replace(ASKED, max_kv_size=1024))
     assert generate.endswith("--max-kv-size 1024")
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_any_model_and_prompt_reach_the_program_as_they_are(
-    sizing: Sizing, model: str, prompt: str
+    sized: SizedModel, model: str, prompt: str
 ) -> None:
     parser = argparse.ArgumentParser()
     for flag in ("--model", "--prompt", "--max-tokens", "--prefill-step-size"):
         parser.add_argument(flag)
-    line = command_lines(sizing, ASKED, model=model, prompt=prompt)[0]
+    line = command_lines(sized, ASKED, model=model, prompt=prompt)[0]
     found = parser.parse_args(shlex.split(line)[1:])
     assert (found.model, found.prompt) == (model, prompt)
 
 
 @pytest.mark.parametrize("program", ["generate", "server"])
-def test_the_programs_have_every_flag(sizing: Sizing, program: str) -> None:
+def test_the_programs_have_every_flag(sized: SizedModel, program: str) -> None:
     spec = find_spec("mlx_lm")
     if spec is None or spec.origin is None:
         pytest.skip("the flags are mlx-lm's")
     source = Path(spec.origin).with_name(f"{program}.py").read_text(encoding="utf-8")
     known = set(re.findall(r'"(--[a-z-]+)"', source))
     workload = replace(SETTINGS, max_kv_size=512) if program == "generate" else SETTINGS
-    written = lines(sizing, workload)[program == "server"]
+    written = lines(sized, workload)[program == "server"]
     assert {word for word in shlex.split(written) if word.startswith("--")} <= known
 
 
 def test_a_recommended_setting_that_does_not_fit_beside_another_is_left_away(
-    sizing: Sizing,
+    sized: SizedModel,
 ) -> None:
     asked = Workload(prompt_tokens=16_000, prefill_step=1024)
     larger = replace(asked, prefill_step=2048)
-    assert judge(sizing.need(asked), sizing.device)[0] == "fits"
-    assert judge(sizing.need(larger), sizing.device)[0] != "fits"
-    assert recommended_workload(sizing, larger, Recommendation(prefill_step=1024)) == asked
-    assert recommended_workload(sizing, asked, Recommendation(prefill_step=2048)) == asked
+    assert judge(sized.requirement(asked), sized.device)[0] == "fits"
+    assert judge(sized.requirement(larger), sized.device)[0] != "fits"
+    assert recommended_workload(sized, larger, Recommendation(prefill_step=1024)) == asked
+    assert recommended_workload(sized, asked, Recommendation(prefill_step=2048)) == asked
 
 
-def test_bits_that_are_recommended_count_from_the_first_token(sizing: Sizing) -> None:
-    found = recommended_workload(sizing, ASKED, Recommendation(kv_bits=8))
+def test_bits_that_are_recommended_count_from_the_first_token(sized: SizedModel) -> None:
+    found = recommended_workload(sized, ASKED, Recommendation(kv_bits=8))
     assert found == replace(ASKED, kv_bits=8, quantized_kv_start=0)
     told = replace(ASKED, kv_bits=8, quantized_kv_start=100)
-    assert recommended_workload(sizing, told, Recommendation(kv_bits=8)) == told
+    assert recommended_workload(sized, told, Recommendation(kv_bits=8)) == told
 
 
-def test_what_nothing_makes_fit_has_no_line(sizing: Sizing) -> None:
+def test_what_nothing_makes_fit_has_no_line(sized: SizedModel) -> None:
     assert (
-        recommended_workload(sizing, replace(ASKED, prompt_tokens=10**6), Recommendation()) is None
+        recommended_workload(sized, replace(ASKED, prompt_tokens=10**6), Recommendation()) is None
     )

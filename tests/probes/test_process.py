@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.base.workload import Workload
 from memfit.probes.process import ModelProcess, ProbeStopped
 from tests.checkpoints import RECIPES, Checkpoints
 
@@ -47,12 +47,12 @@ def dense(checkpoints: Checkpoints) -> Iterator[ModelProcess]:
 def test_weights_caches_and_states_are_those_of_the_estimate(
     name: str, checkpoints: Checkpoints
 ) -> None:
-    sizing = size(open_checkpoint(str(checkpoints(name))), device=HOST)
-    figures = sizing.at(WORKLOAD)
+    sized = size(open_checkpoint(str(checkpoints(name))), device=HOST)
+    figures = sized.figures_for(WORKLOAD)
     with started(checkpoints(name)) as process:
         process.prompt(None, WORKLOAD.prompt_tokens)
         loaded, run = process.load(), process.run(WORKLOAD)
-    assert loaded.weights_bytes == sizing.weighed.loaded_bytes
+    assert loaded.weights_bytes == sized.footprint.loaded_bytes
     # The allocator holds the weights, and what classes make for themselves beside them.
     assert loaded.weights_bytes <= loaded.active_bytes < loaded.weights_bytes + 4096
     assert (run.kv_bytes, run.kv_held_bytes) == (figures.kv.nbytes, figures.kv.held_bytes)
@@ -99,7 +99,9 @@ def test_caches_of_every_setting_are_those_of_the_estimate(
     settings: dict[str, int], dense: ModelProcess, checkpoints: Checkpoints
 ) -> None:
     workload = Workload(prompt_tokens=70, max_tokens=3, prefill_step=32, **settings)
-    estimated = size(open_checkpoint(str(checkpoints("dense"))), device=HOST).at(workload).kv
+    estimated = (
+        size(open_checkpoint(str(checkpoints("dense"))), device=HOST).figures_for(workload).kv
+    )
     run = dense.run(workload)
     assert (run.kv_bytes, run.kv_held_bytes) == (estimated.nbytes, estimated.held_bytes)
 

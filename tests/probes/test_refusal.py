@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.machine.device import Device
-from memfit.estimators.sizing.sized_model import Sizing, size
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.probes.preflight import RefusedError, free_bytes, obstacle, require_room
 from tests.checkpoints import Checkpoints
 from tests.models import QWEN3_4B, write_config
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(tmp_path_factory.mktemp("refusal") / "qwen3-4b", QWEN3_4B)
 
 
-def on(model: Path, **changes: Any) -> Sizing:
+def on(model: Path, **changes: Any) -> SizedModel:
     return size(open_checkpoint(str(model)), device=replace(DEVICE, **changes), margin_bytes=GB)
 
 
@@ -36,15 +36,18 @@ def test_what_fits_is_no_obstacle(model: Path) -> None:
 
 
 def test_memory_in_use_by_others_is_not_free(model: Path) -> None:
-    sizing = on(model, used_by_others_bytes=60 * GB)
-    found = obstacle(sizing, WORKLOAD)
+    sized = on(model, used_by_others_bytes=60 * GB)
+    found = obstacle(sized, WORKLOAD)
     assert found is not None
-    assert (found.needed_bytes, found.free_bytes) == (sizing.need(WORKLOAD).peak_bytes, 4 * GB)
+    assert (found.needed_bytes, found.free_bytes) == (
+        sized.requirement(WORKLOAD).peak_bytes,
+        4 * GB,
+    )
     assert "4.000 GB of 64.000 GB are free" in str(found)
 
 
 def test_exactly_what_is_needed_is_enough(model: Path) -> None:
-    need = on(model).need(WORKLOAD).peak_bytes
+    need = on(model).requirement(WORKLOAD).peak_bytes
     exactly = on(model, memory_bytes=need, working_set_bytes=need)
     assert free_bytes(DEVICE) == 64 * GB
     assert obstacle(exactly, WORKLOAD) is None
@@ -62,12 +65,12 @@ def test_one_allocation_may_be_too_large(model: Path) -> None:
 
 
 def test_a_refusal_says_which_prompt_would_fit(model: Path) -> None:
-    sizing = on(model, working_set_bytes=11 * GB)
+    sized = on(model, working_set_bytes=11 * GB)
     with pytest.raises(RefusedError, match=r"a prompt of \d+ tokens .*would fit") as refusal:
-        require_room(sizing, WORKLOAD)
+        require_room(sized, WORKLOAD)
     shorter = int(str(refusal.value).partition("a prompt of ")[2].split()[0])
     assert shorter % 256 == 0
-    require_room(sizing, Workload(prompt_tokens=shorter))
+    require_room(sized, Workload(prompt_tokens=shorter))
 
 
 def test_a_refusal_says_when_nothing_would(model: Path) -> None:

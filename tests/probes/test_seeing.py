@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from benchmarks.tune_vs_estimate import tuned
-from memfit.estimators.base.errors import CheckpointError, InputError, MachineError, UnsupportedError
+from memfit.estimators.base.errors import (
+    CheckpointError,
+    InputError,
+    MachineError,
+    UnsupportedError,
+)
 from memfit.estimators.base.workload import Workload
 from memfit.probes.process import ModelProcess
 from tests.checkpoints import CASES, VOCABULARY, Checkpoints, save_weights

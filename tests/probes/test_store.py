@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.measurement import Measurement
 from memfit.probes.measurement_json import collection_text, parse_measurement, to_text
 from memfit.probes.store import Imported, Kept, Store, user_store
 from tests.probes.measurements import measurement

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Recommendation
 from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.base.units import Units
-from memfit.estimators.base.workload import Workload
 from memfit.probes.bench import Bench
 from memfit.probes.process import ModelProcess
 from memfit.probes.result import Point
@@ -36,8 +36,8 @@ def never() -> ModelProcess:
     ids=["measured", "failed"],
 )
 def test_a_limit_that_is_not_tried_is_said(tmp_path: Path, asked: Point, reason: str) -> None:
-    sizing = size(open_checkpoint(str(write_config(tmp_path, QWEN3_4B))), device=MAC)
-    bench = Bench(sizing, Worker(never), lambda _: None)
+    sized = size(open_checkpoint(str(write_config(tmp_path, QWEN3_4B))), device=MAC)
+    bench = Bench(sized, Worker(never), lambda _: None)
     points, found = with_wired(bench, (asked,), Recommendation(reasons=("first",)), Units.GB)
     assert points == (asked,)
     assert found == Recommendation(reasons=("first", reason))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.base.workload import Workload
 from memfit.probes.bench import Bench
 from memfit.probes.process import ModelProcess, ProbeStopped
 from memfit.probes.worker import Worker
@@ -75,8 +75,8 @@ def test_a_bench_keeps_what_is_whole_and_shows_the_rest(
 ) -> None:
     kept: list[Measurement] = []
     told: list[int] = []
-    sizing = size(open_checkpoint(str(model)), device=HOST)
-    bench = Bench(sizing, worker, kept.append, lambda: told.append(1))
+    sized = size(open_checkpoint(str(model)), device=HOST)
+    bench = Bench(sized, worker, kept.append, lambda: told.append(1))
     whole = bench.measure(WORKLOAD)
     assert (whole.status, whole.repeats, whole.measurement_id) == ("measured", 3, kept[0].id)
     assert len(told) == 4  # three repeats, and mlx-swift-lm's rule

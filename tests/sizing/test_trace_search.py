@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.directory import read_directory
-from memfit.estimators.sizing.trace_search import MAX_TRACES, TracedContext
 from memfit.estimators.machine.devices import working_set_device
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context
-from memfit.estimators.sizing.sized_model import Sizing, size
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.trace_search import MAX_TRACES, TracedContext
 from tests.models import QWEN3_4B, write_config
 
 SMALL = {**QWEN3_4B, "num_hidden_layers": 2, "vocab_size": 4096, "max_position_embeddings": 8192}
@@ -25,29 +25,29 @@ def _mlx_lm() -> None:
 
 
 @pytest.fixture
-def traced(tmp_path: Path) -> Sizing:
+def traced(tmp_path: Path) -> SizedModel:
     """A model by trace on a machine on which some 4000 tokens fit."""
     checkpoint = read_directory(write_config(tmp_path, SMALL))
-    sizing = size(checkpoint, device=working_set_device(10**12), method="trace")
-    need = sizing.need(replace(ASKED, prompt_tokens=4096)).peak_bytes
-    return sizing.on(working_set_device(need * 10 // 9 + 1))
+    sized = size(checkpoint, device=working_set_device(10**12), method="trace")
+    need = sized.requirement(replace(ASKED, prompt_tokens=4096)).peak_bytes
+    return sized.on(working_set_device(need * 10 // 9 + 1))
 
 
-def search(traced: Sizing, formula: Sizing) -> TracedContext:
+def search(traced: SizedModel, formula: SizedModel) -> TracedContext:
     assert traced.device is not None
     return TracedContext(traced, formula, traced.device, ASKED)
 
 
-def by_formula(traced: Sizing) -> Sizing:
-    formula = traced.searching()
+def by_formula(traced: SizedModel) -> SizedModel:
+    formula = traced.formula_view()
     assert formula is not None
     return formula
 
 
-def truly_longest(traced: Sizing) -> int:
+def truly_longest(traced: SizedModel) -> int:
     def fits(tokens: int) -> bool:
         workload = replace(ASKED, prompt_tokens=tokens)
-        return judge(traced.need(workload), traced.device)[0] == "fits"
+        return judge(traced.requirement(workload), traced.device)[0] == "fits"
 
     found = longest_context(fits, MOST)
     assert found is not None
@@ -55,7 +55,7 @@ def truly_longest(traced: Sizing) -> int:
 
 
 @pytest.mark.parametrize("share", [-3, -1, 1, 3])
-def test_a_formula_that_is_wrong_either_way_does_not_decide(traced: Sizing, share: int) -> None:
+def test_a_formula_that_is_wrong_either_way_does_not_decide(traced: SizedModel, share: int) -> None:
     assert traced.device is not None
     wrong = traced.device.working_set_bytes * share // 50
     formula = replace(by_formula(traced), margin_bytes=wrong)
@@ -65,27 +65,29 @@ def test_a_formula_that_is_wrong_either_way_does_not_decide(traced: Sizing, shar
     right = truly_longest(traced)
     assert right * 7 // 8 <= found <= right
     assert searching.is_traced(searching.prompt(found))
-    assert searching.need(searching.prompt(found)) == traced.need(searching.prompt(found))
+    assert searching.requirement(searching.prompt(found)) == traced.requirement(
+        searching.prompt(found)
+    )
     assert searching.too_long is not None
     assert searching.too_long > found
 
 
 def test_a_largest_allocation_that_only_the_trace_knows_ends_in_few_traces(
-    traced: Sizing,
+    traced: SizedModel,
 ) -> None:
     assert traced.device is not None
     workload = replace(ASKED, prompt_tokens=2 * CONTEXT_STEP)
-    largest = traced.need(workload).largest_buffer_bytes
+    largest = traced.requirement(workload).largest_buffer_bytes
     strict = replace(traced.device, working_set_bytes=10**12, max_buffer_bytes=largest)
     lenient = replace(strict, max_buffer_bytes=None)
     searching = TracedContext(traced.on(strict), by_formula(traced.on(lenient)), strict, ASKED)
     found = searching.longest(MOST)
     if found is not None:
-        assert judge(traced.on(strict).need(searching.prompt(found)), strict)[0] == "fits"
+        assert judge(traced.on(strict).requirement(searching.prompt(found)), strict)[0] == "fits"
     assert len(searching._traced) <= MAX_TRACES
 
 
-def test_without_room_for_weights_and_caches_nothing_is_traced(traced: Sizing) -> None:
+def test_without_room_for_weights_and_caches_nothing_is_traced(traced: SizedModel) -> None:
     small = working_set_device(10**7)
     searching = TracedContext(traced.on(small), by_formula(traced.on(small)), small, ASKED)
     assert searching.longest(MOST) is None

@@ -7,13 +7,13 @@ import pytest
 
 pytest.importorskip("mlx_lm")
 
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.sizing.sized_model import size
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "sample_configs").glob("*.yaml"))
@@ -34,7 +34,7 @@ def test_formula_and_trace_give_one_answer(path: Path) -> None:
     formula = size(checkpoint, device=None, method="formula")
     engine = TraceEngine(checkpoint, None, formula.model.dtype, described=True)
     shapes = engine.shapes(WORKLOAD)
-    assert shapes.weight_bytes == formula.weighed.loaded_bytes
+    assert shapes.weight_bytes == formula.footprint.loaded_bytes
     assert shapes.kv_bytes == kv_cache(formula.model, WORKLOAD).nbytes
     assert shapes.ssm_bytes == state_bytes(formula.model, WORKLOAD.batch)
 
@@ -48,4 +48,4 @@ def test_what_a_foreign_method_packs_is_one_answer(path: Path, method: str) -> N
     checkpoint = Checkpoint(id=path.name, source="config", config=config, config_name=path.name)
     formula = size(checkpoint, device=None, method="formula")
     engine = TraceEngine(checkpoint, None, formula.model.dtype, described=True)
-    assert sum(engine.built("metal").weights.values()) == formula.weighed.loaded_bytes
+    assert sum(engine.built("metal").weights.values()) == formula.footprint.loaded_bytes

@@ -4,9 +4,9 @@ import pytest
 
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace.buffers import rule_of
+from memfit.estimators.trace.graph_format import Argument
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.memory import Memory
-from memfit.estimators.trace.graph_format import Argument
 from memfit.estimators.trace.operation import Operation
 
 KIB = 1024

@@ -11,8 +11,8 @@ from memfit.estimators.base.workload import Workload
 pytest.importorskip("mlx_lm")
 
 from memfit.estimators.trace import loop_guard as looping
-from memfit.estimators.trace.traced_model import Built, record
 from memfit.estimators.trace.kernel_stubs import Target
+from memfit.estimators.trace.traced_model import TracedModel, record
 
 CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
 SHORT = Workload(prompt_tokens=40, max_tokens=2)
@@ -33,7 +33,7 @@ def config(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_the_recorded_calls_end_with_the_bytes_that_shapes_say(path: Path) -> None:
-    built = Built(config(path), "metal")
+    built = TracedModel(config(path), "metal")
     for workload in (SHORT, LONG, *GROWING):
         assert built.record(workload, METAL)[1] == built.shapes(workload)
 
@@ -41,7 +41,7 @@ def test_the_recorded_calls_end_with_the_bytes_that_shapes_say(path: Path) -> No
 @pytest.mark.parametrize("name", ["llama", "gemma3n", "qwen3_next", "llama4", "deepseek_v3"])
 def test_what_was_asked_before_changes_no_answer(name: str) -> None:
     case = config(next(path for path in CASES if path.stem == name))
-    built = Built(case, "metal")
+    built = TracedModel(case, "metal")
     built.record(LONG, METAL)
     built.shapes(LONG)
     assert built.record(SHORT, METAL)[0] == record(case, SHORT, target=METAL)

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.trace.graph_format import Call, Trace, from_json, to_json
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.trace.graph_format import Call, Trace, from_json, to_json
 
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
 from memfit.estimators.trace import recording  # noqa: E402
-from memfit.estimators.trace.traced_model import record  # noqa: E402
+from memfit.estimators.trace.kernel_stubs import Target, library_changes, recorded  # noqa: E402
 from memfit.estimators.trace.libraries import mlx_lm_for  # noqa: E402
 from memfit.estimators.trace.recording import record_call  # noqa: E402
-from memfit.estimators.trace.kernel_stubs import Target, library_changes, recorded  # noqa: E402
+from memfit.estimators.trace.traced_model import record  # noqa: E402
 from tests.oracle import Oracle  # noqa: E402
 
 HERE = Path(__file__).parent

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.runtimes.interface import MLX
 from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.interface import MLX
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.peak import TracedPeak, peak
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
-from memfit.estimators.base.workload import Workload
 from tests.trace.calls import Sketch, trace_of
 
 CPU = Device("this host", "cpu", 0, 0, None, "flag")
@@ -159,7 +159,7 @@ def test_on_metal_formula_and_trace_agree_on_a_generation_that_grows() -> None:
     checkpoint = Checkpoint(id="grown", source="config", config=GROWING, config_name="grown.json")
     workload = Workload(prompt_tokens=200_000, max_tokens=1000)
     formula = size(checkpoint, device=None, method="formula")
-    wanted = MLX.figures(formula.model, formula.weighed, workload, MAX).moment
+    wanted = MLX.figures(formula.model, formula.footprint, workload, MAX).moment
     traced = TraceEngine(checkpoint, None, "BF16", described=True).run(workload, MAX).peak
     assert traced is not None
     assert traced.phase == "growing"

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from benchmarks.accuracy import M4_MAX, PUBLISHED, published_run
-from memfit.estimators.trace.traced_model import record
-from memfit.estimators.trace.peak import peak
-from memfit.estimators.trace.kernel_stubs import Target
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.trace.kernel_stubs import Target
+from memfit.estimators.trace.peak import peak
+from memfit.estimators.trace.traced_model import record
 
 pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.arch.caches import STEP
-from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.mlx.scheduling import scheduling
+from memfit.estimators.mlx.versions import MLX_VERSION
+from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.trace import operation, schedule
-from memfit.estimators.trace.graph_format import MLX_VERSION
 from tests.machine.test_runtime import mlx_lm_source, named
 
 # mlx-lm clears the cache of buffers after each chunk, and each time so many tokens were made.

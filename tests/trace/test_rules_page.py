@@ -15,13 +15,13 @@ from unittest import mock
 
 import pytest
 
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.data.kernels import KERNELS
 from memfit.estimators.mlx.data.scheduling import SCHEDULING
+from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.trace import fusion, memory, operation, schedule
 from memfit.estimators.trace.libraries import changed
-from memfit.estimators.trace.graph_format import MLX_VERSION
-from memfit.estimators.base.workload import Workload
 from tests.machine.test_runtime import mlx_lm_source
 from tests.trace.test_rules import CLEARED_EVERY
 
@@ -29,8 +29,8 @@ pytest.importorskip("mlx_lm")
 
 import mlx.core as mx
 
-from memfit.estimators.trace.traced_model import Built
 from memfit.estimators.trace.kernel_stubs import Target
+from memfit.estimators.trace.traced_model import TracedModel
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "trace-rules.md"
@@ -174,7 +174,7 @@ def _costs() -> tuple[dict[str, set[str]], dict[str, int]]:
         before = mx.get_active_memory()
         mx.reset_peak_memory()
         with mock.patch(CHANGED, _noting(changed, questions)):
-            built = Built(config, "metal")
+            built = TracedModel(config, "metal")
             built.record(Workload(prompt_tokens=40, max_tokens=2), Target(backend="metal"))
         largest[name] = max(largest.get(name, 0), mx.get_peak_memory() - before)
         if questions:

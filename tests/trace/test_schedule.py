@@ -1,9 +1,9 @@
 """The order of evaluation, and what is kept alive by work that the device has not done."""
 
 from memfit.estimators.machine.device import Device
+from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.memory import Memory
-from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.operation import Operation
 from memfit.estimators.trace.schedule import WIDTH, evaluation_order
 from memfit.estimators.trace.streams import Ahead, CommandBuffers, CpuTasks

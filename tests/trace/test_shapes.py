@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.quantization import Quantization
-from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Tensor
 
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")

@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
 
-from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.workspace import ERROR_PERCENT
-from memfit.estimators.machine.device import Device
-from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.workspace import ERROR_PERCENT
 
 M4_MAX_64 = Device("M4 Max", "metal", 64 << 30, 55662788608, None, "flag", "s", 16)
 # Two chunks: the second holds what the first left as well.
@@ -27,7 +27,7 @@ def test_a_workspace_by_formula_is_within_its_stated_error_of_the_traced_one(pat
     checkpoint = open_checkpoint(str(path))
     sizer = size(checkpoint, device=M4_MAX_64, method="formula")
     engine = TraceEngine(checkpoint, None, sizer.model.dtype, described=True)
-    traced = engine.figures(sizer.model, sizer.weighed, WORKLOAD, M4_MAX_64).moment
-    derived = sizer.engine.figures(sizer.model, sizer.weighed, WORKLOAD, M4_MAX_64).moment
+    traced = engine.figures(sizer.model, sizer.footprint, WORKLOAD, M4_MAX_64).moment
+    derived = sizer.engine.figures(sizer.model, sizer.footprint, WORKLOAD, M4_MAX_64).moment
     off = 100 * abs(derived.workspace_bytes - traced.workspace_bytes)
     assert off <= ERROR_PERCENT * traced.workspace_bytes

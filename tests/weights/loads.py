@@ -11,10 +11,10 @@ from mlx.utils import tree_flatten
 
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.weights.footprint import Weighed, weigh
+from memfit.estimators.weights.footprint import WeightFootprint, load_footprint
 from memfit.estimators.weights.quantization_plan import declared
-from tests.weights.hub_layout import Tensors
 from tests.oracle import Oracle
+from tests.weights.hub_layout import Tensors
 
 CASES_DIRECTORY = Path(__file__).parents[1] / "arch" / "cases"
 CASES = sorted(CASES_DIRECTORY.glob("*.json"))
@@ -84,14 +84,16 @@ def mlx_lm_holds(directory: Path) -> Counter[int] | None:
     return Counter(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
-def memfit_says(directory: Path) -> Weighed:
+def memfit_says(directory: Path) -> WeightFootprint:
     """Return the weights as memfit sees them."""
     checkpoint = open_checkpoint(str(directory))
     model = build_model(checkpoint.config, checkpoint.config_name)
-    return weigh(checkpoint, model, declared(checkpoint.config, model, checkpoint.config_name))
+    return load_footprint(
+        checkpoint, model, declared(checkpoint.config, model, checkpoint.config_name)
+    )
 
 
-def check(directory: Path) -> Weighed:
+def check(directory: Path) -> WeightFootprint:
     """Hold memfit against a real load: equal array by array, or refused by both."""
     said, held = memfit_says(directory), mlx_lm_holds(directory)
     if held is None:

@@ -8,12 +8,12 @@ import pytest
 pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")
 import mlx.core as mx
 
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.base.workload import Workload
+from tests.oracle import cache_bytes
 from tests.weights.hub_layout import Tensors, hub_layout
 from tests.weights.loads import config_of, converted, plain, save
-from tests.oracle import cache_bytes
 
 TOKENS = 5
 
@@ -29,7 +29,9 @@ def _cast(tensors: Tensors, part: str, dtype: mx.Dtype) -> Tensors:
 
 
 def _said(directory: Path) -> tuple[int, int]:
-    figures = size(open_checkpoint(str(directory)), device=None).at(Workload(prompt_tokens=TOKENS))
+    figures = size(open_checkpoint(str(directory)), device=None).figures_for(
+        Workload(prompt_tokens=TOKENS)
+    )
     return figures.kv.nbytes, figures.ssm_bytes
 
 

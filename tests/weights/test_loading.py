@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")
 import mlx.core as mx
 
-from memfit.estimators.weights.footprint import Weighed
+from memfit.estimators.weights.footprint import WeightFootprint
 from tests.weights.hub_layout import Tensors, hub_layout
 from tests.weights.loads import (
     CASES,
@@ -496,6 +496,6 @@ def test_a_missing_expert_is_refused(tmp_path: Path) -> None:
     assert "switch_mlp" in _refused(memfit_says(tmp_path))
 
 
-def _refused(said: Weighed) -> str:
+def _refused(said: WeightFootprint) -> str:
     assert said.basis == "bound"
     return said.notes[0].message

@@ -11,20 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.base import dtypes
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
-from memfit.estimators.weights.derived import Plan, derive
-from memfit.estimators.weights.tensor_groups import kinds
-from memfit.estimators.weights.footprint import Weighed, add_adapter, convert, weigh
-from memfit.estimators.weights.parts import part_of
-from memfit.estimators.weights.quantization_plan import Declared, declared
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.dtypes import nbytes
 from memfit.estimators.base.errors import CheckpointError, ConfigError
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.weights.derived import Plan, derive
+from memfit.estimators.weights.footprint import (
+    WeightFootprint,
+    add_adapter,
+    convert,
+    load_footprint,
+)
+from memfit.estimators.weights.parts import part_of
+from memfit.estimators.weights.quantization_plan import Declared, declared
+from memfit.estimators.weights.tensor_groups import kinds
 from tests.models import QWEN3_4B, QWEN3_4B_4BIT, QWEN3_NEXT_80B
 
 QWEN3_NEXT_4BIT = {**QWEN3_NEXT_80B, "quantization": {"group_size": 64, "bits": 4}}
@@ -36,18 +41,20 @@ _ROUTERS = {
 }
 
 
-def weigh_config(config: dict[str, Any], tensors: tuple[Tensor, ...] | None = None) -> Weighed:
+def weigh_config(
+    config: dict[str, Any], tensors: tuple[Tensor, ...] | None = None
+) -> WeightFootprint:
     model = build_model(config, "config.json")
     checkpoint = Checkpoint("m", "local", config, "config.json", tensors)
-    return weigh(checkpoint, model, declared(config, model, "config.json"))
+    return load_footprint(checkpoint, model, declared(config, model, "config.json"))
 
 
 def tensor(name: str, dtype: str, *shape: int) -> Tensor:
     return Tensor(name, dtype, shape, nbytes(prod(shape), dtype))
 
 
-def resident(weighed: Weighed) -> int:
-    return sum(count * allocated(size, "metal") for size, count in weighed.sizes.items())
+def resident(footprint: WeightFootprint) -> int:
+    return sum(count * allocated(size, "metal") for size, count in footprint.sizes.items())
 
 
 def small(**changes: Any) -> dict[str, Any]:
@@ -63,18 +70,18 @@ def headers_of(config: dict[str, Any], dtype: str = "BF16") -> tuple[Tensor, ...
 
 
 def test_qwen3_4b_has_the_bytes_that_were_measured() -> None:
-    weighed = weigh_config(QWEN3_4B_4BIT)
+    footprint = weigh_config(QWEN3_4B_4BIT)
     # nbytes measured, and active memory predicted, by mlx-swift-lm's "Observed deltas".
-    assert (weighed.nbytes, resident(weighed)) == (2_262_535_712, 2_264_333_312)
-    assert weighed.basis == "derived"
+    assert (footprint.nbytes, resident(footprint)) == (2_262_535_712, 2_264_333_312)
+    assert footprint.basis == "derived"
 
 
 def test_qwen3_next_has_the_bytes_that_were_measured() -> None:
     block = {"group_size": 64, "bits": 4, **_ROUTERS}
-    weighed = weigh_config({**QWEN3_NEXT_80B, "quantization": block})
+    footprint = weigh_config({**QWEN3_NEXT_80B, "quantization": block})
     # The same source; experts 43,486,543,872 of it.
-    assert (weighed.nbytes, resident(weighed)) == (44_844_060_160, 44_844_092_928)
-    assert weighed.by_part["experts"] == 43_486_543_872
+    assert (footprint.nbytes, resident(footprint)) == (44_844_060_160, 44_844_092_928)
+    assert footprint.by_part["experts"] == 43_486_543_872
 
 
 def test_a_router_is_at_8_bits_after_conversion_and_as_written_before() -> None:
@@ -160,17 +167,17 @@ def test_no_block_breaks_the_reading_of_a_format(value: Any, method: str) -> Non
     "method", ["gptq", "fp8", "bitnet", "modelopt", "hqq", "compressed-tensors", "mxfp4"]
 )
 def test_a_format_mlx_lm_does_not_load_is_bounded_by_the_unquantised_model(method: str) -> None:
-    weighed = weigh_config(small(quantization_config={"quant_method": method, "bits": 4}))
-    assert (weighed.basis, weighed.nbytes) == ("bound", weigh_config(small()).nbytes)
-    assert [note.code for note in weighed.notes] == ["dequantised"]
-    assert "does not load" in weighed.notes[0].message
+    footprint = weigh_config(small(quantization_config={"quant_method": method, "bits": 4}))
+    assert (footprint.basis, footprint.nbytes) == ("bound", weigh_config(small()).nbytes)
+    assert [note.code for note in footprint.notes] == ["dequantised"]
+    assert "does not load" in footprint.notes[0].message
 
 
 def test_fp8_of_a_class_that_dequantises_it_says_that_the_files_are_smaller() -> None:
     config = small(model_type="ministral3", rope_parameters={"rope_theta": 1e6})
-    weighed = weigh_config({**config, "quantization_config": {"quant_method": "fp8"}})
-    assert (weighed.basis, weighed.nbytes) == ("derived", weigh_config(config).nbytes)
-    assert [note.code for note in weighed.notes] == ["dequantised-at-load"]
+    footprint = weigh_config({**config, "quantization_config": {"quant_method": "fp8"}})
+    assert (footprint.basis, footprint.nbytes) == ("derived", weigh_config(config).nbytes)
+    assert [note.code for note in footprint.notes] == ["dequantised-at-load"]
 
 
 def test_conversion_of_a_quantised_checkpoint_says_that_mlx_lm_would_not_do_it() -> None:
@@ -206,9 +213,9 @@ def test_headers_of_the_class_are_exact_and_one_tensor_less_is_not() -> None:
 def test_names_that_nobody_knows_are_counted_by_their_parameters() -> None:
     headers = headers_of(small())
     renamed = (headers[0]._replace(name="backbone.tokens"), *headers[1:])
-    weighed = weigh_config(small(), renamed)
-    assert (weighed.basis, weighed.sizes) == ("derived", weigh_config(small()).sizes)
-    assert [note.code for note in weighed.notes] == ["layout"]
+    footprint = weigh_config(small(), renamed)
+    assert (footprint.basis, footprint.sizes) == ("derived", weigh_config(small()).sizes)
+    assert [note.code for note in footprint.notes] == ["layout"]
     assert weigh_config(small(), renamed[:-1]).basis == "bound"
 
 
@@ -254,12 +261,12 @@ def test_parts_add_up_to_the_headers_bytes_whatever_they_hold(
 ) -> None:
     total = sum(made.nbytes for made in tensors)
     try:
-        weighed = weigh_config(small(**block), tuple(tensors))
+        footprint = weigh_config(small(**block), tuple(tensors))
     except CheckpointError:
         assert total == 0 or all(made.name for made in tensors if not prod(made.shape))
         return
-    assert sum(weighed.by_part.values()) == weighed.nbytes == total
-    assert weighed.basis == "bound"
+    assert sum(footprint.by_part.values()) == footprint.nbytes == total
+    assert footprint.basis == "bound"
 
 
 @given(st.integers(2, 9), st.integers(0, 3))

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.registry import build_model
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.weights import Plan, derive
-from memfit.estimators.workspace import ERROR_PERCENT, Moment, peak
+from memfit.estimators.workspace import ERROR_PERCENT, PeakMoment, peak
 from memfit.estimators.workspace.schedule import BatchRule, highest
 from memfit.estimators.workspace.tape import Step, Tape
-from memfit.estimators.machine.device import Device
-from memfit.estimators.base.workload import Workload
 from tests.models import QWEN3_4B, QWEN3_NEXT_80B
 
 M4_MAX = Device("M4 Max", "metal", 64 << 30, 48 << 30, None, "flag", "s", 16)
@@ -63,7 +63,7 @@ def moment(
     *,
     quantization: Quantization | None = None,
     device: Device = M4_MAX,
-) -> tuple[Moment, int]:
+) -> tuple[PeakMoment, int]:
     """The largest moment and the bytes of the weights."""
     model = build_model(config, "config.json")
     plan = Plan(quantization, converting=True) if quantization else None

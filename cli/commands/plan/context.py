@@ -7,6 +7,12 @@ import typer
 
 from memfit.cli.commands.plan.subject import Model
 from memfit.cli.exits import Exit
+from memfit.cli.option_values import (
+    requested_device,
+    requested_quantization,
+    requested_runtime,
+    requested_workload,
+)
 from memfit.cli.options import (
     Batch,
     ChosenRuntime,
@@ -33,15 +39,9 @@ from memfit.cli.options import (
 )
 from memfit.cli.progress import reporting
 from memfit.cli.render.output import emit
-from memfit.cli.option_values import (
-    requested_device,
-    requested_quantization,
-    requested_runtime,
-    requested_workload,
-)
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.base.units import Units, parse_count, parse_size
+from memfit.estimators.machine.working_set import DEFAULT_REGIME
 
 if TYPE_CHECKING:
     from memfit.estimators.plans.context.plan import Asked
@@ -97,17 +97,17 @@ def context(
     from memfit.cli.render.plan.context import to_sheet
     from memfit.cli.render.plan.writing import written
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.sizing.estimate import curve
-    from memfit.estimators.runtimes.registry import MLX_LM
     from memfit.estimators.plans.context.plan import plan_context
+    from memfit.estimators.runtimes.registry import MLX_LM
+    from memfit.estimators.sizing.estimate import curve
     from memfit.estimators.sizing.sized_model import size
 
     asked = _asked(contexts, requests, ceiling, backend_cap, traffic)
     rules, settings = requested_runtime(runtime or MLX_LM)
     machine = requested_device(device, memory, working_set, os_regime)
-    with reporting(verbose=verbose) as sink:
-        checkpoint = open_checkpoint(model, sink=sink)
-    sizing = size(
+    with reporting(verbose=verbose) as progress:
+        checkpoint = open_checkpoint(model, progress=progress)
+    sized = size(
         checkpoint,
         device=machine,
         margin_bytes=parsed("--margin", parse_size, margin) or 0,
@@ -115,7 +115,7 @@ def context(
         method="formula",  # hundreds of workloads are asked: a trace of each takes too long
     )
     if runtime is None:
-        rules, settings = requested_runtime(sizing.runtime)
+        rules, settings = requested_runtime(sized.runtime)
     workload = requested_workload(
         rules,
         context=context,
@@ -128,9 +128,9 @@ def context(
         quantized_kv_start=quantized_kv_start,
         max_kv_size=None,
     )
-    sizing = sizing.under(rules, settings)
-    result = plan_context(sizing, workload, rules, asked, settings=settings, units=units)
-    sheet = to_sheet(result, units, curve(sizing, workload) if plot else ())
+    sized = sized.with_runtime(rules, settings)
+    result = plan_context(sized, workload, rules, asked, settings=settings, units=units)
+    sheet = to_sheet(result, units, curve(sized, workload) if plot else ())
     form = PlanFormat.JSON if json_ else format_
     emit(written(result, sheet, form, to_file=output is not None), output)
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import Model, sized
+from memfit.cli.commands.plan.subject import Model, size_subject
 from memfit.cli.exits import Exit
+from memfit.cli.option_values import DEFAULT_CONTEXT, requested_device, requested_quantization
 from memfit.cli.options import (
     Context,
     DeviceName,
@@ -26,9 +27,8 @@ from memfit.cli.options import (
     parsed,
 )
 from memfit.cli.render.output import emit
-from memfit.cli.option_values import DEFAULT_CONTEXT, requested_device, requested_quantization
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.base.units import Units, parse_count, parse_rate
+from memfit.estimators.machine.working_set import DEFAULT_REGIME
 
 
 def experts(
@@ -69,11 +69,11 @@ def experts(
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.experts import to_sheet
     from memfit.cli.render.plan.writing import written
-    from memfit.estimators.sizing.estimate import device_summary
+    from memfit.estimators.base.workload import Workload
+    from memfit.estimators.plans.experts.expert_slots import inventory
     from memfit.estimators.plans.experts.plan import ExpertQuestion, Run, plan_experts
     from memfit.estimators.plans.experts.routing import read_profile
-    from memfit.estimators.plans.experts.expert_slots import inventory
-    from memfit.estimators.base.workload import Workload
+    from memfit.estimators.sizing.estimate import device_summary
 
     speed = parsed("--bandwidth", parse_rate, bandwidth)
     capacities = parsed("--capacity", _counts, capacity) or ()
@@ -85,10 +85,10 @@ def experts(
     )
     machine = requested_device(device, memory, working_set, os_regime)
     conversion = requested_quantization(quantize, group_size, quant_mode)
-    sizing = sized(model, machine, conversion, verbose=verbose)
-    tensors = None if conversion else sizing.checkpoint.tensors
-    kept = inventory(sizing.model, tensors, sizing.weighed)
-    figures = sizing.at(workload)
+    sized = size_subject(model, machine, conversion, verbose=verbose)
+    tensors = None if conversion else sized.checkpoint.tensors
+    kept = inventory(sized.model, tensors, sized.footprint)
+    figures = sized.figures_for(workload)
     result = plan_experts(
         kept,
         ExpertQuestion(
@@ -102,8 +102,8 @@ def experts(
             read_profile(profile, kept.layers) if profile else None,
             speed,
         ),
-        model=sizing.checkpoint.id,
-        model_type=sizing.model.model_type,
+        model=sized.checkpoint.id,
+        model_type=sized.model.model_type,
         device=machine,
         summary=device_summary(machine) if machine else None,
     )

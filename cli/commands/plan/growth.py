@@ -6,6 +6,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import Model
 from memfit.cli.exits import Exit
+from memfit.cli.option_values import requested_device, requested_quantization, requested_runtime
 from memfit.cli.options import (
     DeviceName,
     GroupSize,
@@ -24,10 +25,9 @@ from memfit.cli.options import (
 )
 from memfit.cli.progress import reporting
 from memfit.cli.render.output import emit
-from memfit.cli.option_values import requested_device, requested_quantization, requested_runtime
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.base.units import Units, parse_count, parse_size
+from memfit.estimators.machine.working_set import DEFAULT_REGIME
 
 _DEFAULT_TOKENS = "32k"
 
@@ -82,8 +82,8 @@ def growth(
     from memfit.cli.render.plan.growth import to_sheet
     from memfit.cli.render.plan.writing import written
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.runtimes.registry import list_runtimes
     from memfit.estimators.plans.sessions.plan import Sessions, plan_growth
+    from memfit.estimators.runtimes.registry import list_runtimes
     from memfit.estimators.sizing.sized_model import size
 
     lengths = _lengths(tokens, turns, turn_tokens, prefix)
@@ -91,15 +91,15 @@ def growth(
     names = [one.name for one in list_runtimes()] if runtimes == "all" else runtimes.split(",")
     rules = [requested_runtime(name.strip())[0] for name in names]
     machine = requested_device(device, memory, working_set, os_regime)
-    with reporting(verbose=verbose) as sink:
-        checkpoint = open_checkpoint(model, sink=sink)
+    with reporting(verbose=verbose) as progress:
+        checkpoint = open_checkpoint(model, progress=progress)
     conversion = requested_quantization(quantize, group_size, quant_mode)
-    sizing = size(checkpoint, device=machine, quantize=conversion, method="formula")
+    sized = size(checkpoint, device=machine, quantize=conversion, method="formula")
     left = parsed("--budget", parse_size, budget)
     if left is None and machine is not None:
-        left = max(0, machine.working_set_bytes * 9 // 10 - sizing.resident_bytes)
+        left = max(0, machine.working_set_bytes * 9 // 10 - sized.resident_bytes)
     result = plan_growth(
-        sizing.model,
+        sized.model,
         checkpoint.id,
         asked,
         rules,

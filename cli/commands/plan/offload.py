@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import Model, sized
+from memfit.cli.commands.plan.subject import Model, size_subject
 from memfit.cli.exits import Exit
+from memfit.cli.option_values import DEFAULT_CONTEXT, requested_device, requested_quantization
 from memfit.cli.options import (
     DeviceName,
     GroupSize,
@@ -24,9 +25,8 @@ from memfit.cli.options import (
     parsed,
 )
 from memfit.cli.render.output import emit
-from memfit.cli.option_values import DEFAULT_CONTEXT, requested_device, requested_quantization
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.base.units import Units, parse_count, parse_rate, parse_size
+from memfit.estimators.machine.working_set import DEFAULT_REGIME
 
 
 def offload(
@@ -83,11 +83,11 @@ def offload(
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.offload import to_sheet
     from memfit.cli.render.plan.writing import written
-    from memfit.estimators.sizing.estimate import device_summary
-    from memfit.estimators.plans.offload.session_cache import storage_of
-    from memfit.estimators.plans.offload.plan import OffloadQuestion, Server, plan_offload
-    from memfit.estimators.plans.offload.cache_tiers import Speeds, read_requests
     from memfit.estimators.base.workload import Workload
+    from memfit.estimators.plans.offload.cache_tiers import Speeds, read_requests
+    from memfit.estimators.plans.offload.plan import OffloadQuestion, Server, plan_offload
+    from memfit.estimators.plans.offload.session_cache import storage_of
+    from memfit.estimators.sizing.estimate import device_summary
 
     length = parsed("--tokens", parse_count, tokens)
     question = OffloadQuestion(
@@ -102,16 +102,16 @@ def offload(
     )
     machine = requested_device(device, memory, working_set, os_regime)
     conversion = requested_quantization(quantize, group_size, quant_mode)
-    sizing = sized(model, machine, conversion, verbose=verbose)
-    active = sizing.need(Workload(prompt_tokens=question.tokens))
+    sized = size_subject(model, machine, conversion, verbose=verbose)
+    active = sized.requirement(Workload(prompt_tokens=question.tokens))
     result = plan_offload(
-        storage_of(sizing.model, bits=stored_bits, group_size=stored_group_size),
+        storage_of(sized.model, bits=stored_bits, group_size=stored_group_size),
         question,
         Server(
-            model=sizing.checkpoint.id,
-            model_type=sizing.model.model_type,
-            max_context=sizing.model.max_context,
-            weight_bytes=sizing.resident_bytes,
+            model=sized.checkpoint.id,
+            model_type=sized.model.model_type,
+            max_context=sized.model.max_context,
+            weight_bytes=sized.resident_bytes,
             active_bytes=active.peak_bytes,
             device=machine,
             summary=device_summary(machine) if machine else None,

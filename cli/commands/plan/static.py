@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import Model, sized
+from memfit.cli.commands.plan.subject import Model, size_subject
 from memfit.cli.exits import Exit
+from memfit.cli.option_values import DEFAULT_CONTEXT, requested_quantization
 from memfit.cli.options import (
     Context,
     GroupSize,
@@ -22,12 +23,11 @@ from memfit.cli.options import (
     parsed,
 )
 from memfit.cli.render.output import emit, write_whole
-from memfit.cli.option_values import DEFAULT_CONTEXT, requested_quantization
-from memfit.estimators.arch.quantization import Quantization
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.units import Units, parse_count
 
 if TYPE_CHECKING:
-    from memfit.estimators.sizing.sized_model import Sizing
+    from memfit.estimators.sizing.sized_model import SizedModel
     from memfit.estimators.trace.graph_format import Trace
 
 # A chunk of 32 tokens is what Foundry takes of a prompt at once.
@@ -72,14 +72,14 @@ def static(
     tokens = DEFAULT_CONTEXT if asked is None else asked
     conversion = requested_quantization(quantize, group_size, quant_mode)
     kept = _read(trace) if trace else None
-    sizing = sized(model, None, conversion, verbose=verbose)
-    recorded = kept or _record(sizing, tokens, prefill_step, conversion)
+    sized = size_subject(model, None, conversion, verbose=verbose)
+    recorded = kept or _record(sized, tokens, prefill_step, conversion)
     if save_trace:
         write_whole(save_trace, to_json(recorded))
     result = plan_static(
         recorded,
-        sizing.model,
-        name=sizing.checkpoint.id,
+        sized.model,
+        name=sized.checkpoint.id,
         context_tokens=tokens,
         environment=os.environ,
     )
@@ -90,34 +90,34 @@ def static(
 
 
 def _read(path: Path) -> "Trace":
-    from memfit.estimators.base.files import read_whole, shown
     from memfit.estimators.base.errors import InputError
+    from memfit.estimators.base.files import printable, read_whole
     from memfit.estimators.trace.graph_format import from_json
 
     try:
         return from_json(read_whole(path, limit=_LARGEST_TRACE).decode("utf-8"))
     except UnicodeDecodeError:
-        raise InputError(f"{shown(path)}: not a recorded trace: it is not UTF-8") from None
+        raise InputError(f"{printable(path)}: not a recorded trace: it is not UTF-8") from None
     except InputError as error:
-        name = shown(path)
+        name = printable(path)
         raise InputError(str(error) if name in str(error) else f"{name}: {error}") from None
 
 
 def _record(
-    sizing: "Sizing", tokens: int, prefill_step: int, conversion: Quantization | None
+    sized: "SizedModel", tokens: int, prefill_step: int, conversion: Quantization | None
 ) -> "Trace":
-    from memfit.estimators.trace.traced_model import record
-    from memfit.estimators.trace.kernel_stubs import Target
     from memfit.estimators.base.workload import Workload
+    from memfit.estimators.trace.kernel_stubs import Target
+    from memfit.estimators.trace.traced_model import record
 
-    checkpoint = sizing.checkpoint
+    checkpoint = sized.checkpoint
     return record(
         checkpoint.config,
         # Two tokens are generated, so that a step of decoding is there too.
         Workload(prompt_tokens=tokens, max_tokens=2, prefill_step=prefill_step),
         target=Target(),
         name=checkpoint.config_name,
-        dtype=sizing.model.dtype,
+        dtype=sized.model.dtype,
         tensors=checkpoint.tensors,
         quantize=conversion,
     )

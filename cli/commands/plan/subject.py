@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memfit.cli.progress import reporting
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.registry import MLX_LM
 
 if TYPE_CHECKING:
-    from memfit.estimators.sizing.sized_model import Sizing
+    from memfit.estimators.sizing.sized_model import SizedModel
 
 Model = Annotated[
     str,
@@ -23,9 +23,9 @@ Model = Annotated[
 ]
 
 
-def sized(
+def size_subject(
     model: str, machine: Device | None, quantize: Quantization | None, *, verbose: bool
-) -> "Sizing":
+) -> "SizedModel":
     """Return the sizing of a model on a machine.
 
     Raises:
@@ -34,11 +34,11 @@ def sized(
     from memfit.estimators.checkpoint.opening import open_checkpoint
     from memfit.estimators.sizing.sized_model import size
 
-    with reporting(verbose=verbose) as sink:
-        checkpoint = open_checkpoint(model, sink=sink)
-    sizing = size(checkpoint, device=machine, quantize=quantize)
-    if sizing.engine.runtime != MLX_LM:
+    with reporting(verbose=verbose) as progress:
+        checkpoint = open_checkpoint(model, progress=progress)
+    sized = size(checkpoint, device=machine, quantize=quantize)
+    if sized.engine.runtime != MLX_LM:
         raise UnsupportedError(
             f"{checkpoint.id}: this is planned for checkpoints of mlx-lm, not for GGUF files"
         )
-    return sizing
+    return sized

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from memfit.cli.render import words as estimate_words
 from memfit.cli.render.compare import words
-from memfit.estimators.results.comparison import Comparison, Figure, Matrix
 from memfit.estimators.base.units import Units
+from memfit.estimators.results.comparison import Comparison, Figure, Matrix
 
 _MINUS = "−"
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from memfit.cli.render import grid
 from memfit.cli.render.compare import words
 from memfit.cli.render.terminal import Page
-from memfit.estimators.results.comparison import Comparison, Figure
 from memfit.estimators.base.units import Units
+from memfit.estimators.results.comparison import Comparison, Figure
 
 _SHOWN = {
     "resident_weights": "Weights",

@@ -9,8 +9,8 @@ from rich.table import Table
 from memfit.cli.render import words as estimate_words
 from memfit.cli.render.compare import runtimes, words
 from memfit.cli.render.terminal import Page, open_page
-from memfit.estimators.results.comparison import Comparison, Figure, Matrix
 from memfit.estimators.base.units import Units
+from memfit.estimators.results.comparison import Comparison, Figure, Matrix
 
 _LEAST_WIDTH = 64
 _WIDEST_HEADING = 30

@@ -5,9 +5,16 @@ from collections import Counter
 from memfit.cli.render.words import PARTS, percent, prompt
 from memfit.cli.render.words import task as estimate_task
 from memfit.cli.render.words import title as estimate_title
-from memfit.estimators.results.comparison import Cell, Compared, Comparison, Matrix, SettingValue, Value
-from memfit.estimators.results.estimate import Basis
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.results.comparison import (
+    Cell,
+    Compared,
+    Comparison,
+    Matrix,
+    SettingValue,
+    Value,
+)
+from memfit.estimators.results.estimate import Basis
 
 _FIGURES = {
     "weights": "Weights on disk",

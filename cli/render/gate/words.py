@@ -1,10 +1,10 @@
 """A gate's report in words, the same for every format that people read."""
 
+from memfit.estimators.base.units import format_bytes
 from memfit.estimators.gate.diff import Change
 from memfit.estimators.gate.remedies import SETTINGS, Mend, Setting
 from memfit.estimators.gate.report import Report, Status, TargetReport
 from memfit.estimators.gate.verdict import Check
-from memfit.estimators.base.units import format_bytes
 
 _LIMITS = {
     "peak": "peak",

@@ -6,10 +6,10 @@ from functools import partial
 from memfit.cli.render import words
 from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
 from memfit.cli.render.plot import plot_lines
+from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.plans.context.plan import Cell, ContextPlan, TrafficPlan
 from memfit.estimators.plans.context.traffic import PERCENTILES, Distribution
 from memfit.estimators.results.estimate import CurvePoint
-from memfit.estimators.base.units import Units, format_bytes
 
 _COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 _MARKS = {"fits": "", "tight": " tight", "exceeds": " no", "unknown": ""}

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from memfit.cli.render.plan.bars import Bar, bar_lines
 from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
-from memfit.estimators.plans.experts.result import CapacityRow, ExpertPlan, Misses
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.plans.experts.result import CapacityRow, ExpertPlan, Misses
 
 _COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 _MEMORY = (

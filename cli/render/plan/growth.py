@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from memfit.cli.render.plan.bars import Bar, bar_lines
 from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
-from memfit.estimators.plans.sessions.plan import Grown, GrowthPlan
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.plans.sessions.plan import Grown, GrowthPlan
 
 _MOST_TURNS = 8  # shown; JSON has all
 _NOTES = (

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from memfit.cli.render.plan.bars import Bar, bar_lines
 from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
-from memfit.estimators.plans.static.plan import CallPlan, Provision, StaticPlan
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.plans.static.plan import CallPlan, Provision, StaticPlan
 
 _PROVISIONS = ("Allocated", "Size", "Storage", "")
 _CALLS = ("Call", "Tokens", "At", "Operations", "Buffers", "Arena", "No less than", "Each its own")

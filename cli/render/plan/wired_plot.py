@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from memfit.estimators.plans.wired.result import Moment
 from memfit.estimators.base.units import Units, format_bytes, format_duration
+from memfit.estimators.plans.wired.result import Moment
 
 MOST_ROWS = 30
 _UNICODE = ("█", "░", "│")

@@ -1,7 +1,7 @@
 """A plan of wired memory in words, the same for every format that people read."""
 
-from memfit.estimators.plans.wired.result import Moment, TicketPlan, WiredPlan
 from memfit.estimators.base.units import Units, format_bytes, format_duration
+from memfit.estimators.plans.wired.result import Moment, TicketPlan, WiredPlan
 
 TICKET_HEADINGS = ("Ticket", "Kind", "Size", "Asked", "Waited", "Started", "Ended", "Outcome")
 MOMENT_HEADINGS = ("Time", "Limit", "Wanted", "Demand", "Waiting", "Active", "Reserved", "Queue")

@@ -5,8 +5,8 @@ Source: the mlx-lm module of the model type's name.
 
 from dataclasses import replace
 
-from memfit.estimators.arch.families.dense_traits import Dense, Flag, HeadDim, QKNorm, Width
 from memfit.estimators.arch.families.dense_models import ROWS
+from memfit.estimators.arch.families.dense_traits import Dense, Flag, HeadDim, QKNorm, Width
 from memfit.estimators.arch.families.windows import SLIDING
 from memfit.estimators.arch.fields import MAX_LAYERS, MAX_VALUE, Fields
 from memfit.estimators.arch.model import Layer, Model
@@ -20,8 +20,8 @@ from memfit.estimators.arch.modules import (
     norm,
     under,
 )
-from memfit.estimators.arch.quantization import Quantization
 from memfit.estimators.arch.specs import Attention, DenseMLP
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.records import record
 
 # A norm for each head is a module for each head; no published model comes near this many.

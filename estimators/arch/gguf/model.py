@@ -9,8 +9,8 @@ from memfit.estimators.arch.gguf.layers import Heads, Widths, state_of
 from memfit.estimators.arch.gguf.rules import RULES, Recurrence, Rule, Sliding
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.specs import DenseMLP, FeedForward, Mixer, MixtureOfExperts
-from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
+from memfit.estimators.checkpoint.manifest import Tensor
 
 # exaone4.cpp slides in the 32B only, which it tells by this many layers.
 _EXAONE_32B_LAYERS = 64

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from memfit.estimators.base.files import shown
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import printable
 from memfit.estimators.base.reading.strict_json import (
     RepeatedNameError,
     refuse_oversized,
     unique_members,
 )
-from memfit.estimators.base.errors import InputError
 
 # A tensor's entry has some hundred characters; the metadata of a training run up to a million.
 MAX_MEMBER_CHARACTERS = 2_000_000
@@ -50,7 +50,7 @@ def object_members(
     entered = False
     for name in _names(window):
         if name == inside and entered:
-            raise error(f"{place} has the name '{shown(name)}' twice")
+            raise error(f"{place} has the name '{printable(name)}' twice")
         if name == inside and window.peek() == "{":
             entered = True
             yield from ((inner, window.value()) for inner in _names(window))
@@ -133,7 +133,9 @@ class _Window:
                     raise self.fault(cause.msg, cause.pos) from None
                 continue
             except RepeatedNameError as cause:
-                raise self._error(f"{self._place} has the name '{shown(cause)}' twice") from None
+                raise self._error(
+                    f"{self._place} has the name '{printable(cause)}' twice"
+                ) from None
             except ValueError:
                 raise self._error(f"{self._place} has a number of thousands of digits") from None
             except RecursionError:

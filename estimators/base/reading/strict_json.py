@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from memfit.estimators.base.files import shown
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import printable
 
 MAX_NESTING = 64  # configs in use nest five or six levels
 MAX_INTEGER_BITS = 128  # room to show 10^30 as what it is, and nothing that takes pages
@@ -29,7 +29,7 @@ def parse_object(
         InputError: of the class ``error``, when the text is not one JSON object in UTF-8, has
             more than ``max_values`` values, a repeated name, an endless number or no floor.
     """
-    place = f"{shown(path)}: {what}"
+    place = f"{printable(path)}: {what}"
     refuse_oversized(text, place, error=error, max_values=max_values)
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=unique_members)
@@ -38,7 +38,7 @@ def parse_object(
     except json.JSONDecodeError as cause:
         raise error(f"{place} is not JSON at character {cause.pos}: {cause.msg}") from None
     except RepeatedNameError as cause:
-        raise error(f"{place} has the name '{shown(cause)}' twice") from None
+        raise error(f"{place} has the name '{printable(cause)}' twice") from None
     except ValueError:
         raise error(f"{place} has a number of thousands of digits") from None
     except RecursionError:
@@ -74,7 +74,7 @@ def plain(value: Any, where: str, *, error: type[InputError], depth: int = 0) ->
         joint = "." if depth else ": "
         return {
             _text(key, where, error): plain(
-                item, f"{where}{joint}{shown(key)}", error=error, depth=depth + 1
+                item, f"{where}{joint}{printable(key)}", error=error, depth=depth + 1
             )
             for key, item in value.items()
         }
@@ -108,11 +108,11 @@ def _finite(value: float, where: str, error: type[InputError]) -> Any:
 
 def _text(value: Any, where: str, error: type[InputError]) -> str:
     if not isinstance(value, str):
-        raise error(f"{where}: {shown(value)} is a {type(value).__name__}; put it in quotes")
+        raise error(f"{where}: {printable(value)} is a {type(value).__name__}; put it in quotes")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise error(f"{where}: '{shown(value)}' is not valid Unicode") from None
+        raise error(f"{where}: '{printable(value)}' is not valid Unicode") from None
     return value
 
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from memfit.estimators.base.files import shown
-from memfit.estimators.base.reading.strict_json import MAX_NESTING
 from memfit.estimators.base.errors import ConfigError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.reading.strict_json import MAX_NESTING
 
 MAX_SCALAR_CHARACTERS = 4096
 MAX_EVENTS = 60_000  # values, and beginnings and ends of those that hold others
@@ -50,7 +50,9 @@ def parse_document(text: bytes, path: Path) -> Any:
     """
     placed = parse_placed(text, path)
     for line, place in placed.repeated:
-        raise ConfigError(f"{shown(path)}: line {line}: the name '{shown(place[-1])}' stands twice")
+        raise ConfigError(
+            f"{printable(path)}: line {line}: the name '{printable(place[-1])}' stands twice"
+        )
     return placed.value
 
 
@@ -64,12 +66,12 @@ def parse_placed(text: bytes, path: Path) -> Placed:
     try:
         return _Document(yaml.parse(text.decode("utf-8"), Loader=loader), path).read()
     except UnicodeDecodeError as cause:
-        raise ConfigError(f"{shown(path)}: is not UTF-8 at byte {cause.start}") from None
+        raise ConfigError(f"{printable(path)}: is not UTF-8 at byte {cause.start}") from None
     except yaml.YAMLError as cause:
         problem = getattr(cause, "problem", None) or "a character that YAML forbids"
         mark = getattr(cause, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{shown(path)}: is not YAML{line}: {shown(problem)}") from None
+        raise ConfigError(f"{printable(path)}: is not YAML{line}: {printable(problem)}") from None
 
 
 class _Document:
@@ -152,4 +154,4 @@ class _Document:
         return float(text) if _NUMBER.fullmatch(text) else text
 
     def _error(self, event: Any, fault: str) -> ConfigError:
-        return ConfigError(f"{shown(self._path)}: line {event.start_mark.line + 1}: {fault}")
+        return ConfigError(f"{printable(self._path)}: line {event.start_mark.line + 1}: {fault}")

@@ -3,9 +3,9 @@
 import hashlib
 from struct import Struct
 
-from memfit.estimators.checkpoint.byte_source import ByteSource
-from memfit.estimators.base.files import shown
 from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import printable
+from memfit.estimators.checkpoint.byte_source import ByteSource
 
 # A header with a vocabulary of 262,144 and its merges is 16 MB; a larger one is no header.
 MAX_HEADER_BYTES = 100_000_000
@@ -83,7 +83,9 @@ class Cursor:
         self._require(8 * count, what)
         self._strings_left -= count
         if self._strings_left < 0:
-            raise CheckpointError(f"{self.name}: {shown(what)}: more than {MAX_STRINGS} strings")
+            raise CheckpointError(
+                f"{self.name}: {printable(what)}: more than {MAX_STRINGS} strings"
+            )
         length_at = self._u64.unpack_from
         while count:
             self._need(8, what)
@@ -107,7 +109,7 @@ class Cursor:
                 if self._limit < self._source.size
                 else f"the file ends in it, after {self._source.size} bytes; fetch it again"
             )
-            raise CheckpointError(f"{self.name}: {shown(what)}: {fault}")
+            raise CheckpointError(f"{self.name}: {printable(what)}: {fault}")
 
     def _need(self, count: int, what: str) -> None:
         """Hold at least ``count`` bytes from the position on."""

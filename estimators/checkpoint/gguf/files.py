@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from memfit.estimators.checkpoint.byte_source import ByteSource, FileSource
-from memfit.estimators.base.files import regular_file_bytes, shown
-from memfit.estimators.checkpoint.gguf.header import GgufHeader, Value, read_gguf
-from memfit.estimators.checkpoint.manifest import Checkpoint, LeftOut, Tensor
-from memfit.estimators.checkpoint.shards import listed
 from memfit.estimators.base.errors import CheckpointError, UnsupportedError
+from memfit.estimators.base.files import printable, regular_file_bytes
+from memfit.estimators.checkpoint.byte_source import ByteSource, FileSource
+from memfit.estimators.checkpoint.gguf.header import GgufHeader, Value, read_gguf
+from memfit.estimators.checkpoint.manifest import Checkpoint, SkippedFile, Tensor
+from memfit.estimators.checkpoint.shards import listed
 
 SUFFIX = ".gguf"
 MAX_SPLITS = 1000  # the numbers have five digits; the largest published series has some forty
@@ -48,7 +48,9 @@ def series(name: str) -> tuple[str, ...]:
         return (name,)
     total = int(split["total"])
     if not 1 <= int(split["number"]) <= total <= MAX_SPLITS:
-        raise CheckpointError(f"{shown(name)}: is no part of a series of 1 to {MAX_SPLITS} files")
+        raise CheckpointError(
+            f"{printable(name)}: is no part of a series of 1 to {MAX_SPLITS} files"
+        )
     end = name[-len(SUFFIX) :]
     return tuple(f"{split['stem']}-{i:05d}-of-{total:05d}{end}" for i in range(1, total + 1))
 
@@ -57,7 +59,7 @@ def gguf_checkpoint(
     parts: Sequence[Part],
     *,
     id: str,
-    left_out: tuple[LeftOut, ...] = (),
+    skipped_files: tuple[SkippedFile, ...] = (),
     revision: str | None = None,
 ) -> Checkpoint:
     """Return the checkpoint of a file, or of all files of a series in their order.
@@ -90,13 +92,13 @@ def gguf_checkpoint(
             (os.path.basename(name), header.sha256)
             for name, header in zip(names, headers, strict=True)
         ),
-        left_out=left_out,
+        skipped_files=skipped_files,
         revision=revision,
     )
 
 
 def read_gguf_file(
-    path: Path, *, id: str | None = None, left_out: tuple[LeftOut, ...] = ()
+    path: Path, *, id: str | None = None, skipped_files: tuple[SkippedFile, ...] = ()
 ) -> Checkpoint:
     """Return the checkpoint of a GGUF file on this machine, and of the series it is one of.
 
@@ -108,12 +110,12 @@ def read_gguf_file(
     missing = [other.name for other in paths if not os.path.lexists(other)]
     if missing and len(paths) > 1:
         raise CheckpointError(
-            f"{shown(path.parent)}: of {len(paths)} files of the series, {len(missing)} are"
+            f"{printable(path.parent)}: of {len(paths)} files of the series, {len(missing)} are"
             f" missing: {listed(missing)}; fetch them first"
         )
     with ExitStack() as stack:
-        parts = [Part(shown(other), stack.enter_context(FileSource(other))) for other in paths]
-        return gguf_checkpoint(parts, id=id or shown(path), left_out=left_out)
+        parts = [Part(printable(other), stack.enter_context(FileSource(other))) for other in paths]
+        return gguf_checkpoint(parts, id=id or printable(path), skipped_files=skipped_files)
 
 
 def has_models(names: Sequence[str]) -> bool:
@@ -131,18 +133,20 @@ def read_gguf_directory(directory: Path, names: Sequence[str]) -> Checkpoint:
     models = _models(names)
     if len(models) > 1:
         raise CheckpointError(
-            f"{shown(directory)}: holds {len(models)} GGUF models, {listed(models)}; name one"
+            f"{printable(directory)}: holds {len(models)} GGUF models, {listed(models)}; name one"
         )
     projectors = [name for name in names if _is_gguf(name) and _PROJECTOR in name.lower()]
-    left_out = tuple(
-        LeftOut(
-            shown(name),
+    skipped_files = tuple(
+        SkippedFile(
+            printable(name),
             regular_file_bytes(directory / name),
             "a vision projector, which llama.cpp loads on request",
         )
         for name in projectors
     )
-    return read_gguf_file(directory / models[0], id=shown(directory), left_out=left_out)
+    return read_gguf_file(
+        directory / models[0], id=printable(directory), skipped_files=skipped_files
+    )
 
 
 def _models(names: Sequence[str]) -> list[str]:
@@ -179,8 +183,8 @@ def _check_split(header: GgufHeader, name: str, number: int, total: int) -> None
         )
     if total > 1 and (count, own) != (total, number):
         raise CheckpointError(
-            f"{name}: calls itself file {shown(own)} of {shown(count)}, counted from 0; it should"
-            f" be {number} of {total}"
+            f"{name}: calls itself file {printable(own)} of {printable(count)}, counted from 0; it"
+            f" should be {number} of {total}"
         )
 
 
@@ -190,7 +194,7 @@ def _merged(headers: Sequence[GgufHeader], names: Sequence[str]) -> tuple[Tensor
         for tensor in header.tensors:
             if tensor.name in merged:
                 raise CheckpointError(
-                    f"{name}: tensor '{shown(tensor.name)}' stands in another file too"
+                    f"{name}: tensor '{printable(tensor.name)}' stands in another file too"
                 )
             merged[tensor.name] = tensor
     return tuple(merged.values())
@@ -200,7 +204,7 @@ def _check_total(metadata: Mapping[str, Value], tensors: int, name: str) -> None
     told = metadata.get("split.tensors.count", tensors)
     if told != tensors:
         raise CheckpointError(
-            f"{name}: split.tensors.count: {shown(told)}, but the files hold {tensors} tensors"
+            f"{name}: split.tensors.count: {printable(told)}, but the files hold {tensors} tensors"
         )
     if not tensors:
         raise CheckpointError(f"{name}: holds no tensors; it is a vocabulary without a model")

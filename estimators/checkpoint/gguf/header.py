@@ -10,13 +10,13 @@ from math import prod
 from struct import Struct
 from typing import NamedTuple
 
-from memfit.estimators.checkpoint.byte_source import ByteSource
-from memfit.estimators.base.files import shown
-from memfit.estimators.checkpoint.gguf.ggml_types import REMOVED, TYPES
-from memfit.estimators.checkpoint.gguf.cursor import Cursor
-from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.base.errors import CheckpointError, UnsupportedError
+from memfit.estimators.base.files import printable
 from memfit.estimators.base.units import round_up
+from memfit.estimators.checkpoint.byte_source import ByteSource
+from memfit.estimators.checkpoint.gguf.cursor import Cursor
+from memfit.estimators.checkpoint.gguf.ggml_types import REMOVED, TYPES
+from memfit.estimators.checkpoint.manifest import Tensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -116,7 +116,7 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
         if not key:
             raise CheckpointError(f"{cursor.name}: a key is empty")
         if key in metadata:
-            raise CheckpointError(f"{cursor.name}: the key '{shown(key)}' stands there twice")
+            raise CheckpointError(f"{cursor.name}: the key '{printable(key)}' stands there twice")
         metadata[key] = _value(cursor, key)
     return metadata
 
@@ -173,7 +173,7 @@ def _numbers(cursor: Cursor, key: str, kind: int, count: int) -> list[int] | lis
 def _element(cursor: Cursor, key: str, kind: int) -> Struct:
     code = "b" if kind == _BOOL else _NUMBERS.get(kind)
     if code is None:
-        raise CheckpointError(f"{cursor.name}: {shown(key)}: {kind} is no type of a value")
+        raise CheckpointError(f"{cursor.name}: {printable(key)}: {kind} is no type of a value")
     return Struct(cursor.byte_order + code)
 
 
@@ -240,4 +240,4 @@ def _tensor(cursor: Cursor) -> Tensor:
 
 
 def _place(cursor: Cursor, name: str) -> str:
-    return f"{cursor.name}: tensor '{shown(name)}'"
+    return f"{cursor.name}: tensor '{printable(name)}'"

@@ -2,12 +2,12 @@
 
 from pathlib import PurePosixPath
 
-from memfit.estimators.base.files import shown
+from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.gguf.files import SUFFIX, Part, gguf_checkpoint, series
 from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.shards import listed
-from memfit.estimators.base.errors import CheckpointError
 
 
 class HubSource:
@@ -48,10 +48,10 @@ def read_hub_gguf(repository: Repository, name: str, *, id: str) -> Checkpoint:
     if missing := repository.lacks(names):
         there = [file for file in repository.listing.files if file.lower().endswith(SUFFIX)]
         has = f"; it has {listed(sorted(there))}" if there else ""
-        raise CheckpointError(f"{shown(repository.place)}: has no {listed(missing)}{has}")
+        raise CheckpointError(f"{printable(repository.place)}: has no {listed(missing)}{has}")
     sources = [HubSource(repository, part) for part in names]
     parts = [
-        Part(shown(repository.place / part), source)
+        Part(printable(repository.place / part), source)
         for part, source in zip(names, sources, strict=True)
     ]
     checkpoint = gguf_checkpoint(parts, id=id, revision=repository.listing.commit)

@@ -3,8 +3,8 @@
 The codes stand in the header X-Error-Code (huggingface_hub/utils/_http.py, hf_raise_for_status).
 """
 
-from memfit.estimators.base.files import shown
 from memfit.estimators.base.errors import CheckpointError, MemfitError, UnreachableError
+from memfit.estimators.base.files import printable
 
 
 class MissingFileError(CheckpointError):
@@ -39,7 +39,7 @@ def refusal(
             f"{repository}: has no such revision; name a branch, a tag or a whole commit"
         )
     if code == "EntryNotFound":
-        return MissingFileError(f"{repository}: has no file {shown(url.rpartition('/')[2])}")
+        return MissingFileError(f"{repository}: has no file {printable(url.rpartition('/')[2])}")
     if status == 404:
         return CheckpointError(
             f"{repository}: no such repository on {endpoint}, or a private one that the token"
@@ -57,4 +57,4 @@ def refusal(
 
 
 def _why(status: int, message: str) -> str:
-    return f"{status}: {shown(message)}" if message else str(status)
+    return f"{status}: {printable(message)}" if message else str(status)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from memfit.estimators.base.files import shown
-from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.base.errors import CheckpointError, UnreachableError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.reading.strict_json import parse_object
 
 MAX_LISTING_BYTES = 50_000_000  # 200,000 files; the largest model repositories have some thousands
 MAX_LISTING_VALUES = 4_000_000
@@ -62,9 +62,9 @@ def parse_listing(content: bytes, place: PurePath) -> Listing:
         raise UnreachableError(str(error)) from None
     commit, siblings = entries.get("sha"), entries.get("siblings")
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise UnreachableError(f"{shown(place)}: the Hub's answer names no commit")
+        raise UnreachableError(f"{printable(place)}: the Hub's answer names no commit")
     if not isinstance(siblings, list):
-        raise UnreachableError(f"{shown(place)}: the Hub's answer lists no files")
+        raise UnreachableError(f"{printable(place)}: the Hub's answer lists no files")
     return Listing(commit, dict(_file(sibling, place) for sibling in siblings))
 
 
@@ -82,7 +82,7 @@ def git_id(content: bytes) -> str:
 def _file(sibling: Any, place: PurePath) -> tuple[str, RemoteFile]:
     name = sibling.get("rfilename") if isinstance(sibling, dict) else None
     if not isinstance(name, str):
-        raise UnreachableError(f"{shown(place)}: the Hub's answer lists a file without a name")
+        raise UnreachableError(f"{printable(place)}: the Hub's answer lists a file without a name")
     lfs, size = sibling.get("lfs"), sibling.get("size")
     sha256 = _digest(lfs.get("sha256")) if isinstance(lfs, dict) else None
     return name, RemoteFile(

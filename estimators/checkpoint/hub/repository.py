@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import PurePath
 from urllib.parse import quote
 
+from memfit.estimators.base.errors import CheckpointError, UnreachableError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.progress import Progress
 from memfit.estimators.checkpoint.config import CONFIG, MAX_CONFIG_BYTES, MODELOPT
-from memfit.estimators.base.files import shown
 from memfit.estimators.checkpoint.hub.header_cache import HeaderCache
 from memfit.estimators.checkpoint.hub.listing import (
     MAX_LISTING_BYTES,
@@ -33,8 +35,6 @@ from memfit.estimators.checkpoint.safetensors import (
 )
 from memfit.estimators.checkpoint.shards import MAX_INDEX_BYTES, Index
 from memfit.estimators.checkpoint.weight_files import SAFETENSORS_INDEX
-from memfit.estimators.base.errors import CheckpointError, UnreachableError
-from memfit.estimators.base.progress import Sink
 
 MOST_THREADS = 32
 SINGLE_FILE = "model.safetensors"
@@ -59,7 +59,7 @@ class Repository:
         *,
         place: PurePath,
         cache: HeaderCache,
-        sink: Sink,
+        progress: Progress,
         listing_only: bool = False,
     ) -> None:
         """Fetch the listing, and with it what a first reading of safetensors needs.
@@ -70,7 +70,7 @@ class Repository:
         """
         self.place = place
         self.stale = ""
-        self._hub, self._name, self._cache, self._sink = hub, name, cache, sink
+        self._hub, self._name, self._cache, self._sink = hub, name, cache, progress
         self._client: Client | None = None
         self._begun: dict[str, Answer | UnreachableError] = {}
         self.listing = self._listing(revision, listing_only)
@@ -92,8 +92,8 @@ class Repository:
         file = self._file(name)
         if file.size is not None and file.size > limit:
             raise CheckpointError(
-                f"{shown(self.place / name)}: {file.size} bytes, but at most {limit} of such a file"
-                " are read"
+                f"{printable(self.place / name)}: {file.size} bytes, but at most {limit} of such a"
+                " file are read"
             )
         if (kept := self._kept(name)) is not None and file.is_content(kept):
             return kept
@@ -106,7 +106,7 @@ class Repository:
             content = self._whole(self._url(self.listing.commit, name), limit).content
         if not file.is_content(content):
             raise UnreachableError(
-                f"{shown(self.place / name)}: what came is not the file that the Hub lists"
+                f"{printable(self.place / name)}: what came is not the file that the Hub lists"
             )
         self._cache.put(content, *self._key(name))
         return content
@@ -115,7 +115,9 @@ class Repository:
         """Return the bytes of a file."""
         size = self._file(name).size
         if size is None:
-            raise UnreachableError(f"{shown(self.place / name)}: the Hub does not tell its size")
+            raise UnreachableError(
+                f"{printable(self.place / name)}: the Hub does not tell its size"
+            )
         return size
 
     def pickled_bytes(self, name: str) -> int:
@@ -149,7 +151,9 @@ class Repository:
         """
         content = self._range(name, lambda _: end - start, start, end)[: end - start]
         if len(content) < end - start:
-            raise UnreachableError(f"{shown(self.place / name)}: the Hub sent only a part of it")
+            raise UnreachableError(
+                f"{printable(self.place / name)}: the Hub sent only a part of it"
+            )
         return content
 
     def _parsed(self, name: str, content: bytes) -> Header:
@@ -159,7 +163,7 @@ class Repository:
     def _header(self, name: str, expected: int) -> bytes:
         path, size = self.place / name, self.size(name)
         if size < LENGTH_BYTES:
-            raise CheckpointError(f"{shown(path)}: {size} bytes is no safetensors file")
+            raise CheckpointError(f"{printable(path)}: {size} bytes is no safetensors file")
         wanted = partial(_header_bytes, size=size, path=path)
         begun = self._begun.pop(name, None)
         if isinstance(begun, Answer) and self._is_listed(begun):
@@ -171,7 +175,7 @@ class Repository:
             rest = header_bytes - len(content)
             content += self._range(name, lambda _: rest, len(content), header_bytes)
         if len(content) < header_bytes:
-            raise UnreachableError(f"{shown(path)}: the Hub sent only a part of the header")
+            raise UnreachableError(f"{printable(path)}: the Hub sent only a part of the header")
         content = content[:header_bytes]
         self._cache.put(content, *self._key(name))
         return content
@@ -187,7 +191,7 @@ class Repository:
     def _checked(self, answer: Answer, name: str) -> bytes:
         if answer.total not in (None, self.size(name)):
             raise UnreachableError(
-                f"{shown(self.place / name)}: its length is {answer.total} bytes as sent and"
+                f"{printable(self.place / name)}: its length is {answer.total} bytes as sent and"
                 f" {self.size(name)} as listed"
             )
         return answer.content
@@ -198,10 +202,10 @@ class Repository:
         if self._hub.offline:
             if kept is None:
                 raise UnreachableError(
-                    f"{shown(self.place)}: HF_HUB_OFFLINE is set, and neither Hugging Face's cache"
-                    " nor memfit's has it; unset it once"
+                    f"{printable(self.place)}: HF_HUB_OFFLINE is set, and neither Hugging Face's"
+                    " cache nor memfit's has it; unset it once"
                 )
-            return self._as_kept(kept, f"{shown(self.place)}: HF_HUB_OFFLINE is set")
+            return self._as_kept(kept, f"{printable(self.place)}: HF_HUB_OFFLINE is set")
         try:
             content = self._first_round(revision, kept is None, listing_only)
         except NoAnswerError as error:
@@ -259,7 +263,7 @@ class Repository:
     def _whole(self, url: str, limit: int, attempts: int = ATTEMPTS) -> Answer:
         answer = self._connected().get(url, lambda _: limit + 1, attempts=attempts)
         if len(answer.content) > limit:
-            raise UnreachableError(f"{shown(self.place)}: the Hub sent more than {limit} bytes")
+            raise UnreachableError(f"{printable(self.place)}: the Hub sent more than {limit} bytes")
         return answer
 
     def _parallel(self, jobs: Sequence[Callable[[], bytes]]) -> list[bytes]:
@@ -270,7 +274,7 @@ class Repository:
         futures = start(jobs, MOST_THREADS)
         try:
             # After the requests have gone out: who is told may use the wait.
-            self._sink.begin(f"Reading {shown(self.place)}", len(jobs))
+            self._sink.begin(f"Reading {printable(self.place)}", len(jobs))
             for future in futures:
                 future.add_done_callback(lambda _: self._sink.advance())
             return [future.result() for future in futures]

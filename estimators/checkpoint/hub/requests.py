@@ -14,12 +14,12 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-from memfit.estimators.base.files import shown
+from memfit.estimators.base.errors import InputError, UnreachableError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.progress import Progress, Request
+from memfit.estimators.base.version import __version__
 from memfit.estimators.checkpoint.hub.http_errors import refusal
 from memfit.estimators.checkpoint.hub.settings import Hub, open_session
-from memfit.estimators.base.errors import InputError, UnreachableError
-from memfit.estimators.base.progress import Request, Sink
-from memfit.estimators.base.version import __version__
 
 if TYPE_CHECKING:
     import httpx2
@@ -65,14 +65,14 @@ class _Redirect(NamedTuple):
 class Client:
     """Makes requests, from any thread."""
 
-    def __init__(self, hub: Hub, repository: str, sink: Sink) -> None:
+    def __init__(self, hub: Hub, repository: str, progress: Progress) -> None:
         """Take what is asked for; the token is read here.
 
         Raises:
             InputError: when the token is no token, or no connection can be made as it is set up.
             UnreachableError: when it cannot be had.
         """
-        self._hub, self._repository, self._sink = hub, repository, sink
+        self._hub, self._repository, self._sink = hub, repository, progress
         with ThreadPoolExecutor(max_workers=1) as beside:
             # It reads the system's certificates, and leaves Python to import what a token needs.
             session = beside.submit(open_session)
@@ -120,7 +120,7 @@ class Client:
     def _given_up(self, again: _AgainError, attempt: int) -> str:
         tries = "" if attempt == 1 else f", {attempt} times"
         wait = "" if again.pause is None else f"; it asks to wait {again.pause:.0f} s"
-        return f"{self._repository}: {shown(again)}{tries}{wait}"
+        return f"{self._repository}: {printable(again)}{tries}{wait}"
 
     def _follow(
         self, url: str, wanted: Callable[[bytearray], int], span: tuple[int, int] | None
@@ -174,7 +174,7 @@ class Client:
             raise _AgainError(f"{_host(url)} cannot be reached: {_reason(error)}") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
             raise UnreachableError(
-                f"{self._repository}: {shown(url)} cannot be asked: {_reason(error)}"
+                f"{self._repository}: {printable(url)} cannot be asked: {_reason(error)}"
             ) from None
         finally:
             seconds = time.monotonic() - started
@@ -273,8 +273,8 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 def _host(url: str) -> str:
-    return shown(_origin(url)[1] or url)
+    return printable(_origin(url)[1] or url)
 
 
 def _reason(error: Exception) -> str:
-    return shown(str(error) or type(error).__name__)
+    return printable(str(error) or type(error).__name__)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from memfit.estimators.base.files import shown
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import printable
 from memfit.estimators.base.records import record
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ def configured_hub() -> Hub:
     endpoint = os.environ.get("HF_ENDPOINT")
     if endpoint is not None and not _is_address(endpoint):
         raise InputError(
-            f"HF_ENDPOINT={shown(endpoint)!r}: no address; write https://host, or unset it"
+            f"HF_ENDPOINT={printable(endpoint)!r}: no address; write https://host, or unset it"
         )
     try:
         from huggingface_hub import constants
     except ValueError as error:
         names = [name for name in _set("HF_") if repr(os.environ[name]) in str(error)]
-        raise InputError(f"{', '.join(names) or 'HF_*'}: {shown(error)}") from None
+        raise InputError(f"{', '.join(names) or 'HF_*'}: {printable(error)}") from None
     return Hub(
         endpoint=constants.ENDPOINT,
         snapshots=Path(constants.HF_HUB_CACHE),
@@ -62,7 +62,7 @@ def open_session() -> "httpx2.Client":
         session: httpx2.Client = get_session()
     except (ImportError, OSError, ValueError) as error:
         names = ", ".join(_set(_OF_CONNECTIONS)) or "the proxy and certificate settings"
-        raise InputError(f"no connection can be made with {names}: {shown(error)}") from None
+        raise InputError(f"no connection can be made with {names}: {printable(error)}") from None
     return session
 
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.checkpoint.config import CONFIG
-from memfit.estimators.base.files import shown
 from memfit.estimators.checkpoint.hub.header_cache import HeaderCache, user_cache
 from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.hub.settings import Hub, configured_hub
 from memfit.estimators.checkpoint.local.directory import read_directory, read_folder
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.base.errors import CheckpointError
-from memfit.estimators.base.progress import SILENT, Sink
 
 DEFAULT_REVISION = "main"
 
@@ -27,7 +27,7 @@ class _Snapshot(NamedTuple):
 def open_hub_file(
     reference: str,
     *,
-    sink: Sink = SILENT,
+    progress: Progress = NULL_PROGRESS,
     hub: Hub | None = None,
     cache: HeaderCache | None = None,
 ) -> Checkpoint:
@@ -54,7 +54,7 @@ def open_hub_file(
     hub = hub or configured_hub()
     snapshot = _find_snapshot(hub.snapshots, name, revision, file)
     if snapshot:
-        found = read_gguf_file(snapshot.directory / file, id=shown(reference))
+        found = read_gguf_file(snapshot.directory / file, id=printable(reference))
         return replace(found, revision=snapshot.commit)
     # The files stand behind the repository and a slash in messages, as in its address.
     repository = Repository(
@@ -63,10 +63,10 @@ def open_hub_file(
         revision,
         place=PurePosixPath(place),
         cache=cache,
-        sink=sink,
+        progress=progress,
         listing_only=True,
     )
-    checkpoint = read_hub_gguf(repository, file, id=shown(reference))
+    checkpoint = read_hub_gguf(repository, file, id=printable(reference))
     cache.trim()
     return replace(checkpoint, warnings=tuple(filter(None, (repository.stale,))))
 
@@ -74,7 +74,7 @@ def open_hub_file(
 def open_hub(
     reference: str,
     *,
-    sink: Sink = SILENT,
+    progress: Progress = NULL_PROGRESS,
     hub: Hub | None = None,
     cache: HeaderCache | None = None,
 ) -> Checkpoint:
@@ -97,7 +97,7 @@ def open_hub(
         return found
     cache = cache or user_cache()
     place = PurePosixPath(reference)
-    repository = Repository(hub, name, revision, place=place, cache=cache, sink=sink)
+    repository = Repository(hub, name, revision, place=place, cache=cache, progress=progress)
     _refuse_without_config(repository)
     checkpoint = read_folder(repository, "hub")
     cache.trim()
@@ -111,7 +111,9 @@ def open_hub(
 def _refuse_odd(name: str, revision: str, reference: str) -> None:
     parts = [*name.split("/"), *revision.split("/")]
     if any(part in ("", ".", "..") for part in parts) or name.count("/") != 1:
-        raise CheckpointError(f"{shown(reference)!r}: no name on the Hub; write org/name@revision")
+        raise CheckpointError(
+            f"{printable(reference)!r}: no name on the Hub; write org/name@revision"
+        )
 
 
 def _find_snapshot(
@@ -143,10 +145,10 @@ def _read_snapshot(snapshot: _Snapshot, reference: str, *, offline: bool) -> Che
     pinned = reference.endswith(f"@{commit}")
     return replace(
         checkpoint,
-        id=shown(reference),
+        id=printable(reference),
         source="hub",
         revision=commit,
-        warnings=(*checkpoint.warnings, *(() if pinned else (f"{shown(reference)}: {since}",))),
+        warnings=(*checkpoint.warnings, *(() if pinned else (f"{printable(reference)}: {since}",))),
     )
 
 
@@ -157,7 +159,9 @@ def _refuse_without_config(repository: Repository) -> None:
     fault = "has no config.json; give a model's repository"
     if gguf := [name for name in names if name.lower().endswith(".gguf")]:
         name = str(repository.place).partition("@")[0]
-        fault = f"holds GGUF files and no config.json; name one of them, {name}:{shown(gguf[0])}"
+        fault = (
+            f"holds GGUF files and no config.json; name one of them, {name}:{printable(gguf[0])}"
+        )
     elif "adapter_config.json" in names:
         fault = "has no config.json; it holds an adapter, give the model that it was trained on"
-    raise CheckpointError(f"{shown(repository.place)}: {fault}")
+    raise CheckpointError(f"{printable(repository.place)}: {fault}")

@@ -4,14 +4,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from memfit.estimators.checkpoint.config import CONFIG, model_config, read_model_config
-from memfit.estimators.base.files import shown
+from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.checkpoint_files import Directory, Folder
+from memfit.estimators.checkpoint.config import CONFIG, model_config, read_model_config
 from memfit.estimators.checkpoint.manifest import Checkpoint, Source
 from memfit.estimators.checkpoint.safetensors import read_header
 from memfit.estimators.checkpoint.shards import listed, shard_total
 from memfit.estimators.checkpoint.weight_files import is_weight_file, read_weights
-from memfit.estimators.base.errors import CheckpointError
 
 
 def read_directory(directory: Path) -> Checkpoint:
@@ -35,21 +35,21 @@ def read_folder(folder: Folder, source: Source) -> Checkpoint:
     """
     names = folder.names()
     if CONFIG not in names:
-        raise CheckpointError(f"{shown(folder.place)}: {_what_is_missing(names)}")
+        raise CheckpointError(f"{printable(folder.place)}: {_what_is_missing(names)}")
     config = model_config(folder)
     weights = read_weights(folder, names)
     return Checkpoint(
-        id=shown(folder.place),
+        id=printable(folder.place),
         source=source,
         config=config,
-        config_name=shown(folder.place / CONFIG),
+        config_name=printable(folder.place / CONFIG),
         tensors=weights.tensors,
         weight_bytes_bound=weights.bound,
         file_bytes=weights.file_bytes,
         header_bytes=weights.header_bytes,
         shards=weights.shards,
         header_sha256=weights.header_sha256,
-        left_out=weights.left_out,
+        skipped_files=weights.skipped_files,
         warnings=weights.warnings,
     )
 
@@ -67,10 +67,10 @@ def read_file(path: Path) -> Checkpoint:
     config_path = path.with_name("config.json")
     has_config = os.path.lexists(config_path)
     return Checkpoint(
-        id=shown(path),
+        id=printable(path),
         source="local",
         config=read_model_config(config_path) if has_config else {},
-        config_name=shown(config_path),
+        config_name=printable(config_path),
         tensors=header.tensors,
         file_bytes=header.file_bytes,
         header_bytes=header.header_bytes,
@@ -83,9 +83,11 @@ def read_file(path: Path) -> Checkpoint:
 def _file_warnings(path: Path, has_config: bool) -> tuple[str, ...]:
     warnings = []
     if (total := shard_total(path.name)) > 1:
-        warnings.append(f"{shown(path)}: one of {total} shards; give the directory for all of them")
+        warnings.append(
+            f"{printable(path)}: one of {total} shards; give the directory for all of them"
+        )
     if not has_config:
-        warnings.append(f"{shown(path)}: no config.json beside it; only its weights are known")
+        warnings.append(f"{printable(path)}: no config.json beside it; only its weights are known")
     return tuple(warnings)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memfit.estimators.base.files import read_whole, shown
+from memfit.estimators.base.errors import ConfigError
+from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.base.reading.strict_json import plain
 from memfit.estimators.base.reading.strict_yaml import parse_document
-from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.records import record
 
 MAX_SAMPLE_BYTES = 1_000_000
@@ -33,13 +33,15 @@ def read_sample(path: Path) -> Sample:
         ConfigError: when it is not YAML, not a sample, or holds what no config can.
     """
     document = parse_document(read_whole(path, limit=MAX_SAMPLE_BYTES), path)
-    value = plain(document, shown(path), error=ConfigError)
+    value = plain(document, printable(path), error=ConfigError)
     if not isinstance(value, dict):
-        raise ConfigError(f"{shown(path)}: expected a mapping of schema, name, source and config")
+        raise ConfigError(
+            f"{printable(path)}: expected a mapping of schema, name, source and config"
+        )
     if value.get("schema") != SCHEMA:
-        raise ConfigError(f"{shown(path)}: schema: expected {SCHEMA}")
+        raise ConfigError(f"{printable(path)}: schema: expected {SCHEMA}")
     if unknown := sorted(value.keys() - _KEYS):
-        raise ConfigError(f"{shown(path)}: {shown(unknown[0])}: no such key in a sample")
+        raise ConfigError(f"{printable(path)}: {printable(unknown[0])}: no such key in a sample")
     return Sample(
         name=_text(value, "name", path),
         source=_text(value, "source", path),
@@ -51,12 +53,12 @@ def read_sample(path: Path) -> Sample:
 def _text(sample: Mapping[str, Any], key: str, path: Path) -> str:
     value = sample.get(key)
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{shown(path)}: {key}: expected a text")
+        raise ConfigError(f"{printable(path)}: {key}: expected a text")
     return value
 
 
 def _mapping(sample: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
     value = sample.get(key)
     if not isinstance(value, dict):
-        raise ConfigError(f"{shown(path)}: {key}: expected a mapping")
+        raise ConfigError(f"{printable(path)}: {key}: expected a mapping")
     return value

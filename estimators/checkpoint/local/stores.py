@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memfit.estimators.base.files import names_in, read_whole, shown
+from memfit.estimators.base.errors import CheckpointError, UnsupportedError
+from memfit.estimators.base.files import list_names, printable, read_whole
+from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.checkpoint.gguf.files import read_gguf_file
 from memfit.estimators.checkpoint.local.directory import read_directory
-from memfit.estimators.checkpoint.manifest import Checkpoint, LeftOut
-from memfit.estimators.base.reading.strict_json import parse_object
-from memfit.estimators.base.errors import CheckpointError, UnsupportedError
+from memfit.estimators.checkpoint.manifest import Checkpoint, SkippedFile
 
 MAX_MANIFEST_BYTES = 4_000_000  # of a model in single tensors; one of GGUF has a kilobyte
 MAX_MANIFEST_VALUES = 200_000
@@ -59,21 +59,21 @@ def _open_ollama(name: str, reference: str) -> Checkpoint:
         known = _tags(manifest.parent)
         has = f"; it has {model}:{f', {model}:'.join(known)}" if known else ""
         raise CheckpointError(
-            f"{shown(reference)}: Ollama's store {shown(directory)} does not hold it{has}; ollama"
-            f" pull {shown(name)} fetches it, OLLAMA_MODELS names another store"
+            f"{printable(reference)}: Ollama's store {printable(directory)} does not hold it{has};"
+            f" ollama pull {printable(name)} fetches it, OLLAMA_MODELS names another store"
         )
     blobs = _blobs(directory, manifest)
     models = [blob for blob in blobs if blob.kind == "model"]
     if len(models) != 1:
         raise UnsupportedError(
-            f"{shown(manifest)}: {len(models)} GGUF layers; a model of exactly one is read"
+            f"{printable(manifest)}: {len(models)} GGUF layers; a model of exactly one is read"
         )
-    left_out = tuple(
-        LeftOut(blob.kind, blob.nbytes, _BESIDE[blob.kind])
+    skipped_files = tuple(
+        SkippedFile(blob.kind, blob.nbytes, _BESIDE[blob.kind])
         for blob in blobs
         if blob.kind in _BESIDE
     )
-    return read_gguf_file(models[0].path, id=shown(reference), left_out=left_out)
+    return read_gguf_file(models[0].path, id=printable(reference), skipped_files=skipped_files)
 
 
 def _ollama_name(name: str, reference: str) -> tuple[str, str, str, str]:
@@ -83,13 +83,13 @@ def _ollama_name(name: str, reference: str) -> tuple[str, str, str, str]:
     parts = [_HOST, _NAMESPACE][: 3 - len(words)] + words if len(words) <= 3 else []
     parts.append(tag or _TAG)
     if len(parts) != 4 or any(p.strip(".") == "" or not _WORD.fullmatch(p) for p in parts):
-        raise CheckpointError(f"{shown(reference)}: no name of Ollama's; write ollama:qwen3:4b")
+        raise CheckpointError(f"{printable(reference)}: no name of Ollama's; write ollama:qwen3:4b")
     host, namespace, model, tag = parts
     return host, namespace, model, tag
 
 
 def _tags(directory: Path) -> list[str]:
-    return [shown(tag) for tag in names_in(directory)[:8]] if directory.is_dir() else []
+    return [printable(tag) for tag in list_names(directory)[:8]] if directory.is_dir() else []
 
 
 def _blobs(directory: Path, manifest: Path) -> list[_Blob]:
@@ -102,7 +102,7 @@ def _blobs(directory: Path, manifest: Path) -> list[_Blob]:
     )
     layers = value.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
-        raise CheckpointError(f"{shown(manifest)}: layers: expected a list of layers")
+        raise CheckpointError(f"{printable(manifest)}: layers: expected a list of layers")
     return [_blob(directory, layer, manifest) for layer in layers]
 
 
@@ -110,9 +110,9 @@ def _blob(directory: Path, layer: Mapping[str, Any], manifest: Path) -> _Blob:
     media, digest, nbytes = (layer.get(key) for key in ("mediaType", "digest", "size"))
     found = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
     if not isinstance(media, str) or found is None:
-        raise CheckpointError(f"{shown(manifest)}: a layer has no mediaType or sha256 digest")
+        raise CheckpointError(f"{printable(manifest)}: a layer has no mediaType or sha256 digest")
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
-        raise CheckpointError(f"{shown(manifest)}: a layer's size is no count of bytes")
+        raise CheckpointError(f"{printable(manifest)}: a layer's size is no count of bytes")
     path = directory / "blobs" / f"sha256-{found[1]}"
     return _Blob(media.removeprefix(_MEDIA), path, nbytes)
 
@@ -120,13 +120,13 @@ def _blob(directory: Path, layer: Mapping[str, Any], manifest: Path) -> _Blob:
 def _open_modelscope(name: str, reference: str) -> Checkpoint:
     owner, slash, model = name.partition("/")
     if not slash or not all(_WORD.fullmatch(w) and w.strip(".") for w in (owner, model)):
-        raise CheckpointError(f"{shown(reference)}: write modelscope:org/name")
+        raise CheckpointError(f"{printable(reference)}: write modelscope:org/name")
     for candidate in _modelscope_places(owner, model):
         if candidate.is_dir():
             return read_directory(candidate)
     raise CheckpointError(
-        f"{shown(reference)}: ModelScope's cache does not hold it; modelscope download --model"
-        f" {shown(name)} fetches it, MODELSCOPE_CACHE names another cache"
+        f"{printable(reference)}: ModelScope's cache does not hold it; modelscope download --model"
+        f" {printable(name)} fetches it, MODELSCOPE_CACHE names another cache"
     )
 
 
@@ -140,7 +140,7 @@ def _modelscope_places(owner: str, model: str) -> list[Path]:
     masked = model.replace(".", "___")
     snapshots = base / "models" / f"{owner}--{model}" / "snapshots"
     revisions = (
-        sorted(names_in(snapshots), key=lambda r: r != "master") if snapshots.is_dir() else []
+        sorted(list_names(snapshots), key=lambda r: r != "master") if snapshots.is_dir() else []
     )
     return [
         *(snapshots / revision for revision in revisions[:1]),

@@ -4,21 +4,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import Units, format_bytes, round_up
+from memfit.estimators.base.version import __version__
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.foundry import FoundrySettings
-from memfit.estimators.runtimes.registry import (
-    AGENT_MEMORY,
-    FOUNDRY,
-    LLAMA_CPP,
-    VLLM,
-    ZINC,
-    Runtime,
+from memfit.estimators.plans.context.traffic import Distribution, Request, distribution, percentile
+from memfit.estimators.results.estimate import (
+    DeviceSummary,
+    ModelSummary,
+    Note,
+    RuntimeSummary,
+    Verdict,
+    WorkloadSummary,
 )
 from memfit.estimators.runtimes.auto_context import Automatic, foundry_context, pool_context
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.runtimes.token_cost import needed_bytes
-from memfit.estimators.sizing.search import longest_context
+from memfit.estimators.runtimes.foundry import FoundrySettings
 from memfit.estimators.runtimes.memory_plan import (
     RuntimeMemoryProfile,
     Status,
@@ -28,22 +30,20 @@ from memfit.estimators.runtimes.memory_plan import (
     model_config,
     profile,
 )
-from memfit.estimators.plans.context.traffic import Distribution, Request, distribution, percentile
-from memfit.estimators.sizing.recommend import longest_prompt
-from memfit.estimators.base.records import record
-from memfit.estimators.results.estimate import (
-    DeviceSummary,
-    ModelSummary,
-    Note,
-    RuntimeSummary,
-    Verdict,
-    WorkloadSummary,
+from memfit.estimators.runtimes.registry import (
+    AGENT_MEMORY,
+    FOUNDRY,
+    LLAMA_CPP,
+    VLLM,
+    ZINC,
+    Runtime,
 )
 from memfit.estimators.runtimes.ruled import runtime_assumptions, runtime_notes
-from memfit.estimators.sizing.sized_model import Sizing
-from memfit.estimators.base.units import Units, format_bytes, round_up
-from memfit.estimators.base.version import __version__
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.token_cost import needed_bytes
+from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
+from memfit.estimators.sizing.recommend import longest_prompt
+from memfit.estimators.sizing.search import longest_context
+from memfit.estimators.sizing.sized_model import SizedModel
 
 SCHEMA = "memfit.plan-context/1"
 UNBOUNDED_CONTEXT = 2**20
@@ -148,7 +148,7 @@ class Asked:
 
 
 def plan_context(
-    sizing: Sizing,
+    sized: SizedModel,
     workload: Workload,
     rules: Runtime,
     asked: Asked | None = None,
@@ -161,13 +161,13 @@ def plan_context(
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    plan = _Plan(sizing, workload, rules, asked or Asked(), settings or FoundrySettings(), units)
+    plan = _Plan(sized, workload, rules, asked or Asked(), settings or FoundrySettings(), units)
     return plan.answer()
 
 
 @record(frozen=True, slots=True)
 class _Plan:
-    sizing: Sizing
+    sized: SizedModel
     workload: Workload
     rules: Runtime
     asked: Asked
@@ -175,17 +175,17 @@ class _Plan:
     units: Units
 
     def answer(self) -> ContextPlan:
-        sizing, workload, device = self.sizing, self.workload, self.sizing.device
+        sized, workload, device = self.sized, self.workload, self.sized.device
         ceilings = self._ceilings()
         longest = self._longest(ceilings) if device else None
         return ContextPlan(
             memfit_version=__version__,
-            model=model_summary(sizing),
+            model=model_summary(sized),
             runtime=RuntimeSummary(self.rules.name, self.rules.version),
             device=device_summary(device) if device else None,
             workload=WorkloadSummary(**asdict(workload)),
-            margin_bytes=sizing.margin_bytes,
-            weights_bytes=sizing.resident_bytes,
+            margin_bytes=sized.margin_bytes,
+            weights_bytes=sized.resident_bytes,
             profile=self._profile(),
             ceilings=ceilings,
             device_local=self._largest(ceilings, device, unified=False),
@@ -193,16 +193,16 @@ class _Plan:
             automatic=self._automatic(ceilings, device, longest) if device else None,
             longest_context=longest,
             fit=self._fit(device) if device else None,
-            verdict=judge(sizing.need(workload), device)[0],
+            verdict=judge(sized.requirement(workload), device)[0],
             matrix=tuple(self._matrix(ceilings)),
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
             traffic=self._traffic(longest) if self.asked.traffic else None,
-            assumptions=tuple(runtime_assumptions(sizing.engine, sizing.checkpoint)),
+            assumptions=tuple(runtime_assumptions(sized.engine, sized.checkpoint)),
             notes=tuple(self._notes()),
         )
 
     def _ceilings(self) -> Ceilings:
-        model, asked = self.sizing.model.max_context, self.asked
+        model, asked = self.sized.model.max_context, self.asked
         requested = asked.ceiling or self.settings.max_context
         known = [value for value in (model, requested, asked.backend_cap) if value is not None]
         most = longest_prompt(min(known, default=None), self.workload)
@@ -211,8 +211,8 @@ class _Plan:
     def _profile(self) -> RuntimeMemoryProfile:
         """Exact for zinc, whose memory is linear; of the others as it is at the workload."""
         if self.rules.name == ZINC:
-            return profile(model_config(self.sizing.model))
-        figures = self.sizing.at(self.workload)
+            return profile(model_config(self.sized.model))
+        figures = self.sized.figures_for(self.workload)
         fixed = figures.ssm_bytes + figures.moment.workspace_bytes
         token = figures.kv.bytes_per_token * self.workload.batch
         kv_shared, work_shared = self.settings.kv_cache_shared, self.settings.intermediates_shared
@@ -237,13 +237,13 @@ class _Plan:
                 if unified
                 else memory.max_context_tokens_for_device_local_budget
             )
-            kept = self.sizing.resident_bytes + self.sizing.margin_bytes
+            kept = self.sized.resident_bytes + self.sized.margin_bytes
             return Largest(budget, ask(kept, budget, ceilings.effective))
         apart = memory.fixed_host_visible_bytes if not unified else 0
         apart_per_token = memory.host_visible_bytes_per_token if not unified else 0
 
         def fits(tokens: int) -> bool:
-            need = self.sizing.need(self._prompt(tokens)).peak_bytes
+            need = self.sized.requirement(self._prompt(tokens)).peak_bytes
             return need - apart - apart_per_token * tokens <= budget
 
         return Largest(budget, largest_tokens(fits, ceilings.effective))
@@ -264,9 +264,9 @@ class _Plan:
         return replace(found, right_tokens=longest or 0, reason=reason)
 
     def _by_budget(self, ceilings: Ceilings, device: Device, longest: int) -> Automatic:
-        rules, sizing, most = self.rules, self.sizing, ceilings.effective
-        budget, weights = rules.budget.of_device(device), sizing.resident_bytes
-        token = sizing.at(self.workload).kv.bytes_per_token
+        rules, sized, most = self.rules, self.sized, ceilings.effective
+        budget, weights = rules.budget.of_device(device), sized.resident_bytes
+        token = sized.figures_for(self.workload).kv.bytes_per_token
         if rules.name == ZINC:
             return self._zinc(device, most)
         if rules.name == FOUNDRY:
@@ -274,7 +274,7 @@ class _Plan:
         if rules.name == AGENT_MEMORY:
             return pool_context(budget, token, most, rules.kv_step)
         if rules.name == VLLM:
-            figures = sizing.at(self.workload)
+            figures = sized.figures_for(self.workload)
             left = budget - weights - figures.moment.workspace_bytes - figures.ssm_bytes
             return pool_context(left, token, most, rules.kv_step)
         longest = self._longest(ceilings) or 0
@@ -285,7 +285,7 @@ class _Plan:
         return Automatic(budget, its_own, longest, reason)
 
     def _zinc(self, device: Device, most: int) -> Automatic:
-        memory, weights = profile(model_config(self.sizing.model)), self.sizing.resident_bytes
+        memory, weights = profile(model_config(self.sized.model)), self.sized.resident_bytes
         whole = device.working_set_bytes
         its_own = auto_context_tokens_for_device_budget(memory, weights, whole, most)
         right = fitting_context_tokens(memory, weights, whole, most)
@@ -299,7 +299,7 @@ class _Plan:
         return Automatic(self.rules.budget.of_device(device), its_own, right, reason)
 
     def _fit(self, device: Device) -> Fit:
-        need = self.sizing.need(self.workload).peak_bytes
+        need = self.sized.requirement(self.workload).peak_bytes
         status = memory_status(need, device.working_set_bytes, device.memory_bytes)
         headroom = device.working_set_bytes - need
         return Fit(status, need, device.working_set_bytes, device.memory_bytes, headroom)
@@ -311,11 +311,11 @@ class _Plan:
             for requests in self.asked.requests:
                 workload = replace(self._prompt(tokens), batch=requests)
                 try:
-                    need = self.sizing.need(workload)
+                    need = self.sized.requirement(workload)
                 except UnsupportedError:
                     yield Cell(tokens, requests, None, "unknown")
                     continue
-                verdict, _ = judge(need, self.sizing.device)
+                verdict, _ = judge(need, self.sized.device)
                 yield Cell(tokens, requests, need.peak_bytes, verdict)
 
     def _at_once(self, tokens: int) -> int:
@@ -330,7 +330,7 @@ class _Plan:
         totals = sorted(request.total for request in requests)
         served = round_up(percentile(totals, 99), self.rules.kv_step)
         whole = distribution(totals)
-        has_device = self.sizing.device is not None
+        has_device = self.sized.device is not None
         return TrafficPlan(
             requests=len(requests),
             prompt=distribution(request.prompt for request in requests),
@@ -344,18 +344,18 @@ class _Plan:
         )
 
     def _notes(self) -> Iterator[Note]:
-        sizing, workload = self.sizing, self.workload
-        yield from sizing.weighed.notes
-        yield from workload_notes(sizing, workload)
-        yield from runtime_notes(sizing.engine, sizing.model, sizing.weighed, workload, self.units)
+        sized, workload = self.sized, self.workload
+        yield from sized.footprint.notes
+        yield from workload_notes(sized, workload)
+        yield from runtime_notes(sized.engine, sized.model, sized.footprint, workload, self.units)
         most = self.settings.max_context
         if most is not None and workload.total_tokens > most:
             text = f"METALLIC_MAX_CONTEXT_LEN: Foundry stops at {most} tokens"
             yield Note("warning", "beyond-context", text)
         if self.rules.name == ZINC:
-            right = needed_bytes(sizing.model, self.rules, self._prompt(workload.total_tokens))
+            right = needed_bytes(sized.model, self.rules, self._prompt(workload.total_tokens))
             token = right // workload.total_tokens // workload.batch
-            charged = sizing.at(workload).kv.bytes_per_token - 4
+            charged = sized.figures_for(workload).kv.bytes_per_token - 4
             if token != charged:
                 text = (
                     f"a token takes {format_bytes(charged, self.units)} as zinc charges it,"
@@ -367,7 +367,7 @@ class _Plan:
         return replace(self.workload, prompt_tokens=tokens, max_tokens=0)
 
     def _verdict(self, workload: Workload) -> Verdict:
-        return judge(self.sizing.need(workload), self.sizing.device)[0]
+        return judge(self.sized.requirement(workload), self.sized.device)[0]
 
 
 def largest_tokens(fits: Callable[[int], bool], most: int) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memfit.estimators.base.files import open_regular, read_exactly, regular_file_bytes, shown
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import open_regular, printable, read_exactly, regular_file_bytes
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import MAX_COUNT, ceil_div
 
@@ -50,20 +50,20 @@ def read_traffic(path: Path) -> tuple[Request, ...]:
         InputError: naming file and line, when there is none, or one cannot be read.
     """
     if path.suffix.lower() not in (".csv", ".jsonl"):
-        raise InputError(f"{shown(path)}: traffic is a .csv or a .jsonl file")
+        raise InputError(f"{printable(path)}: traffic is a .csv or a .jsonl file")
     size = regular_file_bytes(path)
     if size > _MOST_BYTES:
-        raise InputError(f"{shown(path)}: {size} bytes of traffic; {_MOST_BYTES} are the most")
+        raise InputError(f"{printable(path)}: {size} bytes of traffic; {_MOST_BYTES} are the most")
     with open_regular(path) as file:
         raw = read_exactly(file, size, path)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise InputError(f"{shown(path)}: is not UTF-8 text") from None
+        raise InputError(f"{printable(path)}: is not UTF-8 text") from None
     rows = _csv_rows(text, path) if path.suffix.lower() == ".csv" else _json_rows(text, path)
     requests = tuple(_request(row, path, line) for line, row in rows)
     if not requests:
-        raise InputError(f"{shown(path)}: holds no request")
+        raise InputError(f"{printable(path)}: holds no request")
     return requests
 
 
@@ -90,13 +90,13 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         names = [(name or "").strip() for name in reader.fieldnames or ()]
         if any(names.count(key) != 1 for key in _KEYS):
             raise InputError(
-                f"{shown(path)}:1: the header must name {_KEYS[0]} and {_KEYS[1]} once each"
+                f"{printable(path)}:1: the header must name {_KEYS[0]} and {_KEYS[1]} once each"
             )
         reader.fieldnames = names
         for row in reader:
             yield reader.line_num, dict(row)
     except csv.Error as error:
-        raise InputError(f"{shown(path)}:{reader.reader.line_num}: {error}") from None
+        raise InputError(f"{printable(path)}:{reader.reader.line_num}: {error}") from None
 
 
 def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -106,16 +106,16 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise InputError(f"{shown(path)}:{number}: is not JSON") from None
+            raise InputError(f"{printable(path)}:{number}: is not JSON") from None
         if not isinstance(row, dict):
-            raise InputError(f"{shown(path)}:{number}: expected an object")
+            raise InputError(f"{printable(path)}:{number}: expected an object")
         yield number, row
 
 
 def _request(row: dict[str, Any], path: Path, line: int) -> Request:
     prompt, completion = (_count(row.get(key), key, path, line) for key in _KEYS)
     if prompt == 0:
-        raise InputError(f"{shown(path)}:{line}: {_KEYS[0]}: a prompt has at least one token")
+        raise InputError(f"{printable(path)}:{line}: {_KEYS[0]}: a prompt has at least one token")
     return Request(prompt, completion)
 
 
@@ -123,5 +123,7 @@ def _count(value: Any, key: str, path: Path, line: int) -> int:
     if isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-        raise InputError(f"{shown(path)}:{line}: {key}: {shown(value)!r} is no count of tokens")
+        raise InputError(
+            f"{printable(path)}:{line}: {key}: {printable(value)!r} is no count of tokens"
+        )
     return value

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.plans.experts.expert_slots import Inventory
 from memfit.estimators.plans.experts.result import CapacityRow, Worth
 from memfit.estimators.plans.experts.routing import RoutingProfile
-from memfit.estimators.plans.experts.expert_slots import Inventory
-from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import Note
 
 # mlx-moe warns when the peak is above this share of the working set.

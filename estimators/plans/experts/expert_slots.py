@@ -8,14 +8,14 @@ from typing import NamedTuple
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.specs import MixtureOfExperts
-from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.weights.derived import Plan, tensor_bytes
-from memfit.estimators.weights.footprint import Weighed
-from memfit.estimators.weights.parts import part_of
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
-from memfit.estimators.results.estimate import Basis
 from memfit.estimators.base.units import ceil_div
+from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.results.estimate import Basis
+from memfit.estimators.weights.derived import Plan, tensor_bytes
+from memfit.estimators.weights.footprint import WeightFootprint
+from memfit.estimators.weights.parts import part_of
 
 # mlx-lm utils.py, make_shards: a tensor that would make a file larger begins the next one.
 SHARD_BYTES = 5 * 2**30
@@ -86,7 +86,9 @@ class Inventory:
         return self.held_bytes([layer.experts for layer in self.layers])
 
 
-def inventory(model: Model, tensors: Iterable[Tensor] | None, weighed: Weighed) -> Inventory:
+def inventory(
+    model: Model, tensors: Iterable[Tensor] | None, footprint: WeightFootprint
+) -> Inventory:
     """Return the experts of a model, from the tensors where the runtime keeps them as they are.
 
     Raises:
@@ -102,16 +104,16 @@ def inventory(model: Model, tensors: Iterable[Tensor] | None, weighed: Weighed) 
         raise UnsupportedError(f"{model.model_type}: no layer has routed experts")
     if len({(moe.experts, moe.top_k) for moe in routed.values()}) > 1:
         raise UnsupportedError(f"{model.model_type}: its layers have different numbers of experts")
-    if weighed.basis == "bound":
+    if footprint.basis == "bound":
         raise UnsupportedError(
             f"{model.model_type}: its weights are only known as a bound; convert it with"
             " mlx_lm.convert, or give --quantize"
         )
-    as_stored = weighed.nbytes - weighed.unloaded_bytes == weighed.loaded_bytes
+    as_stored = footprint.nbytes - footprint.unloaded_bytes == footprint.loaded_bytes
     if tensors is not None and as_stored:
         pieces = tuple(_stored(model, tensors))
     else:
-        pieces = tuple(_derived(model, weighed.plan))
+        pieces = tuple(_derived(model, footprint.plan))
     of_layer: Counter[int] = Counter()
     for piece in pieces:
         if piece.layer is not None:
@@ -130,8 +132,8 @@ def inventory(model: Model, tensors: Iterable[Tensor] | None, weighed: Weighed) 
         )
         for index, moe in routed.items()
     )
-    other = weighed.loaded_bytes - of_layer.total()
-    return Inventory(layers, other, pieces, weighed.basis)
+    other = footprint.loaded_bytes - of_layer.total()
+    return Inventory(layers, other, pieces, footprint.basis)
 
 
 def startup_bytes(experts: Inventory, capacities: Sequence[int]) -> int:

@@ -8,13 +8,14 @@ from fractions import Fraction
 from math import ceil
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.version import __version__
 from memfit.estimators.machine.apple import chips
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import runs
 from memfit.estimators.machine.working_set import OsRegime, stock_working_set
-from memfit.estimators.runtimes.budget import Need, judge
-from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
 from memfit.estimators.plans.experts.advice import notes, warnings_of, worth
+from memfit.estimators.plans.experts.expert_slots import Inventory, startup_bytes
 from memfit.estimators.plans.experts.result import (
     Adaptive,
     CapacityRow,
@@ -27,10 +28,9 @@ from memfit.estimators.plans.experts.routing import (
     adaptive_capacities,
     missed_by_chance,
 )
-from memfit.estimators.plans.experts.expert_slots import Inventory, startup_bytes
-from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import DeviceSummary
-from memfit.estimators.base.version import __version__
+from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
 
 _TABLE_PARTS = 8
 

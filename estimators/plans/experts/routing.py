@@ -6,11 +6,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from memfit.estimators.base.files import read_whole, shown
-from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.experts.expert_slots import ExpertLayer
+from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.base.records import record
+from memfit.estimators.plans.experts.expert_slots import ExpertLayer
 
 # A thousand layers of as many experts; their names and counts are about twenty bytes each.
 _MOST_VALUES = 2_000_000
@@ -123,9 +123,11 @@ def read_profile(path: Path, layers: Sequence[ExpertLayer]) -> RoutingProfile:
         text, path, what="the expert profile", error=InputError, max_values=_MOST_VALUES
     )
     prompts = data.get("num_prompts")
-    where = f"{shown(path)}: "
+    where = f"{printable(path)}: "
     if prompts is not None and (type(prompts) is not int or not 0 < prompts < _MOST_COUNT):
-        raise InputError(f"{where}num_prompts: expected a count of prompts, got {shown(prompts)}")
+        raise InputError(
+            f"{where}num_prompts: expected a count of prompts, got {printable(prompts)}"
+        )
     named = data.get("layers", data)
     if not isinstance(named, dict):
         raise InputError(f"{where}layers: expected layers by their number")
@@ -145,9 +147,9 @@ def _counts(named: Mapping[str, Any], layer: ExpertLayer, where: str) -> tuple[i
     counts = [0] * layer.experts
     for expert, count in entry.items() if isinstance(entry, dict) else ():
         if not _INDEX.fullmatch(expert) or int(expert) >= layer.experts:
-            raise InputError(f"{where}: has {layer.experts} experts, none is {shown(expert)!r}")
+            raise InputError(f"{where}: has {layer.experts} experts, none is {printable(expert)!r}")
         if type(count) is not int or not 0 <= count < _MOST_COUNT:
-            raise InputError(f"{where}: expert {expert}: expected a count, got {shown(count)}")
+            raise InputError(f"{where}: expert {expert}: expected a count, got {printable(count)}")
         counts[int(expert)] = count
     if not any(counts):
         raise InputError(f"{where}: no expert was used; profile with more tokens")

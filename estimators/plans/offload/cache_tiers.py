@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from memfit.estimators.base.files import read_whole, shown
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.offload.session_cache import Storage
+from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div, parse_count
+from memfit.estimators.plans.offload.session_cache import Storage
 
 COLUMNS = ("agent", "prompt_tokens", "completion_tokens")
 _MOST_BYTES = 64 * 10**6
@@ -205,15 +205,15 @@ def read_requests(path: Path) -> tuple[Request, ...]:
     try:
         text = read_whole(path, limit=_MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{shown(path)}: is not UTF-8 at byte {error.start}") from None
+        raise InputError(f"{printable(path)}: is not UTF-8 at byte {error.start}") from None
     rows = _objects if path.suffix.lower() in (".jsonl", ".ndjson") else _records
     requests: list[Request] = []
     for line, row in rows(text, path):
         if len(requests) == _MOST_REQUESTS:
-            raise InputError(f"{shown(path)}: more than {_MOST_REQUESTS} requests")
-        requests.append(_request(row, f"{shown(path)}: line {line}"))
+            raise InputError(f"{printable(path)}: more than {_MOST_REQUESTS} requests")
+        requests.append(_request(row, f"{printable(path)}: line {line}"))
     if not requests:
-        raise InputError(f"{shown(path)}: holds no request")
+        raise InputError(f"{printable(path)}: holds no request")
     return tuple(requests)
 
 
@@ -223,23 +223,25 @@ Row = dict[str, object]
 def _records(text: str, path: Path) -> Iterator[tuple[int, Row]]:
     lines = text.splitlines()
     if any(len(line) > _LONGEST_FIELD for line in lines):
-        raise InputError(f"{shown(path)}: a line of more than {_LONGEST_FIELD} characters")
+        raise InputError(f"{printable(path)}: a line of more than {_LONGEST_FIELD} characters")
     reader = csv.DictReader(io.StringIO(text), strict=True, restval="", restkey="")
     try:
         missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
         if missing:
-            raise InputError(f"{shown(path)}: line 1: no column {missing[0]}; it needs a heading")
+            raise InputError(
+                f"{printable(path)}: line 1: no column {missing[0]}; it needs a heading"
+            )
         for row in reader:
             yield reader.line_num, dict(row)
     except csv.Error as error:
-        raise InputError(f"{shown(path)}: line {reader.reader.line_num}: {error}") from None
+        raise InputError(f"{printable(path)}: line {reader.reader.line_num}: {error}") from None
 
 
 def _objects(text: str, path: Path) -> Iterator[tuple[int, Row]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        where = f"{shown(path)}: line {number}"
+        where = f"{printable(path)}: line {number}"
         if len(line) > _LONGEST_FIELD:
             raise InputError(f"{where}: is longer than {_LONGEST_FIELD} characters")
         try:
@@ -271,6 +273,7 @@ def _tokens(row: Row, key: str, where: str, least: int) -> int:
         raise InputError(f"{where}: {key}: {error}") from None
     if type(tokens) is not int or not least <= tokens <= _MOST_TOKENS:
         raise InputError(
-            f"{where}: {key}: expected a count from {least} to {_MOST_TOKENS}, got {shown(value)}"
+            f"{where}: {key}: expected a count from {least} to {_MOST_TOKENS},"
+            f" got {printable(value)}"
         )
     return tokens

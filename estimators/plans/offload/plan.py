@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from dataclasses import field
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.version import __version__
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.budget import COMFORTABLE
-from memfit.estimators.plans.offload.session_cache import (
-    PLAIN_BITS,
-    Storage,
-    longest_hot,
+from memfit.estimators.plans.offload.cache_tiers import (
+    Request,
+    Simulation,
+    Speeds,
+    Tiers,
+    milliseconds,
+    simulate,
 )
-from memfit.estimators.runtimes.growth import adaptive_chunk
 from memfit.estimators.plans.offload.result import (
     Disk,
     OffloadPlan,
@@ -25,18 +29,14 @@ from memfit.estimators.plans.offload.result import (
     Threshold,
     Times,
 )
-from memfit.estimators.plans.offload.cache_tiers import (
-    Request,
-    Simulation,
-    Speeds,
-    Tiers,
-    milliseconds,
-    simulate,
+from memfit.estimators.plans.offload.session_cache import (
+    PLAIN_BITS,
+    Storage,
+    longest_hot,
 )
-from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import DeviceSummary, Note
-from memfit.estimators.base.units import ceil_div
-from memfit.estimators.base.version import __version__
+from memfit.estimators.runtimes.budget import COMFORTABLE
+from memfit.estimators.runtimes.growth import adaptive_chunk
 
 # agent-memory's CACHE_HOT_THRESHOLD_TOKENS; it takes 8192 tokens for 200 MB.
 FIXED_THRESHOLD = 8192

@@ -3,8 +3,8 @@
 The fields are those of docs/schema/plan-offload.schema.json.
 """
 
-from memfit.estimators.plans.offload.cache_tiers import Simulation
 from memfit.estimators.base.records import record
+from memfit.estimators.plans.offload.cache_tiers import Simulation
 from memfit.estimators.results.estimate import DeviceSummary, Note
 
 SCHEMA = "memfit.plan-offload/1"

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from memfit.estimators.base import dtypes
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.runtimes.growth import block_bytes
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div, round_up
+from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.runtimes.growth import block_bytes
 
 BLOCK_TOKENS = 256
 PLAIN_BITS = 16

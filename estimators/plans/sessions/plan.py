@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.runtimes.registry import Growth, Runtime
-from memfit.estimators.runtimes.token_cost import Charge, charges
-from memfit.estimators.runtimes.growth import GrowthEvent, GrowthRule, growth_events, rule_of
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_down
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import MAX_TOKENS, Workload
+from memfit.estimators.runtimes.growth import GrowthEvent, GrowthRule, growth_events, rule_of
+from memfit.estimators.runtimes.registry import Growth, Runtime
+from memfit.estimators.runtimes.token_cost import Charge, charges
 
 SCHEMA = "memfit.plan-growth/1"
 MOST_SESSIONS = 100_000

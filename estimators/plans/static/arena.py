@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
-from memfit.estimators.trace.graph_format import Call, Node
 from memfit.estimators.base.units import round_up
+from memfit.estimators.trace.graph_format import Call, Node
 
 # A buffer bound at an offset: what Metal asks of every Mac (Metal feature set tables).
 ALIGNMENT = 256

@@ -11,15 +11,15 @@ from typing import Literal
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import Attention, LatentAttention
-from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.static.arena import Arena, arena, needs
 from memfit.estimators.base.records import record
-from memfit.estimators.results.estimate import Note
-from memfit.estimators.trace.graph_format import Call, Phase, Trace
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import MAX_TOKENS
+from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.plans.static.arena import Arena, arena, needs
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.trace.graph_format import Call, Phase, Trace
 
 SCHEMA = "memfit.plan-static/1"
 Mode = Literal["private", "shared"]

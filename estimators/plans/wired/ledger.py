@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 from uuid import uuid4
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.wired.policies import WiredPolicy
 from memfit.estimators.base.records import record
+from memfit.estimators.plans.wired.policies import WiredPolicy
 
 TicketKind = Literal["active", "reservation"]
 Standing = Literal["started", "waiting", "refused"]

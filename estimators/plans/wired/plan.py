@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.wired_limit import wired_limit
 from memfit.estimators.plans.wired.ledger import PaperBackend, WiredEvent, WiredLedger
@@ -16,7 +17,6 @@ from memfit.estimators.plans.wired.result import (
     WiredPlan,
 )
 from memfit.estimators.plans.wired.scenario import Appointment, WiredScenario
-from memfit.estimators.base.units import Units, format_bytes, format_duration
 
 _ENDS, _STARTS = 0, 1  # at one moment, what ends makes room before anything starts
 

@@ -6,9 +6,9 @@ The fields are those of docs/schema/plan-wired.schema.json.
 from collections.abc import Sequence
 from typing import Literal
 
-from memfit.estimators.plans.wired.ledger import TicketKind
 from memfit.estimators.base.records import record
 from memfit.estimators.base.version import __version__
+from memfit.estimators.plans.wired.ledger import TicketKind
 
 SCHEMA = "memfit.plan-wired/1"
 Outcome = Literal["admitted", "refused", "gave_up", "waiting", "left_out"]

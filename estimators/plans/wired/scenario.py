@@ -7,19 +7,10 @@ here.
 from collections.abc import Mapping
 from pathlib import Path
 
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
-from memfit.estimators.plans.wired.section import (
-    Section,
-    as_duration,
-    as_name,
-    as_share,
-    as_size,
-    as_text,
-    one_of,
-    read_section,
-)
 from memfit.estimators.plans.wired.ledger import Ticket, TicketKind, WiredSettings
 from memfit.estimators.plans.wired.policies import (
     BudgetPolicy,
@@ -30,7 +21,16 @@ from memfit.estimators.plans.wired.policies import (
     SumPolicy,
     WiredPolicy,
 )
-from memfit.estimators.base.records import record
+from memfit.estimators.plans.wired.section import (
+    Section,
+    as_duration,
+    as_name,
+    as_share,
+    as_size,
+    as_text,
+    one_of,
+    read_section,
+)
 
 SCHEMA = "memfit.wired-scenario/1"
 MAX_SCENARIO_BYTES = 1_000_000

@@ -6,9 +6,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memfit.estimators.base.files import read_whole, shown
-from memfit.estimators.base.reading.strict_yaml import Place, Placed, parse_placed
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.reading.strict_yaml import Place, Placed, parse_placed
 from memfit.estimators.base.units import parse_duration, parse_size
 
 _NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)
@@ -36,7 +36,7 @@ class Section:
         known = place
         while known not in self.placed.lines and known:
             known = known[:-1]
-        where = f"{shown(self.path)}:{self.placed.lines.get(known, 1)}"
+        where = f"{printable(self.path)}:{self.placed.lines.get(known, 1)}"
         return InputError(": ".join(filter(None, (where, dotted(place), text))))
 
     def only(self, keys: tuple[str, ...]) -> None:
@@ -84,7 +84,7 @@ def read_section(path: Path, keys: tuple[str, ...], *, limit: int) -> Section:
     """
     placed = parse_placed(read_whole(path, limit=limit), path)
     for line, place in placed.repeated:
-        raise InputError(f"{shown(path)}:{line}: {dotted(place)}: this name stands twice")
+        raise InputError(f"{printable(path)}:{line}: {dotted(place)}: this name stands twice")
     section = Section(path, placed)
     section.only(keys)
     return section
@@ -148,8 +148,8 @@ def as_share(value: Any) -> Fraction:
 
 def dotted(place: Place) -> str:
     """Return a place as text, for a message."""
-    return ".".join(shown(step) for step in place)
+    return ".".join(printable(step) for step in place)
 
 
 def _shown(value: Any) -> str:
-    return shown(repr(value)[:60])
+    return printable(repr(value)[:60])

@@ -20,12 +20,12 @@ from memfit.estimators.arch.specs import (
     SlidingAttention,
     SparseLatentAttention,
 )
-from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME, GgmlType
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.runtimes.registry import Runtime
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME, GgmlType
+from memfit.estimators.runtimes.registry import Runtime
 
 # What --cache-type-k and --cache-type-v of llama.cpp take (common/arg.cpp, kv_cache_types).
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")

@@ -3,8 +3,15 @@
 from collections.abc import Iterator
 
 from memfit.estimators.arch.model import Model
+from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import round_up
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.kv_cache import KVCache
+from memfit.estimators.results.estimate import Basis
+from memfit.estimators.runtimes.interface import Figures, RuntimeModel
 from memfit.estimators.runtimes.llama_cpp.caches import (
     CACHE_TYPES,
     CacheTypes,
@@ -15,16 +22,9 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     recurrent_bytes,
 )
 from memfit.estimators.runtimes.llama_cpp.compute import Compute, compute_bound
-from memfit.estimators.weights.footprint import Weighed
-from memfit.estimators.workspace import Moment
-from memfit.estimators.runtimes.interface import Engine, Figures
-from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.runtimes.registry import LLAMA_CPP, get_runtime
-from memfit.estimators.base.records import record
-from memfit.estimators.results.estimate import Basis
-from memfit.estimators.base.units import round_up
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.weights.footprint import WeightFootprint
+from memfit.estimators.workspace import PeakMoment
 
 _TENSOR_ALIGNMENT = 32  # general.alignment's default, and ggml's own (ggml-backend)
 
@@ -41,14 +41,14 @@ class LlamaEngine:
     runtime: str = LLAMA_CPP
     workspace_basis: tuple[Basis, int] = ("bound", 0)
 
-    def resident_bytes(self, weighed: Weighed, backend: Backend) -> int:
+    def resident_bytes(self, footprint: WeightFootprint, backend: Backend) -> int:
         """Return the bytes with each tensor at its alignment, whatever the backend."""
         return sum(
-            count * round_up(size, _TENSOR_ALIGNMENT) for size, count in weighed.sizes.items()
+            count * round_up(size, _TENSOR_ALIGNMENT) for size, count in footprint.sizes.items()
         )
 
     def figures(
-        self, model: Model, weighed: Weighed, workload: Workload, device: Device | None
+        self, model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
     ) -> Figures:
         """Return what a workload takes; the largest moment is the first micro-batch."""
         if workload.max_kv_size is not None:
@@ -57,12 +57,12 @@ class LlamaEngine:
         kept = caches(model, room, types, workload.total_tokens)
         states = recurrent_bytes(model, room.sequences)
         compute = compute_bound(model, self.tensors, room)
-        weights = self.resident_bytes(weighed, "cpu")
-        moment = Moment(
+        weights = self.resident_bytes(footprint, "cpu")
+        moment = PeakMoment(
             phase="prefill",
             nbytes=weights + kept.nbytes + states + compute.nbytes,
             workspace_bytes=compute.nbytes,
-            largest_buffer_bytes=max([*weighed.sizes, compute.nbytes, kept.nbytes]),
+            largest_buffer_bytes=max([*footprint.sizes, compute.nbytes, kept.nbytes]),
             largest_buffer="compute buffer",
             explanation=_explained(compute, room, weights + kept.nbytes + states),
         )
@@ -95,7 +95,7 @@ def parse_cache_types(text: str) -> CacheTypes:
     return CacheTypes(names[0], names[-1])
 
 
-def llama_assumptions(engine: Engine, workload: Workload) -> Iterator[str]:
+def llama_assumptions(engine: RuntimeModel, workload: Workload) -> Iterator[str]:
     """Yield what was taken for granted of llama.cpp, where it is the engine."""
     if not isinstance(engine, LlamaEngine):
         return
