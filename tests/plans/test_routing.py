@@ -1,6 +1,7 @@
 """Usage profiles: reading them, and what they say of coverage."""
 
 import json
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -97,8 +98,73 @@ def test_no_other_choice_of_the_same_bytes_misses_less(
     assert sum(chosen) * 10 <= budget
     others = [pair for pair in product(range(1, 5), repeat=2) if sum(pair) * 10 <= budget]
     least = min(sum(profile.missed(pair), Fraction()) for pair in others)
-    # Gains are compared to eighteen digits.
-    assert sum(profile.missed(chosen), Fraction()) - least < Fraction(1, 10**12)
+    assert sum(profile.missed(chosen), Fraction()) == least
+
+
+def moved_slots(counts: Sequence[tuple[int, ...]], slots: int, floor: int) -> list[int]:
+    """mlx-moe's documented rule, in exact fractions and without regard to speed."""
+    experts = len(counts[0])
+    kept = [slots // len(counts)] * len(counts)
+    for layer in range(len(counts)):
+        kept[layer] += min(slots - sum(kept), experts - kept[layer])
+
+    def miss_rate(layer: int, capacity: int) -> Fraction:
+        covered = sum(sorted(counts[layer], reverse=True)[:capacity])
+        return 1 - Fraction(covered, sum(counts[layer]))
+
+    def cost(layer: int) -> Fraction:
+        if kept[layer] <= floor:
+            return Fraction(2)  # more than any share
+        return miss_rate(layer, kept[layer] - 1) - miss_rate(layer, kept[layer])
+
+    def utility(layer: int) -> Fraction:
+        return miss_rate(layer, kept[layer]) - miss_rate(layer, kept[layer] + 1)
+
+    while True:
+        donor = min(range(len(counts)), key=cost)
+        recipient = max(range(len(counts)), key=utility)
+        if utility(recipient) <= cost(donor):
+            return kept
+        kept[donor] -= 1
+        kept[recipient] += 1
+
+
+# Few different counts: most gains are equal to another layer's.
+TIES = st.lists(st.tuples(*[st.integers(0, 3)] * 6).filter(any), min_size=2, max_size=5)
+
+
+@given(TIES, st.integers(1, 6), st.data())
+def test_ties_are_broken_as_in_mlx_moe(
+    counts: list[tuple[int, ...]], top_k: int, data: st.DataObject
+) -> None:
+    layers = tuple(ExpertLayer(index, 6, top_k, True, 10) for index in range(len(counts)))
+    slots = data.draw(st.integers(top_k * len(counts), 6 * len(counts)))
+    chosen = adaptive_capacities(RoutingProfile(tuple(counts)), layers, 10 * slots + 9)
+    assert list(chosen) == moved_slots(counts, slots, top_k)
+
+
+@pytest.mark.parametrize(("slots", "chosen"), [(64, (32, 32)), (65, (33, 32)), (127, (64, 63))])
+def test_uniform_layers_keep_equal_capacities(slots: int, chosen: tuple[int, int]) -> None:
+    layers = tuple(ExpertLayer(index, 64, 1, True, 10) for index in range(2))
+    profile = RoutingProfile(((5,) * 64, (5,) * 64))
+    assert adaptive_capacities(profile, layers, 10 * slots) == chosen
+
+
+@given(TIES, st.lists(st.integers(1, 9), min_size=5, max_size=5), st.integers(0, 60))
+def test_slots_of_different_sizes_stay_in_the_budget(
+    counts: list[tuple[int, ...]], sizes: list[int], extra: int
+) -> None:
+    pairs = zip(counts, sizes, strict=False)
+    layers = [ExpertLayer(i, 6, 2, True, size) for i, (_, size) in enumerate(pairs)]
+    budget = sum(2 * layer.slot_bytes for layer in layers) + extra
+    profile = RoutingProfile(tuple(counts))
+    chosen = adaptive_capacities(profile, layers, budget)
+    taken = sum(n * layer.slot_bytes for n, layer in zip(chosen, layers, strict=True))
+    assert taken <= budget
+    assert all(2 <= capacity <= 6 for capacity in chosen)
+    each = min(6, budget // sum(layer.slot_bytes for layer in layers))
+    uniform = sum(profile.missed([each] * len(layers)), Fraction())
+    assert sum(profile.missed(chosen), Fraction()) <= uniform
 
 
 def test_priority_is_a_quarter_after_128_steps() -> None:

@@ -1,8 +1,9 @@
 """Which experts a model's tokens went to, and what a number of slots would have caught of it."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from memfit.estimators.plans.experts.expert_slots import ExpertLayer
 _MOST_VALUES = 2_000_000
 _MOST_BYTES = 32 * 10**6
 _MOST_COUNT = 2**63
-_SCALE = 10**18
+# mlx-moe stops moving slots for a gain of 1e-9 of a layer's uses or less.
+LEAST_GAIN = 10**9
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 
@@ -67,34 +69,67 @@ def missed_by_chance(experts: int, capacities: Sequence[int]) -> tuple[Fraction,
 def adaptive_capacities(
     profile: RoutingProfile, layers: Sequence[ExpertLayer], budget_bytes: int
 ) -> tuple[int, ...]:
-    """Return the experts of each layer that miss least within a number of bytes.
+    """Return the experts of each layer after slots moved to the layers that miss more.
 
-    Every layer has at least its top k, then the next most used expert of any layer follows: with
-    slots of one size nothing misses less.
+    All layers start with the same number of slots; the remainder goes to the first layers. Then
+    one slot at a time moves from the layer that loses least to the layer that gains most (the
+    first layer on a tie), while the gain is larger than the loss. A layer keeps at least its top
+    k. Where slots differ in size, only moves within the budget are made.
+
+    Source: mlx-moe lazy_experts/loading.py, compute_adaptive_allocations, with the top k as its
+    ``min_per_layer``. It compares floats; this compares the same shares as exact integers.
 
     >>> rows = tuple(ExpertLayer(i, 4, 1, False, 10) for i in range(2))
     >>> adaptive_capacities(RoutingProfile(((9, 1, 0, 0), (4, 3, 2, 1))), rows, 40)
     (1, 3)
     """
-    capacities = [layer.top_k for layer in layers]
-    left = budget_bytes - sum(layer.top_k * layer.slot_bytes for layer in layers)
-    for place in sorted(_gains(profile, layers), reverse=True):
-        index = -place[1]
-        if layers[index].slot_bytes <= left:
-            capacities[index] += 1
-            left -= layers[index].slot_bytes
+    capacities, left = _equal_capacities(layers, budget_bytes)
+    whole = lcm(*map(sum, profile.counts))
+    uses = [
+        [count * (whole // sum(counts)) for count in sorted(counts, reverse=True)]
+        for counts in profile.counts
+    ]
+
+    def gain(index: int) -> int:
+        full = capacities[index] == layers[index].experts
+        return 0 if full else uses[index][capacities[index]]
+
+    def loss(index: int) -> int:
+        return uses[index][capacities[index] - 1]
+
+    def best_move() -> tuple[int, int] | None:
+        for recipient in sorted(range(len(layers)), key=gain, reverse=True):
+            needed = layers[recipient].slot_bytes - left
+            donors = [
+                index
+                for index, layer in enumerate(layers)
+                if capacities[index] > layer.top_k and layer.slot_bytes >= needed
+            ]
+            donor = min(donors, key=loss, default=recipient)
+            if gain(recipient) > max(loss(donor), whole // LEAST_GAIN):
+                return donor, recipient
+        return None
+
+    while move := best_move():
+        donor, recipient = move
+        capacities[donor] -= 1
+        capacities[recipient] += 1
+        left += layers[donor].slot_bytes - layers[recipient].slot_bytes
     return tuple(capacities)
 
 
-def _gains(
-    profile: RoutingProfile, layers: Sequence[ExpertLayer]
-) -> Iterator[tuple[int, int, int]]:
-    """What each expert beyond the top k catches for its bytes; a layer's own in their order."""
-    for index, (counts, layer) in enumerate(zip(profile.counts, layers, strict=True)):
-        for rank, count in enumerate(sorted(counts, reverse=True)):
-            if rank >= layer.top_k:
-                gain = count * layer.top_k * _SCALE // (sum(counts) * layer.slot_bytes)
-                yield gain, -index, -rank
+def _equal_capacities(layers: Sequence[ExpertLayer], budget_bytes: int) -> tuple[list[int], int]:
+    """As many slots in every layer as the budget holds, and the bytes that are left."""
+    each = budget_bytes // sum(layer.slot_bytes for layer in layers)
+    capacities = [min(layer.experts, max(layer.top_k, each)) for layer in layers]
+    left = budget_bytes - sum(
+        n * layer.slot_bytes for n, layer in zip(capacities, layers, strict=True)
+    )
+    for index, layer in enumerate(layers):
+        more = max(0, min(left // layer.slot_bytes, layer.experts - capacities[index]))
+        capacities[index] += more
+        left -= more * layer.slot_bytes
+    return capacities, left
 
 
 def lcp_priority(frequency: int, age: int) -> float:
