@@ -16,7 +16,7 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.checkpoint.hub.header_cache import user_cache
-from memfit.estimators.checkpoint.hub.http_errors import refusal
+from memfit.estimators.checkpoint.hub.http_errors import http_error
 from memfit.estimators.checkpoint.hub.listing import Listing
 from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.hub.settings import Hub, configured_hub
@@ -148,7 +148,7 @@ def _download(hub: Hub, name: str, revision: str, progress: Progress) -> Path:
         )
     except HfHubHTTPError as error:
         headers = error.response.headers
-        raise refusal(
+        raise http_error(
             error.response.status_code,
             headers.get("x-error-code", ""),
             headers.get("x-error-message", ""),

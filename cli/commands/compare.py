@@ -110,7 +110,7 @@ def compare(
         raise InputError("give two or more models to compare, or one with --matrix or --runtimes")
     if len(models) > 1 and runtimes is not None:
         raise InputError("--runtimes compares one model under several runtimes: give one model")
-    _refuse_twice(
+    _reject_twice(
         {axis.name for axis in axes},
         {
             "context": context is not None or prompt_tokens is not None,
@@ -220,7 +220,7 @@ def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:
     return runtimes == "all" and any(model.undecided is None for model in result.models)
 
 
-def _refuse_twice(axes: set[str], options: dict[str, bool]) -> None:
+def _reject_twice(axes: set[str], options: dict[str, bool]) -> None:
     """An axis would overrule the option that sets the same thing."""
     for name, given in options.items():
         if given and name in axes:

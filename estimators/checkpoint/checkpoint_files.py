@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from memfit.estimators.checkpoint.shards import Index
 
 
-class Folder(Protocol):
+class CheckpointFiles(Protocol):
     """A model's files by name; what cannot be had is a MemfitError that names the file."""
 
     @property
-    def place(self) -> PurePath:
+    def label(self) -> PurePath:
         """What messages call it."""
 
     def names(self) -> Sequence[str]:
         """Return the names at its top level, sorted."""
 
-    def holds(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
         """Tell whether there is such a name, at the top level or below."""
 
-    def lacks(self, names: Iterable[str]) -> list[str]:
+    def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of the names that lead to no file."""
 
     def read(self, name: str, *, limit: int) -> bytes:
@@ -46,7 +46,7 @@ class Folder(Protocol):
     def size(self, name: str) -> int:
         """Return the bytes of a file."""
 
-    def pickled_bytes(self, name: str) -> int:
+    def pytorch_file_bytes(self, name: str) -> int:
         """Return the bytes of a PyTorch file, once it is known to be one and no stand-in."""
 
     def headers(self, names: Sequence[str], index: "Index | None") -> Iterable[Header]:
@@ -58,31 +58,31 @@ class Directory:
 
     def __init__(self, path: Path) -> None:
         """Take a path; nothing is looked at yet."""
-        self.place = path
+        self.label = path
 
     def names(self) -> Sequence[str]:
         """Return the names in it, sorted."""
-        return list_names(self.place)
+        return list_names(self.label)
 
-    def holds(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
         """Tell whether the name is taken, be it by a broken link."""
-        return os.path.lexists(self.place / name)
+        return os.path.lexists(self.label / name)
 
-    def lacks(self, names: Iterable[str]) -> list[str]:
+    def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of the names that lead to no file: a broken link does not."""
-        return [name for name in names if not os.path.exists(self.place / name)]
+        return [name for name in names if not os.path.exists(self.label / name)]
 
     def read(self, name: str, *, limit: int) -> bytes:
         """Return a small file whole."""
-        return read_whole(self.place / name, limit=limit)
+        return read_whole(self.label / name, limit=limit)
 
     def size(self, name: str) -> int:
         """Return the bytes of a file."""
-        return regular_file_bytes(self.place / name)
+        return regular_file_bytes(self.label / name)
 
-    def pickled_bytes(self, name: str) -> int:
+    def pytorch_file_bytes(self, name: str) -> int:
         """Return the bytes of a PyTorch file; a Git LFS pointer is refused."""
-        path = self.place / name
+        path = self.label / name
         nbytes = regular_file_bytes(path)
         if nbytes < LENGTH_BYTES:
             raise CheckpointError(
@@ -94,4 +94,4 @@ class Directory:
 
     def headers(self, names: Sequence[str], index: "Index | None") -> Iterable[Header]:
         """Return the headers one by one: of 160 shards none is held longer than needed."""
-        return (read_header(self.place / name) for name in names)
+        return (read_header(self.label / name) for name in names)

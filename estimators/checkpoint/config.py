@@ -6,7 +6,7 @@ from typing import Any
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.base.reading.strict_json import parse_object, plain
-from memfit.estimators.checkpoint.checkpoint_files import Directory, Folder
+from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles, Directory
 
 CONFIG = "config.json"
 MODELOPT = "hf_quant_config.json"
@@ -34,7 +34,7 @@ def read_model_config(path: Path) -> dict[str, Any]:
     return model_config(Directory(path.parent), path.name)
 
 
-def model_config(folder: Folder, name: str = CONFIG) -> dict[str, Any]:
+def model_config(files: CheckpointFiles, name: str = CONFIG) -> dict[str, Any]:
     """Return a model's config, with the quantisation that NVIDIA ModelOpt writes beside it.
 
     As in mlx-lm, hf_quant_config.json counts only where neither the config nor its text_config
@@ -44,12 +44,12 @@ def model_config(folder: Folder, name: str = CONFIG) -> dict[str, Any]:
         CheckpointError: as `read_config`, for either file.
         ConfigError: as `read_config`, for either file.
     """
-    config = _parse(folder.read(name, limit=MAX_CONFIG_BYTES), folder.place / name)
+    config = _parse(files.read(name, limit=MAX_CONFIG_BYTES), files.label / name)
     text_config = config.get("text_config")
     holders = [config, text_config] if isinstance(text_config, dict) else [config]
-    if any("quantization_config" in holder for holder in holders) or not folder.holds(MODELOPT):
+    if any("quantization_config" in holder for holder in holders) or not files.exists(MODELOPT):
         return config
-    beside = _parse(folder.read(MODELOPT, limit=MAX_CONFIG_BYTES), folder.place / MODELOPT)
+    beside = _parse(files.read(MODELOPT, limit=MAX_CONFIG_BYTES), files.label / MODELOPT)
     return {**config, "quantization_config": beside}
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.reading.json_members import object_members
-from memfit.estimators.checkpoint.checkpoint_files import Folder
+from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles
 
 MAX_INDEX_BYTES = 100_000_000  # DeepSeek-V3's, with 91,991 names, is 9 MB
 MAX_INDEX_NAMES = 215_000
@@ -26,24 +26,23 @@ class Index(NamedTuple):
     files: frozenset[str]
 
 
-def read_index(folder: Folder, name: str) -> Index | None:
+def read_index(files: CheckpointFiles, name: str) -> Index | None:
     """Return the index of a name, None where there is none; every file it names is there.
 
     Raises:
         CheckpointError: when it is not JSON, has no weight_map of names, names files that are
             missing, or leads out of its directory.
     """
-    if not folder.holds(name):
+    if not files.exists(name):
         return None
-    path = folder.place / name
-    weight_map = _weight_map(folder.read(name, limit=MAX_INDEX_BYTES), path)
-    files = frozenset(weight_map.values())
-    for file in files:
-        _refuse_leaving(file, path)
-    _refuse_missing(
-        folder.lacks(sorted(files)), len(files), f"{printable(path)}: of the files it names"
-    )
-    return Index(weight_map, files)
+    path = files.label / name
+    weight_map = _weight_map(files.read(name, limit=MAX_INDEX_BYTES), path)
+    shards = frozenset(weight_map.values())
+    for shard in shards:
+        _reject_leaving(shard, path)
+    missing = files.missing(sorted(shards))
+    _reject_missing(missing, len(shards), f"{printable(path)}: of the files it names")
+    return Index(weight_map, shards)
 
 
 def _weight_map(text: bytes, path: PurePath) -> dict[str, str]:
@@ -87,7 +86,7 @@ def check_series(place: PurePath, names: Iterable[str]) -> None:
             f"{stem}{number:0{width}d}-of-{total}{rest}" for number in islice(absent, _NAMES_SHOWN)
         ]
         count = len(expected) - sum(number in expected for number in numbers)
-        _refuse_missing(missing, int(total), f"{printable(place)}: of {int(total)} shards", count)
+        _reject_missing(missing, int(total), f"{printable(place)}: of {int(total)} shards", count)
 
 
 def shard_total(name: str) -> int:
@@ -100,23 +99,23 @@ def shard_total(name: str) -> int:
     return int(shard["total"]) if shard else 1
 
 
-def listed(names: Iterable[str], count: int | None = None) -> str:
+def list_some(names: Iterable[str], count: int | None = None) -> str:
     """Return names for a message, the first few of ``count`` or of those given."""
     every = [printable(name) for name in names]
     more = (len(every) if count is None else count) - _NAMES_SHOWN
     return ", ".join(every[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _refuse_missing(missing: list[str], total: int, place: str, count: int | None = None) -> None:
+def _reject_missing(missing: list[str], total: int, place: str, count: int | None = None) -> None:
     """Raise where files are missing; of ``count`` in all only the first need be given."""
     if missing:
         count = len(missing) if count is None else count
         raise CheckpointError(
-            f"{place}, {count} are missing: {listed(missing, count)}; fetch them first"
+            f"{place}, {count} are missing: {list_some(missing, count)}; fetch them first"
         )
 
 
-def _refuse_leaving(name: str, path: PurePath) -> None:
+def _reject_leaving(name: str, path: PurePath) -> None:
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if not parts or ".." in parts or parts[0].startswith("/") or ":" in name or "\0" in name:
         raise CheckpointError(

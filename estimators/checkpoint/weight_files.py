@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
-from memfit.estimators.checkpoint.checkpoint_files import Folder
+from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles
 from memfit.estimators.checkpoint.manifest import SkippedFile, Tensor
-from memfit.estimators.checkpoint.shards import Index, check_series, listed, read_index
+from memfit.estimators.checkpoint.shards import Index, check_series, list_some, read_index
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 TORCH_INDEX = "pytorch_model.bin.index.json"
@@ -58,7 +58,7 @@ def is_weight_file(name: str) -> bool:
     return _role(name) is not None
 
 
-def read_weights(folder: Folder, names: Sequence[str]) -> Weights:
+def read_weights(files: CheckpointFiles, names: Sequence[str]) -> Weights:
     """Return the weights among a folder's files, and which of these do not count.
 
     Where the only weights are PyTorch's, ``bound`` is the sum of the file sizes.
@@ -67,33 +67,33 @@ def read_weights(folder: Folder, names: Sequence[str]) -> Weights:
         CheckpointError: when a file that counts is missing, unreadable or inconsistent.
     """
     roles = {name: role for name in names if (role := _role(name)) is not None}
-    counted, weights = _counted(folder, roles)
+    counted, weights = _counted(files, roles)
     others = [name for name in roles if name not in set(counted)]
-    skipped_files = [_left_out(folder, name, roles[name].value) for name in others]
+    skipped_files = [_left_out(files, name, roles[name].value) for name in others]
     return weights._replace(
         skipped_files=weights.skipped_files + tuple(filter(None, skipped_files))
     )
 
 
-def _counted(folder: Folder, roles: dict[str, _Role]) -> tuple[list[str], Weights]:
-    index = read_index(folder, SAFETENSORS_INDEX)
+def _counted(files: CheckpointFiles, roles: dict[str, _Role]) -> tuple[list[str], Weights]:
+    index = read_index(files, SAFETENSORS_INDEX)
     if loaded := _of(roles, _Role.LOADED):
-        weights = _merged(folder, loaded, index)
+        weights = _merged(files, loaded, index)
         return loaded, weights._replace(
-            warnings=weights.warnings + _index_warnings(folder, loaded, weights, index)
+            warnings=weights.warnings + _index_warnings(files, loaded, weights, index)
         )
     if others := _of(roles, _Role.OTHER):
         others = sorted(index.files) if index else others
-        weights = _merged(folder, others, index)
-        text = f"mlx-lm loads only model*.safetensors; counted {listed(others)} in their place"
+        weights = _merged(files, others, index)
+        text = f"mlx-lm loads only model*.safetensors; counted {list_some(others)} in their place"
         return others, weights._replace(
-            warnings=(f"{printable(folder.place)}: {text}", *weights.warnings)
+            warnings=(f"{printable(files.label)}: {text}", *weights.warnings)
         )
     if torch := _of(roles, _Role.TORCH):
-        torch = _torch_set(folder, torch)
-        return torch, _bounded(folder, torch)
+        torch = _torch_set(files, torch)
+        return torch, _bounded(files, torch)
     text = "no weight files; the weights are derived from config.json"
-    return [], Weights(warnings=(f"{printable(folder.place)}: {text}",))
+    return [], Weights(warnings=(f"{printable(files.label)}: {text}",))
 
 
 def _role(name: str) -> _Role | None:
@@ -115,14 +115,14 @@ def _of(roles: dict[str, _Role], wanted: _Role) -> list[str]:
     return [name for name, role in roles.items() if role is wanted]
 
 
-def _merged(folder: Folder, names: list[str], index: Index | None) -> Weights:
-    check_series(folder.place, names)
+def _merged(files: CheckpointFiles, names: list[str], index: Index | None) -> Weights:
+    check_series(files.label, names)
     merged: dict[str, Tensor] = {}
     skipped_files, repeating = [], []
     digests = []
     file_bytes = header_bytes = larger_bytes = 0
     names = _in_order(names, index)
-    for name, header in zip(names, folder.headers(names, index), strict=True):
+    for name, header in zip(names, files.headers(names, index), strict=True):
         repeated = [tensor for tensor in header.tensors if tensor.name in merged]
         larger_bytes += sum(max(0, new.nbytes - merged[new.name].nbytes) for new in repeated)
         if repeated:
@@ -143,7 +143,7 @@ def _merged(folder: Folder, names: list[str], index: Index | None) -> Weights:
         header_bytes=header_bytes,
         shards=len(names) - len(skipped_files),
         skipped_files=tuple(skipped_files),
-        warnings=_repeat_warnings(folder, repeating, larger_bytes),
+        warnings=_repeat_warnings(files, repeating, larger_bytes),
         header_sha256=tuple(sorted(digests)),
     )
 
@@ -154,52 +154,54 @@ def _in_order(names: list[str], index: Index | None) -> list[str]:
     return sorted(names, key=lambda name: (name not in indexed, name != "model.safetensors", name))
 
 
-def _repeat_warnings(folder: Folder, repeating: list[str], larger_bytes: int) -> tuple[str, ...]:
+def _repeat_warnings(
+    files: CheckpointFiles, repeating: list[str], larger_bytes: int
+) -> tuple[str, ...]:
     if not repeating:
         return ()
     text = (
-        f"{printable(folder.place)}: {listed(repeating)} hold tensors that other files hold too; "
+        f"{printable(files.label)}: {list_some(repeating)} hold tensors that other files hold too; "
         "mlx-lm merges them in the order the file system lists them; one copy is counted"
     )
     return (f"{text}, the other may take {larger_bytes} bytes more" if larger_bytes else text,)
 
 
 def _index_warnings(
-    folder: Folder, loaded: list[str], weights: Weights, index: Index | None
+    files: CheckpointFiles, loaded: list[str], weights: Weights, index: Index | None
 ) -> tuple[str, ...]:
     if index is None:
         return ()
-    place = f"{printable(folder.place)}: {SAFETENSORS_INDEX} names"
+    place = f"{printable(files.label)}: {SAFETENSORS_INDEX} names"
     held = {tensor.name for tensor in weights.tensors or ()}
-    files, tensors = sorted(index.files - set(loaded)), sorted(index.weight_map.keys() - held)
+    others, tensors = sorted(index.files - set(loaded)), sorted(index.weight_map.keys() - held)
     warnings = []
-    if files:
-        warnings.append(f"{place} {listed(files)}, but mlx-lm loads only model*.safetensors")
+    if others:
+        warnings.append(f"{place} {list_some(others)}, but mlx-lm loads only model*.safetensors")
     if tensors:
-        warnings.append(f"{place} tensors that no counted file holds: {listed(tensors)}")
+        warnings.append(f"{place} tensors that no counted file holds: {list_some(tensors)}")
     return tuple(warnings)
 
 
-def _torch_set(folder: Folder, names: list[str]) -> list[str]:
-    if index := read_index(folder, TORCH_INDEX):
+def _torch_set(files: CheckpointFiles, names: list[str]) -> list[str]:
+    if index := read_index(files, TORCH_INDEX):
         return sorted(index.files)
     return [name for name in names if name.startswith("pytorch_model")] or names
 
 
-def _bounded(folder: Folder, names: list[str]) -> Weights:
-    check_series(folder.place, names)
-    bound = sum(folder.pickled_bytes(name) for name in names)
+def _bounded(files: CheckpointFiles, names: list[str]) -> Weights:
+    check_series(files.label, names)
+    bound = sum(files.pytorch_file_bytes(name) for name in names)
     text = "only PyTorch files; their size is an upper bound, and mlx-lm cannot load them"
     return Weights(
         bound=bound,
         file_bytes=bound,
         shards=len(names),
-        warnings=(f"{printable(folder.place)}: {text}",),
+        warnings=(f"{printable(files.label)}: {text}",),
     )
 
 
-def _left_out(folder: Folder, name: str, reason: str) -> SkippedFile | None:
+def _left_out(files: CheckpointFiles, name: str, reason: str) -> SkippedFile | None:
     try:
-        return SkippedFile(printable(name), folder.size(name), reason)
+        return SkippedFile(printable(name), files.size(name), reason)
     except CheckpointError:
         return None  # a directory or a dead link by that name holds nothing to leave out

@@ -197,20 +197,20 @@ class _Handler(BaseHTTPRequestHandler):
         """The repository that may be seen; without one the refusal has been sent."""
         repo, token = self.hub.repos.get(name), self.headers.get("authorization")
         if token and token != f"Bearer {TOKEN}":
-            self._refuse(401, "", "Invalid credentials in Authorization header")
+            self._reject(401, "", "Invalid credentials in Authorization header")
         elif repo is None or (repo.private and not token):
-            self._refuse(404 if token else 401, "RepoNotFound", "Repository not found")
+            self._reject(404 if token else 401, "RepoNotFound", "Repository not found")
         elif revision not in (repo.branch, repo.commit):
-            self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            self._reject(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         elif repo.gated and not listing and not token:
-            self._refuse(401, "GatedRepo", f"Access to model {name} is restricted.")
+            self._reject(401, "GatedRepo", f"Access to model {name} is restricted.")
         else:
             return repo
         return None
 
     def _resolve(self, repo: Repo, name: str, file: str) -> None:
         if not (repo.folder / file).is_file():
-            self._refuse(404, "EntryNotFound", "Entry not found")
+            self._reject(404, "EntryNotFound", "Entry not found")
         elif repo.is_large(file):
             self.send_response(302)
             self.send_header("Location", f"{self.hub.files_endpoint}/{name}//{file}?signature=abc")
@@ -300,7 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def _refuse(self, status: int, code: str, message: str) -> None:
+    def _reject(self, status: int, code: str, message: str) -> None:
         self.send_response(status)
         if code:
             self.send_header("X-Error-Code", code)

@@ -14,7 +14,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.reading.strict_json import (
     RepeatedNameError,
-    refuse_oversized,
+    reject_oversized,
     unique_members,
 )
 
@@ -39,7 +39,7 @@ def object_members(
         InputError: of the class ``error``, with ``place`` before what is wrong, as
             `strict_json.parse_object`, and for a member above ``MAX_MEMBER_CHARACTERS``.
     """
-    refuse_oversized(text, place, error=error, max_values=max_values)
+    reject_oversized(text, place, error=error, max_values=max_values)
     if len(text) <= _SHORT_BYTES and (whole := _whole(text, inside)) is not None:
         yield from whole.items()
         return

@@ -30,7 +30,7 @@ def parse_object(
             more than ``max_values`` values, a repeated name, an endless number or no floor.
     """
     place = f"{printable(path)}: {what}"
-    refuse_oversized(text, place, error=error, max_values=max_values)
+    reject_oversized(text, place, error=error, max_values=max_values)
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=unique_members)
     except UnicodeDecodeError as cause:
@@ -48,7 +48,7 @@ def parse_object(
     return value
 
 
-def refuse_oversized(text: bytes, place: str, *, error: type[InputError], max_values: int) -> None:
+def reject_oversized(text: bytes, place: str, *, error: type[InputError], max_values: int) -> None:
     """Raise ``error`` for a text of more than ``max_values`` values, or with an endless number.
 
     To be called before parsing, because two bytes of text can become seventy of memory.

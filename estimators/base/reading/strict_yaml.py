@@ -102,7 +102,7 @@ class _Document:
         if len(place) > MAX_NESTING:
             raise self._error(event, f"nested deeper than {MAX_NESTING} levels")
         self._lines.setdefault(place, event.start_mark.line + 1)
-        self._refuse_marks(event)
+        self._reject_marks(event)
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(place)
         if isinstance(event, yaml.SequenceStartEvent):
@@ -122,13 +122,13 @@ class _Document:
         return values
 
     def _key(self, event: Any) -> str:
-        self._refuse_marks(event)
+        self._reject_marks(event)
         key = self._scalar(event) if isinstance(event, yaml.ScalarEvent) else None
         if not isinstance(key, str):
             raise self._error(event, "a key is no text; put it in quotes")
         return key
 
-    def _refuse_marks(self, event: Any) -> None:
+    def _reject_marks(self, event: Any) -> None:
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             raise self._error(event, "anchors and aliases are not read; write the value out")
         if event.tag is not None:

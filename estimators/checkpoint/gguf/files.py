@@ -12,7 +12,7 @@ from memfit.estimators.base.files import printable, regular_file_bytes
 from memfit.estimators.checkpoint.byte_source import ByteSource, FileSource
 from memfit.estimators.checkpoint.gguf.header import GgufHeader, Value, read_gguf
 from memfit.estimators.checkpoint.manifest import Checkpoint, SkippedFile, Tensor
-from memfit.estimators.checkpoint.shards import listed
+from memfit.estimators.checkpoint.shards import list_some
 
 SUFFIX = ".gguf"
 MAX_SPLITS = 1000  # the numbers have five digits; the largest published series has some forty
@@ -74,7 +74,7 @@ def gguf_checkpoint(
     headers = [read_gguf(part.source, part.name) for part in parts]
     names = [part.name for part in parts]
     metadata = headers[0].metadata
-    _refuse_other_kinds(metadata, names[0])
+    _reject_other_kinds(metadata, names[0])
     for number, (header, name) in enumerate(zip(headers, names, strict=True)):
         _check_split(header, name, number, len(headers))
     tensors = _merged(headers, names)
@@ -111,7 +111,7 @@ def read_gguf_file(
     if missing and len(paths) > 1:
         raise CheckpointError(
             f"{printable(path.parent)}: of {len(paths)} files of the series, {len(missing)} are"
-            f" missing: {listed(missing)}; fetch them first"
+            f" missing: {list_some(missing)}; fetch them first"
         )
     with ExitStack() as stack:
         parts = [Part(printable(other), stack.enter_context(FileSource(other))) for other in paths]
@@ -133,7 +133,8 @@ def read_gguf_directory(directory: Path, names: Sequence[str]) -> Checkpoint:
     models = _models(names)
     if len(models) > 1:
         raise CheckpointError(
-            f"{printable(directory)}: holds {len(models)} GGUF models, {listed(models)}; name one"
+            f"{printable(directory)}: holds {len(models)} GGUF models, {list_some(models)};"
+            " name one"
         )
     projectors = [name for name in names if _is_gguf(name) and _PROJECTOR in name.lower()]
     skipped_files = tuple(
@@ -164,7 +165,7 @@ def _is_gguf(name: str) -> bool:
     return name.lower().endswith(SUFFIX) and not name.startswith(".")
 
 
-def _refuse_other_kinds(metadata: Mapping[str, Value], name: str) -> None:
+def _reject_other_kinds(metadata: Mapping[str, Value], name: str) -> None:
     kind = metadata.get("general.type")
     if isinstance(kind, str) and kind in _NOT_MODELS:
         raise UnsupportedError(f"{name}: {_NOT_MODELS[kind]}")

@@ -7,7 +7,7 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.gguf.files import SUFFIX, Part, gguf_checkpoint, series
 from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.checkpoint.shards import listed
+from memfit.estimators.checkpoint.shards import list_some
 
 
 class HubSource:
@@ -17,7 +17,7 @@ class HubSource:
         """Take a file of the repository; what was kept of it is not fetched again."""
         self._repository, self._name = repository, name
         self.size: int = repository.size(name)
-        self._content = repository.kept_header(name)
+        self._content = repository.cached_header(name)
 
     def read(self, offset: int, count: int) -> bytes:
         """Return exactly ``count`` bytes at ``offset``.
@@ -32,7 +32,7 @@ class HubSource:
 
     def keep(self) -> None:
         """Keep what was fetched: the header, and what came with it."""
-        self._repository.keep_header(self._name, self._content)
+        self._repository.cache_header(self._name, self._content)
 
 
 def read_hub_gguf(repository: Repository, name: str, *, id: str) -> Checkpoint:
@@ -45,13 +45,13 @@ def read_hub_gguf(repository: Repository, name: str, *, id: str) -> Checkpoint:
     """
     place = PurePosixPath(name)
     names = [str(place.with_name(part)) for part in series(place.name)]
-    if missing := repository.lacks(names):
+    if missing := repository.missing(names):
         there = [file for file in repository.listing.files if file.lower().endswith(SUFFIX)]
-        has = f"; it has {listed(sorted(there))}" if there else ""
-        raise CheckpointError(f"{printable(repository.place)}: has no {listed(missing)}{has}")
+        has = f"; it has {list_some(sorted(there))}" if there else ""
+        raise CheckpointError(f"{printable(repository.label)}: has no {list_some(missing)}{has}")
     sources = [HubSource(repository, part) for part in names]
     parts = [
-        Part(printable(repository.place / part), source)
+        Part(printable(repository.label / part), source)
         for part, source in zip(names, sources, strict=True)
     ]
     checkpoint = gguf_checkpoint(parts, id=id, revision=repository.listing.commit)

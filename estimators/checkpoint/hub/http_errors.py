@@ -1,6 +1,6 @@
-"""What a Hub's refusal means: which line is said, and whether the name or the access is at fault.
+"""The error of a refused Hub request: a wrong name, missing access, or the server.
 
-The codes stand in the header X-Error-Code (huggingface_hub/utils/_http.py, hf_raise_for_status).
+The codes are in the header X-Error-Code (huggingface_hub/utils/_http.py, hf_raise_for_status).
 """
 
 from memfit.estimators.base.errors import CheckpointError, MemfitError, UnreachableError
@@ -11,7 +11,7 @@ class MissingFileError(CheckpointError):
     """The repository has no such file at that revision."""
 
 
-def refusal(
+def http_error(
     status: int,
     code: str,
     message: str,

@@ -68,7 +68,7 @@ class Repository:
             CheckpointError: when there is no such repository or revision.
             UnreachableError: when the Hub cannot be reached, and nothing is kept of it.
         """
-        self.place = place
+        self.label = place
         self.stale = ""
         self._hub, self._name, self._cache, self._sink = hub, name, cache, progress
         self._client: Client | None = None
@@ -79,11 +79,11 @@ class Repository:
         """Return the names at the repository's top level, sorted."""
         return sorted(name for name in self.listing.files if "/" not in name)
 
-    def holds(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
         """Tell whether the repository has such a file."""
         return name in self.listing.files
 
-    def lacks(self, names: Iterable[str]) -> list[str]:
+    def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of the names that the repository does not have."""
         return [name for name in names if name not in self.listing.files]
 
@@ -92,7 +92,7 @@ class Repository:
         file = self._file(name)
         if file.size is not None and file.size > limit:
             raise CheckpointError(
-                f"{printable(self.place / name)}: {file.size} bytes, but at most {limit} of such a"
+                f"{printable(self.label / name)}: {file.size} bytes, but at most {limit} of such a"
                 " file are read"
             )
         if (kept := self._kept(name)) is not None and file.is_content(kept):
@@ -106,7 +106,7 @@ class Repository:
             content = self._whole(self._url(self.listing.commit, name), limit).content
         if not file.is_content(content):
             raise UnreachableError(
-                f"{printable(self.place / name)}: what came is not the file that the Hub lists"
+                f"{printable(self.label / name)}: what came is not the file that the Hub lists"
             )
         self._cache.put(content, *self._key(name))
         return content
@@ -116,11 +116,11 @@ class Repository:
         size = self._file(name).size
         if size is None:
             raise UnreachableError(
-                f"{printable(self.place / name)}: the Hub does not tell its size"
+                f"{printable(self.label / name)}: the Hub does not tell its size"
             )
         return size
 
-    def pickled_bytes(self, name: str) -> int:
+    def pytorch_file_bytes(self, name: str) -> int:
         """Return the bytes of a PyTorch file; the Hub lists no stand-ins."""
         return self.size(name)
 
@@ -135,11 +135,11 @@ class Repository:
         found.update(zip(missing, self._parallel(jobs), strict=True))
         return [self._parsed(name, found[name] or b"") for name in names]
 
-    def kept_header(self, name: str) -> bytes:
+    def cached_header(self, name: str) -> bytes:
         """Return what is kept of a file's beginning, empty where nothing is."""
         return self._kept(name) or b""
 
-    def keep_header(self, name: str, content: bytes) -> None:
+    def cache_header(self, name: str, content: bytes) -> None:
         """Keep a file's beginning for another time."""
         self._cache.put(content, *self._key(name))
 
@@ -152,16 +152,16 @@ class Repository:
         content = self._range(name, lambda _: end - start, start, end)[: end - start]
         if len(content) < end - start:
             raise UnreachableError(
-                f"{printable(self.place / name)}: the Hub sent only a part of it"
+                f"{printable(self.label / name)}: the Hub sent only a part of it"
             )
         return content
 
     def _parsed(self, name: str, content: bytes) -> Header:
         first_bytes, text = content[:LENGTH_BYTES], content[LENGTH_BYTES:]
-        return parse_header(first_bytes, text, self.size(name), self.place / name)
+        return parse_header(first_bytes, text, self.size(name), self.label / name)
 
     def _header(self, name: str, expected: int) -> bytes:
-        path, size = self.place / name, self.size(name)
+        path, size = self.label / name, self.size(name)
         if size < LENGTH_BYTES:
             raise CheckpointError(f"{printable(path)}: {size} bytes is no safetensors file")
         wanted = partial(_header_bytes, size=size, path=path)
@@ -191,7 +191,7 @@ class Repository:
     def _checked(self, answer: Answer, name: str) -> bytes:
         if answer.total not in (None, self.size(name)):
             raise UnreachableError(
-                f"{printable(self.place / name)}: its length is {answer.total} bytes as sent and"
+                f"{printable(self.label / name)}: its length is {answer.total} bytes as sent and"
                 f" {self.size(name)} as listed"
             )
         return answer.content
@@ -202,22 +202,22 @@ class Repository:
         if self._hub.offline:
             if kept is None:
                 raise UnreachableError(
-                    f"{printable(self.place)}: HF_HUB_OFFLINE is set, and neither Hugging Face's"
+                    f"{printable(self.label)}: HF_HUB_OFFLINE is set, and neither Hugging Face's"
                     " cache nor memfit's has it; unset it once"
                 )
-            return self._as_kept(kept, f"{printable(self.place)}: HF_HUB_OFFLINE is set")
+            return self._as_kept(kept, f"{printable(self.label)}: HF_HUB_OFFLINE is set")
         try:
             content = self._first_round(revision, kept is None, listing_only)
         except NoAnswerError as error:
             if kept is None:
                 raise
             return self._as_kept(kept, str(error))
-        listing = parse_listing(content, self.place)
+        listing = parse_listing(content, self.label)
         self._cache.put(content, *key)
         return listing
 
     def _as_kept(self, content: bytes, why: str) -> Listing:
-        listing = parse_listing(content, self.place)
+        listing = parse_listing(content, self.label)
         self.stale = f"{why}; this is commit {listing.commit[:12]}, as it was last read"
         return listing
 
@@ -255,7 +255,7 @@ class Repository:
         return partial(self._begin, SINGLE_FILE, lambda: self._likely_header(revision))
 
     def _likely_header(self, revision: str) -> Answer:
-        path = self.place / SINGLE_FILE
+        path = self.label / SINGLE_FILE
         wanted = partial(_header_bytes, size=MAX_EXTENT, path=path)
         url = self._url(revision, SINGLE_FILE)
         return self._connected().get(url, wanted, span=(0, USUAL_HEADER_BYTES), attempts=1)
@@ -263,7 +263,7 @@ class Repository:
     def _whole(self, url: str, limit: int, attempts: int = ATTEMPTS) -> Answer:
         answer = self._connected().get(url, lambda _: limit + 1, attempts=attempts)
         if len(answer.content) > limit:
-            raise UnreachableError(f"{printable(self.place)}: the Hub sent more than {limit} bytes")
+            raise UnreachableError(f"{printable(self.label)}: the Hub sent more than {limit} bytes")
         return answer
 
     def _parallel(self, jobs: Sequence[Callable[[], bytes]]) -> list[bytes]:
@@ -274,7 +274,7 @@ class Repository:
         futures = start(jobs, MOST_THREADS)
         try:
             # After the requests have gone out: who is told may use the wait.
-            self._sink.begin(f"Reading {printable(self.place)}", len(jobs))
+            self._sink.begin(f"Reading {printable(self.label)}", len(jobs))
             for future in futures:
                 future.add_done_callback(lambda _: self._sink.advance())
             return [future.result() for future in futures]

@@ -18,7 +18,7 @@ from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import Progress, Request
 from memfit.estimators.base.version import __version__
-from memfit.estimators.checkpoint.hub.http_errors import refusal
+from memfit.estimators.checkpoint.hub.http_errors import http_error
 from memfit.estimators.checkpoint.hub.settings import Hub, open_session
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Client:
                 status, commit = response.status_code, response.headers.get("x-repo-commit")
                 if response.has_redirect_location:
                     return _Redirect(urljoin(url, str(response.headers["location"])), commit)
-                self._refuse(response, url)
+                self._reject(response, url)
                 skipped, total = self._extent(response, start)
                 self._read(response, body, skipped, wanted)
                 return Answer(bytes(body[skipped:]), total, commit)
@@ -213,13 +213,13 @@ class Client:
             )
         return 0, None if match[2] == "*" else int(match[2])
 
-    def _refuse(self, response: "httpx2.Response", url: str) -> None:
+    def _reject(self, response: "httpx2.Response", url: str) -> None:
         status = response.status_code
         if status in (200, 206):
             return
         if status in _AGAIN:
             raise _AgainError(f"{_host(url)} answered {status}", _asked_pause(response))
-        raise refusal(
+        raise http_error(
             status,
             response.headers.get("x-error-code", ""),
             response.headers.get("x-error-message", ""),

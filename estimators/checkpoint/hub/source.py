@@ -11,7 +11,7 @@ from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.checkpoint.hub.header_cache import HeaderCache, user_cache
 from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.hub.settings import Hub, configured_hub
-from memfit.estimators.checkpoint.local.directory import read_directory, read_folder
+from memfit.estimators.checkpoint.local.directory import read_checkpoint_files, read_directory
 from memfit.estimators.checkpoint.manifest import Checkpoint
 
 DEFAULT_REVISION = "main"
@@ -49,7 +49,7 @@ def open_hub_file(
     place, _, file = reference.partition(":")
     name, _, revision = place.partition("@")
     revision = revision or DEFAULT_REVISION
-    _refuse_odd(name, revision, reference)
+    _reject_odd(name, revision, reference)
     cache = cache or user_cache()
     hub = hub or configured_hub()
     snapshot = _find_snapshot(hub.snapshots, name, revision, file)
@@ -90,7 +90,7 @@ def open_hub(
     """
     name, _, revision = reference.partition("@")
     revision = revision or DEFAULT_REVISION
-    _refuse_odd(name, revision, reference)
+    _reject_odd(name, revision, reference)
     hub = hub or configured_hub()
     snapshot = _find_snapshot(hub.snapshots, name, revision)
     if snapshot and (found := _read_snapshot(snapshot, reference, offline=hub.offline)):
@@ -98,8 +98,8 @@ def open_hub(
     cache = cache or user_cache()
     place = PurePosixPath(reference)
     repository = Repository(hub, name, revision, place=place, cache=cache, progress=progress)
-    _refuse_without_config(repository)
-    checkpoint = read_folder(repository, "hub")
+    _reject_without_config(repository)
+    checkpoint = read_checkpoint_files(repository, "hub")
     cache.trim()
     return replace(
         checkpoint,
@@ -108,7 +108,7 @@ def open_hub(
     )
 
 
-def _refuse_odd(name: str, revision: str, reference: str) -> None:
+def _reject_odd(name: str, revision: str, reference: str) -> None:
     parts = [*name.split("/"), *revision.split("/")]
     if any(part in ("", ".", "..") for part in parts) or name.count("/") != 1:
         raise CheckpointError(
@@ -152,16 +152,16 @@ def _read_snapshot(snapshot: _Snapshot, reference: str, *, offline: bool) -> Che
     )
 
 
-def _refuse_without_config(repository: Repository) -> None:
-    if repository.holds(CONFIG):
+def _reject_without_config(repository: Repository) -> None:
+    if repository.exists(CONFIG):
         return
     names = repository.names()
     fault = "has no config.json; give a model's repository"
     if gguf := [name for name in names if name.lower().endswith(".gguf")]:
-        name = str(repository.place).partition("@")[0]
+        name = str(repository.label).partition("@")[0]
         fault = (
             f"holds GGUF files and no config.json; name one of them, {name}:{printable(gguf[0])}"
         )
     elif "adapter_config.json" in names:
         fault = "has no config.json; it holds an adapter, give the model that it was trained on"
-    raise CheckpointError(f"{printable(repository.place)}: {fault}")
+    raise CheckpointError(f"{printable(repository.label)}: {fault}")

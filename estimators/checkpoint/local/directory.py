@@ -6,11 +6,11 @@ from pathlib import Path
 
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
-from memfit.estimators.checkpoint.checkpoint_files import Directory, Folder
+from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles, Directory
 from memfit.estimators.checkpoint.config import CONFIG, model_config, read_model_config
 from memfit.estimators.checkpoint.manifest import Checkpoint, Source
 from memfit.estimators.checkpoint.safetensors import read_header
-from memfit.estimators.checkpoint.shards import listed, shard_total
+from memfit.estimators.checkpoint.shards import list_some, shard_total
 from memfit.estimators.checkpoint.weight_files import is_weight_file, read_weights
 
 
@@ -22,27 +22,27 @@ def read_directory(directory: Path) -> Checkpoint:
             missing, unreadable or inconsistent.
         ConfigError: when config.json is not one.
     """
-    return read_folder(Directory(directory), "local")
+    return read_checkpoint_files(Directory(directory), "local")
 
 
-def read_folder(folder: Folder, source: Source) -> Checkpoint:
-    """Return the checkpoint of a folder, wherever it lies; its id is the folder's place.
+def read_checkpoint_files(files: CheckpointFiles, source: Source) -> Checkpoint:
+    """Return the checkpoint of a model's files; its id is their label.
 
     Raises:
         CheckpointError: as `read_directory`.
         ConfigError: as `read_directory`.
         UnreachableError: when the folder lies elsewhere and cannot be reached.
     """
-    names = folder.names()
+    names = files.names()
     if CONFIG not in names:
-        raise CheckpointError(f"{printable(folder.place)}: {_what_is_missing(names)}")
-    config = model_config(folder)
-    weights = read_weights(folder, names)
+        raise CheckpointError(f"{printable(files.label)}: {_what_is_missing(names)}")
+    config = model_config(files)
+    weights = read_weights(files, names)
     return Checkpoint(
-        id=printable(folder.place),
+        id=printable(files.label),
         source=source,
         config=config,
-        config_name=printable(folder.place / CONFIG),
+        config_name=printable(files.label / CONFIG),
         tensors=weights.tensors,
         weight_bytes_bound=weights.bound,
         file_bytes=weights.file_bytes,
@@ -97,5 +97,5 @@ def _what_is_missing(names: Sequence[str]) -> str:
     if "adapter_config.json" in names:
         return "no config.json; it holds an adapter, give the model that it was trained on"
     if weight_files := [name for name in names if is_weight_file(name)]:
-        return f"no config.json beside {listed(weight_files)}; copy the model's own there"
+        return f"no config.json beside {list_some(weight_files)}; copy the model's own there"
     return "no config.json; give a model's directory, or its config.json"
