@@ -6,7 +6,7 @@ What counts as a model's weights is decided once (weights.py), for a directory a
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import (
@@ -18,10 +18,8 @@ from memfit.estimators.base.files import (
     regular_file_bytes,
     reject_lfs_pointer,
 )
+from memfit.estimators.checkpoint.manifest import Index
 from memfit.estimators.checkpoint.safetensors import LENGTH_BYTES, Header, read_header
-
-if TYPE_CHECKING:
-    from memfit.estimators.checkpoint.shards import Index
 
 
 class CheckpointFiles(Protocol):
@@ -49,7 +47,7 @@ class CheckpointFiles(Protocol):
     def pytorch_file_bytes(self, name: str) -> int:
         """Return the bytes of a PyTorch file, once it is known to be one and no stand-in."""
 
-    def headers(self, names: Sequence[str], index: "Index | None") -> Iterable[Header]:
+    def headers(self, names: Sequence[str], index: Index | None) -> Iterable[Header]:
         """Return the headers of safetensors files, in the order of ``names``."""
 
 
@@ -92,6 +90,6 @@ class Directory:
             reject_lfs_pointer(read_exactly(file, LENGTH_BYTES, path), path)
         return nbytes
 
-    def headers(self, names: Sequence[str], index: "Index | None") -> Iterable[Header]:
+    def headers(self, names: Sequence[str], index: Index | None) -> Iterable[Header]:
         """Return the headers one by one: of 160 shards none is held longer than needed."""
         return (read_header(self.label / name) for name in names)

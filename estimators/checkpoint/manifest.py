@@ -17,6 +17,13 @@ class Tensor(NamedTuple):
     nbytes: int
 
 
+class Index(NamedTuple):
+    """What an index file says: the file of each tensor, and the set of these files."""
+
+    weight_map: Mapping[str, str]
+    files: frozenset[str]
+
+
 class SkippedFile(NamedTuple):
     """A weight file that was seen and not counted."""
 

@@ -1,15 +1,15 @@
 """Which of a directory's files belong together: the index, and series of numbered shards."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import PurePath, PurePosixPath
-from typing import NamedTuple
 
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.reading.json_members import object_members
 from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles
+from memfit.estimators.checkpoint.manifest import Index
 
 MAX_INDEX_BYTES = 100_000_000  # DeepSeek-V3's, with 91,991 names, is 9 MB
 MAX_INDEX_NAMES = 215_000
@@ -17,13 +17,6 @@ MAX_INDEX_FILES = 10_000
 _NAMES_SHOWN = 5
 # DeepSeek-V3 writes model-00001-of-000163.safetensors: the two numbers may differ in width.
 _SHARD = re.compile(r"(?P<stem>.*?)(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6})(?P<rest>\..*)")
-
-
-class Index(NamedTuple):
-    """What an index file says: the file of each tensor, and which files that makes."""
-
-    weight_map: Mapping[str, str]
-    files: frozenset[str]
 
 
 def read_index(files: CheckpointFiles, name: str) -> Index | None:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles
-from memfit.estimators.checkpoint.manifest import SkippedFile, Tensor
-from memfit.estimators.checkpoint.shards import Index, check_series, list_some, read_index
+from memfit.estimators.checkpoint.manifest import Index, SkippedFile, Tensor
+from memfit.estimators.checkpoint.shards import check_series, list_some, read_index
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 TORCH_INDEX = "pytorch_model.bin.index.json"

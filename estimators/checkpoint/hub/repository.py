@@ -26,6 +26,7 @@ from memfit.estimators.checkpoint.hub.listing import (
 from memfit.estimators.checkpoint.hub.parallel import start
 from memfit.estimators.checkpoint.hub.requests import ATTEMPTS, Answer, Client, NoAnswerError
 from memfit.estimators.checkpoint.hub.settings import Hub
+from memfit.estimators.checkpoint.manifest import Index
 from memfit.estimators.checkpoint.safetensors import (
     LENGTH_BYTES,
     MAX_EXTENT,
@@ -33,7 +34,7 @@ from memfit.estimators.checkpoint.safetensors import (
     checked_header_bytes,
     parse_header,
 )
-from memfit.estimators.checkpoint.shards import MAX_INDEX_BYTES, Index
+from memfit.estimators.checkpoint.shards import MAX_INDEX_BYTES
 from memfit.estimators.checkpoint.weight_files import SAFETENSORS_INDEX
 
 MOST_THREADS = 32
