@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.specs import Attention
-from memfit.estimators.workspace.call import Call, Occupancy
+from memfit.estimators.workspace.call import CallShape, Occupancy
 from memfit.estimators.workspace.layer_plan import MixerPlan
 from memfit.estimators.workspace.mx_fast import norm, rope
 from memfit.estimators.workspace.tape import Tape
@@ -14,7 +14,7 @@ _FLOAT32 = 4
 KV_BUFFER = "KV buffer"
 
 
-def record_attention(tape: Tape, x: int, plan: MixerPlan, call: Call, buffer: KVBuffer) -> int:
+def record_attention(tape: Tape, x: int, plan: MixerPlan, call: CallShape, buffer: KVBuffer) -> int:
     """Record an attention layer on its normed input; return its output."""
     spec = plan.mixer
     assert isinstance(spec, Attention)
@@ -22,7 +22,9 @@ def record_attention(tape: Tape, x: int, plan: MixerPlan, call: Call, buffer: KV
     # MLX walks the graph breadth first from its end, so keys and values come before queries.
     ahead = plan.inputs[1:] + plan.inputs[:1]
     *others, queries = (
-        tape.new((x,), rows * projection.outputs, weight=projection.touched, views=projection.views)
+        tape.allocate(
+            (x,), rows * projection.outputs, weight=projection.touched, views=projection.views
+        )
         for projection in ahead
     )
     apart = len(others) > 0
@@ -31,8 +33,8 @@ def record_attention(tape: Tape, x: int, plan: MixerPlan, call: Call, buffer: KV
     gate = None
     if apart and plan.inputs[0].outputs == 2 * wide // rows:
         # The doubled query projection holds the output gate; both halves are strided.
-        gate = tape.new((queries,), wide, views=1)
-        queries = tape.new((queries,), wide, views=1)
+        gate = tape.allocate((queries,), wide, views=1)
+        queries = tape.allocate((queries,), wide, views=1)
     if spec.owns_cache:
         narrow = rows * spec.kv_heads * spec.key_dim
         if plan.normed:
@@ -52,14 +54,14 @@ def record_attention(tape: Tape, x: int, plan: MixerPlan, call: Call, buffer: KV
         array_mask=needs_array_mask(spec, call, occupancy),
     )
     if gate is not None:
-        tape.over(gate)
-        tape.over(output, gate)
-    return tape.new(
+        tape.inplace(gate)
+        tape.inplace(output, gate)
+    return tape.allocate(
         (output,), rows * plan.output.outputs, weight=plan.output.touched, views=plan.output.views
     )
 
 
-def needs_array_mask(spec: Attention, call: Call, occupancy: Occupancy) -> bool:
+def needs_array_mask(spec: Attention, call: CallShape, occupancy: Occupancy) -> bool:
     """Whether the mask is an array: a window that the keys outgrow (cache.py, make_mask)."""
     window = getattr(spec, "window", None) or getattr(spec, "chunk", None)
     return call.tokens > 1 and window is not None and occupancy.keys > window
@@ -67,7 +69,7 @@ def needs_array_mask(spec: Attention, call: Call, occupancy: Occupancy) -> bool:
 
 def attend(
     tape: Tape,
-    call: Call,
+    call: CallShape,
     arrays: tuple[int, int, int],
     *,
     occupancy: Occupancy,
@@ -91,38 +93,40 @@ def attend(
         array_mask=array_mask,
         quantised=occupancy.kv.bits is not None,
     ):
-        return tape.new((queries, held_keys, held_values), wide, nbytes=wide * call.width)
-    tape.over(queries, views=3)
+        return tape.allocate((queries, held_keys, held_values), wide, nbytes=wide * call.width)
+    tape.inplace(queries, views=3)
     count = call.rows * spec.heads * keys
-    scores = tape.new((queries, held_keys), count, nbytes=count * call.width, views=2, name=SCORES)
+    scores = tape.allocate(
+        (queries, held_keys), count, nbytes=count * call.width, views=2, name=SCORES
+    )
     if not spec.fused:
         # Divided, put through tanh and multiplied: what keeps gemma2.py from the fused kernel.
         for _ in range(3):
-            tape.over(scores)
+            tape.inplace(scores)
     if call.tokens > 1:
         if array_mask:
-            tape.over(scores, views=2)
+            tape.inplace(scores, views=2)
         else:
             cells = call.tokens * keys
-            mask = tape.new((), cells, nbytes=cells, kernels=3, views=2)
-            tape.over(scores, mask, views=2)
+            mask = tape.allocate((), cells, nbytes=cells, kernels=3, views=2)
+            tape.inplace(scores, mask, views=2)
     temporary = 0
     if spec.sinks:
-        scores = tape.new(
+        scores = tape.allocate(
             (scores,), count + call.rows * spec.heads, kernels=2, views=3, name=SCORES
         )
         temporary = count * call.width if call.target.backend == "cpu" else 0
-    tape.over(scores)
+    tape.inplace(scores)
     nbytes = wide * call.width
-    output = tape.new((scores, held_values), wide, nbytes=nbytes, views=1, temporary=temporary)
+    output = tape.allocate((scores, held_values), wide, nbytes=nbytes, views=1, temporary=temporary)
     if call.tokens == 1:
         return output
-    return tape.new((output,), wide, nbytes=nbytes, views=3)
+    return tape.allocate((output,), wide, nbytes=nbytes, views=3)
 
 
 def _attend_in_float32(
     tape: Tape,
-    call: Call,
+    call: CallShape,
     arrays: tuple[int, int, int],
     *,
     occupancy: Occupancy,
@@ -131,7 +135,7 @@ def _attend_in_float32(
 ) -> int:
     """Queries are cast, and keys and values follow by promotion (mlx-lm phi.py, stablelm.py)."""
     cast = tuple(
-        tape.new((array,), tape.elements[array], nbytes=tape.elements[array] * _FLOAT32)
+        tape.allocate((array,), tape.elements[array], nbytes=tape.elements[array] * _FLOAT32)
         for array in arrays
     )
     output = attend(
@@ -142,11 +146,11 @@ def _attend_in_float32(
         spec=spec,
         array_mask=array_mask,
     )
-    return tape.new((output,), tape.elements[output])
+    return tape.allocate((output,), tape.elements[output])
 
 
 def _fetch(
-    tape: Tape, call: Call, buffer: KVBuffer, fresh: tuple[int, int], owns: bool
+    tape: Tape, call: CallShape, buffer: KVBuffer, fresh: tuple[int, int], owns: bool
 ) -> tuple[int, int]:
     """Record the cache update; return keys and values as attention reads them."""
     occupancy = call.occupancy[buffer]
@@ -157,7 +161,7 @@ def _fetch(
             pair.append(write(tape, occupancy, array, token, buffer.growth))
         else:
             elements = token * occupancy.keys
-            pair.append(tape.keep(tape.before(elements)))
+            pair.append(tape.retain(tape.existing(elements)))
     return pair[0], pair[1]
 
 
@@ -166,25 +170,27 @@ def write(tape: Tape, occupancy: Occupancy, fresh: int, token: int, growth: Grow
     before, after, kv = occupancy.before, occupancy.after, occupancy.kv
     nbytes = kv.nbytes(token)
     if kv.bits is not None:
-        fresh = tape.new((fresh,), token, nbytes=nbytes)
+        fresh = tape.allocate((fresh,), token, nbytes=nbytes)
     if before == after:
-        held = tape.keep(tape.before(token * before, nbytes * before))
-        return tape.over(held, fresh, views=1)
+        held = tape.retain(tape.existing(token * before, nbytes * before))
+        return tape.inplace(held, fresh, views=1)
     if growth is Growth.ROTATING and tape.elements[fresh] > token:
         if before == 0:
-            return tape.keep(fresh)
-        old = tape.before(token * before, nbytes * before)
+            return tape.retain(fresh)
+        old = tape.existing(token * before, nbytes * before)
         return _made(tape, (old, fresh), token * after, nbytes * after)
     if before == 0:
         held = _made(tape, (), token * after, nbytes * after)
-        return tape.over(held, fresh, views=1)
-    old = tape.before(token * before, nbytes * before)
+        return tape.inplace(held, fresh, views=1)
+    old = tape.existing(token * before, nbytes * before)
     room = max(0, after - before)
-    zeros = tape.new((), token * room, nbytes=nbytes * room)
+    zeros = tape.allocate((), token * room, nbytes=nbytes * room)
     held = _made(tape, (old, zeros), token * after, nbytes * after)
-    return tape.over(held, fresh, views=1)
+    return tape.inplace(held, fresh, views=1)
 
 
 def _made(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int) -> int:
     kernels = max(1, len(inputs))
-    return tape.keep(tape.new(inputs, elements, nbytes=nbytes, kernels=kernels, name=KV_BUFFER))
+    return tape.retain(
+        tape.allocate(inputs, elements, nbytes=nbytes, kernels=kernels, name=KV_BUFFER)
+    )

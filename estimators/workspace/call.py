@@ -2,12 +2,12 @@
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.base.records import record
+from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import is_fused
-from memfit.estimators.workspace.tape import Backend
 
 
 @record(frozen=True, slots=True)
-class Target:
+class BackendTraits:
     """What decides which kernels run and how far ahead MLX allocates."""
 
     backend: Backend
@@ -41,7 +41,7 @@ class Occupancy:
 
 
 @record(frozen=True, slots=True)
-class Call:
+class CallShape:
     """One call of the model on ``tokens`` tokens of ``batch`` sequences.
 
     ``occupancy`` gives each distinct buffer's; ``width`` is the bytes of an activation.
@@ -50,7 +50,7 @@ class Call:
     tokens: int
     batch: int
     width: int
-    target: Target
+    target: BackendTraits
     occupancy: dict[KVBuffer, Occupancy]
     previous: int  # tokens of the chunk before, which a state may be a slice of
 

@@ -3,13 +3,15 @@
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.specs import Attention, LatentAttention, SparseLatentAttention
 from memfit.estimators.workspace.attention import SCORES, attend, write
-from memfit.estimators.workspace.call import Call
+from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import MixerPlan, Projection
 from memfit.estimators.workspace.mx_fast import norm, rope
 from memfit.estimators.workspace.tape import Tape
 
 
-def record_latent(tape: Tape, x: int, plan: MixerPlan, call: Call, buffers: list[KVBuffer]) -> int:
+def record_latent(
+    tape: Tape, x: int, plan: MixerPlan, call: CallShape, buffers: list[KVBuffer]
+) -> int:
     """Record a latent attention layer on its normed input; return its output."""
     spec = plan.mixer
     assert isinstance(spec, LatentAttention)
@@ -36,7 +38,7 @@ def record_latent(tape: Tape, x: int, plan: MixerPlan, call: Call, buffers: list
 
 
 def _project(tape: Tape, x: int, projection: Projection, rows: int) -> int:
-    return tape.new(
+    return tape.allocate(
         (x,), rows * projection.outputs, weight=projection.touched, views=projection.views
     )
 
@@ -51,7 +53,7 @@ def _latent(plan: MixerPlan) -> Projection:
 
 def _absorbed(
     tape: Tape,
-    call: Call,
+    call: CallShape,
     spec: LatentAttention,
     buffer: KVBuffer,
     arrays: tuple[int, int, int, int],
@@ -65,23 +67,27 @@ def _absorbed(
         for fresh, dim in ((latent, spec.latent_dim), (key_turned, spec.rope_dim))
     )
     keys = occupancy.keys
-    tape.over(turned)
-    scores = tape.new((turned, held_rope), call.rows * heads * keys, views=2, name=SCORES)
+    tape.inplace(turned)
+    scores = tape.allocate((turned, held_rope), call.rows * heads * keys, views=2, name=SCORES)
     embed, unembed = by_name["embed_q"].touched, by_name["unembed_out"].touched
     if call.tokens == 1:
-        absorbed = tape.new((queries,), call.rows * heads * spec.latent_dim, weight=embed, views=1)
+        absorbed = tape.allocate(
+            (queries,), call.rows * heads * spec.latent_dim, weight=embed, views=1
+        )
         mixed = _attend_masked(tape, call, (absorbed, held, held), scores, spec.latent_dim, spec)
-        return tape.new((mixed,), call.rows * heads * spec.value_dim, weight=unembed, views=2)
-    tape.over(scores)
+        return tape.allocate((mixed,), call.rows * heads * spec.value_dim, weight=unembed, views=2)
+    tape.inplace(scores)
     expanded = call.batch * heads * keys
-    keys_array = tape.new((held,), expanded * spec.nope_dim, weight=embed, name="MLA expansion")
-    values = tape.new((held,), expanded * spec.value_dim, weight=unembed, name="MLA expansion")
+    keys_array = tape.allocate(
+        (held,), expanded * spec.nope_dim, weight=embed, name="MLA expansion"
+    )
+    values = tape.allocate((held,), expanded * spec.value_dim, weight=unembed, name="MLA expansion")
     return _attend_masked(tape, call, (queries, keys_array, values), scores, spec.nope_dim, spec)
 
 
 def _attend_masked(
     tape: Tape,
-    call: Call,
+    call: CallShape,
     arrays: tuple[int, int, int],
     mask: int,
     key_dim: int,
@@ -101,18 +107,18 @@ def _attend_masked(
         array_mask=True,
         quantised=False,
     ):
-        return tape.new((queries, keys, values, mask), wide)
-    scaled = tape.new((queries,), call.rows * spec.heads * key_dim, views=2)
-    scores = tape.new((scaled, keys), count, views=1, name=SCORES)
-    tape.over(scores, mask)
-    tape.over(scores)
-    output = tape.new((scores, values), wide)
-    return output if call.tokens == 1 else tape.new((output,), wide, views=2)
+        return tape.allocate((queries, keys, values, mask), wide)
+    scaled = tape.allocate((queries,), call.rows * spec.heads * key_dim, views=2)
+    scores = tape.allocate((scaled, keys), count, views=1, name=SCORES)
+    tape.inplace(scores, mask)
+    tape.inplace(scores)
+    output = tape.allocate((scores, values), wide)
+    return output if call.tokens == 1 else tape.allocate((output,), wide, views=2)
 
 
 def _expanded(
     tape: Tape,
-    call: Call,
+    call: CallShape,
     spec: LatentAttention,
     buffer: KVBuffer,
     arrays: tuple[int, int, int],
@@ -124,9 +130,9 @@ def _expanded(
     key_dim = spec.nope_dim + spec.rope_dim
     expand = next((p for p in plan.projections if p.name.startswith("kv_b")), None)
     width = heads * (spec.nope_dim + spec.value_dim)
-    both = tape.new((latent,), rows * width, weight=expand.touched if expand else 0)
-    keys = tape.new((both, latent), rows * heads * key_dim, kernels=2, views=3)
-    joined = tape.new((queries, turned), rows * heads * key_dim, kernels=2, views=2)
+    both = tape.allocate((latent,), rows * width, weight=expand.touched if expand else 0)
+    keys = tape.allocate((both, latent), rows * heads * key_dim, kernels=2, views=3)
+    joined = tape.allocate((queries, turned), rows * heads * key_dim, kernels=2, views=2)
     occupancy = call.occupancy[buffer]
     held_keys, held_values = (
         write(tape, occupancy, fresh, call.batch * heads * dim, Growth.STEPS)
@@ -148,7 +154,7 @@ def _index(
     x: int,
     low_rank: int,
     spec: SparseLatentAttention,
-    call: Call,
+    call: CallShape,
     by_name: dict[str, Projection],
     buffer: KVBuffer,
 ) -> None:
@@ -164,11 +170,11 @@ def _index(
     keys = occupancy.keys
     if keys <= spec.index_top_k:
         return
-    scores = tape.new((queries, held), rows * heads * keys, views=1, name="indexer scores")
-    tape.over(scores)
-    tape.over(scores)
-    total = tape.new((scores,), rows * keys, kernels=heads if call.tokens > 1 else 1)
-    tape.over(total)
-    best = tape.new((total,), rows * keys, nbytes=rows * keys * 4)
-    mask = tape.new((), rows * keys, nbytes=rows * keys)
-    tape.over(mask, best, views=1)
+    scores = tape.allocate((queries, held), rows * heads * keys, views=1, name="indexer scores")
+    tape.inplace(scores)
+    tape.inplace(scores)
+    total = tape.allocate((scores,), rows * keys, kernels=heads if call.tokens > 1 else 1)
+    tape.inplace(total)
+    best = tape.allocate((total,), rows * keys, nbytes=rows * keys * 4)
+    mask = tape.allocate((), rows * keys, nbytes=rows * keys)
+    tape.inplace(mask, best, views=1)

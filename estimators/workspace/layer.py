@@ -3,7 +3,7 @@
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention
 from memfit.estimators.workspace.attention import record_attention
-from memfit.estimators.workspace.call import Call
+from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.feed_forward import record_feed_forward
 from memfit.estimators.workspace.latent import record_latent
 from memfit.estimators.workspace.layer_plan import LayerPlan, MixerPlan
@@ -17,7 +17,7 @@ _PRE_NORMS = 2
 
 
 def layer_program(
-    plan: LayerPlan, call: Call, hidden: int, buffers: tuple[tuple[KVBuffer, ...], ...]
+    plan: LayerPlan, call: CallShape, hidden: int, buffers: tuple[tuple[KVBuffer, ...], ...]
 ) -> Program:
     """Return the steps of a layer; ``buffers`` are those of each mixer."""
     elements = call.rows * hidden
@@ -26,7 +26,7 @@ def layer_program(
         x = _alternating(tape, plan, call, hidden, buffers)
     else:
         x = _blocks(tape, 0, plan, call, elements, buffers)
-    tape.keep(x)
+    tape.retain(x)
     return tape.program()
 
 
@@ -34,7 +34,7 @@ def _blocks(
     tape: Tape,
     x: int,
     plan: LayerPlan,
-    call: Call,
+    call: CallShape,
     elements: int,
     buffers: tuple[tuple[KVBuffer, ...], ...],
 ) -> int:
@@ -46,23 +46,23 @@ def _blocks(
             for mixer, own in zip(plan.mixers, buffers, strict=True)
         ]
         for other in mixed[1:]:
-            tape.over(mixed[0], other)
+            tape.inplace(mixed[0], other)
         if plan.norms > _PRE_NORMS:
             mixed[0] = norm(tape, mixed[0], elements, shared=False)
-        x = tape.over(mixed[0], x)
+        x = tape.inplace(mixed[0], x)
     if plan.feed_forward is not None:
         normed = norm(tape, x, elements, shared=True)
         result = record_feed_forward(tape, normed, plan, call)
         if plan.norms > _PRE_NORMS:
             result = norm(tape, result, elements, shared=False)
-        x = tape.over(result, x)
+        x = tape.inplace(result, x)
     return x
 
 
 def _alternating(
     tape: Tape,
     plan: LayerPlan,
-    call: Call,
+    call: CallShape,
     hidden: int,
     buffers: tuple[tuple[KVBuffer, ...], ...],
 ) -> int:
@@ -72,36 +72,36 @@ def _alternating(
     """
     elements = call.rows * hidden
     every = elements * plan.streams
-    wide = tape.new((0,), every, nbytes=every * _FLOAT32)
-    product = tape.new((wide,), every, nbytes=every * _FLOAT32, views=3)
-    predicted = tape.new((tape.over(product, wide),), every)
-    active = tape.new((predicted,), elements)
+    wide = tape.allocate((0,), every, nbytes=every * _FLOAT32)
+    product = tape.allocate((wide,), every, nbytes=every * _FLOAT32, views=3)
+    predicted = tape.allocate((tape.inplace(product, wide),), every)
+    active = tape.allocate((predicted,), elements)
     output = _blocks(tape, active, plan, call, elements, buffers)
     # The innovation of one stream times float32 coefficients promotes all of them.
-    innovation = tape.new((output, predicted), elements)
-    widened = tape.new((innovation,), elements, nbytes=elements * _FLOAT32)
-    corrected = tape.new((widened,), every, nbytes=every * _FLOAT32, views=3)
-    again = tape.new((predicted,), every, nbytes=every * _FLOAT32)
-    tape.over(corrected, again)
-    result = tape.new((corrected,), every)
-    gated = tape.new((result,), elements)
-    others = tape.new((result, gated), every - elements, views=2)
-    return tape.new((result, others), every)
+    innovation = tape.allocate((output, predicted), elements)
+    widened = tape.allocate((innovation,), elements, nbytes=elements * _FLOAT32)
+    corrected = tape.allocate((widened,), every, nbytes=every * _FLOAT32, views=3)
+    again = tape.allocate((predicted,), every, nbytes=every * _FLOAT32)
+    tape.inplace(corrected, again)
+    result = tape.allocate((corrected,), every)
+    gated = tape.allocate((result,), elements)
+    others = tape.allocate((result, gated), every - elements, views=2)
+    return tape.allocate((result, others), every)
 
 
-def head_program(vocabulary: int, touched: int, call: Call, hidden: int) -> Program:
+def head_program(vocabulary: int, touched: int, call: CallShape, hidden: int) -> Program:
     """Return the steps after the last layer: norm, logits, log-probabilities, the sample."""
     elements = call.rows * hidden
     tape = Tape(call.target.backend, call.width, elements)
     normed = norm(tape, 0, elements, shared=False)
-    logits = tape.new((normed,), call.rows * vocabulary, weight=touched, name="logits")
-    total = tape.new((logits,), call.batch, nbytes=call.batch * _FLOAT32)
-    logprobs = tape.keep(tape.new((logits, total), call.batch * vocabulary, name="logits"))
-    tape.new((logprobs,), call.batch)
+    logits = tape.allocate((normed,), call.rows * vocabulary, weight=touched, name="logits")
+    total = tape.allocate((logits,), call.batch, nbytes=call.batch * _FLOAT32)
+    logprobs = tape.retain(tape.allocate((logits, total), call.batch * vocabulary, name="logits"))
+    tape.allocate((logprobs,), call.batch)
     return tape.program()
 
 
-def _mix(tape: Tape, x: int, plan: MixerPlan, call: Call, buffers: list[KVBuffer]) -> int:
+def _mix(tape: Tape, x: int, plan: MixerPlan, call: CallShape, buffers: list[KVBuffer]) -> int:
     mixer = plan.mixer
     if isinstance(mixer, Attention):
         return record_attention(tape, x, plan, call, buffers[0])

@@ -20,7 +20,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.workspace.attention import needs_array_mask
-from memfit.estimators.workspace.call import Call, KVFormat, Occupancy, Target
+from memfit.estimators.workspace.call import BackendTraits, CallShape, KVFormat, Occupancy
 from memfit.estimators.workspace.call_plan import (
     Span,
     decode_occupancy,
@@ -77,7 +77,7 @@ class Workspace:
     """A model prepared for one device; ``peak`` is then cheap to ask for many workloads."""
 
     model: Model
-    target: Target
+    target: BackendTraits
     rule: BatchRule
     plans: tuple[LayerPlan, ...]  # the distinct ones
     order: tuple[int, ...]  # of each layer, which plan
@@ -125,7 +125,7 @@ def prepare(
         order.append(numbers.setdefault(plan, len(numbers)))
     return Workspace(
         model,
-        Target(device.backend, mlx_version, has_nax(device)),
+        BackendTraits(device.backend, mlx_version, has_nax(device)),
         batch_rule(device),
         tuple(numbers),
         tuple(order),
@@ -204,7 +204,9 @@ class _Run:
             for b in self.counts
         }
         previous = min(span.position, workload.prefill_step) if phase == "prefill" else 0
-        call = Call(span.tokens, workload.batch, self.width, workspace.target, occupancy, previous)
+        call = CallShape(
+            span.tokens, workload.batch, self.width, workspace.target, occupancy, previous
+        )
         hidden = workspace.model.hidden_size
         programs = [
             layer_program(plan, call, hidden, buffers)
@@ -213,16 +215,16 @@ class _Run:
         window = _WINDOW if phase == "decode" else _in_flight(programs, workspace.rule)
         chosen = _simulated(workspace.order, window)
         sequence = [programs[workspace.order[index]] for index in chosen]
-        late = [programs[number].late for number in workspace.order]
+        late = [programs[number].deferred for number in workspace.order]
         if phase == "decode":
             vocabulary = workspace.model.vocab_size
             sequence.append(head_program(vocabulary, workspace.head_touched, call, hidden))
         caches = self._cache_bytes(occupancy, chosen)
         fixed = call.rows * hidden * self.width + self._mask_bytes(call)
         outside = set(range(len(workspace.order))).difference(chosen)
-        awaited = sum(programs[workspace.order[index]].awaited for index in outside)
+        deferred_bytes = sum(programs[workspace.order[index]].deferred_bytes for index in outside)
         layers = [*(p.steps for p in sequence), *late]
-        transient = awaited + highest(layers, workspace.rule)
+        transient = deferred_bytes + highest(layers, workspace.rule)
         states = self.state_bytes + self._viewed_bytes(phase, call, chosen)
         parts = (self.weight_bytes, caches, states, fixed, transient)
         largest, name = max(
@@ -284,7 +286,7 @@ class _Run:
             if isinstance(c, StateBuffer)
         )
 
-    def _viewed_bytes(self, phase: Phase, call: Call, chosen: list[int]) -> int:
+    def _viewed_bytes(self, phase: Phase, call: CallShape, chosen: list[int]) -> int:
         """What states that are slices keep alive (mlx/recurrent_state.py, viewed_bytes)."""
         inside = Counter(self.workspace.order[index] for index in chosen)
         total = 0
@@ -319,7 +321,7 @@ class _Run:
             total += token * (held.before * inside + held.after * (count - inside))
         return total
 
-    def _mask_bytes(self, call: Call) -> int:
+    def _mask_bytes(self, call: CallShape) -> int:
         """One mask for all layers of a kind: window or latent attention over a chunk."""
         cells = set()
         for plan, buffers in zip(self.workspace.plans, self.buffers, strict=True):

@@ -2,7 +2,7 @@
 
 from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.specs import GatedDelta, Recurrent
-from memfit.estimators.workspace.call import Call
+from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import MixerPlan
 from memfit.estimators.workspace.mx_fast import norm
 from memfit.estimators.workspace.tape import Tape
@@ -14,7 +14,7 @@ _LOOPED_TOKENS = 40
 _SSM_CHUNK = 256
 
 
-def record_gated_delta(tape: Tape, x: int, plan: MixerPlan, call: Call) -> int:
+def record_gated_delta(tape: Tape, x: int, plan: MixerPlan, call: CallShape) -> int:
     """Record a gated delta net (mlx-lm models/qwen3_next.py, gated_delta.py)."""
     spec = plan.mixer
     assert isinstance(spec, GatedDelta)
@@ -28,26 +28,26 @@ def record_gated_delta(tape: Tape, x: int, plan: MixerPlan, call: Call) -> int:
         norm(tape, mixed, rows * spec.key_heads * spec.key_dim, shared=True) for _ in range(2)
     )
     for array in (queries, keys):
-        tape.over(array)
-    gates = tape.new((made[-1],), rows * spec.value_heads, nbytes=rows * spec.value_heads * 4)
-    copied = tape.new((mixed,), values)
+        tape.inplace(array)
+    gates = tape.allocate((made[-1],), rows * spec.value_heads, nbytes=rows * spec.value_heads * 4)
+    copied = tape.allocate((mixed,), values)
     state = spec.value_heads * spec.value_dim * spec.key_dim * call.batch
-    old = tape.before(state, state * _FLOAT32)
+    old = tape.existing(state, state * _FLOAT32)
     if call.target.backend == "cpu" and call.tokens > 1:
         repeated = rows * spec.value_heads * spec.key_dim
-        queries, keys = (tape.new((a,), repeated, views=3) for a in (queries, keys))
+        queries, keys = (tape.allocate((a,), repeated, views=3) for a in (queries, keys))
         output = _token_loop(tape, (queries, keys, copied, gates), old, state, values, call)
         _all_states(tape, output, state * call.tokens, _FLOAT32)
     else:
-        output = tape.new((queries, keys, copied, gates, old), values)
-        tape.keep(tape.new((), state, nbytes=state * _FLOAT32, kernels=0))
+        output = tape.allocate((queries, keys, copied, gates, old), values)
+        tape.retain(tape.allocate((), state, nbytes=state * _FLOAT32, kernels=0))
     output = norm(tape, output, values, shared=True)
-    gate = tape.new((made[0],), values)
-    tape.over(output, gate)
+    gate = tape.allocate((made[0],), values)
+    tape.inplace(output, gate)
     return _project(tape, output, plan.output.outputs, plan.output.touched, rows)
 
 
-def record_recurrent(tape: Tape, x: int, plan: MixerPlan, call: Call) -> int:
+def record_recurrent(tape: Tape, x: int, plan: MixerPlan, call: CallShape) -> int:
     """Record any other recurrence: convolution, mixing and gating at its inner width."""
     spec = plan.mixer
     assert isinstance(spec, Recurrent)
@@ -59,7 +59,7 @@ def record_recurrent(tape: Tape, x: int, plan: MixerPlan, call: Call) -> int:
     state_buffer = max(spec.state, key=lambda s: s.elements, default=StateBuffer(0))
     state = state_buffer.elements * call.batch
     width = _FLOAT32 if state_buffer.float32 else call.width
-    old = tape.before(state, state * width)
+    old = tape.existing(state, state * width)
     if call.tokens > 1 and plan.stacked:
         output = _stacked_states(tape, mixed, state_buffer, inner, call)
     elif call.tokens > 1 and spec.kind == "mamba":
@@ -68,37 +68,39 @@ def record_recurrent(tape: Tape, x: int, plan: MixerPlan, call: Call) -> int:
     else:
         if plan.heads and call.tokens > 1:
             _ssm_chunks(tape, mixed, (plan.heads, inner, state), old, call)
-            output = tape.new((mixed,), inner)
+            output = tape.allocate((mixed,), inner)
         else:
-            output = tape.new((mixed, old), inner)
+            output = tape.allocate((mixed, old), inner)
             _kept(tape, (old,), state, state * width)
     if made:
-        tape.over(output, made[0])
+        tape.inplace(output, made[0])
     return _project(tape, output, plan.output.outputs, plan.output.touched, rows)
 
 
-def _stacked_states(tape: Tape, mixed: int, state: StateBuffer, inner: int, call: Call) -> int:
+def _stacked_states(tape: Tape, mixed: int, state: StateBuffer, inner: int, call: CallShape) -> int:
     """Jamba writes each token's state into the array of all, which is copied every time."""
     cells = call.rows * state.elements
-    old = tape.before(call.previous * call.batch * state.viewed)
-    states = tape.new((mixed, old), cells, kernels=2, views=4, name="states of all tokens")
-    decays = tape.new((mixed,), cells, kernels=2, views=2, name="states of all tokens")
+    old = tape.existing(call.previous * call.batch * state.viewed)
+    states = tape.allocate((mixed, old), cells, kernels=2, views=4, name="states of all tokens")
+    decays = tape.allocate((mixed,), cells, kernels=2, views=2, name="states of all tokens")
     for _ in range(min(call.tokens, _LOOPED_TOKENS)):
-        step = tape.new((states, decays), state.elements * call.batch, kernels=1, views=4)
-        states = tape.new((states, step), cells, kernels=2, views=2, name="states of all tokens")
-    tape.keep(states)
-    return tape.new((states, mixed), inner, views=3)
+        step = tape.allocate((states, decays), state.elements * call.batch, kernels=1, views=4)
+        states = tape.allocate(
+            (states, step), cells, kernels=2, views=2, name="states of all tokens"
+        )
+    tape.retain(states)
+    return tape.allocate((states, mixed), inner, views=3)
 
 
 def _project(tape: Tape, x: int, outputs: int, touched: int, rows: int) -> int:
-    return tape.new((x,), rows * outputs, weight=touched, views=1)
+    return tape.allocate((x,), rows * outputs, weight=touched, views=1)
 
 
 def _convolve(
     tape: Tape,
     inputs: tuple[int, ...],
     width: int,
-    call: Call,
+    call: CallShape,
     *,
     keep: bool = False,
     copied: int = 0,
@@ -109,59 +111,61 @@ def _convolve(
     ``copied`` elements is cut from it, at the end of the call.
     """
     elements = call.rows * width
-    joined = tape.new(inputs, elements, kernels=3, views=4) if len(inputs) != 1 else inputs[0]
-    old = tape.before(call.previous * call.batch * width if keep else 0)
-    padded = tape.new((joined, old), elements, kernels=2, views=2)
+    joined = tape.allocate(inputs, elements, kernels=3, views=4) if len(inputs) != 1 else inputs[0]
+    old = tape.existing(call.previous * call.batch * width if keep else 0)
+    padded = tape.allocate((joined, old), elements, kernels=2, views=2)
     if keep:
-        tape.keep(padded)
+        tape.retain(padded)
     if copied:
-        tape.late(lambda: _kept(tape, (padded,), copied * call.batch))
-    convolved = tape.new((padded,), elements)
-    return tape.over(convolved)
+        tape.defer(lambda: _kept(tape, (padded,), copied * call.batch))
+    convolved = tape.allocate((padded,), elements)
+    return tape.inplace(convolved)
 
 
 def _token_loop(
-    tape: Tape, inputs: tuple[int, ...], old: int, state: int, output: int, call: Call
+    tape: Tape, inputs: tuple[int, ...], old: int, state: int, output: int, call: CallShape
 ) -> int:
     for _ in range(min(call.tokens, _LOOPED_TOKENS)):
-        product = tape.new((*inputs, old), state, nbytes=state * _FLOAT32, kernels=2, views=6)
-        tape.new((product,), 1, kernels=2)
-        old = tape.new((product,), state, nbytes=state * _FLOAT32, kernels=2, views=2)
-        tape.new((old,), 1, kernels=1)
-    tape.keep(old)
-    ahead = tape.new((), output)
-    return tape.new((*inputs, ahead), output, kernels=2)
+        product = tape.allocate((*inputs, old), state, nbytes=state * _FLOAT32, kernels=2, views=6)
+        tape.allocate((product,), 1, kernels=2)
+        old = tape.allocate((product,), state, nbytes=state * _FLOAT32, kernels=2, views=2)
+        tape.allocate((old,), 1, kernels=1)
+    tape.retain(old)
+    ahead = tape.allocate((), output)
+    return tape.allocate((*inputs, ahead), output, kernels=2)
 
 
 def _all_states(tape: Tape, output: int, elements: int, width: int) -> None:
     """A loop's outputs hang off its chain, so every token's state waits for the end of it."""
     name = "states of all tokens"
-    tape.over(output, tape.new((), elements, nbytes=elements * width, name=name))
+    tape.inplace(output, tape.allocate((), elements, nbytes=elements * width, name=name))
 
 
 def _kept(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int | None = None) -> None:
-    tape.keep(tape.new(inputs, elements, nbytes=nbytes))
+    tape.retain(tape.allocate(inputs, elements, nbytes=nbytes))
 
 
-def _ssm_chunks(tape: Tape, mixed: int, sizes: tuple[int, int, int], old: int, call: Call) -> None:
+def _ssm_chunks(
+    tape: Tape, mixed: int, sizes: tuple[int, int, int], old: int, call: CallShape
+) -> None:
     """Mamba-2 in its matrix form: decays of every pair of tokens in a chunk, in float32.
 
     ``sizes`` are the heads, the elements of the inputs and those of the state.
     """
     heads, inner, _ = sizes
-    wide = tape.new((mixed,), inner, nbytes=inner * _FLOAT32)
+    wide = tape.allocate((mixed,), inner, nbytes=inner * _FLOAT32)
     for start in range(0, call.tokens, _SSM_CHUNK):
         tokens = min(_SSM_CHUNK, call.tokens - start)
         cells = call.batch * heads * tokens * tokens
-        decays = tape.new((wide,), cells, nbytes=cells * _FLOAT32, kernels=2, views=3)
+        decays = tape.allocate((wide,), cells, nbytes=cells * _FLOAT32, kernels=2, views=3)
         for _ in ("lower", "sum", "exponential"):
-            tape.over(decays, views=1)
-        products = tape.new((mixed,), cells, kernels=2, views=4)
-        weights = tape.new((products,), cells, nbytes=cells * _FLOAT32)
-        tape.over(weights, decays)
-        tape.over(weights, views=2)
-        tape.new((weights, wide), inner * tokens // call.tokens, views=3)
-    tape.late(lambda: _last_state(tape, (mixed, wide, decays, old), sizes, tokens, call))
+            tape.inplace(decays, views=1)
+        products = tape.allocate((mixed,), cells, kernels=2, views=4)
+        weights = tape.allocate((products,), cells, nbytes=cells * _FLOAT32)
+        tape.inplace(weights, decays)
+        tape.inplace(weights, views=2)
+        tape.allocate((weights, wide), inner * tokens // call.tokens, views=3)
+    tape.defer(lambda: _last_state(tape, (mixed, wide, decays, old), sizes, tokens, call))
 
 
 def _last_state(
@@ -169,17 +173,17 @@ def _last_state(
     arrays: tuple[int, int, int, int],
     sizes: tuple[int, int, int],
     tokens: int,
-    call: Call,
+    call: CallShape,
 ) -> None:
     """The state after the last chunk of Mamba-2 (mlx-lm models/ssm.py, next_state)."""
     mixed, wide, decays, old = arrays
     heads, inner, state = sizes
     spread = state * heads * call.rows // inner * tokens
-    repeated = tape.new((mixed,), spread, views=4)
+    repeated = tape.allocate((mixed,), spread, views=4)
     if tape.width != _FLOAT32:
-        repeated = tape.new((repeated,), spread, nbytes=spread * _FLOAT32)
+        repeated = tape.allocate((repeated,), spread, nbytes=spread * _FLOAT32)
     part = inner * tokens // call.tokens
-    decayed = tape.new((wide, decays), part, nbytes=part * _FLOAT32, views=4)
-    product = tape.keep(tape.new((decayed, repeated), state, nbytes=state * _FLOAT32))
-    scaled = tape.new((old, decays), state, nbytes=state * _FLOAT32)
-    tape.over(product, scaled)
+    decayed = tape.allocate((wide, decays), part, nbytes=part * _FLOAT32, views=4)
+    product = tape.retain(tape.allocate((decayed, repeated), state, nbytes=state * _FLOAT32))
+    scaled = tape.allocate((old, decays), state, nbytes=state * _FLOAT32)
+    tape.inplace(product, scaled)

@@ -6,11 +6,10 @@ buffer of an input with a single consumer: mlx array.h, is_donatable).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from memfit.estimators.base.records import record
-
-Backend = Literal["metal", "cuda", "cpu"]
+from memfit.estimators.machine.device import Backend
 
 
 class Step(NamedTuple):
@@ -32,14 +31,14 @@ class Step(NamedTuple):
 class Program:
     """The steps of a layer and the largest single allocation among them.
 
-    ``late`` are the steps that wait for the end of the call, which free the ``awaited`` bytes.
+    ``deferred`` are the steps that wait for the end of the call; ``deferred_bytes`` are freed then.
     """
 
     steps: tuple[Step, ...]
     largest: int
     largest_name: str
-    late: tuple[Step, ...]
-    awaited: int
+    deferred: tuple[Step, ...]
+    deferred_bytes: int
 
 
 @dataclass(slots=True)
@@ -63,22 +62,22 @@ class Tape:
     input_elements: int
     nbytes: list[int] = field(default_factory=list)
     elements: list[int] = field(default_factory=list)
-    kept: set[int] = field(default_factory=set)
+    retained: set[int] = field(default_factory=set)
     operations: list[_Operation] = field(default_factory=list)
-    later: list[Callable[[], None]] = field(default_factory=list)
+    deferred: list[Callable[[], None]] = field(default_factory=list)
     largest: int = 0
     largest_name: str = ""
 
     def __post_init__(self) -> None:
-        self.before(self.input_elements)
+        self.existing(self.input_elements)
 
-    def before(self, elements: int, nbytes: int | None = None) -> int:
+    def existing(self, elements: int, nbytes: int | None = None) -> int:
         """Number an array that was there before the layer; it is freed after its last use."""
         self.nbytes.append(elements * self.width if nbytes is None else nbytes)
         self.elements.append(elements)
         return len(self.nbytes) - 1
 
-    def new(
+    def allocate(
         self,
         inputs: tuple[int, ...],
         elements: int,
@@ -99,7 +98,7 @@ class Tape:
         self._record((*inputs, made), made, weight, kernels, views, temporary)
         return made
 
-    def over(
+    def inplace(
         self,
         target: int,
         *inputs: int,
@@ -111,18 +110,18 @@ class Tape:
         self._record((target, *inputs), None, weight, kernels, views, 0)
         return target
 
-    def keep(self, array: int) -> int:
+    def retain(self, array: int) -> int:
         """Mark an array as outliving the layer: a cache, or the layer's output."""
-        self.kept.add(array)
+        self.retained.add(array)
         return array
 
-    def late(self, record: Callable[[], None]) -> None:
+    def defer(self, record: Callable[[], None]) -> None:
         """Record operations that MLX runs at the end of the call, after all layers.
 
         Its tape is filled breadth first from what is evaluated (mlx transforms.cpp, eval_impl),
         so that what only a state needs is run last, and what that reads lives until then.
         """
-        self.later.append(record)
+        self.deferred.append(record)
 
     def _record(
         self,
@@ -140,13 +139,13 @@ class Tape:
     def program(self) -> Program:
         """Return what was recorded, every array freed after its last use unless kept."""
         early = len(self.operations)
-        for record_late in self.later:
+        for record_late in self.deferred:
             record_late()
         last_use = {
             array: index for index, op in enumerate(self.operations) for array in op.touched
         }
         last_touch = {0: -1}
-        steps, awaited = [], 0
+        steps, deferred_bytes = [], 0
         for index, op in enumerate(self.operations):
             released, fresh, repeated = op.temporary, op.weight, []
             for array in dict.fromkeys(op.touched):
@@ -155,12 +154,12 @@ class Tape:
                     repeated.append((self.elements[array], index - last_touch[array]))
                 else:
                     fresh += self.elements[array]
-                if crossed and array not in self.kept:
-                    awaited += self.nbytes[array]
+                if crossed and array not in self.retained:
+                    deferred_bytes += self.nbytes[array]
                 last_touch[array] = index
-                if last_use[array] == index and array not in self.kept:
+                if last_use[array] == index and array not in self.retained:
                     released += self.nbytes[array]
             made = 0 if op.made is None else self.nbytes[op.made]
             steps.append(Step(made + op.temporary, released, op.dispatches, fresh, tuple(repeated)))
         late = tuple(steps[early:])
-        return Program(tuple(steps[:early]), self.largest, self.largest_name, late, awaited)
+        return Program(tuple(steps[:early]), self.largest, self.largest_name, late, deferred_bytes)

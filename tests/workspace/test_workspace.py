@@ -201,8 +201,8 @@ def test_every_array_is_released_exactly_once(moves: list[tuple[int, int, bool]]
     arrays = [0]
     for source, elements, writes_over in moves:
         x = arrays[source % len(arrays)]
-        arrays.append(tape.over(x) if writes_over else tape.new((x,), elements))
-    tape.keep(arrays[-1])
+        arrays.append(tape.inplace(x) if writes_over else tape.allocate((x,), elements))
+    tape.retain(arrays[-1])
     steps = tape.program().steps
     allocated = sum(step.allocated for step in steps)
     released = sum(step.released for step in steps)
