@@ -18,7 +18,7 @@ from time import monotonic_ns
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.plans.wired.ledger import (
-    PaperBackend,
+    SimulatedBackend,
     Ticket,
     WiredBackend,
     WiredEvent,
@@ -57,9 +57,9 @@ def host_backend() -> WiredBackend:
     try:
         import mlx.core as mx
     except ImportError:
-        return PaperBackend(supported=False)
+        return SimulatedBackend(supported=False)
     on_metal = mx.metal.is_available() and mx.default_device() == mx.Device(mx.gpu)
-    return MetalBackend() if on_metal else PaperBackend(supported=False)
+    return MetalBackend() if on_metal else SimulatedBackend(supported=False)
 
 
 class WiredMemoryManager:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.reading.strict_yaml import parse_placed
+from memfit.estimators.base.reading.section import Section, read_sections
+from memfit.estimators.base.reading.values import one_of, short
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
 from memfit.estimators.base.workload import MAX_TOKENS, Workload
 from memfit.estimators.gate.limit_value import Allowance, parse_allowance, parse_experts
-from memfit.estimators.gate.section import Reading, Section
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
@@ -46,6 +45,7 @@ _NAME = re.compile(r"[\w.+-]{1,80}", re.ASCII)
 
 RequiredBasis = Literal["exact", "derived", "bound"]
 BASES: tuple[RequiredBasis, ...] = ("exact", "derived", "bound")
+OS_REGIMES = tuple(regime.value for regime in OsRegime)
 
 
 @record(frozen=True, slots=True)
@@ -105,13 +105,13 @@ def read_policy(path: Path) -> Policy:
         ConfigError: when it is not YAML.
         PolicyError: with every mistake there is in it.
     """
-    reading = Reading(path, parse_placed(read_whole(path, limit=MAX_POLICY_BYTES), path))
+    reading = read_sections(path, limit=MAX_POLICY_BYTES, collect=True)
     top = reading.top(KEYS)
     if top.values.get("schema") != SCHEMA:
-        top.blame(f"expected {SCHEMA}", "schema" if "schema" in top else None)
+        top.add_error(f"expected {SCHEMA}", "schema" if "schema" in top else None)
     targets = top.section("targets", None)
     if not targets.values:
-        targets.blame("name at least one target: a gate that checks nothing does not pass")
+        targets.add_error("name at least one target: a gate that checks nothing does not pass")
     found = [_target(targets.section(name, TARGET_KEYS), name) for name in targets.values]
     reading.finish()
     return Policy(path, tuple(target for target in found if target is not None))
@@ -119,7 +119,7 @@ def read_policy(path: Path) -> Policy:
 
 def _target(section: Section, name: str) -> Target | None:
     if not _NAME.fullmatch(name):
-        section.blame("a target's name is made of letters, digits, and . _ + -, at most 80")
+        section.add_error("a target's name is made of letters, digits, and . _ + -, at most 80")
     runtime = section.take("runtime", _runtime) or get_runtime(RUNTIME)
     device = _device(section)
     workload = _workload(section, runtime)
@@ -142,10 +142,10 @@ def _target(section: Section, name: str) -> Target | None:
 
 
 def _device(section: Section) -> Device | None:
-    regime = section.take("os_regime", _regime) or DEFAULT_REGIME
+    regime = OsRegime(section.take("os_regime", one_of(OS_REGIMES)) or DEFAULT_REGIME)
     given = [key for key in MACHINE_KEYS if key in section]
     if len(given) != 1:
-        section.blame(f"give one of {', '.join(MACHINE_KEYS)}", given[1] if given else None)
+        section.add_error(f"give one of {', '.join(MACHINE_KEYS)}", given[1] if given else None)
         return None
     makers = {
         "device": lambda value: find_device(_text(value), os_regime=regime),
@@ -159,10 +159,10 @@ def _workload(target: Section, runtime: Runtime) -> Workload | None:
     section = target.section("workload", WORKLOAD_KEYS)
     given = [key for key in ("context", "prompt_tokens") if key in section]
     if len(given) != 1:
-        section.blame("give either context or prompt_tokens", given[1] if given else None)
+        section.add_error("give either context or prompt_tokens", given[1] if given else None)
         return None
     if "context" in section and "max_tokens" in section:
-        section.blame("context stands alone; use prompt_tokens with max_tokens", "max_tokens")
+        section.add_error("context stands alone; use prompt_tokens with max_tokens", "max_tokens")
     settings = {
         "prefill_step": runtime.prefill_step,
         "kv_group_size": runtime.kv_group_size,
@@ -178,7 +178,7 @@ def _workload(target: Section, runtime: Runtime) -> Workload | None:
     try:
         return Workload(**settings)
     except InputError as error:
-        section.blame(str(error))
+        section.add_error(str(error))
         return None
 
 
@@ -196,12 +196,14 @@ def _limits(target: Section, device: Device | None) -> tuple[tuple[Limit, ...], 
     section = target.section("limits", LIMIT_KEYS)
     growth = section.section("growth", GROWTH_KEYS)
     if not any(key in section for key in LIMIT_KEYS if key != "growth") and not growth.values:
-        section.blame("name at least one limit: a target that checks nothing does not pass")
+        section.add_error("name at least one limit: a target that checks nothing does not pass")
     if device and device.backend != "metal" and "wired_limit" in section:
-        section.blame(f"{device.name} has no wired limit; it is a setting of Macs", "wired_limit")
+        section.add_error(
+            f"{device.name} has no wired limit; it is a setting of Macs", "wired_limit"
+        )
     found = [_limit(section, key, key) for key in AMOUNTS if key in section]
     found += [_limit(growth, key, f"growth.{key}") for key in GROWTH_KEYS if key in growth]
-    basis = section.take("basis", _basis)
+    basis = section.take("basis", one_of(BASES))
     return (
         tuple(limit for limit in found if limit),
         BasisLimit(basis, section.line("basis")) if basis else None,
@@ -215,13 +217,13 @@ def _limit(section: Section, key: str, name: str) -> Limit | None:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise InputError(f"expected a text, got {_shown(value)}")
+        raise InputError(f"expected a text, got {short(value)}")
     return value
 
 
 def _size(value: Any) -> int:
     if not isinstance(value, str):
-        raise InputError(f"expected a size such as 24GB, got {_shown(value)}")
+        raise InputError(f"expected a size such as 24GB, got {short(value)}")
     return parse_size(value)
 
 
@@ -229,43 +231,25 @@ def _count(value: Any) -> int:
     if isinstance(value, str):
         return parse_count(value)
     if type(value) is not int:
-        raise InputError(f"expected a count such as 4096 or 4k, got {_shown(value)}")
+        raise InputError(f"expected a count such as 4096 or 4k, got {short(value)}")
     return value
 
 
 def _context(value: Any) -> Allowance:
     count = _count(value)
     if not 0 < count <= MAX_COUNT:
-        raise InputError(f"{_shown(count)}: must be from 1 to {MAX_COUNT} tokens")
+        raise InputError(f"{short(count)}: must be from 1 to {MAX_COUNT} tokens")
     return Allowance(str(value), count)
 
 
 def _bits(value: Any) -> int:
     if type(value) is not int:
-        raise InputError(f"expected bits such as 4, got {_shown(value)}")
+        raise InputError(f"expected bits such as 4, got {short(value)}")
     return Quantization(value, 64).bits
-
-
-def _regime(value: Any) -> OsRegime:
-    known = {regime.value: regime for regime in OsRegime}
-    if not isinstance(value, str) or value not in known:
-        raise InputError(f"expected {' or '.join(known)}, got {_shown(value)}")
-    return known[value]
 
 
 def _runtime(value: Any) -> Runtime:
     return get_runtime(_text(value))
-
-
-def _basis(value: Any) -> RequiredBasis:
-    for basis in BASES:
-        if value == basis:
-            return basis
-    raise InputError(f"expected {', '.join(BASES)}, got {_shown(value)}")
-
-
-def _shown(value: Any) -> str:
-    return printable(repr(value)[:60])
 
 
 AMOUNTS: dict[str, Callable[[Any], Allowance]] = {

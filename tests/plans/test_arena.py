@@ -12,11 +12,11 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.plans.static import arena as module
 from memfit.estimators.plans.static.arena import ALIGNMENT, Lifetime, arena, needs
 from memfit.estimators.plans.static.plan import (
-    StaticPlan,
     kv_capacity_bytes,
     plan_static,
     rope_table_bytes,
 )
+from memfit.estimators.results.static import StaticPlan
 from memfit.estimators.trace.graph_format import Array, Call, Node, Trace, from_json
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -14,15 +14,20 @@ from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.plans.experts.advice import worth
 from memfit.estimators.plans.experts.expert_slots import Inventory, inventory, startup_bytes
-from memfit.estimators.plans.experts.plan import ExpertQuestion, Run, device_capacity, plan_experts
-from memfit.estimators.plans.experts.result import ExpertPlan
+from memfit.estimators.plans.experts.plan import (
+    ExpertQuestion,
+    RunMemory,
+    device_capacity,
+    plan_experts,
+)
 from memfit.estimators.plans.experts.routing import RoutingProfile
+from memfit.estimators.results.experts import ExpertsPlan
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.sizing.sized_model import size
 from tests.models import QWEN3_NEXT_80B, quantised_tensors, write_checkpoint, write_config
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
-NOTHING = Run(context_tokens=1, kv_bytes=0, state_bytes=0, workspace_bytes=0)
+NOTHING = RunMemory(context_tokens=1, kv_bytes=0, state_bytes=0, workspace_bytes=0)
 
 # mlx-moe's models: hidden size, width of an expert, bytes of gate, up and down at 4 bits in
 # groups of 64, scales and biases included.
@@ -50,7 +55,7 @@ def next_80b() -> Inventory:
     return experts_of(SAMPLES / "qwen3-next-80b-a3b-4bit.yaml")
 
 
-def planned(experts: Inventory, device: Device | None, **question: Any) -> ExpertPlan:
+def planned(experts: Inventory, device: Device | None, **question: Any) -> ExpertsPlan:
     return plan_experts(
         experts,
         ExpertQuestion(question.pop("run", NOTHING), **question),
@@ -109,7 +114,7 @@ def test_memory_is_what_was_measured(next_80b: Inventory, capacity: int, measure
 
 def test_start_up_peak_and_steady_memory_are_what_was_measured(next_80b: Inventory) -> None:
     # mlx-moe: 23.05 GB while 208 experts are read through mx.load, 19.10 GB after it.
-    run = Run(context_tokens=1, kv_bytes=0, state_bytes=77_266_944, workspace_bytes=0)
+    run = RunMemory(context_tokens=1, kv_bytes=0, state_bytes=77_266_944, workspace_bytes=0)
     row = planned(next_80b, None, capacities=(208,), run=run).rows[0]
     assert round(row.startup_bytes / 1e9, 2) == 23.05
     assert round(row.running_bytes / 1e9, 2) == 19.10
@@ -185,7 +190,7 @@ def test_wired_limit_is_what_runs_but_never_above_the_working_set(next_80b: Inve
     plan = planned(next_80b, device)
     assert plan.chosen is not None
     assert plan.wired_limit_bytes == plan.chosen.running_bytes < device.working_set_bytes
-    large = Run(context_tokens=1, kv_bytes=10**11, state_bytes=0, workspace_bytes=0)
+    large = RunMemory(context_tokens=1, kv_bytes=10**11, state_bytes=0, workspace_bytes=0)
     assert planned(next_80b, device, run=large).wired_limit_bytes == device.working_set_bytes
 
 

@@ -12,19 +12,19 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.plans.offload.cache_tiers import Speeds, milliseconds
 from memfit.estimators.plans.offload.plan import OffloadQuestion, Server, plan_offload
-from memfit.estimators.plans.offload.result import OffloadPlan
 from memfit.estimators.plans.offload.session_cache import (
-    Shape,
+    LayerShape,
     Storage,
     longest_hot,
     storage_of,
     streaming_peak,
 )
+from memfit.estimators.results.offload import OffloadPlan
 from memfit.estimators.sizing.sized_model import size
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 # The review of DeepSeek-Coder-V2-Lite in agent-memory takes 27 layers of 8 heads of 256.
-REVIEWED = Storage((Shape(8, 256, 256),) * 27, state_bytes=0, plain_bytes=2)
+REVIEWED = Storage((LayerShape(8, 256, 256),) * 27, state_bytes=0, plain_bytes=2)
 MIB = 2**20
 
 
@@ -41,12 +41,12 @@ def planned(kept: Storage, question: OffloadQuestion, device: Device | None = No
 @pytest.mark.parametrize(
     ("shape", "bits", "nbytes"),
     [
-        (Shape(8, 256, 256), 4, 589_824),
-        (Shape(8, 64, 64), 4, 147_456),
-        (Shape(8, 256, 256), 16, 2_097_152),
+        (LayerShape(8, 256, 256), 4, 589_824),
+        (LayerShape(8, 64, 64), 4, 147_456),
+        (LayerShape(8, 256, 256), 16, 2_097_152),
     ],
 )
-def test_a_block_is_what_agent_memory_counts(shape: Shape, bits: int, nbytes: int) -> None:
+def test_a_block_is_what_agent_memory_counts(shape: LayerShape, bits: int, nbytes: int) -> None:
     # agent-memory, tests of ModelCacheSpec.
     assert shape.nbytes(256, bits, 64) == nbytes
 
@@ -67,7 +67,7 @@ def test_the_pool_is_the_budget_in_whole_blocks() -> None:
 def test_deepseek_coder_v2_lite_has_16_heads_with_keys_of_192() -> None:
     kept = storage("deepseek-v2-lite")
     assert len(kept.shapes) == 27
-    assert set(kept.shapes) == {Shape(16, 192, 128)}
+    assert set(kept.shapes) == {LayerShape(16, 192, 128)}
     assert (kept.exact_bytes(1, 16), kept.exact_bytes(1, 4)) == (276_480, 77_760)
     assert round(kept.exact_bytes(18_000, 16) / 1e9, 2) == 4.98
 
@@ -201,7 +201,7 @@ def test_a_question_that_cannot_be_is_refused(conversations: int, tokens: int) -
 @pytest.mark.parametrize(("bits", "group"), [(3, 64), (0, 64), (4, 48)])
 def test_a_format_that_is_not_stored_is_refused(bits: int, group: int) -> None:
     with pytest.raises(InputError):
-        Storage((Shape(8, 64, 64),), 0, 2, bits, group)
+        Storage((LayerShape(8, 64, 64),), 0, 2, bits, group)
 
 
 def test_a_model_that_does_not_fit_is_said_to_be_too_large() -> None:

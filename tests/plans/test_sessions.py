@@ -12,7 +12,8 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.sample import read_sample
 from memfit.estimators.mlx.kv_cache import kv_cache
-from memfit.estimators.plans.sessions.plan import Grown, GrowthPlan, Sessions, plan_growth
+from memfit.estimators.plans.sessions.plan import plan_growth
+from memfit.estimators.results.growth import GrowthPlan, GrowthRow, Sessions
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -29,7 +30,7 @@ def plan(sessions: Sessions, *names: str, budget: int | None = None) -> GrowthPl
     return plan_growth(model(), "m", sessions, rules, budget_bytes=budget)
 
 
-def grown(sessions: Sessions, name: str, budget: int | None = None) -> Grown:
+def grown(sessions: Sessions, name: str, budget: int | None = None) -> GrowthRow:
     (rule,) = plan(sessions, name, budget=budget).rules
     return rule
 

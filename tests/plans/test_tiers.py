@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.plans.offload.cache_tiers import (
-    Request,
+    AgentRequest,
     Speeds,
     Tiers,
     read_requests,
     simulate,
 )
-from memfit.estimators.plans.offload.session_cache import Shape, Storage
+from memfit.estimators.plans.offload.session_cache import LayerShape, Storage
 
 # One block of 256 tokens takes 2048 bytes.
-KEPT = Storage((Shape(1, 2, 2),), state_bytes=0, plain_bytes=2, bits=16)
+KEPT = Storage((LayerShape(1, 2, 2),), state_bytes=0, plain_bytes=2, bits=16)
 BLOCK = 2048
 REQUESTS = st.lists(
-    st.builds(Request, st.sampled_from("abcd"), st.integers(1, 2000), st.integers(0, 500)),
+    st.builds(AgentRequest, st.sampled_from("abcd"), st.integers(1, 2000), st.integers(0, 500)),
     min_size=1,
     max_size=40,
 )
@@ -29,7 +29,7 @@ BUDGETS = st.builds(Tiers, st.integers(0, 20 * BLOCK), st.integers(0, 40 * BLOCK
 
 
 def test_the_least_recently_used_goes_to_disk_and_comes_back() -> None:
-    turns = [Request(agent, 200, 0) for agent in "abab"]
+    turns = [AgentRequest(agent, 200, 0) for agent in "abab"]
     run = simulate(turns, KEPT, Tiers(BLOCK, 10 * BLOCK), Speeds(1000, 2000, 100))
     assert (run.new, run.hot, run.warm, run.cold) == (2, 0, 2, 0)
     # a and b leave once each; the second time b leaves nothing: the trace has ended.
@@ -41,7 +41,7 @@ def test_the_least_recently_used_goes_to_disk_and_comes_back() -> None:
 
 
 def test_without_a_disk_a_conversation_that_left_is_given_up() -> None:
-    turns = [Request(agent, 200, 0) for agent in "abab"]
+    turns = [AgentRequest(agent, 200, 0) for agent in "abab"]
     run = simulate(turns, KEPT, Tiers(BLOCK, 0), Speeds())
     assert (run.new, run.warm, run.cold, run.written_bytes) == (2, 0, 2, 0)
     assert run.saved_tokens == 0
@@ -49,22 +49,24 @@ def test_without_a_disk_a_conversation_that_left_is_given_up() -> None:
 
 
 def test_a_conversation_larger_than_memory_does_not_push_the_others_out() -> None:
-    turns = [Request("a", 200, 0), Request("b", 1000, 0), Request("a", 300, 0)]
+    turns = [AgentRequest("a", 200, 0), AgentRequest("b", 1000, 0), AgentRequest("a", 300, 0)]
     run = simulate(turns, KEPT, Tiers(2 * BLOCK, 10 * BLOCK), Speeds())
     assert (run.new, run.hot) == (2, 1)
     assert run.largest_hot_bytes == 2 * BLOCK
 
 
 def test_what_lies_unchanged_on_disk_is_not_written_again() -> None:
-    turns = [Request("a", 200, 0), Request("b", 200, 0), Request("a", 200, 0)]
-    turns += [Request("b", 200, 0), Request("a", 200, 0)]
+    turns = [AgentRequest("a", 200, 0), AgentRequest("b", 200, 0), AgentRequest("a", 200, 0)]
+    turns += [AgentRequest("b", 200, 0), AgentRequest("a", 200, 0)]
     run = simulate(turns, KEPT, Tiers(BLOCK, 10 * BLOCK), Speeds())
     assert run.written_bytes == 2 * BLOCK
     assert run.warm == 3
 
 
 @given(REQUESTS, BUDGETS)
-def test_every_request_and_every_token_is_counted_once(turns: list[Request], tiers: Tiers) -> None:
+def test_every_request_and_every_token_is_counted_once(
+    turns: list[AgentRequest], tiers: Tiers
+) -> None:
     run = simulate(turns, KEPT, tiers, Speeds())
     assert run.hot + run.warm + run.cold + run.new == run.requests == len(turns)
     assert run.new == run.agents == len({turn.agent for turn in turns})
@@ -75,14 +77,14 @@ def test_every_request_and_every_token_is_counted_once(turns: list[Request], tie
 
 
 @given(REQUESTS)
-def test_with_room_for_all_nothing_touches_the_disk(turns: list[Request]) -> None:
+def test_with_room_for_all_nothing_touches_the_disk(turns: list[AgentRequest]) -> None:
     run = simulate(turns, KEPT, Tiers(10**9, 0), Speeds())
     assert run.hot == len(turns) - run.agents
     assert run.read_bytes == run.written_bytes == run.cold == 0
 
 
 @given(REQUESTS, st.integers(1, 20))
-def test_hits_are_those_of_a_plain_lru(turns: list[Request], blocks: int) -> None:
+def test_hits_are_those_of_a_plain_lru(turns: list[AgentRequest], blocks: int) -> None:
     kept: OrderedDict[str, int] = OrderedDict()
     hits = 0
     for turn in turns:
@@ -114,7 +116,7 @@ HEADING = "agent,prompt_tokens,completion_tokens\n"
 def test_requests_are_read_from_csv_and_json_lines(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
     path.write_bytes(text.encode())
-    assert read_requests(path) == (Request("one", 1200, 80), Request("two", 2048, 0))
+    assert read_requests(path) == (AgentRequest("one", 1200, 80), AgentRequest("two", 2048, 0))
 
 
 @pytest.mark.parametrize(

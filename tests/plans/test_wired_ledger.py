@@ -14,17 +14,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.plans.wired.ledger import (
-    PaperBackend,
+    SimulatedBackend,
     Ticket,
-    TicketKind,
     WiredEvent,
     WiredLedger,
     WiredSettings,
 )
 from memfit.estimators.plans.wired.policies import FixedPolicy, MaxPolicy, SumPolicy, WiredPolicy
+from memfit.estimators.results.wired import TicketKind
 
 MIB = 2**20
-METAL = PaperBackend(supported=True)
+METAL = SimulatedBackend(supported=True)
 
 
 @dataclass(frozen=True)
@@ -83,96 +83,96 @@ def ledger(baseline: int = 10, threshold: str = "0.25", cooldown_ms: int = 1000)
     return WiredLedger(METAL, settings)
 
 
-def limit_of(book: WiredLedger) -> int:
+def limit_of(wired: WiredLedger) -> int:
     """The limit above the baseline of 10 MiB."""
-    return book.limit_bytes // MIB - 10
+    return wired.limit_bytes // MIB - 10
 
 
 def test_the_largest_group_gives_the_limit() -> None:
-    book = ledger()
-    book.request(active("a", 64), 0)
-    book.request(active("b", 64), 0)
-    book.request(active("c", 96, DoubledSum()), 0)
-    assert limit_of(book) == 192
-    book.end("c", 5000)
-    assert limit_of(book) == 128
+    wired = ledger()
+    wired.request(active("a", 64), 0)
+    wired.request(active("b", 64), 0)
+    wired.request(active("c", 96, DoubledSum()), 0)
+    assert limit_of(wired) == 192
+    wired.end("c", 5000)
+    assert limit_of(wired) == 128
 
 
 def test_a_reservation_counts_but_does_not_raise_the_limit_alone() -> None:
-    book = ledger()
-    book.request(reservation("weights", 128), 0)
-    assert limit_of(book) == 0
-    book.request(active("a", 64), 0)
-    assert limit_of(book) == 192
-    book.end("a", 0)
-    assert limit_of(book) == 0
-    assert [ticket.name for ticket in book.held] == ["weights"]
+    wired = ledger()
+    wired.request(reservation("weights", 128), 0)
+    assert limit_of(wired) == 0
+    wired.request(active("a", 64), 0)
+    assert limit_of(wired) == 192
+    wired.end("a", 0)
+    assert limit_of(wired) == 0
+    assert [ticket.name for ticket in wired.held] == ["weights"]
 
 
 def test_a_small_drop_is_held_up() -> None:
-    book = ledger(threshold="0.5", cooldown_ms=0)
-    book.request(active("large", 300), 0)
-    book.request(active("small", 20), 0)
-    book.end("small", 10_000)
-    assert limit_of(book) == 320
-    assert book.wanted_bytes == 310 * MIB
-    book.end("large", 10_000)
-    assert limit_of(book) == 0
+    wired = ledger(threshold="0.5", cooldown_ms=0)
+    wired.request(active("large", 300), 0)
+    wired.request(active("small", 20), 0)
+    wired.end("small", 10_000)
+    assert limit_of(wired) == 320
+    assert wired.wanted_bytes == 310 * MIB
+    wired.end("large", 10_000)
+    assert limit_of(wired) == 0
 
 
 def test_a_drop_too_soon_is_held_up_and_follows_later() -> None:
-    book = ledger(threshold="0", cooldown_ms=500)
-    book.request(active("a", 100), 0)
-    book.request(active("b", 300), 0)
-    book.end("b", 0)
-    assert limit_of(book) == 400
-    book.request(active("c", 50), 600)
-    assert limit_of(book) == 150
+    wired = ledger(threshold="0", cooldown_ms=500)
+    wired.request(active("a", 100), 0)
+    wired.request(active("b", 300), 0)
+    wired.end("b", 0)
+    assert limit_of(wired) == 400
+    wired.request(active("c", 50), 600)
+    assert limit_of(wired) == 150
 
 
 @pytest.mark.parametrize(("stays", "limit"), [(75, 75), (76, 100)])
 def test_a_drop_of_exactly_the_threshold_is_taken(stays: int, limit: int) -> None:
-    book = WiredLedger(METAL, WiredSettings(shrink_cooldown_ms=0))
-    book.request(Ticket(SumPolicy(), stays, name="stays"), 0)
-    book.request(Ticket(SumPolicy(), 100 - stays, name="goes"), 0)
-    book.end("goes", 0)
-    assert book.limit_bytes == limit
+    wired = WiredLedger(METAL, WiredSettings(shrink_cooldown_ms=0))
+    wired.request(Ticket(SumPolicy(), stays, name="stays"), 0)
+    wired.request(Ticket(SumPolicy(), 100 - stays, name="goes"), 0)
+    wired.end("goes", 0)
+    assert wired.limit_bytes == limit
 
 
 @pytest.mark.parametrize(("elapsed", "limit"), [(999, 400), (1000, 100)])
 def test_the_cooldown_ends_exactly_after_its_time(elapsed: int, limit: int) -> None:
-    book = ledger()
-    book.request(active("a", 100), 0)
-    book.request(active("b", 300), 5000)
-    book.end("b", 5000 + elapsed)
-    assert limit_of(book) == limit
+    wired = ledger()
+    wired.request(active("a", 100), 0)
+    wired.request(active("b", 300), 5000)
+    wired.end("b", 5000 + elapsed)
+    assert limit_of(wired) == limit
 
 
 @pytest.mark.parametrize("policy", [SumPolicy(160 * MIB), CappedBesideBaseline(150 * MIB)])
 def test_weights_count_for_admission(policy: WiredPolicy) -> None:
-    book = ledger()
-    assert book.request(reservation("weights", 100, policy), 0) == "started"
-    assert book.request(active("a", 40, policy), 0) == "started"
-    assert book.request(active("b", 20, policy), 0) == "waiting"
-    assert [ticket.name for ticket in book.end("a", 0)] == ["b"]
+    wired = ledger()
+    assert wired.request(reservation("weights", 100, policy), 0) == "started"
+    assert wired.request(active("a", 40, policy), 0) == "started"
+    assert wired.request(active("b", 20, policy), 0) == "waiting"
+    assert [ticket.name for ticket in wired.end("a", 0)] == ["b"]
 
 
 def test_policy_only_mode_admits_and_counts_without_touching_the_limit() -> None:
     backend = Counting(supported=False)
-    book = WiredLedger(backend, WiredSettings(baseline_override=1024))
+    wired = WiredLedger(backend, WiredSettings(baseline_override=1024))
     policy = CappedBesideBaseline(150 * MIB)
-    book.request(reservation("weights", 100, policy), 0)
-    book.request(active("a", 40, policy), 0)
-    assert book.baseline_bytes == 1024
-    assert book.request(active("b", 20, policy), 0) == "waiting"
-    assert book.limit_bytes == 1024 + 140 * MIB
+    wired.request(reservation("weights", 100, policy), 0)
+    wired.request(active("a", 40, policy), 0)
+    assert wired.baseline_bytes == 1024
+    assert wired.request(active("b", 20, policy), 0) == "waiting"
+    assert wired.limit_bytes == 1024 + 140 * MIB
     assert backend.applied == []
 
 
 def test_without_policy_only_mode_everything_starts_and_nothing_is_kept() -> None:
-    book = WiredLedger(Counting(supported=False), WiredSettings(policy_only=False))
-    assert book.request(active("a", 100, SumPolicy(1)), 0) == "started"
-    assert (book.limit_bytes, book.held, book.end("a", 0)) == (0, (), ())
+    wired = WiredLedger(Counting(supported=False), WiredSettings(policy_only=False))
+    assert wired.request(active("a", 100, SumPolicy(1)), 0) == "started"
+    assert (wired.limit_bytes, wired.held, wired.end("a", 0)) == (0, (), ())
 
 
 @pytest.mark.parametrize(
@@ -187,104 +187,104 @@ def test_without_policy_only_mode_everything_starts_and_nothing_is_kept() -> Non
 def test_the_baseline_is_set_else_recommended_where_unsupported_else_nothing(
     backend: Counting, override: int | None, baseline: int
 ) -> None:
-    book = WiredLedger(backend, WiredSettings(baseline_override=override))
-    book.request(Ticket(MaxPolicy(), 3, "reservation", "weights"), 0)
-    assert book.baseline_bytes == baseline
+    wired = WiredLedger(backend, WiredSettings(baseline_override=override))
+    wired.request(Ticket(MaxPolicy(), 3, "reservation", "weights"), 0)
+    assert wired.baseline_bytes == baseline
 
 
 def test_the_baseline_is_restored_and_is_the_next_one() -> None:
     backend = Counting(500)
-    book = WiredLedger(backend, WiredSettings())
+    wired = WiredLedger(backend, WiredSettings())
     for _ in range(2):
-        book.request(Ticket(SumPolicy(), 100, name="a"), 0)
-        book.end("a", 0)
+        wired.request(Ticket(SumPolicy(), 100, name="a"), 0)
+        wired.end("a", 0)
     assert backend.applied == [100, 0, 100, 0]
 
 
 def test_a_limit_that_mlx_refuses_stays_as_it_was_and_is_told() -> None:
     events: list[WiredEvent] = []
-    book = WiredLedger(Counting(150), WiredSettings(), events.append)
-    book.request(Ticket(SumPolicy(200), 100, name="a"), 0)
-    book.request(Ticket(SumPolicy(200), 100, name="b"), 0)
-    assert (book.limit_bytes, book.wanted_bytes) == (100, 200)
+    wired = WiredLedger(Counting(150), WiredSettings(), events.append)
+    wired.request(Ticket(SumPolicy(200), 100, name="a"), 0)
+    wired.request(Ticket(SumPolicy(200), 100, name="b"), 0)
+    assert (wired.limit_bytes, wired.wanted_bytes) == (100, 200)
     assert [e.limit_bytes for e in events if e.kind == "limit_refused"] == [200]
 
 
 def test_what_would_never_be_admitted_is_refused_and_bars_nobody() -> None:
-    book = WiredLedger(METAL)
-    assert book.request(Ticket(SumPolicy(100), 101, name="giant"), 0) == "refused"
-    assert book.request(Ticket(SumPolicy(100), 100, name="fits"), 0) == "started"
-    assert book.waiting == ()
+    wired = WiredLedger(METAL)
+    assert wired.request(Ticket(SumPolicy(100), 101, name="giant"), 0) == "refused"
+    assert wired.request(Ticket(SumPolicy(100), 100, name="fits"), 0) == "started"
+    assert wired.waiting == ()
 
 
 def test_a_small_ticket_does_not_overtake_one_that_waits_for_active_work() -> None:
-    book, policy = WiredLedger(METAL), SumPolicy(100)
-    book.request(Ticket(policy, 60, name="runs"), 0)
-    assert book.request(Ticket(policy, 70, name="large"), 0) == "waiting"
-    assert book.request(Ticket(policy, 10, name="small"), 0) == "waiting"
-    assert [ticket.name for ticket in book.end("runs", 0)] == ["large", "small"]
+    wired, policy = WiredLedger(METAL), SumPolicy(100)
+    wired.request(Ticket(policy, 60, name="runs"), 0)
+    assert wired.request(Ticket(policy, 70, name="large"), 0) == "waiting"
+    assert wired.request(Ticket(policy, 10, name="small"), 0) == "waiting"
+    assert [ticket.name for ticket in wired.end("runs", 0)] == ["large", "small"]
 
 
 def test_a_ticket_that_only_a_reservation_keeps_out_bars_nobody() -> None:
-    book, policy = WiredLedger(METAL), SumPolicy(100)
-    book.request(Ticket(policy, 60, "reservation", "weights"), 0)
-    assert book.request(Ticket(policy, 70, name="large"), 0) == "waiting"
-    assert book.request(Ticket(policy, 10, name="small"), 0) == "started"
-    assert book.request(Ticket(policy, 31, name="later"), 0) == "waiting"
+    wired, policy = WiredLedger(METAL), SumPolicy(100)
+    wired.request(Ticket(policy, 60, "reservation", "weights"), 0)
+    assert wired.request(Ticket(policy, 70, name="large"), 0) == "waiting"
+    assert wired.request(Ticket(policy, 10, name="small"), 0) == "started"
+    assert wired.request(Ticket(policy, 31, name="later"), 0) == "waiting"
     # Once the weights are gone it is its turn, before those that came later.
-    assert [ticket.name for ticket in book.end("weights", 0)] == ["large"]
-    assert [ticket.name for ticket in book.waiting] == ["later"]
+    assert [ticket.name for ticket in wired.end("weights", 0)] == ["large"]
+    assert [ticket.name for ticket in wired.waiting] == ["later"]
 
 
 def test_one_group_does_not_bar_another() -> None:
-    book = WiredLedger(METAL)
-    book.request(Ticket(SumPolicy(100), 100, name="a"), 0)
-    book.request(Ticket(SumPolicy(100), 1, name="b"), 0)
-    assert book.request(Ticket(SumPolicy(200), 1, name="c"), 0) == "started"
+    wired = WiredLedger(METAL)
+    wired.request(Ticket(SumPolicy(100), 100, name="a"), 0)
+    wired.request(Ticket(SumPolicy(100), 1, name="b"), 0)
+    assert wired.request(Ticket(SumPolicy(200), 1, name="c"), 0) == "started"
 
 
 def test_the_limit_does_not_dip_between_one_that_ends_and_one_that_starts() -> None:
     backend = Counting()
-    book = WiredLedger(backend, WiredSettings(Fraction(0), 0))
-    book.request(Ticket(SumPolicy(100), 80, name="a"), 0)
-    book.request(Ticket(SumPolicy(100), 90, name="b"), 0)
-    book.end("a", 0)
+    wired = WiredLedger(backend, WiredSettings(Fraction(0), 0))
+    wired.request(Ticket(SumPolicy(100), 80, name="a"), 0)
+    wired.request(Ticket(SumPolicy(100), 90, name="b"), 0)
+    wired.end("a", 0)
     assert backend.applied == [80, 90]
 
 
 def test_a_waiter_that_gives_up_lets_those_behind_it_in() -> None:
-    book, policy = WiredLedger(METAL), SumPolicy(100)
-    book.request(Ticket(policy, 60, name="runs"), 0)
-    book.request(Ticket(policy, 70, name="large"), 0)
-    book.request(Ticket(policy, 10, name="small"), 0)
-    assert [ticket.name for ticket in book.cancel("large", 0)] == ["small"]
-    assert book.waiting == ()
+    wired, policy = WiredLedger(METAL), SumPolicy(100)
+    wired.request(Ticket(policy, 60, name="runs"), 0)
+    wired.request(Ticket(policy, 70, name="large"), 0)
+    wired.request(Ticket(policy, 10, name="small"), 0)
+    assert [ticket.name for ticket in wired.cancel("large", 0)] == ["small"]
+    assert wired.waiting == ()
 
 
 def test_a_group_whose_tickets_have_ended_asks_for_nothing() -> None:
-    book = WiredLedger(METAL, WiredSettings(shrink_cooldown_ms=0))
-    book.request(Ticket(SumPolicy(), 50, name="stays"), 0)
-    book.request(Ticket(FixedPolicy(500), 1, name="goes"), 0)
-    assert book.limit_bytes == 500
-    book.end("goes", 0)
-    assert book.limit_bytes == 50
+    wired = WiredLedger(METAL, WiredSettings(shrink_cooldown_ms=0))
+    wired.request(Ticket(SumPolicy(), 50, name="stays"), 0)
+    wired.request(Ticket(FixedPolicy(500), 1, name="goes"), 0)
+    assert wired.limit_bytes == 500
+    wired.end("goes", 0)
+    assert wired.limit_bytes == 50
 
 
 def test_a_second_start_and_a_second_end_do_nothing() -> None:
-    book = WiredLedger(METAL)
+    wired = WiredLedger(METAL)
     ticket = Ticket(SumPolicy(), 100, name="a")
-    assert book.request(ticket, 0) == book.request(ticket, 0) == "started"
-    assert book.limit_bytes == 100
-    book.end("a", 0)
-    assert (book.end("a", 0), book.cancel("b", 0), book.limit_bytes) == ((), (), 0)
+    assert wired.request(ticket, 0) == wired.request(ticket, 0) == "started"
+    assert wired.limit_bytes == 100
+    wired.end("a", 0)
+    assert (wired.end("a", 0), wired.cancel("b", 0), wired.limit_bytes) == ((), (), 0)
 
 
 def test_a_name_that_waits_is_not_taken_again() -> None:
-    book = WiredLedger(METAL)
-    book.request(Ticket(SumPolicy(100), 100, name="a"), 0)
-    book.request(Ticket(SumPolicy(100), 1, name="b"), 0)
+    wired = WiredLedger(METAL)
+    wired.request(Ticket(SumPolicy(100), 100, name="a"), 0)
+    wired.request(Ticket(SumPolicy(100), 1, name="b"), 0)
     with pytest.raises(InputError, match="b waits already"):
-        book.request(Ticket(SumPolicy(100), 1, name="b"), 0)
+        wired.request(Ticket(SumPolicy(100), 1, name="b"), 0)
 
 
 def test_settings_out_of_range_are_refused() -> None:
@@ -307,7 +307,7 @@ class AnyTraffic(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.backend, self.events = Counting(90), list[WiredEvent]()
-        self.book = WiredLedger(self.backend, WiredSettings(), self.events.append)
+        self.wired = WiredLedger(self.backend, WiredSettings(), self.events.append)
         self.now, self.asked = 0, dict[str, Ticket]()
 
     @rule(
@@ -319,71 +319,71 @@ class AnyTraffic(RuleBasedStateMachine):
     def start(self, policy: WiredPolicy, size: int, kind: TicketKind, later: int) -> None:
         self.now += later
         ticket = Ticket(policy, size, kind, f"t{len(self.asked)}")
-        before = self.book.limit_bytes
-        if self.book.request(ticket, self.now) == "started":
+        before = self.wired.limit_bytes
+        if self.wired.request(ticket, self.now) == "started":
             self._grows_at_once(before)
         self.asked[ticket.name] = ticket
 
-    @precondition(lambda self: self.book.held)
+    @precondition(lambda self: self.wired.held)
     @rule(which=st.integers(0), later=st.integers(0, 700))
     def end(self, which: int, later: int) -> None:
         self.now += later
-        held, before = self.book.held, self.book.limit_bytes
-        self.book.end(held[which % len(held)].name, self.now)
+        held, before = self.wired.held, self.wired.limit_bytes
+        self.wired.end(held[which % len(held)].name, self.now)
         self._grows_at_once(before)
 
-    @precondition(lambda self: self.book.waiting)
+    @precondition(lambda self: self.wired.waiting)
     @rule(which=st.integers(0), later=st.integers(0, 700))
     def cancel(self, which: int, later: int) -> None:
         self.now += later
-        waiting = self.book.waiting
-        self.book.cancel(waiting[which % len(waiting)].name, self.now)
+        waiting = self.wired.waiting
+        self.wired.cancel(waiting[which % len(waiting)].name, self.now)
 
     def _grows_at_once(self, before: int) -> None:
-        wanted = self.book.wanted_bytes
+        wanted = self.wired.wanted_bytes
         if wanted >= before and wanted <= 90:
-            assert self.book.limit_bytes == wanted
+            assert self.wired.limit_bytes == wanted
 
     @invariant()
     def the_tickets_of_a_group_stay_within_its_cap(self) -> None:
         for policy in POLICIES[:2]:
             assert isinstance(policy, SumPolicy)
-            held = [ticket.size for ticket in self.book.held if ticket.policy == policy]
+            held = [ticket.size for ticket in self.wired.held if ticket.policy == policy]
             assert sum(held) <= (policy.cap or 0)
 
     @invariant()
     def no_limit_is_above_what_mlx_takes_nor_below_what_is_wanted(self) -> None:
-        assert self.book.limit_bytes <= 90
-        assert self.book.limit_bytes >= self.book.wanted_bytes or self.book.wanted_bytes > 90
-        assert (self.backend.applied or [0])[-1] == self.book.limit_bytes
+        assert self.wired.limit_bytes <= 90
+        assert self.wired.limit_bytes >= self.wired.wanted_bytes or self.wired.wanted_bytes > 90
+        assert (self.backend.applied or [0])[-1] == self.wired.limit_bytes
 
     @invariant()
     def every_ticket_is_in_one_place(self) -> None:
         last = {event.ticket: event.kind for event in self.events if event.ticket}
-        held = {ticket.name for ticket in self.book.held}
-        waiting = {ticket.name for ticket in self.book.waiting}
+        held = {ticket.name for ticket in self.wired.held}
+        waiting = {ticket.name for ticket in self.wired.waiting}
         assert set(last) == set(self.asked)
         assert held == {name for name, kind in last.items() if kind == "started"}
         assert waiting == {name for name, kind in last.items() if kind == "waiting"}
 
     @invariant()
     def without_work_the_limit_is_the_baseline(self) -> None:
-        if not any(ticket.kind == "active" for ticket in self.book.held):
-            assert self.book.limit_bytes == self.book.baseline_bytes == 0
+        if not any(ticket.kind == "active" for ticket in self.wired.held):
+            assert self.wired.limit_bytes == self.wired.baseline_bytes == 0
 
     @invariant()
     def the_first_of_a_group_waits_only_for_room(self) -> None:
         for policy in POLICIES:
-            first = next((t for t in self.book.waiting if t.policy == policy), None)
-            held = [ticket.size for ticket in self.book.held if ticket.policy == policy]
+            first = next((t for t in self.wired.waiting if t.policy == policy), None)
+            held = [ticket.size for ticket in self.wired.held if ticket.policy == policy]
             assert first is None or not policy.admits(0, held, first.size, 90)
 
     def teardown(self) -> None:
         """Everyone that waits gets in once those before it have ended."""
-        while self.book.held:
-            self.book.end(self.book.held[0].name, self.now)
-        assert self.book.waiting == ()
-        assert self.book.limit_bytes == 0
+        while self.wired.held:
+            self.wired.end(self.wired.held[0].name, self.now)
+        assert self.wired.waiting == ()
+        assert self.wired.limit_bytes == 0
 
 
 TestAnyTraffic = AnyTraffic.TestCase
@@ -397,10 +397,10 @@ def test_tickets_of_one_kind_start_in_the_order_they_came(sizes: list[int]) -> N
         if event.kind == "started" and event.ticket:
             started.append(event.ticket)
 
-    book = WiredLedger(METAL, WiredSettings(), see)
+    wired = WiredLedger(METAL, WiredSettings(), see)
     names = [f"t{index}" for index in range(len(sizes))]
     for name, size in zip(names, sizes, strict=True):
-        book.request(Ticket(SumPolicy(100), size, name=name), 0)
-    while book.held:
-        book.end(book.held[-1].name, 0)
+        wired.request(Ticket(SumPolicy(100), size, name=name), 0)
+    while wired.held:
+        wired.end(wired.held[-1].name, 0)
     assert started == names

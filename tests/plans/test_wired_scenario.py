@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.cli.render.plan.wired_plot import thinned
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.plans.wired import scenario as wired_scenario
 from memfit.estimators.plans.wired.plan import plan_wired
-from memfit.estimators.plans.wired.result import Moment, TicketPlan, WiredPlan, thinned
 from memfit.estimators.plans.wired.scenario import read_scenario
+from memfit.estimators.results.wired import TicketPlan, WiredMoment, WiredPlan
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "sample_configs" / "plans").glob("wired-*.yaml"))
@@ -172,16 +173,16 @@ GOOD = "name: a, policy: all, size: 1MB"
         (f"{GOOD}, start: 2m", "tickets.0.start", "2min"),
         (f"{GOOD}, start: 0.1ms", "tickets.0.start", "finer than a millisecond"),
         (f"{GOOD}, runs: 1s, end: 2s", "tickets.0.end", "exclude each other"),
-        (f"{GOOD}, runs: 0s", "tickets.0.runs", "longer than nothing"),
+        (f"{GOOD}, runs: 0s", "tickets.0.runs", "longer than 0"),
         (f"{GOOD}, start: 2s, end: 2s", "tickets.0.end", "later than start"),
         (f"{GOOD}, kind: idle", "tickets.0.kind", "expected active, reservation"),
         (f"{GOOD}, main: b", "tickets.0.main", "draft model"),
-        ("name: a, policy: pair, main: a, size: 1MB", "tickets.0.main", "none yet"),
+        ("name: a, policy: pair, main: a, size: 1MB", "tickets.0.main", "none is defined yet"),
         ("name: a, policy: pair, size: 1MB", "tickets.0", "main is missing"),
         (f"{GOOD}, colour: red", "tickets.0.colour", "no such key"),
         ("name: 3, policy: all, size: 1MB", "tickets.0.name", "as a name"),
         ('name: "a\\nb", policy: all, size: 1MB', "tickets.0.name", "as a name"),
-        ("name: a, name: b", "tickets.0.name", "stands twice"),
+        ("name: a, name: b", "tickets.0.name", "appears twice"),
     ],
 )
 def test_a_mistake_in_a_ticket_is_named(play: Any, ticket: str, where: str, words: str) -> None:
@@ -194,7 +195,7 @@ def test_a_mistake_in_a_ticket_is_named(play: Any, ticket: str, where: str, word
 
 
 def test_a_name_that_stands_twice_is_named(play: Any) -> None:
-    with pytest.raises(InputError, match=r"scenario\.yaml:8: tickets\.1\.name: a stands twice"):
+    with pytest.raises(InputError, match=r"scenario\.yaml:8: tickets\.1\.name: a appears twice"):
         play(GOOD, GOOD)
 
 
@@ -276,7 +277,7 @@ def test_the_account_of_any_traffic_adds_up(
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=80, unique=True), st.integers(1, 40))
 def test_thinning_keeps_the_largest_demand(times: list[int], most: int) -> None:
-    moments = [Moment(time, 0, 0, time * 7 % 101, 0, 0, 0, 0) for time in sorted(times)]
+    moments = [WiredMoment(time, 0, 0, time * 7 % 101, 0, 0, 0, 0) for time in sorted(times)]
     kept = thinned(moments, most)
     assert 0 < len(kept) <= max(most, 1)
     assert [m.at_ms for m in kept] == sorted(m.at_ms for m in kept)

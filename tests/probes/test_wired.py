@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.wired.ledger import PaperBackend, Ticket, WiredEvent
+from memfit.estimators.plans.wired.ledger import SimulatedBackend, Ticket, WiredEvent
 from memfit.estimators.plans.wired.policies import SumPolicy
 from memfit.probes.wired import MetalBackend, WiredMemoryManager, host_backend
 
@@ -19,7 +19,7 @@ POLICY = SumPolicy(100)
 
 
 def manager() -> WiredMemoryManager:
-    return WiredMemoryManager(backend=PaperBackend(supported=True))
+    return WiredMemoryManager(backend=SimulatedBackend(supported=True))
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -181,7 +181,7 @@ def test_any_crowd_comes_through_in_order_within_the_cap(seed: int, crowd: int) 
                 await asyncio.sleep(0)
 
     async def test() -> None:
-        wired = WiredMemoryManager(backend=PaperBackend(supported=True), observe=see)
+        wired = WiredMemoryManager(backend=SimulatedBackend(supported=True), observe=see)
         tasks = {}
         for index in range(crowd):
             ticket = Ticket(POLICY, dice.randrange(1, 101), name=f"t{index}")

@@ -71,7 +71,7 @@ def experts(
     from memfit.cli.render.plan.writing import written
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.experts.expert_slots import inventory
-    from memfit.estimators.plans.experts.plan import ExpertQuestion, Run, plan_experts
+    from memfit.estimators.plans.experts.plan import ExpertQuestion, RunMemory, plan_experts
     from memfit.estimators.plans.experts.routing import read_profile
     from memfit.estimators.sizing.estimate import device_summary
 
@@ -92,7 +92,7 @@ def experts(
     result = plan_experts(
         kept,
         ExpertQuestion(
-            Run(
+            RunMemory(
                 workload.prompt_tokens,
                 figures.kv.nbytes,
                 figures.ssm_bytes,

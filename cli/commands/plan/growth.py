@@ -82,7 +82,8 @@ def growth(
     from memfit.cli.render.plan.growth import to_sheet
     from memfit.cli.render.plan.writing import written
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.plans.sessions.plan import Sessions, plan_growth
+    from memfit.estimators.plans.sessions.plan import plan_growth
+    from memfit.estimators.results.growth import Sessions
     from memfit.estimators.runtimes.registry import list_runtimes
     from memfit.estimators.sizing.sized_model import size
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from memfit.cli.render.plan.bars import Bar, bar_lines
 from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.plans.experts.result import CapacityRow, ExpertPlan, Misses
+from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
 
 _COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 _MEMORY = (
@@ -22,7 +22,7 @@ _MEMORY = (
 _MISSES = ("Experts", "Coverage", "Misses", "From disk", "Time", "Pinned", "Found", "Filler")
 
 
-def to_sheet(result: ExpertPlan, units: Units, *, plot: bool) -> Sheet:
+def to_sheet(result: ExpertsPlan, units: Units, *, plot: bool) -> Sheet:
     """Return the plan as a sheet."""
     return Sheet(
         title=result.model,
@@ -46,7 +46,7 @@ def to_sheet(result: ExpertPlan, units: Units, *, plot: bool) -> Sheet:
     )
 
 
-def _facts(result: ExpertPlan, units: Units) -> Iterator[str]:
+def _facts(result: ExpertsPlan, units: Units) -> Iterator[str]:
     slots = "a slot takes" if result.uniform_slots else "the largest slot takes"
     yield (
         f"{result.model_type}, {result.experts} experts in each of {result.layers} layers,"
@@ -81,7 +81,7 @@ def _missed(row: CapacityRow, units: Units) -> tuple[str, ...]:
     return str(row.capacity), *_misses(row.misses, units), *map(str, slots)
 
 
-def _misses(misses: Misses, units: Units) -> tuple[str, ...]:
+def _misses(misses: ExpertMisses, units: Units) -> tuple[str, ...]:
     return (
         f"{misses.coverage_percent:.2f} %",
         f"{misses.misses_per_token:.1f}",
@@ -94,7 +94,7 @@ def _milliseconds(microseconds: int | None) -> str:
     return "-" if microseconds is None else f"{microseconds / 1000:.1f} ms"
 
 
-def _verdict(result: ExpertPlan, units: Units) -> str:
+def _verdict(result: ExpertsPlan, units: Units) -> str:
     row = result.chosen
     if result.device is None:
         return "No device named: nothing is said of what fits."
@@ -108,7 +108,7 @@ def _verdict(result: ExpertPlan, units: Units) -> str:
     return f"{text}; {row.verdict}."
 
 
-def _settings(result: ExpertPlan, units: Units) -> Iterator[str]:
+def _settings(result: ExpertsPlan, units: Units) -> Iterator[str]:
     for regime in result.regimes:
         yield (
             f"{regime.os_regime}: {regime.capacity} of {result.experts} experts, from 71 % of"
@@ -134,12 +134,12 @@ def _experts(capacity: int | None) -> str:
     return "none" if capacity is None else f"{capacity} experts"
 
 
-def _worth(result: ExpertPlan) -> str:
+def _worth(result: ExpertsPlan) -> str:
     pays = result.worth.pays
     return "not known" if pays is None else "yes" if pays else "no"
 
 
-def _plot(result: ExpertPlan, units: Units) -> Plot:
+def _plot(result: ExpertsPlan, units: Units) -> Plot:
     bars = [
         Bar(
             str(row.capacity),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from memfit.cli.render.plan.bars import Bar, bar_lines
 from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.plans.sessions.plan import Grown, GrowthPlan
+from memfit.estimators.results.growth import GrowthPlan, GrowthRow
 
 _MOST_TURNS = 8  # shown; JSON has all
 _NOTES = (
@@ -56,7 +56,7 @@ _HEADINGS = (
 )
 
 
-def _row(rule: Grown, units: Units) -> tuple[str, ...]:
+def _row(rule: GrowthRow, units: Units) -> tuple[str, ...]:
     return (
         ", ".join(rule.runtimes),
         rule.growth,
@@ -112,7 +112,7 @@ def _verdict(result: GrowthPlan, units: Units) -> str:
     return f"Above the budget of {budget} for caches under {crossed} of {len(result.rules)} rules."
 
 
-def _plot(rule: Grown, result: GrowthPlan, units: Units) -> Plot:
+def _plot(rule: GrowthRow, result: GrowthPlan, units: Units) -> Plot:
     title = f"{', '.join(rule.runtimes)}, {rule.growth}"
     picked = [rule.turns[turn - 1] for turn in _picked(result.sessions.turns)]
     bars = [

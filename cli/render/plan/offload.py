@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from memfit.cli.render.plan.bars import Bar, bar_lines
 from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
 from memfit.estimators.base.units import Units, format_bytes, format_duration
-from memfit.estimators.plans.offload.cache_tiers import Simulation
-from memfit.estimators.plans.offload.result import OffloadPlan, Restore, SizeRow
+from memfit.estimators.results.offload import OffloadPlan, Restore, Simulation, SizeRow
 
 _SIZES = ("Tokens", "16-bit", "8-bit", "4-bit", "Blocks", "Stored", "In memory", "Next chunk")
 

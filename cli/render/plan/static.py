@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from memfit.cli.render.plan.bars import Bar, bar_lines
 from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.plans.static.plan import CallPlan, Provision, StaticPlan
+from memfit.estimators.results.static import CallArena, Provision, StaticPlan
 
 _PROVISIONS = ("Allocated", "Size", "Storage", "")
 _CALLS = ("Call", "Tokens", "At", "Operations", "Buffers", "Arena", "No less than", "Each its own")
@@ -42,7 +42,7 @@ def _provision(each: Provision, units: Units) -> tuple[str, ...]:
     return name, size, each.mode, "" if each.lasting else "while loading"
 
 
-def _call(call: CallPlan, units: Units) -> tuple[str, ...]:
+def _call(call: CallArena, units: Units) -> tuple[str, ...]:
     counts = (call.tokens, call.position, call.operations, call.buffers)
     sizes = (call.arena_bytes, call.lower_bound_bytes, call.separate_bytes)
     return (
@@ -76,5 +76,5 @@ def _plot(result: StaticPlan, units: Units) -> Plot:
     return draw
 
 
-def _slack(call: CallPlan) -> int:
+def _slack(call: CallArena) -> int:
     return call.arena_bytes - call.lower_bound_bytes

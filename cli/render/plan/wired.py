@@ -7,10 +7,10 @@ from rich.padding import Padding
 from rich.table import Table
 
 from memfit.cli.render.plan import wired_words as words
-from memfit.cli.render.plan.wired_plot import MOST_ROWS, plot_lines
+from memfit.cli.render.plan.wired_plot import MOST_ROWS, plot_lines, thinned
 from memfit.cli.render.terminal import Page, open_page
 from memfit.estimators.base.units import Units
-from memfit.estimators.plans.wired.result import WiredPlan, thinned
+from memfit.estimators.results.wired import WiredPlan
 
 _COLOURS = {"holds": "green", "waits": "yellow", "fails": "red"}
 _GAP = 3  # between two columns

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from memfit.estimators.base.units import Units, format_bytes, format_duration
-from memfit.estimators.plans.wired.result import Moment
+from memfit.estimators.results.wired import WiredMoment
 
 MOST_ROWS = 30
 _UNICODE = ("█", "░", "│")
@@ -12,7 +12,7 @@ _LEAST_WIDTH = 20
 
 
 def plot_lines(
-    moments: Sequence[Moment], units: Units, width: int, *, ascii_only: bool
+    moments: Sequence[WiredMoment], units: Units, width: int, *, ascii_only: bool
 ) -> Iterator[str]:
     """Yield the lines of the plot: what is held, what waits for room, and the limit, to scale."""
     held, waiting, line = _ASCII if ascii_only else _UNICODE
@@ -30,3 +30,24 @@ def plot_lines(
         bar = bar.ljust(room)
         bar = f"{bar[:at]}{line}{bar[at + 1 :]}".rstrip()
         yield f"{time:>{max(map(len, times))}}  {limit:>{max(map(len, limits))}} {bar}"
+
+
+def thinned(moments: Sequence[WiredMoment], most: int) -> tuple[WiredMoment, ...]:
+    """Return at most ``most`` moments: of each equal span of time the one with the most demand.
+
+    Held and waiting bytes both count, so that the plot shows every peak of either.
+    """
+    if len(moments) <= most:
+        return tuple(moments)
+    first, last = moments[0].at_ms, moments[-1].at_ms
+    spans: dict[int, WiredMoment] = {}
+    for moment in moments:
+        span = (moment.at_ms - first) * most // (last - first + 1)
+        kept = spans.get(span)
+        if kept is None or _total(moment) > _total(kept):
+            spans[span] = moment
+    return tuple(spans.values())
+
+
+def _total(moment: WiredMoment) -> int:
+    return moment.demand_bytes + moment.waiting_bytes

@@ -1,7 +1,7 @@
 """A plan of wired memory in words, the same for every format that people read."""
 
 from memfit.estimators.base.units import Units, format_bytes, format_duration
-from memfit.estimators.plans.wired.result import Moment, TicketPlan, WiredPlan
+from memfit.estimators.results.wired import TicketPlan, WiredMoment, WiredPlan
 
 TICKET_HEADINGS = ("Ticket", "Kind", "Size", "Asked", "Waited", "Started", "Ended", "Outcome")
 MOMENT_HEADINGS = ("Time", "Limit", "Wanted", "Demand", "Waiting", "Active", "Reserved", "Queue")
@@ -91,7 +91,7 @@ def ticket_texts(ticket: TicketPlan, units: Units) -> tuple[str, ...]:
     return ticket.name, ticket.kind, size, *shown, _OUTCOMES[ticket.outcome]
 
 
-def moment_texts(moment: Moment, units: Units) -> tuple[str, ...]:
+def moment_texts(moment: WiredMoment, units: Units) -> tuple[str, ...]:
     """The cells of a moment, as `MOMENT_HEADINGS`."""
     amounts = (moment.limit_bytes, moment.wanted_bytes, moment.demand_bytes, moment.waiting_bytes)
     counts = (moment.active, moment.reserved, moment.waiting)

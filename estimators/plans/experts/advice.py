@@ -7,9 +7,9 @@ from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.plans.experts.expert_slots import Inventory
-from memfit.estimators.plans.experts.result import CapacityRow, Worth
 from memfit.estimators.plans.experts.routing import RoutingProfile
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.experts import CapacityRow, Worth
 
 # mlx-moe warns when the peak is above this share of the working set.
 PRESSURE = (95, 100)

@@ -16,19 +16,19 @@ from memfit.estimators.machine.devices import runs
 from memfit.estimators.machine.working_set import OsRegime, stock_working_set
 from memfit.estimators.plans.experts.advice import notes, warnings_of, worth
 from memfit.estimators.plans.experts.expert_slots import Inventory, startup_bytes
-from memfit.estimators.plans.experts.result import (
-    Adaptive,
-    CapacityRow,
-    ExpertPlan,
-    Misses,
-    Regime,
-)
 from memfit.estimators.plans.experts.routing import (
     RoutingProfile,
     adaptive_capacities,
     missed_by_chance,
 )
 from memfit.estimators.results.estimate import DeviceSummary
+from memfit.estimators.results.experts import (
+    CapacityRow,
+    ExpertMisses,
+    ExpertsPlan,
+    LayerCapacities,
+    RegimeCapacity,
+)
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
 
@@ -36,7 +36,7 @@ _TABLE_PARTS = 8
 
 
 @record(frozen=True, slots=True)
-class Run:
+class RunMemory:
     """What a run takes besides weights, at ``context_tokens``."""
 
     context_tokens: int
@@ -49,7 +49,7 @@ class Run:
 class ExpertQuestion:
     """What is asked: ``capacities`` are the rows wanted, none for a spread of them."""
 
-    run: Run
+    run: RunMemory
     capacities: tuple[int, ...] = ()
     profile: RoutingProfile | None = None
     bytes_per_second: int | None = None
@@ -63,7 +63,7 @@ def plan_experts(
     model_type: str,
     device: Device | None,
     summary: DeviceSummary | None,
-) -> ExpertPlan:
+) -> ExpertsPlan:
     """Return the plan; without a device there is a table and no capacity.
 
     Raises:
@@ -77,7 +77,7 @@ def plan_experts(
         for each in sorted({*wanted, *([capacity] if capacity is not None else [])})
     )
     chosen = next((row for row in rows if row.capacity == capacity), None)
-    return ExpertPlan(
+    return ExpertsPlan(
         memfit_version=__version__,
         model=model,
         model_type=model_type,
@@ -112,7 +112,9 @@ def device_capacity(experts: Inventory, working_set_bytes: int) -> int:
     ).experts
 
 
-def _fitting(experts: Inventory, run: Run, device: Device | None, *, starting: bool) -> int | None:
+def _fitting(
+    experts: Inventory, run: RunMemory, device: Device | None, *, starting: bool
+) -> int | None:
     """The most experts with which the run fits, and with ``starting`` the start-up too."""
     if device is None:
         return None
@@ -133,7 +135,7 @@ def _fitting(experts: Inventory, run: Run, device: Device | None, *, starting: b
     return whole_slots(low) if low >= experts.top_k else None
 
 
-def _running(experts: Inventory, run: Run, capacities: Sequence[int]) -> int:
+def _running(experts: Inventory, run: RunMemory, capacities: Sequence[int]) -> int:
     weights = experts.non_expert_bytes + experts.held_bytes(capacities)
     return weights + experts.lookup_bytes + run.kv_bytes + run.state_bytes + run.workspace_bytes
 
@@ -184,7 +186,7 @@ def _row(
     )
 
 
-def misses(experts: Inventory, question: ExpertQuestion, capacities: Sequence[int]) -> Misses:
+def misses(experts: Inventory, question: ExpertQuestion, capacities: Sequence[int]) -> ExpertMisses:
     """Return what a token misses with the most used experts of the profile in the slots.
 
     Without a profile every expert is taken to be used alike, which is the worst that can be.
@@ -206,7 +208,7 @@ def misses(experts: Inventory, question: ExpertQuestion, capacities: Sequence[in
         )
     )
     speed = question.bytes_per_second
-    return Misses(
+    return ExpertMisses(
         coverage_percent=round(float(100 - 100 * count / (experts.top_k * len(shares))), 2),
         misses_per_token=round(float(count), 3),
         disk_bytes_per_token=nbytes,
@@ -224,7 +226,7 @@ def _slots(profile: RoutingProfile | None, capacity: int, layers: int) -> tuple[
     return sum(pinned), sum(seen) - sum(pinned)
 
 
-def _regimes(experts: Inventory, device: Device) -> Iterator[Regime]:
+def _regimes(experts: Inventory, device: Device) -> Iterator[RegimeCapacity]:
     share, whole = BUDGET
     if device.stock_working_set_bytes is None:
         return
@@ -233,7 +235,7 @@ def _regimes(experts: Inventory, device: Device) -> Iterator[Regime]:
         if chip and not runs(chip, regime):
             continue
         stock = stock_working_set(device.memory_bytes, os_regime=regime)
-        yield Regime(
+        yield RegimeCapacity(
             os_regime=regime.value,
             working_set_bytes=stock.bytes,
             measured=stock.measured,
@@ -251,10 +253,10 @@ def _wired(row: CapacityRow | None, device: Device | None) -> int | None:
 
 def _adaptive(
     experts: Inventory, question: ExpertQuestion, chosen: CapacityRow | None
-) -> Adaptive | None:
+) -> LayerCapacities | None:
     if question.profile is None or chosen is None:
         return None
     capacities = adaptive_capacities(question.profile, experts.layers, chosen.expert_bytes)
-    return Adaptive(
+    return LayerCapacities(
         capacities, experts.held_bytes(capacities), misses(experts, question, capacities)
     )

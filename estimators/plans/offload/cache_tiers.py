@@ -13,6 +13,7 @@ from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div, parse_count
 from memfit.estimators.plans.offload.session_cache import Storage
+from memfit.estimators.results.offload import Simulation
 
 COLUMNS = ("agent", "prompt_tokens", "completion_tokens")
 _MOST_BYTES = 64 * 10**6
@@ -22,7 +23,7 @@ _MOST_TOKENS = 2**30
 
 
 @record(frozen=True, slots=True)
-class Request:
+class AgentRequest:
     """One request: the whole prompt with all that was said before, and what is answered."""
 
     agent: str
@@ -54,32 +55,6 @@ class Tiers:
 
     hot_bytes: int
     disk_bytes: int
-
-
-@record(frozen=True, slots=True)
-class Simulation:
-    """What a trace of requests meets; milliseconds are None where a speed is not known.
-
-    ``hot`` requests found their conversation in memory, ``warm`` on disk, ``cold`` nowhere any
-    more, and ``new`` are an agent's first. ``uncached_prefill_ms`` is without any cache.
-    """
-
-    requests: int
-    agents: int
-    hot: int
-    warm: int
-    cold: int
-    new: int
-    read_bytes: int
-    written_bytes: int
-    prefill_tokens: int
-    saved_tokens: int
-    largest_hot_bytes: int
-    largest_disk_bytes: int
-    read_ms: int | None
-    write_ms: int | None
-    prefill_ms: int | None
-    uncached_prefill_ms: int | None
 
 
 def milliseconds(amount: int, a_second: int | None) -> int | None:
@@ -160,7 +135,7 @@ class _Store:
 
 
 def simulate(
-    requests: Sequence[Request], storage: Storage, tiers: Tiers, speeds: Speeds
+    requests: Sequence[AgentRequest], storage: Storage, tiers: Tiers, speeds: Speeds
 ) -> Simulation:
     """Return what the requests meet when the least recently used conversation leaves first.
 
@@ -194,7 +169,7 @@ def simulate(
     )
 
 
-def read_requests(path: Path) -> tuple[Request, ...]:
+def read_requests(path: Path) -> tuple[AgentRequest, ...]:
     """Return the requests of a CSV file with a heading, or of JSON Lines, in their order.
 
     Each has ``agent``, ``prompt_tokens`` (the whole prompt) and ``completion_tokens``.
@@ -207,7 +182,7 @@ def read_requests(path: Path) -> tuple[Request, ...]:
     except UnicodeDecodeError as error:
         raise InputError(f"{printable(path)}: is not UTF-8 at byte {error.start}") from None
     rows = _objects if path.suffix.lower() in (".jsonl", ".ndjson") else _records
-    requests: list[Request] = []
+    requests: list[AgentRequest] = []
     for line, row in rows(text, path):
         if len(requests) == _MOST_REQUESTS:
             raise InputError(f"{printable(path)}: more than {_MOST_REQUESTS} requests")
@@ -253,11 +228,11 @@ def _objects(text: str, path: Path) -> Iterator[tuple[int, Row]]:
         yield number, row
 
 
-def _request(row: Row, where: str) -> Request:
+def _request(row: Row, where: str) -> AgentRequest:
     agent = row.get("agent")
     if not isinstance(agent, str) or not agent.strip():
         raise InputError(f"{where}: agent: expected a name")
-    return Request(
+    return AgentRequest(
         agent.strip(),
         _tokens(row, "prompt_tokens", where, 1),
         _tokens(row, "completion_tokens", where, 0),

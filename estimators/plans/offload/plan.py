@@ -13,21 +13,11 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.version import __version__
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.offload.cache_tiers import (
-    Request,
-    Simulation,
+    AgentRequest,
     Speeds,
     Tiers,
     milliseconds,
     simulate,
-)
-from memfit.estimators.plans.offload.result import (
-    Disk,
-    OffloadPlan,
-    Pool,
-    Restore,
-    SizeRow,
-    Threshold,
-    Times,
 )
 from memfit.estimators.plans.offload.session_cache import (
     PLAIN_BITS,
@@ -35,6 +25,16 @@ from memfit.estimators.plans.offload.session_cache import (
     longest_hot,
 )
 from memfit.estimators.results.estimate import DeviceSummary, Note
+from memfit.estimators.results.offload import (
+    Disk,
+    OffloadPlan,
+    Pool,
+    Restore,
+    Simulation,
+    SizeRow,
+    Threshold,
+    Times,
+)
 from memfit.estimators.runtimes.budget import COMFORTABLE
 from memfit.estimators.runtimes.growth import adaptive_chunk
 
@@ -60,7 +60,7 @@ class OffloadQuestion:
     hot_bytes: int | None = None
     disk_bytes: int | None = None
     speeds: Speeds = field(default_factory=Speeds)
-    requests: tuple[Request, ...] = ()
+    requests: tuple[AgentRequest, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.conversations <= MAX_CONVERSATIONS:

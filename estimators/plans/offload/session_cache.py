@@ -17,7 +17,7 @@ STORED_BITS = (4, 8, PLAIN_BITS)
 
 
 @record(frozen=True, slots=True)
-class Shape:
+class LayerShape:
     """Keys and values of one layer; ``window`` limits the tokens it keeps."""
 
     heads: int
@@ -30,7 +30,7 @@ class Shape:
 
         ``plain_bytes`` are of an element that is not quantised.
 
-        >>> Shape(8, 256, 256).nbytes(256, 4, 64), Shape(8, 256, 256).nbytes(256, 16, 64)
+        >>> LayerShape(8, 256, 256).nbytes(256, 4, 64), LayerShape(8, 256, 256).nbytes(256, 16, 64)
         (589824, 2097152)
         """
         keys, values = (tokens * self.heads * dim for dim in (self.key_dim, self.value_dim))
@@ -51,7 +51,7 @@ class Storage:
         InputError: for bits or a group size that are not stored.
     """
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[LayerShape, ...]
     state_bytes: int
     plain_bytes: int
     bits: int = 4
@@ -67,7 +67,7 @@ class Storage:
         """Return the bytes of a conversation's tokens and states at so many bits."""
         return self.state_bytes + sum(self._layers(tokens, bits))
 
-    def block_bytes(self, shape: Shape) -> int:
+    def block_bytes(self, shape: LayerShape) -> int:
         """Return the bytes of one block of 256 tokens of a layer."""
         return shape.nbytes(BLOCK_TOKENS, self.bits, self.group_size, plain_bytes=self.plain_bytes)
 
@@ -107,7 +107,7 @@ def storage_of(model: Model, *, bits: int, group_size: int) -> Storage:
         UnsupportedError: when the model keeps nothing between tokens.
     """
     shapes = tuple(
-        Shape(cache.heads, cache.key_dim, cache.value_dim, cache.limit)
+        LayerShape(cache.heads, cache.key_dim, cache.value_dim, cache.limit)
         for layer in model.layers
         for mixer in layer.mixers
         for cache in mixer.caches()

@@ -11,111 +11,18 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_down
 from memfit.estimators.base.version import __version__
-from memfit.estimators.base.workload import MAX_TOKENS, Workload
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.growth import (
+    Crossing,
+    GrowthPlan,
+    GrowthRow,
+    Sessions,
+    Turn,
+    UnsupportedRuntime,
+)
 from memfit.estimators.runtimes.growth import GrowthEvent, GrowthRule, growth_events, rule_of
-from memfit.estimators.runtimes.registry import Growth, Runtime
+from memfit.estimators.runtimes.registry import Runtime
 from memfit.estimators.runtimes.token_cost import Charge, charges
-
-SCHEMA = "memfit.plan-growth/1"
-MOST_SESSIONS = 100_000
-MOST_TURNS = 100_000
-
-
-@record(frozen=True, slots=True, kw_only=True)
-class Sessions:
-    """Sessions alike: a prefix all of them share, and turns of so many tokens each.
-
-    Raises:
-        InputError: when a count is out of range.
-    """
-
-    sessions: int = 1
-    prefix_tokens: int = 0
-    turns: int = 1
-    turn_tokens: int
-
-    def __post_init__(self) -> None:
-        for name, value, least, most in (
-            ("sessions", self.sessions, 1, MOST_SESSIONS),
-            ("turns", self.turns, 1, MOST_TURNS),
-            ("prefix tokens", self.prefix_tokens, 0, MAX_TOKENS),
-            ("turn tokens", self.turn_tokens, 1, MAX_TOKENS),
-            ("tokens of a session", self.tokens, 1, MAX_TOKENS),
-        ):
-            if not least <= value <= most:
-                raise InputError(f"{name} {value}: must be from {least} to {most}")
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one session when its last turn ends."""
-        return self.prefix_tokens + self.turns * self.turn_tokens
-
-    def after(self, turn: int) -> int:
-        """Return the tokens of a session after a turn, 1 for the first."""
-        return self.prefix_tokens + turn * self.turn_tokens
-
-
-@record(frozen=True, slots=True)
-class Turn:
-    """All sessions after a turn: the bytes that are allocated, and needed."""
-
-    turn: int
-    tokens: int
-    allocated_bytes: int
-    held_bytes: int
-
-
-@record(frozen=True, slots=True)
-class Crossing:
-    """Where the caches first exceed the budget: tokens of a session, its turn, and the bytes."""
-
-    tokens: int
-    turn: int
-    alive_bytes: int
-
-
-@record(frozen=True, slots=True, kw_only=True)
-class Grown:
-    """Sessions under one rule; runtimes whose figures are equal stand together.
-
-    ``peak_bytes`` is with old and new of one session alive. ``shared_bytes`` are pages of the
-    prefix that the other sessions do without.
-    """
-
-    runtimes: tuple[str, ...]
-    growth: Growth
-    step: int
-    bytes_per_token: int
-    allocated_bytes: int
-    held_bytes: int
-    peak_bytes: int
-    growths: int
-    copied_bytes: int
-    shared_bytes: int
-    crossing: Crossing | None
-    turns: tuple[Turn, ...]
-
-
-@record(frozen=True, slots=True)
-class Ungrown:
-    """A runtime that cannot keep this model's cache, and why."""
-
-    runtime: str
-    reason: str
-
-
-@record(frozen=True, slots=True, kw_only=True)
-class GrowthPlan:
-    """The answer of ``memfit plan growth``; ``budget_bytes`` is for all caches."""
-
-    memfit_version: str
-    model: str
-    sessions: Sessions
-    tokens: int
-    budget_bytes: int | None
-    rules: tuple[Grown, ...]
-    undecided: tuple[Ungrown, ...]
-    schema: str = SCHEMA
 
 
 def plan_growth(
@@ -144,7 +51,7 @@ def plan_growth(
         try:
             kept = charges(model, runtime, _workload(sessions, runtime))
         except UnsupportedError as error:
-            undecided.append(Ungrown(runtime.name, str(error)))
+            undecided.append(UnsupportedRuntime(runtime.name, str(error)))
             continue
         found.setdefault((rule, kept, runtime.shares_prefix), []).append(runtime.name)
     return GrowthPlan(
@@ -168,13 +75,13 @@ class _Growing:
     kept: tuple[Charge, ...]
     shares: bool
 
-    def answer(self, names: tuple[str, ...], budget: int | None) -> Grown:
+    def answer(self, names: tuple[str, ...], budget: int | None) -> GrowthRow:
         events = list(growth_events(self.rule, self.sessions.tokens))
         turns = tuple(self._turns(events))
         last = turns[-1]
         peak = max((self._alive(event) for event in events), default=0)
         copied = sum(self._bytes(event.copied) for event in events)
-        return Grown(
+        return GrowthRow(
             runtimes=names,
             growth=self.rule.kind,
             step=self.rule.step,

@@ -40,7 +40,7 @@ class Lifetime(NamedTuple):
     last: int
 
 
-class Placed(NamedTuple):
+class PlacedBuffer(NamedTuple):
     """A buffer with its place in the arena."""
 
     offset: int
@@ -59,7 +59,7 @@ class Arena:
     lower_bound_bytes: int
     separate_bytes: int
     largest_bytes: int
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedBuffer, ...]
 
 
 def arena(buffers: Sequence[Lifetime]) -> Arena:
@@ -73,7 +73,7 @@ def arena(buffers: Sequence[Lifetime]) -> Arena:
             f"{len(buffers)} intermediates in one call: at most {MAX_BUFFERS} are placed;"
             " lower the prefill step"
         )
-    placed: list[Placed] = []
+    placed: list[PlacedBuffer] = []
     for buffer in sorted(buffers, key=lambda each: (-each.nbytes, each.first)):
         size = round_up(buffer.nbytes, ALIGNMENT)
         neighbours = [
@@ -81,7 +81,9 @@ def arena(buffers: Sequence[Lifetime]) -> Arena:
             for other in placed
             if other.buffer.first <= buffer.last and buffer.first <= other.buffer.last
         ]
-        insort(placed, Placed(_offset(neighbours, size), size, buffer), key=attrgetter("offset"))
+        insort(
+            placed, PlacedBuffer(_offset(neighbours, size), size, buffer), key=attrgetter("offset")
+        )
     sizes = [each.nbytes for each in placed]
     return Arena(
         nbytes=max((each.offset + each.nbytes for each in placed), default=0),
@@ -92,7 +94,7 @@ def arena(buffers: Sequence[Lifetime]) -> Arena:
     )
 
 
-def _offset(neighbours: Iterable[Placed], size: int) -> int:
+def _offset(neighbours: Iterable[PlacedBuffer], size: int) -> int:
     """The start of the smallest gap that is large enough, else the end of all."""
     end = 0
     best: tuple[int, int] | None = None

@@ -6,23 +6,26 @@ whatever value.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import Attention, LatentAttention
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import MAX_TOKENS
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.plans.static.arena import Arena, arena, needs
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.trace.graph_format import Call, Phase, Trace
+from memfit.estimators.results.static import (
+    CallArena,
+    Placement,
+    Provision,
+    StaticPlan,
+    StorageMode,
+)
+from memfit.estimators.trace.graph_format import Call, Trace
 
-SCHEMA = "memfit.plan-static/1"
-Mode = Literal["private", "shared"]
 # Foundry's own: capacities are multiples of 128 tokens, tables and caches are F16.
 CAPACITY_STEP = 128
 _F16_BYTES = 2
@@ -31,72 +34,6 @@ SHARED_BY = {
     "kv_cache": "METALLIC_KV_CACHE_SHARED",
     "rope_tables": "METALLIC_ROPE_SHARED",
 }
-
-
-@record(frozen=True, slots=True)
-class CallPlan:
-    """The arena of one call; ``buffers`` are its intermediates."""
-
-    phase: Phase
-    tokens: int
-    position: int
-    operations: int
-    buffers: int
-    arena_bytes: int
-    lower_bound_bytes: int
-    separate_bytes: int
-    largest_bytes: int
-    input_bytes: int
-    output_bytes: int
-    constant_bytes: int
-
-
-@record(frozen=True, slots=True)
-class Placement:
-    """One intermediate in the arena, from operation ``first`` to ``last``."""
-
-    operation: str
-    offset: int
-    nbytes: int
-    first: int
-    last: int
-
-
-@record(frozen=True, slots=True)
-class Provision:
-    """One thing that is allocated; ``lasting`` is False for what is given up after loading."""
-
-    name: str
-    nbytes: int
-    mode: Mode
-    lasting: bool = True
-
-
-@record(frozen=True, slots=True, kw_only=True)
-class StaticPlan:
-    """The answer of ``memfit plan static``.
-
-    ``placements`` are of the call with the largest arena. ``loading_bytes`` are of the weights and
-    the buffer they pass through.
-    """
-
-    memfit_version: str
-    model: str
-    model_type: str
-    backend: str
-    versions: Mapping[str, str]
-    context_tokens: int
-    capacity_tokens: int
-    arena_bytes: int
-    lower_bound_bytes: int
-    provisions: tuple[Provision, ...]
-    private_bytes: int
-    shared_bytes: int
-    loading_bytes: int
-    calls: tuple[CallPlan, ...]
-    placements: tuple[Placement, ...]
-    notes: tuple[Note, ...]
-    schema: str = SCHEMA
 
 
 def plan_static(
@@ -126,7 +63,7 @@ def plan_static(
     arenas = [arena(need.intermediates) for _, need in planned]
     largest = max(arenas, key=lambda each: each.nbytes)
     calls = tuple(
-        CallPlan(
+        CallArena(
             phase=call.phase,
             tokens=call.tokens,
             position=call.position,
@@ -195,12 +132,12 @@ def rope_table_bytes(model: Model, capacity_tokens: int) -> int:
 def _provisions(
     trace: Trace,
     model: Model,
-    calls: tuple[CallPlan, ...],
+    calls: tuple[CallArena, ...],
     largest: Arena,
     capacity: int,
     environment: Mapping[str, str],
 ) -> Iterator[Provision]:
-    def mode(name: str) -> Mode:
+    def mode(name: str) -> StorageMode:
         return "shared" if SHARED_BY[name] in environment else "private"
 
     yield Provision("weights", sum(trace.weights.values()), "private")

@@ -14,9 +14,9 @@ from uuid import uuid4
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.records import record
 from memfit.estimators.plans.wired.policies import WiredPolicy
+from memfit.estimators.results.wired import TicketKind
 
-TicketKind = Literal["active", "reservation"]
-Standing = Literal["started", "waiting", "refused"]
+Admission = Literal["started", "waiting", "refused"]
 EventKind = Literal["started", "waiting", "refused", "cancelled", "ended", "limit", "limit_refused"]
 
 
@@ -75,7 +75,7 @@ class WiredBackend(Protocol):
 
 
 @record(frozen=True, slots=True)
-class PaperBackend:
+class SimulatedBackend:
     """A machine of which only the figures are at hand: it takes what MLX would take there."""
 
     supported: bool
@@ -149,7 +149,7 @@ class WiredLedger:
         """The tickets that wait, first come first."""
         return tuple(self._queue.values())
 
-    def request(self, ticket: Ticket, now_ms: int) -> Standing:
+    def request(self, ticket: Ticket, now_ms: int) -> Admission:
         """Start a ticket, or let it wait behind those of its group that wait already.
 
         Refused is what its group would not admit even if nothing else were there. A ticket that

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.wired_limit import wired_limit
-from memfit.estimators.plans.wired.ledger import PaperBackend, WiredEvent, WiredLedger
-from memfit.estimators.plans.wired.result import (
-    Moment,
-    Outcome,
+from memfit.estimators.plans.wired.ledger import SimulatedBackend, WiredEvent, WiredLedger
+from memfit.estimators.plans.wired.scenario import ScheduledTicket, WiredScenario
+from memfit.estimators.results.wired import (
+    TicketOutcome,
     TicketPlan,
-    Verdict,
     WiredMachine,
+    WiredMoment,
     WiredPlan,
+    WiredVerdict,
 )
-from memfit.estimators.plans.wired.scenario import Appointment, WiredScenario
 
 _ENDS, _STARTS = 0, 1  # at one moment, what ends makes room before anything starts
 
@@ -25,7 +25,7 @@ def plan_wired(scenario: WiredScenario, units: Units = Units.GB) -> WiredPlan:
     """Return what happens in a scenario; texts show sizes in ``units``."""
     play = _Play(scenario, units)
     play.run()
-    tickets = tuple(play.ticket_plan(each) for each in scenario.appointments)
+    tickets = tuple(play.ticket_plan(each) for each in scenario.tickets)
     largest = max(play.moments, key=lambda moment: moment.wanted_bytes)
     refused = sum(event.kind == "limit_refused" for event in play.events)
     device = scenario.device
@@ -58,7 +58,7 @@ def _machine(device: Device) -> WiredMachine:
     return WiredMachine(device.name, device.backend, device.memory_bytes, device.working_set_bytes)
 
 
-def _verdict(tickets: tuple[TicketPlan, ...], refused_limits: int) -> Verdict:
+def _verdict(tickets: tuple[TicketPlan, ...], refused_limits: int) -> WiredVerdict:
     if refused_limits or any(ticket.outcome in ("refused", "waiting") for ticket in tickets):
         return "fails"
     return "waits" if any(ticket.waited_ms for ticket in tickets) else "holds"
@@ -66,7 +66,7 @@ def _verdict(tickets: tuple[TicketPlan, ...], refused_limits: int) -> Verdict:
 
 def _notes(
     scenario: WiredScenario,
-    moments: list[Moment],
+    moments: list[WiredMoment],
     largest_limit: int,
     refused_limits: int,
     units: Units,
@@ -98,38 +98,38 @@ class _Play:
     units: Units
     ledger: WiredLedger = field(init=False)
     events: list[WiredEvent] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
-    _backend: PaperBackend = field(init=False)
-    _appointments: dict[str, Appointment] = field(default_factory=dict)
+    moments: list[WiredMoment] = field(default_factory=list)
+    _backend: SimulatedBackend = field(init=False)
+    _scheduled: dict[str, ScheduledTicket] = field(default_factory=dict)
     _reasons: dict[str, str] = field(default_factory=dict)
     _times: dict[tuple[str, str], int] = field(default_factory=dict)
-    _to_come: list[tuple[int, int, int, Appointment]] = field(default_factory=list)
+    _to_come: list[tuple[int, int, int, ScheduledTicket]] = field(default_factory=list)
     _expected: int = 0
 
     def __post_init__(self) -> None:
         device = self.scenario.device
         recommended = device.working_set_bytes if device and device.backend == "metal" else None
-        self._backend = PaperBackend(self.scenario.mode == "wired", recommended)
+        self._backend = SimulatedBackend(self.scenario.mode == "wired", recommended)
         self.ledger = WiredLedger(self._backend, self.scenario.settings, self._see)
-        self._appointments = {each.ticket.name: each for each in self.scenario.appointments}
+        self._scheduled = {each.ticket.name: each for each in self.scenario.tickets}
 
     def run(self) -> None:
         """Play everything, taking a moment after each time at which something happens."""
-        for appointment in self.scenario.appointments:
-            self._expect(appointment.start_ms, _STARTS, appointment)
-            if appointment.end_ms is not None:
-                self._expect(appointment.end_ms, _ENDS, appointment)
+        for scheduled in self.scenario.tickets:
+            self._expect(scheduled.start_ms, _STARTS, scheduled)
+            if scheduled.end_ms is not None:
+                self._expect(scheduled.end_ms, _ENDS, scheduled)
         while self._to_come:
-            now, what, _, appointment = heapq.heappop(self._to_come)
+            now, what, _, scheduled = heapq.heappop(self._to_come)
             if what == _ENDS:
-                self.ledger.end(appointment.ticket.name, now)
+                self.ledger.end(scheduled.ticket.name, now)
             else:
-                self._start(appointment, now)
+                self._start(scheduled, now)
             if not self._to_come or self._to_come[0][0] != now:
                 self.moments.append(self._moment(now))
 
-    def _expect(self, at_ms: int, what: int, appointment: Appointment) -> None:
-        heapq.heappush(self._to_come, (at_ms, what, self._expected, appointment))
+    def _expect(self, at_ms: int, what: int, scheduled: ScheduledTicket) -> None:
+        heapq.heappush(self._to_come, (at_ms, what, self._expected, scheduled))
         self._expected += 1
 
     def _see(self, event: WiredEvent) -> None:
@@ -137,14 +137,14 @@ class _Play:
         if event.ticket is None:
             return
         self._times[event.ticket, event.kind] = event.at_ms
-        appointment = self._appointments[event.ticket]
-        if event.kind == "started" and appointment.runs_ms is not None:
-            self._expect(event.at_ms + appointment.runs_ms, _ENDS, appointment)
+        scheduled = self._scheduled[event.ticket]
+        if event.kind == "started" and scheduled.runs_ms is not None:
+            self._expect(event.at_ms + scheduled.runs_ms, _ENDS, scheduled)
 
-    def _start(self, appointment: Appointment, now: int) -> None:
-        ticket = appointment.ticket
-        if appointment.draft is not None:
-            reason = self._against_draft(appointment)
+    def _start(self, scheduled: ScheduledTicket, now: int) -> None:
+        ticket = scheduled.ticket
+        if scheduled.draft is not None:
+            reason = self._against_draft(scheduled)
             if reason is not None:
                 self._reasons[ticket.name] = reason
                 return
@@ -158,14 +158,14 @@ class _Play:
                 f" of which {self._text(self.ledger.baseline_bytes)} are baseline"
             )
 
-    def _against_draft(self, appointment: Appointment) -> str | None:
+    def _against_draft(self, scheduled: ScheduledTicket) -> str | None:
         """Why a draft model is not loaded, None when it is."""
-        draft = appointment.draft
+        draft = scheduled.draft
         main = next((each for each in self.ledger.held if draft and each.name == draft.main), None)
         if draft is None or main is None:
             return "its main model is not there then"
         pair = draft.policy.evaluate(
-            main.size, appointment.ticket.size, self._backend.recommended_bytes
+            main.size, scheduled.ticket.size, self._backend.recommended_bytes
         )
         if pair.use_draft:
             return None
@@ -174,9 +174,9 @@ class _Play:
             f" of {self._text(pair.limit_bytes or 0)}"
         )
 
-    def _moment(self, now: int) -> Moment:
+    def _moment(self, now: int) -> WiredMoment:
         held, waiting = self.ledger.held, self.ledger.waiting
-        return Moment(
+        return WiredMoment(
             at_ms=now,
             limit_bytes=self.ledger.limit_bytes,
             wanted_bytes=self.ledger.wanted_bytes,
@@ -190,9 +190,9 @@ class _Play:
     def _text(self, nbytes: int) -> str:
         return format_bytes(nbytes, self.units)
 
-    def ticket_plan(self, appointment: Appointment) -> TicketPlan:
+    def ticket_plan(self, scheduled: ScheduledTicket) -> TicketPlan:
         """Return what became of a ticket."""
-        name, outcome = appointment.ticket.name, self._outcome(appointment)
+        name, outcome = scheduled.ticket.name, self._outcome(scheduled)
         started = self._times.get((name, "started"))
         ended = self._times.get((name, "ended"))
         until = {
@@ -200,12 +200,12 @@ class _Play:
             "gave_up": self._times.get((name, "cancelled")),
             "waiting": self.moments[-1].at_ms,
         }.get(outcome)
-        asked = appointment.start_ms
+        asked = scheduled.start_ms
         return TicketPlan(
             name=name,
-            policy=appointment.policy,
-            kind=appointment.ticket.kind,
-            size_bytes=appointment.ticket.size,
+            policy=scheduled.policy,
+            kind=scheduled.ticket.kind,
+            size_bytes=scheduled.ticket.size,
             asked_ms=asked,
             waited_ms=0 if until is None else until - asked,
             started_ms=started,
@@ -214,8 +214,8 @@ class _Play:
             reason=self._reasons.get(name),
         )
 
-    def _outcome(self, appointment: Appointment) -> Outcome:
-        name, draft = appointment.ticket.name, appointment.draft
+    def _outcome(self, scheduled: ScheduledTicket) -> TicketOutcome:
+        name, draft = scheduled.ticket.name, scheduled.draft
         if (name, "started") in self._times:
             return "admitted"
         if (name, "cancelled") in self._times:

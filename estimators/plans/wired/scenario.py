@@ -1,17 +1,26 @@
-"""A scenario of wired memory: a YAML file of policies and of tickets that start and end.
+"""A wired memory scenario: a YAML file of policies, and of tickets that start and end.
 
-docs/wired.md lists every key; tests/plans/test_wired_scenario.py holds it against the tables
-here.
+docs/wired.md lists every key; tests/plans/test_wired_scenario.py compares it with the tables here.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.reading.section import Section, read_sections
+from memfit.estimators.base.reading.values import (
+    as_duration,
+    as_name,
+    as_share,
+    as_size,
+    as_text,
+    one_of,
+)
 from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
-from memfit.estimators.plans.wired.ledger import Ticket, TicketKind, WiredSettings
+from memfit.estimators.plans.wired.ledger import Ticket, WiredSettings
 from memfit.estimators.plans.wired.policies import (
     BudgetPolicy,
     FixedPolicy,
@@ -21,20 +30,11 @@ from memfit.estimators.plans.wired.policies import (
     SumPolicy,
     WiredPolicy,
 )
-from memfit.estimators.plans.wired.section import (
-    Section,
-    as_duration,
-    as_name,
-    as_share,
-    as_size,
-    as_text,
-    one_of,
-    read_section,
-)
+from memfit.estimators.results.wired import TicketKind
 
 SCHEMA = "memfit.wired-scenario/1"
 MAX_SCENARIO_BYTES = 1_000_000
-# The work grows with the square of the tickets; a timeline of more is no longer read.
+# The work grows with the square of the number of tickets.
 MAX_TICKETS = 1000
 
 MACHINE_KEYS = ("device", "memory", "working_set")
@@ -56,37 +56,37 @@ OVER_BUDGET: tuple[OverBudget, ...] = ("allow", "fallback", "fail")
 
 @record(frozen=True, slots=True)
 class Draft:
-    """What decides about a draft model: its policy, and the ticket of its main model."""
+    """How a draft model is admitted: its policy, and the ticket of its main model."""
 
     policy: SpeculativePolicy
     main: str
 
 
 @record(frozen=True, slots=True)
-class Appointment:
-    """A ticket with its times in milliseconds; ``runs_ms`` counts from when it is admitted.
-
-    With neither an end nor a run the ticket stays. An end that comes while it waits is giving up.
-    """
+class ScheduledTicket:
+    """A ticket with its times in milliseconds; without ``end_ms`` and ``runs_ms`` it never ends."""
 
     ticket: Ticket
     policy: str
     start_ms: int
     end_ms: int | None
+    """A ticket that still waits at its end is cancelled."""
     runs_ms: int | None
+    """Counted from admission."""
     draft: Draft | None
 
 
 @record(frozen=True, slots=True)
 class WiredScenario:
-    """A machine, how its limit moves, and what starts when."""
+    """A machine, how its limit moves, and which ticket starts when."""
 
     name: str
     device: Device | None
     mode: str
     settings: WiredSettings
-    policies: Mapping[str, str]  # name to kind
-    appointments: tuple[Appointment, ...]
+    policies: Mapping[str, str]
+    """The kind of each policy, by its name."""
+    tickets: tuple[ScheduledTicket, ...]
 
 
 def read_scenario(path: Path) -> WiredScenario:
@@ -94,14 +94,14 @@ def read_scenario(path: Path) -> WiredScenario:
 
     Raises:
         CheckpointError: when the file is missing, unreadable or above ``MAX_SCENARIO_BYTES``.
-        InputError: at the first mistake, with its line, its key and what is expected.
+        InputError: at the first error, with its line, its key and what is expected.
     """
-    top = read_section(path, KEYS, limit=MAX_SCENARIO_BYTES)
+    top = read_sections(path, limit=MAX_SCENARIO_BYTES).top(KEYS)
     top.need("schema", one_of((SCHEMA,)))
     device = _device(top)
     mode = top.take("mode", one_of(MODES)) or _native_mode(device)
     if mode == "wired" and device is not None and device.backend != "metal":
-        raise top.error("mode", f"{device.name} has no wired limit; it is a setting of Macs")
+        raise top.error(f"{device.name} has no wired limit; it is a setting of Macs", "mode")
     policies = _policies(top)
     return WiredScenario(
         name=path.stem,
@@ -109,19 +109,19 @@ def read_scenario(path: Path) -> WiredScenario:
         mode=mode,
         settings=_settings(top),
         policies={name: kind for name, (kind, _) in policies.items()},
-        appointments=_appointments(top, {name: policy for name, (_, policy) in policies.items()}),
+        tickets=_tickets(top, {name: policy for name, (_, policy) in policies.items()}),
     )
 
 
 def _device(top: Section) -> Device | None:
-    given = [key for key in MACHINE_KEYS if key in top.values]
+    given = [key for key in MACHINE_KEYS if key in top]
     if len(given) > 1:
-        raise top.error(given[1], f"{' and '.join(given)} exclude each other: give one")
+        raise top.error(f"{' and '.join(given)} exclude each other: give one", given[1])
     regimes = {regime.value: regime for regime in OsRegime}
     regime = regimes.get(top.take("os_regime", one_of(tuple(regimes))) or "", DEFAULT_REGIME)
-    if "device" in top.values:
+    if "device" in top:
         return top.take("device", lambda value: find_device(as_text(value), os_regime=regime))
-    if "memory" in top.values:
+    if "memory" in top:
         return top.take("memory", lambda value: memory_device(as_size(value), os_regime=regime))
     return top.take("working_set", lambda value: working_set_device(as_size(value)))
 
@@ -143,11 +143,15 @@ def _settings(top: Section) -> WiredSettings:
 
 def _policies(top: Section) -> dict[str, tuple[str, WiredPolicy | SpeculativePolicy]]:
     if not top.values.get("policies"):
-        raise top.error(None, "policies is missing or empty: name at least one")
-    section = top.below("policies")
+        raise top.error("policies is missing or empty: define at least one")
+    section = top.section("policies")
     found = {}
-    for name in section.names():
-        policy = section.below(name)
+    for name in section.values:
+        try:
+            as_name(name)
+        except InputError as error:
+            raise section.error(str(error), name) from None
+        policy = section.section(name)
         kind = policy.need("kind", one_of(tuple(POLICY_KEYS)))
         policy.only(("kind", *POLICY_KEYS[kind]))
         found[name] = (kind, _policy(policy, kind, name))
@@ -155,7 +159,7 @@ def _policies(top: Section) -> dict[str, tuple[str, WiredPolicy | SpeculativePol
 
 
 def _policy(section: Section, kind: str, name: str) -> WiredPolicy | SpeculativePolicy:
-    # The name is the group: two policies of a scenario are two groups, however alike.
+    # The name is the group: two policies of a scenario are two groups, even when they are equal.
     if kind == "sum":
         return SumPolicy(section.take("cap", as_size), group=name)
     if kind == "fixed":
@@ -171,50 +175,49 @@ def _policy(section: Section, kind: str, name: str) -> WiredPolicy | Speculative
     return MaxPolicy(on_baseline=kind == "baseline-max", group=name)
 
 
-def _appointments(
+def _tickets(
     top: Section, policies: Mapping[str, WiredPolicy | SpeculativePolicy]
-) -> tuple[Appointment, ...]:
+) -> tuple[ScheduledTicket, ...]:
     entries = top.values.get("tickets")
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_TICKETS:
-        raise top.error("tickets", f"expected a list of 1 to {MAX_TICKETS} tickets")
-    found: dict[str, Appointment] = {}
-    for index in range(len(entries)):
-        section = top.below("tickets", index)
-        section.only(TICKET_KEYS)
-        appointment = _appointment(section, policies, found)
-        if appointment.ticket.name in found:
-            raise section.error("name", f"{appointment.ticket.name} stands twice")
-        found[appointment.ticket.name] = appointment
+        raise top.error(f"expected a list of 1 to {MAX_TICKETS} tickets", "tickets")
+    found: dict[str, ScheduledTicket] = {}
+    for section in top.items("tickets", TICKET_KEYS):
+        scheduled = _ticket(section, policies, found)
+        name = scheduled.ticket.name
+        if name in found:
+            raise section.error(f"{name} appears twice", "name")
+        found[name] = scheduled
     return tuple(found.values())
 
 
-def _appointment(
+def _ticket(
     section: Section,
     policies: Mapping[str, WiredPolicy | SpeculativePolicy],
-    earlier: Mapping[str, Appointment],
-) -> Appointment:
+    earlier: Mapping[str, ScheduledTicket],
+) -> ScheduledTicket:
     name = section.need("name", as_name)
     policy_name = section.need("policy", one_of(tuple(policies)))
     named = policies[policy_name]
     if isinstance(named, SpeculativePolicy):
         main = earlier[section.need("main", one_of(tuple(earlier)))]
         draft, policy = Draft(named, main.ticket.name), main.ticket.policy
-    elif "main" in section.values:
-        raise section.error("main", "is for a draft model, under a speculative policy")
+    elif "main" in section:
+        raise section.error("is for a draft model, under a speculative policy", "main")
     else:
         draft, policy = None, named
     kind = section.take("kind", one_of(KINDS)) or "active"
     ticket = Ticket(policy, section.need("size", as_size), kind, name)
-    return Appointment(ticket, policy_name, *_times(section), draft)
+    return ScheduledTicket(ticket, policy_name, *_times(section), draft)
 
 
 def _times(section: Section) -> tuple[int, int | None, int | None]:
     start = section.take("start", as_duration) or 0
     runs, end = section.take("runs", as_duration), section.take("end", as_duration)
     if runs is not None and end is not None:
-        raise section.error("end", "runs and end exclude each other: give one")
+        raise section.error("runs and end exclude each other: give one", "end")
     if runs == 0:
-        raise section.error("runs", "must be longer than nothing")
+        raise section.error("must be longer than 0", "runs")
     if end is not None and end <= start:
-        raise section.error("end", "must be later than start")
+        raise section.error("must be later than start", "end")
     return start, end, runs

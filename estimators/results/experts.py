@@ -10,37 +10,33 @@ SCHEMA = "memfit.plan-experts/1"
 
 
 @record(frozen=True, slots=True)
-class Regime:
-    """The capacity under one macOS; ``budget_bytes`` are 71 % of the working set."""
+class RegimeCapacity:
+    """The capacity under one macOS release."""
 
     os_regime: str
     working_set_bytes: int
     measured: bool
+    """Whether Apple's default for this memory size was measured or computed."""
     budget_bytes: int
+    """71 % of the working set."""
     capacity: int
 
 
 @record(frozen=True, slots=True)
-class Misses:
-    """What does not lie in a slot, for each token; percentages are for reading.
-
-    ``disk_microseconds`` is None where no bandwidth is known.
-    """
+class ExpertMisses:
+    """Routed experts that are not in a slot, per token; percentages are for display."""
 
     coverage_percent: float
     misses_per_token: float
     disk_bytes_per_token: int
     disk_microseconds_per_token: int | None
+    """None without a disk bandwidth."""
     basis: Basis
 
 
 @record(frozen=True, slots=True)
 class CapacityRow:
-    """Memory with so many experts of each layer; ``warnings`` are codes of the plan's notes.
-
-    ``running_bytes`` and ``startup_bytes`` are what must fit, ``page_cache_bytes`` the rest of
-    the machine's memory, from which misses are read when they were read before.
-    """
+    """Memory when every layer keeps ``capacity`` experts."""
 
     capacity: int
     non_expert_bytes: int
@@ -51,41 +47,40 @@ class CapacityRow:
     state_bytes: int
     workspace_bytes: int
     running_bytes: int
+    """Peak of the run; this and ``startup_bytes`` must fit."""
     startup_bytes: int
     page_cache_bytes: int | None
+    """Memory the run leaves for the page cache, which serves repeated misses."""
     verdict: Verdict
     pinned_slots: int
     found_slots: int
     filler_slots: int
-    misses: Misses
+    misses: ExpertMisses
     warnings: tuple[str, ...]
+    """Codes of the plan's notes."""
 
 
 @record(frozen=True, slots=True)
-class Adaptive:
-    """Slots given to the layers that need them, within the bytes of the uniform capacity."""
+class LayerCapacities:
+    """Slots per layer chosen by use, within the bytes of the uniform capacity."""
 
     capacities: tuple[int, ...]
     expert_bytes: int
-    misses: Misses
+    misses: ExpertMisses
 
 
 @record(frozen=True, slots=True)
 class Worth:
-    """Whether keeping only a part of the experts pays; None where a condition is not known."""
+    """Whether keeping only a part of the experts pays off."""
 
     pays: bool | None
+    """None when a condition is not known."""
     reasons: tuple[str, ...]
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class ExpertPlan:
-    """The answer of ``memfit plan experts``.
-
-    ``capacity`` is mlx-moe's own for the device, None where it is less than a token needs; with
-    ``fitting_capacity`` run and start-up fit in nine tenths of the working set, with
-    ``fitting_run_capacity`` the run does, however it was started.
-    """
+class ExpertsPlan:
+    """The result of ``memfit plan experts``."""
 
     memfit_version: str
     model: str
@@ -96,21 +91,25 @@ class ExpertPlan:
     experts: int
     top_k: int
     slot_bytes: int
+    """Bytes of the largest slot."""
     uniform_slots: bool
     all_expert_bytes: int
     basis: Basis
-    regimes: tuple[Regime, ...]
+    regimes: tuple[RegimeCapacity, ...]
     capacity: int | None
+    """mlx-moe's capacity for the device; None when it is below the top k."""
     fitting_capacity: int | None
+    """Most experts with which start-up and run fit in 90 % of the working set."""
     fitting_run_capacity: int | None
+    """Most experts with which the run fits, whatever the start-up took."""
     wired_limit_bytes: int | None
     rows: tuple[CapacityRow, ...]
-    adaptive: Adaptive | None
+    adaptive: LayerCapacities | None
     worth: Worth
     notes: tuple[Note, ...]
     schema: str = SCHEMA
 
     @property
     def chosen(self) -> CapacityRow | None:
-        """The row of the capacity for the device."""
+        """The row of the device's capacity."""
         return next((row for row in self.rows if row.capacity == self.capacity), None)

@@ -4,7 +4,6 @@ The fields are those of docs/schema/plan-offload.schema.json.
 """
 
 from memfit.estimators.base.records import record
-from memfit.estimators.plans.offload.cache_tiers import Simulation
 from memfit.estimators.results.estimate import DeviceSummary, Note
 
 SCHEMA = "memfit.plan-offload/1"
@@ -12,7 +11,7 @@ SCHEMA = "memfit.plan-offload/1"
 
 @record(frozen=True, slots=True)
 class SizeRow:
-    """One conversation of ``tokens``, exactly and in blocks; ``in_budget`` fit in memory."""
+    """One conversation of ``tokens``: exact bytes, and bytes in whole blocks."""
 
     tokens: int
     plain_bytes: int
@@ -21,12 +20,13 @@ class SizeRow:
     blocks: int
     stored_bytes: int
     in_budget: int | None
+    """How many such conversations fit in memory."""
     next_chunk_tokens: int
 
 
 @record(frozen=True, slots=True)
 class Pool:
-    """Memory for conversations, in blocks of 256 tokens of a layer."""
+    """Memory for conversations, in blocks of 256 tokens of one layer."""
 
     budget_bytes: int
     block_bytes: int
@@ -35,10 +35,10 @@ class Pool:
 
 @record(frozen=True, slots=True)
 class Restore:
-    """The peaks of one conversation's restore, alone and with all else that is in memory.
+    """Peaks while one conversation is restored, alone and with everything else in memory.
 
-    In bulk every layer is made plain before any stored one is given up; a stream gives up each
-    layer's stored form once its plain one is there.
+    In bulk, all layers are dequantized before any stored layer is freed; streaming frees each
+    stored layer as soon as its dequantized copy exists.
     """
 
     bulk_bytes: int
@@ -51,26 +51,28 @@ class Restore:
 
 @record(frozen=True, slots=True)
 class Times:
-    """Milliseconds for one conversation; ``times_faster`` is saving and reading against prefill."""
+    """Milliseconds for one conversation; None when a speed is not known."""
 
     save_ms: int | None
     load_ms: int | None
     prefill_ms: int | None
     times_faster: float | None
+    """Prefill time divided by the time to save and load."""
 
 
 @record(frozen=True, slots=True)
 class Disk:
-    """Files of all conversations, with the reserve; ``conversations`` are what the disk takes."""
+    """Files of all conversations."""
 
     stored_bytes: int
     with_reserve_bytes: int
     conversations: int | None
+    """How many the free disk space holds."""
 
 
 @record(frozen=True, slots=True)
 class Threshold:
-    """The tokens up to which conversations stay in memory, and what agent-memory's would take."""
+    """The longest conversation that stays in memory, and agent-memory's fixed threshold."""
 
     tokens: int | None
     fixed_tokens: int
@@ -78,9 +80,36 @@ class Threshold:
     fixed_stored_bytes: int
 
 
+@record(frozen=True, slots=True)
+class Simulation:
+    """The result of replaying a request trace; milliseconds are None without a speed."""
+
+    requests: int
+    agents: int
+    hot: int
+    """Requests that found their conversation in memory."""
+    warm: int
+    """Requests that found it on disk."""
+    cold: int
+    """Requests with an evicted conversation."""
+    new: int
+    """First requests of an agent."""
+    read_bytes: int
+    written_bytes: int
+    prefill_tokens: int
+    saved_tokens: int
+    largest_hot_bytes: int
+    largest_disk_bytes: int
+    read_ms: int | None
+    write_ms: int | None
+    prefill_ms: int | None
+    uncached_prefill_ms: int | None
+    """Prefill time without any cache."""
+
+
 @record(frozen=True, slots=True, kw_only=True)
 class OffloadPlan:
-    """The answer of ``memfit plan offload``."""
+    """The result of ``memfit plan offload``."""
 
     memfit_version: str
     model: str
@@ -106,6 +135,6 @@ class OffloadPlan:
     schema: str = SCHEMA
 
     @property
-    def asked(self) -> SizeRow:
-        """The row of the conversation that was asked about."""
+    def requested(self) -> SizeRow:
+        """The row of the requested length."""
         return next(row for row in self.sizes if row.tokens == self.tokens)

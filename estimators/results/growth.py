@@ -1,0 +1,110 @@
+"""A plan of growing sessions as data: renderers show it and compute nothing.
+
+The fields are those of docs/schema/plan-growth.schema.json.
+"""
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.workload import MAX_TOKENS
+
+SCHEMA = "memfit.plan-growth/1"
+MAX_SESSIONS = 100_000
+MAX_TURNS = 100_000
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Sessions:
+    """Identical sessions: a shared prefix, then turns of equal length.
+
+    Raises:
+        InputError: when a count is out of range.
+    """
+
+    sessions: int = 1
+    prefix_tokens: int = 0
+    turns: int = 1
+    turn_tokens: int
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("sessions", self.sessions, 1, MAX_SESSIONS),
+            ("turns", self.turns, 1, MAX_TURNS),
+            ("prefix tokens", self.prefix_tokens, 0, MAX_TOKENS),
+            ("turn tokens", self.turn_tokens, 1, MAX_TOKENS),
+            ("tokens of a session", self.tokens, 1, MAX_TOKENS),
+        ):
+            if not least <= value <= most:
+                raise InputError(f"{name} {value}: must be from {least} to {most}")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one session after its last turn."""
+        return self.after(self.turns)
+
+    def after(self, turn: int) -> int:
+        """Return the tokens of a session after a turn, 1 for the first."""
+        return self.prefix_tokens + turn * self.turn_tokens
+
+
+@record(frozen=True, slots=True)
+class Turn:
+    """All sessions after one turn."""
+
+    turn: int
+    tokens: int
+    allocated_bytes: int
+    held_bytes: int
+    """Bytes of tokens that are still needed."""
+
+
+@record(frozen=True, slots=True)
+class Crossing:
+    """Where the caches first exceed the budget."""
+
+    tokens: int
+    turn: int
+    alive_bytes: int
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class GrowthRow:
+    """Sessions under one growth rule; runtimes with equal figures share a row."""
+
+    runtimes: tuple[str, ...]
+    growth: str
+    """``steps``, ``doubling``, ``contiguous`` or ``paged``."""
+    step: int
+    bytes_per_token: int
+    allocated_bytes: int
+    held_bytes: int
+    peak_bytes: int
+    """With the old and the new cache of one session alive."""
+    growths: int
+    copied_bytes: int
+    shared_bytes: int
+    """Pages of the prefix that the other sessions do not allocate again."""
+    crossing: Crossing | None
+    turns: tuple[Turn, ...]
+
+
+@record(frozen=True, slots=True)
+class UnsupportedRuntime:
+    """A runtime that has no cache for this model."""
+
+    runtime: str
+    reason: str
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class GrowthPlan:
+    """The result of ``memfit plan growth``."""
+
+    memfit_version: str
+    model: str
+    sessions: Sessions
+    tokens: int
+    budget_bytes: int | None
+    """Memory for all caches."""
+    rules: tuple[GrowthRow, ...]
+    undecided: tuple[UnsupportedRuntime, ...]
+    schema: str = SCHEMA
