@@ -1,7 +1,7 @@
 """What is asked of a model: prompt, generation, and how the runtime is told to run it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import ceil_div
@@ -54,6 +54,10 @@ class Workload:
     def total_tokens(self) -> int:
         """Tokens in the cache when the workload ends."""
         return self.prompt_tokens + self.max_tokens
+
+    def prompt_only(self, tokens: int) -> "Workload":
+        """Return the workload of a prompt of ``tokens`` with nothing generated."""
+        return replace(self, prompt_tokens=tokens, max_tokens=0)
 
     def prefill_chunks(self) -> Iterator[int]:
         """Yield the tokens of each prefill chunk: all of the prompt but its last token.

@@ -20,13 +20,14 @@ from memfit.estimators.base.version import __version__
 from memfit.estimators.gate import baseline
 from memfit.estimators.gate.baseline import Entry, Lock
 from memfit.estimators.gate.diff import changes
-from memfit.estimators.gate.figures import figures_of, fits
+from memfit.estimators.gate.figures import figures_of
 from memfit.estimators.gate.policy import Limit, Policy, Target
-from memfit.estimators.gate.remedies import Question, mends
+from memfit.estimators.gate.remedies import Question, remedies
 from memfit.estimators.gate.report import Report, Status, TargetReport, overall
 from memfit.estimators.gate.shelf import Shelf
 from memfit.estimators.gate.verdict import Check, Reference, judge_limit, judge_limits
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 
 # The baseline of a target whose entry of now is given.
@@ -270,7 +271,7 @@ class _Answer:
         if limit is None:
             return check
         footprint = self.sized.footprint
-        found = mends(
+        found = remedies(
             limit.name,
             Question(self.target.workload, self.target.quantize),
             ceil_div(8 * footprint.nbytes, footprint.parameters),
@@ -281,7 +282,9 @@ class _Answer:
     def _passes(self, limit: Limit, question: Question) -> bool:
         sized = self.shelf.sized(self.now.model, question.quantize, self.target.device)
         is_context = limit.name == "context"
-        if is_context and not fits(sized, question.workload, limit.amount.numerator):
-            return False  # one look in place of a search
+        if is_context:
+            prompt = question.workload.prompt_only(limit.amount.numerator)
+            if not fits_comfortably(sized, prompt):
+                return False  # one evaluation in place of a search
         figures = figures_of(sized, question.workload, with_context=is_context)
         return judge_limit(limit, figures, self._reference).passed

@@ -1,29 +1,20 @@
 """The figures of a target that limits are set on and that a baseline keeps."""
 
-from dataclasses import replace
-
 from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Basis
-from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.sizing.recommend import UNBOUNDED_CONTEXT, capacity_of
-from memfit.estimators.sizing.search import longest_context
+from memfit.estimators.sizing.recommend import capacity_of
+from memfit.estimators.sizing.search import longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
-# What memfit estimate keeps free above the peak when not told (--margin), so that both recommend
-# the same context.
+# What memfit estimate keeps free above the peak by default (--margin), so that both recommend the
+# same context.
 MARGIN_BYTES = 64_000_000
 
 
 @record(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Integers are bytes or tokens.
-
-    ``peak_bytes`` is the peak as memfit estimate gives it, ``wired_limit_bytes`` the same with
-    its margin: what must stay resident; ``load_peak_bytes`` are the weights once loaded.
-    ``context_tokens`` is the longest prompt that fits nine tenths of the working set, None when
-    none does; ``expert_capacity`` and ``experts`` are None for a model without experts.
-    """
+    """Integers are bytes or tokens."""
 
     weights_bytes: int
     kv_bytes_per_token: int
@@ -31,16 +22,23 @@ class Figures:
     state_bytes: int
     workspace_bytes: int
     peak_bytes: int
+    """The peak as memfit estimate gives it."""
     load_peak_bytes: int
+    """The weights once loaded."""
     wired_limit_bytes: int
+    """What must stay resident: the peak with the margin of memfit estimate."""
     context_tokens: int | None
+    """The longest prompt that fits nine tenths of the working set, None when none does."""
     expert_capacity: int | None
+    """Experts of each layer that fit, None for a model without experts."""
     experts: int | None
+    """Experts a layer has, None for a model without experts."""
     basis: Basis
+    """How far the figure of the weights can be trusted."""
 
 
 def figures_of(sized: SizedModel, workload: Workload, *, with_context: bool = True) -> Figures:
-    """Return the figures of a sizing that has a device; the context costs a search.
+    """Return the figures of a model on a device; the context costs a search.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
@@ -63,14 +61,6 @@ def figures_of(sized: SizedModel, workload: Workload, *, with_context: bool = Tr
     )
 
 
-def fits(sized: SizedModel, workload: Workload, tokens: int) -> bool:
-    """Whether a prompt of so many tokens fits nine tenths of the working set."""
-    prompt = replace(workload, prompt_tokens=tokens, max_tokens=0)
-    return judge(sized.requirement(prompt), sized.device)[0] == "fits"
-
-
 def _context(sized: SizedModel, workload: Workload) -> int | None:
     """The context memfit estimate recommends."""
-    return longest_context(
-        lambda tokens: fits(sized, workload, tokens), sized.model.max_context or UNBOUNDED_CONTEXT
-    )
+    return longest_context(sized, workload, longest_prompt(sized.model.max_context, workload))

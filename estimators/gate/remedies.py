@@ -1,21 +1,23 @@
-"""What would mend a broken limit: settings that were tried, and pass."""
+"""Settings that make a broken limit pass, each one tried."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.quantization import AFFINE_BITS
 from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.search import (
     KV_BITS,
     PREFILL_STEPS,
+    context_lengths,
     first_fitting,
-    longest_context,
+    with_kv_bits,
 )
 
 Setting = Literal["context", "kv_bits", "prefill_step", "quantize"]
+
+_UNQUANTISED_BITS = 16
 
 # Which settings change which figure.
 _ON_MEMORY: tuple[Setting, ...] = ("context", "kv_bits", "prefill_step", "quantize")
@@ -33,89 +35,73 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
 
 
 @record(frozen=True, slots=True)
-class Mend:
-    """One setting that alone makes the limit pass, and the value it takes.
-
-    ``context`` is the longest prompt that passes, a multiple of 256; ``kv_bits`` (from the first
-    token on), ``prefill_step`` and ``quantize`` are the largest that pass.
-    """
+class Remedy:
+    """One setting that alone makes the limit pass."""
 
     setting: Setting
     value: int
+    """The largest that passes: of ``context`` a multiple of 256 tokens, of ``kv_bits`` from the
+    first token on."""
 
 
 @record(frozen=True, slots=True)
 class Question:
-    """A workload, and the bits the model would be converted to; None as it is."""
+    """A workload, and the bits of its weights."""
 
     workload: Workload
     quantize: int | None
+    """The bits the model is converted to, None when it is taken as it is."""
 
 
-def mends(
+def remedies(
     limit: str,
     asked: Question,
     bits_per_weight: int,
     passes: Callable[[Question], bool],
-) -> Iterator[Mend]:
-    """Yield the settings that mend a broken limit; ``passes`` judges it at another question.
+) -> Iterator[Remedy]:
+    """Yield the settings that make a broken limit pass; ``passes`` judges it at a question.
 
     ``bits_per_weight`` is what the weights have now, rounded up: only fewer are tried.
     """
-    finders: dict[Setting, Callable[[], int | None]] = {
-        "context": lambda: _context(asked, passes),
-        "kv_bits": lambda: _kv_bits(asked, passes),
-        "prefill_step": lambda: _prefill_step(asked, passes),
-        "quantize": lambda: _quantize(asked, bits_per_weight, passes),
-    }
+
+    def largest(setting: Setting) -> int | None:
+        return first_fitting(
+            _smaller(setting, asked.workload, bits_per_weight),
+            lambda value: passes(_changed(asked, setting, value)),
+            monotone=setting == "context",
+        )
+
     for setting in SETTINGS[limit]:
-        if (value := finders[setting]()) is not None:
-            yield Mend(setting, value)
+        if (value := largest(setting)) is not None:
+            yield Remedy(setting, value)
 
 
-def _context(asked: Question, passes: Callable[[Question], bool]) -> int | None:
-    def at(tokens: int) -> bool:
-        return passes(replace(asked, workload=replace(asked.workload, prompt_tokens=tokens)))
-
-    return longest_context(at, asked.workload.prompt_tokens - 1)
-
-
-def _kv_bits(asked: Question, passes: Callable[[Question], bool]) -> int | None:
-    now = asked.workload.kv_bits
-    fewer = [bits for bits in KV_BITS if bits and (now is None or bits < now)]
-    return first_fitting(
-        fewer,
-        lambda bits: _possible(
-            lambda: replace(
-                asked, workload=replace(asked.workload, kv_bits=bits, quantized_kv_start=0)
-            ),
-            passes,
-        ),
-    )
+def _smaller(setting: Setting, now: Workload, bits_per_weight: int) -> Sequence[int]:
+    """The values of a setting below what it is now, the largest first."""
+    match setting:
+        case "context":
+            return context_lengths(now.prompt_tokens - 1)
+        case "kv_bits":
+            return [bits for bits in KV_BITS if bits and bits < (now.kv_bits or _UNQUANTISED_BITS)]
+        case "prefill_step":
+            return [step for step in PREFILL_STEPS if step < now.prefill_step]
+        case "quantize":
+            return [bits for bits in reversed(AFFINE_BITS) if bits < bits_per_weight]
 
 
-def _prefill_step(asked: Question, passes: Callable[[Question], bool]) -> int | None:
-    smaller = [step for step in PREFILL_STEPS if step < asked.workload.prefill_step]
-    return first_fitting(
-        smaller,
-        lambda step: _possible(
-            lambda: replace(asked, workload=replace(asked.workload, prefill_step=step)), passes
-        ),
-    )
+def _changed(asked: Question, setting: Setting, value: int) -> Question:
+    """The question with one setting changed.
 
-
-def _quantize(
-    asked: Question, bits_per_weight: int, passes: Callable[[Question], bool]
-) -> int | None:
-    fewer = [bits for bits in reversed(AFFINE_BITS) if bits < bits_per_weight]
-    return first_fitting(
-        fewer, lambda bits: _possible(lambda: replace(asked, quantize=bits), passes)
-    )
-
-
-def _possible(change: Callable[[], Question], passes: Callable[[Question], bool]) -> bool:
-    """Whether a change passes; one that the runtime cannot make does not."""
-    try:
-        return passes(change())
-    except (InputError, UnsupportedError):
-        return False
+    Raises:
+        InputError: when no workload may have the value.
+    """
+    workload = asked.workload
+    match setting:
+        case "context":
+            return replace(asked, workload=replace(workload, prompt_tokens=value))
+        case "kv_bits":
+            return replace(asked, workload=with_kv_bits(workload, value))
+        case "prefill_step":
+            return replace(asked, workload=replace(workload, prefill_step=value))
+        case "quantize":
+            return replace(asked, quantize=value)

@@ -6,7 +6,7 @@ from typing import Literal
 from memfit.estimators.base.records import record
 from memfit.estimators.gate.figures import Figures
 from memfit.estimators.gate.policy import BasisLimit, Limit
-from memfit.estimators.gate.remedies import Mend
+from memfit.estimators.gate.remedies import Remedy
 
 Sense = Literal["at most", "at least"]
 Unit = Literal["bytes", "tokens", "experts", "basis"]
@@ -30,7 +30,7 @@ class Check:
     written: str
     whole: str
     missed_by: int | None = None
-    mends: tuple[Mend, ...] = ()
+    mends: tuple[Remedy, ...] = ()
 
 
 @record(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from memfit.estimators.runtimes.interface import Figures, RuntimeModel
 from memfit.estimators.runtimes.measured import MeasuredEngine
 from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine, compared, run_calls, untraced
 from memfit.estimators.runtimes.registry import LLAMA_CPP, MLX_LM, Runtime
-from memfit.estimators.sizing.recommend import longest_prompt, recommend
+from memfit.estimators.sizing.recommend import recommend
+from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
 SHORTEST_PLOTTED = 1024

@@ -1,144 +1,149 @@
-"""The longest prompt by trace: searched by the formulas, confirmed by a few traces."""
+"""Settings searched by trace: the formulas search, and a few traces confirm."""
 
 from dataclasses import dataclass, field, replace
 
-from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.budget import Need, judge
-from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context
+from memfit.estimators.sizing.search import (
+    CONTEXT_STEP,
+    context_lengths,
+    first_fitting,
+    fits_comfortably,
+    is_accepted,
+)
 from memfit.estimators.sizing.sized_model import SizedModel
 
-# A trace of a long prompt takes 0.2 s (Qwen3-4B) to 1.1 s (DeepSeek-V3); one mostly settles it.
+# A trace of a long prompt takes 0.2 s (Qwen3-4B) to 1.1 s (DeepSeek-V3); one is mostly enough.
 MAX_TRACES = 6
-_BISECTED_FROM = 3  # scaling has failed twice by then: a limit other than the peak's is in the way
+_HALVED_FROM = 3  # scaling has failed twice by then: something other than the peak is the limit
 _NEAR = 16  # a sixteenth more context is not worth another trace
 
 
 @dataclass(slots=True)
-class TracedContext:
-    """Prompts of any length under a workload, as the trace confirms them.
+class TraceSearch:
+    """The search for settings of a workload, confirmed by trace.
 
-    The formula's workspace is scaled to the trace's wherever one was made. ``too_long`` is the
-    shortest prompt that was found not to fit, by trace or by the scaled formula.
+    The workspace of the formulas is scaled to that of the last trace.
     """
 
-    traced: SizedModel
+    sized: SizedModel
+    """The model sized by trace."""
     formula: SizedModel
-    device: Device
+    """The same model on the same device, sized by formula."""
     workload: Workload
+    """The workload that settings are searched for."""
     too_long: int | None = None
-    is_certain: bool = False  # by the formula's largest, without a trace
+    """The shortest prompt that does not fit, by trace or by the scaled formula."""
+    is_certain: bool = False
+    """Whether even the formula's largest need fits for the longest prompt: nothing is traced."""
     _scale: tuple[int, int] = (1, 1)
+    """Bytes of workspace by trace, and by formula."""
     _traced: set[Workload] = field(default_factory=set)
 
-    def longest(self, most: int) -> int | None:
+    def fits(self, workload: Workload) -> bool:
+        """Return whether a workload fits by trace.
+
+        Raises:
+            UnsupportedError: when the runtime cannot run the workload.
+        """
+        return self._leaves_room(workload) and fits_comfortably(self.sized, workload)
+
+    def longest_context(self, most: int) -> int | None:
         """Return the longest multiple of 256 up to ``most`` that fits, None when none does."""
-        top = most // CONTEXT_STEP * CONTEXT_STEP
+        top = round_down(most, CONTEXT_STEP)
         found = 0
-        self.is_certain = bool(top) and self._goes_without_saying(top)
+        self.is_certain = bool(top) and is_accepted(self._fits_by_far, top)
         if self.is_certain:
             return top
-        for tries in range(1, MAX_TRACES + 1):
-            tokens = self._candidate(found, top, tries)
-            if tokens <= found or not self._leaves_room(self.prompt(tokens)):
+        for attempt in range(1, MAX_TRACES + 1):
+            tokens = self._candidate(found, top, attempt)
+            prompt = self.workload.prompt_only(tokens) if tokens > found else None
+            if prompt is None or not is_accepted(self._leaves_room, prompt):
                 break
             if found and tokens < top and tokens <= found + found // _NEAR:
                 break
-            if self._confirm(tokens):
+            if is_accepted(self._confirm, prompt):
                 found = tokens
             else:
                 self.too_long = tokens
         if self.too_long is None and found < top:
-            self.too_long = self._scaled_longest(top) + CONTEXT_STEP
+            self.too_long = self._longest_by_formula(top) + CONTEXT_STEP
         return found or None
 
-    def prompt(self, tokens: int) -> Workload:
-        """Return the workload of a prompt so long and nothing generated."""
-        return replace(self.workload, prompt_tokens=tokens, max_tokens=0)
-
-    def is_traced(self, workload: Workload) -> bool:
-        """Tell whether `need` of a workload is the trace's."""
-        return workload in self._traced and self.traced.workspace_basis(workload)[0] == "traced"
+    def caveat(self, workload: Workload) -> str:
+        """Return what `requirement` of a workload rests on where it is not by trace."""
+        if workload in self._traced and self.sized.workspace_basis(workload)[0] == "traced":
+            return ""
+        _, percent = self.formula.workspace_basis(self.workload)
+        return f"by formula, its workspace raised by the {percent} % it may be wrong"
 
     def requirement(self, workload: Workload) -> Need:
-        """Return the need by trace where it was confirmed, else by the formula, scaled.
+        """Return the need by trace where it was confirmed, else by the scaled formula.
 
         Where no trace was made because all lengths fit, it is the formula's largest.
+
+        Raises:
+            UnsupportedError: when the runtime cannot run the workload.
         """
         if workload in self._traced:
-            return self.traced.requirement(workload)
-        return self._bounded(workload) if self.is_certain else self._by_formula(workload)
+            return self.sized.requirement(workload)
+        return self._largest_need(workload) if self.is_certain else self._scaled_need(workload)
 
-    def _candidate(self, found: int, top: int, tries: int) -> int:
+    def _candidate(self, found: int, top: int, attempt: int) -> int:
+        """The prompt to trace next, at most ``found`` when there is none."""
         most = top if self.too_long is None else self.too_long - CONTEXT_STEP
-        tokens = self._scaled_longest(most)
-        if tries == 1:
-            tokens = max(tokens, self._asked(most))
-        if tries >= _BISECTED_FROM and self.too_long is not None:
-            middle = (found + self.too_long) // 2 // CONTEXT_STEP * CONTEXT_STEP
-            tokens = min(tokens, middle)
+        tokens = self._longest_by_formula(most)
+        if attempt == 1 and fits_comfortably(self.sized, self.workload):
+            tokens = max(tokens, min(round_down(self.workload.prompt_tokens, CONTEXT_STEP), most))
+        if attempt >= _HALVED_FROM and self.too_long is not None:
+            tokens = min(tokens, round_down((found + self.too_long) // 2, CONTEXT_STEP))
         return tokens if tokens or found else min(CONTEXT_STEP, most)
 
-    def _asked(self, most: int) -> int:
-        """The prompt that was asked for, where it fits by trace."""
-        fits = judge(self.traced.requirement(self.workload), self.device)[0] == "fits"
-        tokens = self.workload.prompt_tokens // CONTEXT_STEP * CONTEXT_STEP
-        return min(tokens, most) if fits else 0
+    def _longest_by_formula(self, most: int) -> int:
+        found = first_fitting(context_lengths(most), self._fits_by_formula, monotone=True)
+        return found or 0
 
-    def _scaled_longest(self, most: int) -> int:
-        return longest_context(self._found_to_fit, most) or 0
+    def _fits_by_formula(self, tokens: int) -> bool:
+        return self._judged(self._scaled_need(self.workload.prompt_only(tokens)))
 
-    def _found_to_fit(self, tokens: int) -> bool:
-        try:
-            return judge(self._by_formula(self.prompt(tokens)), self.device)[0] == "fits"
-        except UnsupportedError:
-            return False
-
-    def _confirm(self, tokens: int) -> bool:
-        workload = self.prompt(tokens)
-        try:
-            need = self.traced.requirement(workload)
-        except UnsupportedError:
-            return False
+    def _confirm(self, workload: Workload) -> bool:
+        """Whether a workload fits by trace; the formula is scaled to it."""
+        need = self.sized.requirement(workload)
         self._traced.add(workload)
         derived, workspace = self.formula.requirement(workload), self._workspace(workload)
         if workspace:
             beyond = need.peak_bytes - derived.peak_bytes
             self._scale = (max(0, workspace + beyond), workspace)
-        return judge(need, self.device)[0] == "fits"
+        return self._judged(need)
 
     def _leaves_room(self, workload: Workload) -> bool:
         """Whether weights and caches fit: a trace takes long and finds no less."""
-        try:
-            need, workspace = self.formula.requirement(workload), self._workspace(workload)
-        except UnsupportedError:
-            return False
-        return judge(Need(need.peak_bytes - workspace, 0), self.device)[0] == "fits"
+        kept = self.formula.requirement(workload).peak_bytes - self._workspace(workload)
+        return self._judged(Need(kept, 0))
 
-    def _goes_without_saying(self, tokens: int) -> bool:
+    def _fits_by_far(self, tokens: int) -> bool:
         """Whether a prompt fits by the formula's largest, where trace and formula agree."""
         _, percent = self.formula.workspace_basis(self.workload)
-        traced = self.traced.figures_for(self.workload).moment.workspace_bytes
+        traced = self.sized.figures_for(self.workload).moment.workspace_bytes
         derived = self._workspace(self.workload)
         if abs(traced - derived) * 100 > derived * percent:
             return False
-        try:
-            return judge(self._bounded(self.prompt(tokens)), self.device)[0] == "fits"
-        except UnsupportedError:
-            return False
+        return self._judged(self._largest_need(self.workload.prompt_only(tokens)))
 
-    def _bounded(self, workload: Workload) -> Need:
+    def _largest_need(self, workload: Workload) -> Need:
         need = self.formula.requirement(workload)
         _, percent = self.formula.workspace_basis(workload)
         more = ceil_div(self._workspace(workload) * percent, 100)
         return replace(need, peak_bytes=need.peak_bytes + more)
 
-    def _by_formula(self, workload: Workload) -> Need:
+    def _scaled_need(self, workload: Workload) -> Need:
         need, workspace = self.formula.requirement(workload), self._workspace(workload)
         traced, derived = self._scale
         return replace(need, peak_bytes=need.peak_bytes + workspace * traced // derived - workspace)
 
     def _workspace(self, workload: Workload) -> int:
         return self.formula.figures_for(workload).moment.workspace_bytes
+
+    def _judged(self, need: Need) -> bool:
+        return judge(need, self.sized.device)[0] == "fits"

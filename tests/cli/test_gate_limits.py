@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cli.gating import (
+    SAMPLES,
     sample_config,
     target,
     write_plain_config,
@@ -207,3 +208,24 @@ def test_fewer_bits_are_offered_to_weights_that_have_more(memfit: Memfit, place:
     code, report = ask(memfit, place, {"load_peak": "9GB"})
     assert (code, report["checks"][0]["mends"]) == (1, [{"setting": "quantize", "value": 8}])
     assert ask(memfit, place, {"load_peak": "9GB"}, quantize=8)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("sample", "work", "machine"),
+    [
+        # From token 5000 on mlx-lm would quantise a rotating cache, which it refuses.
+        ("gemma-3-27b", {"prompt_tokens": 4096, "kv_bits": 8}, "128GB"),
+        # Longer prompts than 200,000 tokens would be more chunks than a workload may have.
+        ("qwen3-next-80b-a3b-4bit", {"prompt_tokens": 300, "prefill_step": 2}, "128GB"),
+    ],
+)
+def test_settings_that_are_refused_for_longer_prompts_leave_the_figures(
+    memfit: Memfit, place: Path, sample: str, work: dict[str, int], machine: str
+) -> None:
+    path = str(SAMPLES / f"{sample}.yaml")
+    code, report = ask(memfit, place, {"peak": "90%"}, model=path, memory=machine, workload=work)
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in work.items()]
+    run = memfit("estimate", path, "--memory", machine, "--max-tokens", "0", "--json", *options)
+    assert (code, report["status"], run.json["verdict"]) == (0, "passed", "fits")
+    tokens = run.json["recommendation"]["context_tokens"]
+    assert report["figures"]["context_tokens"] == tokens > work["prompt_tokens"]

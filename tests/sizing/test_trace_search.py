@@ -8,10 +8,9 @@ import pytest
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.machine.devices import working_set_device
-from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context
+from memfit.estimators.sizing.search import CONTEXT_STEP, fits_comfortably, longest_context
 from memfit.estimators.sizing.sized_model import SizedModel, size
-from memfit.estimators.sizing.trace_search import MAX_TRACES, TracedContext
+from memfit.estimators.sizing.trace_search import MAX_TRACES, TraceSearch
 from tests.models import QWEN3_4B, write_config
 
 SMALL = {**QWEN3_4B, "num_hidden_layers": 2, "vocab_size": 4096, "max_position_embeddings": 8192}
@@ -33,9 +32,8 @@ def traced(tmp_path: Path) -> SizedModel:
     return sized.on(working_set_device(need * 10 // 9 + 1))
 
 
-def search(traced: SizedModel, formula: SizedModel) -> TracedContext:
-    assert traced.device is not None
-    return TracedContext(traced, formula, traced.device, ASKED)
+def search(traced: SizedModel, formula: SizedModel) -> TraceSearch:
+    return TraceSearch(traced, formula, ASKED)
 
 
 def by_formula(traced: SizedModel) -> SizedModel:
@@ -45,11 +43,7 @@ def by_formula(traced: SizedModel) -> SizedModel:
 
 
 def truly_longest(traced: SizedModel) -> int:
-    def fits(tokens: int) -> bool:
-        workload = replace(ASKED, prompt_tokens=tokens)
-        return judge(traced.requirement(workload), traced.device)[0] == "fits"
-
-    found = longest_context(fits, MOST)
+    found = longest_context(traced, ASKED, MOST)
     assert found is not None
     return found
 
@@ -60,14 +54,13 @@ def test_a_formula_that_is_wrong_either_way_does_not_decide(traced: SizedModel, 
     wrong = traced.device.working_set_bytes * share // 50
     formula = replace(by_formula(traced), margin_bytes=wrong)
     searching = search(traced, formula)
-    found = searching.longest(MOST)
+    found = searching.longest_context(MOST)
     assert found is not None
     right = truly_longest(traced)
     assert right * 7 // 8 <= found <= right
-    assert searching.is_traced(searching.prompt(found))
-    assert searching.requirement(searching.prompt(found)) == traced.requirement(
-        searching.prompt(found)
-    )
+    prompt = ASKED.prompt_only(found)
+    assert not searching.caveat(prompt)
+    assert searching.requirement(prompt) == traced.requirement(prompt)
     assert searching.too_long is not None
     assert searching.too_long > found
 
@@ -80,16 +73,16 @@ def test_a_largest_allocation_that_only_the_trace_knows_ends_in_few_traces(
     largest = traced.requirement(workload).largest_buffer_bytes
     strict = replace(traced.device, working_set_bytes=10**12, max_buffer_bytes=largest)
     lenient = replace(strict, max_buffer_bytes=None)
-    searching = TracedContext(traced.on(strict), by_formula(traced.on(lenient)), strict, ASKED)
-    found = searching.longest(MOST)
+    searching = search(traced.on(strict), by_formula(traced.on(lenient)))
+    found = searching.longest_context(MOST)
     if found is not None:
-        assert judge(traced.on(strict).requirement(searching.prompt(found)), strict)[0] == "fits"
+        assert fits_comfortably(traced.on(strict), ASKED.prompt_only(found))
     assert len(searching._traced) <= MAX_TRACES
 
 
 def test_without_room_for_weights_and_caches_nothing_is_traced(traced: SizedModel) -> None:
     small = working_set_device(10**7)
-    searching = TracedContext(traced.on(small), by_formula(traced.on(small)), small, ASKED)
-    assert searching.longest(MOST) is None
+    searching = search(traced.on(small), by_formula(traced.on(small)))
+    assert searching.longest_context(MOST) is None
     assert not searching._traced
     assert searching.too_long == CONTEXT_STEP

@@ -2,7 +2,7 @@
 
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.gate.diff import Change
-from memfit.estimators.gate.remedies import SETTINGS, Mend, Setting
+from memfit.estimators.gate.remedies import SETTINGS, Remedy, Setting
 from memfit.estimators.gate.report import Report, Status, TargetReport
 from memfit.estimators.gate.verdict import Check
 
@@ -153,7 +153,7 @@ def _percent(part: int, whole: int) -> str:
     return f"{tenths // 10}.{tenths % 10} %"
 
 
-def _mend(mend: Mend) -> str:
+def _mend(mend: Remedy) -> str:
     return {
         "context": f"prompts of at most {mend.value} tokens",
         "kv_bits": f"kv_bits {mend.value} from the first token on",

@@ -1,6 +1,6 @@
 """``memfit plan context``: which contexts fit, for how many requests, under a runtime's rules."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -41,12 +41,15 @@ from memfit.estimators.runtimes.registry import (
 from memfit.estimators.runtimes.ruled import runtime_assumptions, runtime_notes
 from memfit.estimators.runtimes.token_cost import needed_bytes
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
-from memfit.estimators.sizing.recommend import longest_prompt
-from memfit.estimators.sizing.search import longest_context
+from memfit.estimators.sizing.search import (
+    first_fitting,
+    fits_comfortably,
+    longest_context,
+    longest_prompt,
+)
 from memfit.estimators.sizing.sized_model import SizedModel
 
 SCHEMA = "memfit.plan-context/1"
-UNBOUNDED_CONTEXT = 2**20
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
 REQUESTS = (1, 2, 4, 8, 16)
 MOST_REQUESTS = 4096
@@ -243,16 +246,15 @@ class _Plan:
         apart_per_token = memory.host_visible_bytes_per_token if not unified else 0
 
         def fits(tokens: int) -> bool:
-            need = self.sized.requirement(self._prompt(tokens)).peak_bytes
+            need = self.sized.requirement(self.workload.prompt_only(tokens)).peak_bytes
             return need - apart - apart_per_token * tokens <= budget
 
-        return Largest(budget, largest_tokens(fits, ceilings.effective))
+        tokens = first_fitting(range(ceilings.effective, 0, -1), fits, monotone=True)
+        return Largest(budget, tokens or 0)
 
     def _longest(self, ceilings: Ceilings) -> int | None:
         """The recommended context: within nine tenths, in steps of 256."""
-        return longest_context(
-            lambda tokens: self._verdict(self._prompt(tokens)) == "fits", ceilings.effective
-        )
+        return longest_context(self.sized, self.workload, ceilings.effective)
 
     def _automatic(self, ceilings: Ceilings, device: Device, longest: int | None) -> Automatic:
         """The runtime's own context, and the right one: never beyond what the device holds."""
@@ -309,7 +311,7 @@ class _Plan:
             if tokens > ceilings.effective:
                 continue
             for requests in self.asked.requests:
-                workload = replace(self._prompt(tokens), batch=requests)
+                workload = replace(self.workload.prompt_only(tokens), batch=requests)
                 try:
                     need = self.sized.requirement(workload)
                 except UnsupportedError:
@@ -320,10 +322,13 @@ class _Plan:
 
     def _at_once(self, tokens: int) -> int:
         """The most requests of so many tokens that fit together; 0 where not even one does."""
-        prompt = self._prompt(tokens)
-        return largest_tokens(
-            lambda count: self._verdict(replace(prompt, batch=count)) == "fits", MOST_REQUESTS
+        prompt = self.workload.prompt_only(tokens)
+        count = first_fitting(
+            range(MOST_REQUESTS, 0, -1),
+            lambda count: fits_comfortably(self.sized, replace(prompt, batch=count)),
+            monotone=True,
         )
+        return count or 0
 
     def _traffic(self, longest: int | None) -> TrafficPlan:
         requests = self.asked.traffic
@@ -353,7 +358,9 @@ class _Plan:
             text = f"METALLIC_MAX_CONTEXT_LEN: Foundry stops at {most} tokens"
             yield Note("warning", "beyond-context", text)
         if self.rules.name == ZINC:
-            right = needed_bytes(sized.model, self.rules, self._prompt(workload.total_tokens))
+            right = needed_bytes(
+                sized.model, self.rules, self.workload.prompt_only(workload.total_tokens)
+            )
             token = right // workload.total_tokens // workload.batch
             charged = sized.figures_for(workload).kv.bytes_per_token - 4
             if token != charged:
@@ -362,28 +369,3 @@ class _Plan:
                     f" {format_bytes(token, self.units)} in the layers that attend"
                 )
                 yield Note("warning", "runtime-fault", text)
-
-    def _prompt(self, tokens: int) -> Workload:
-        return replace(self.workload, prompt_tokens=tokens, max_tokens=0)
-
-    def _verdict(self, workload: Workload) -> Verdict:
-        return judge(self.sized.requirement(workload), self.sized.device)[0]
-
-
-def largest_tokens(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest count from 1 to ``most`` for which ``fits`` holds, 0 when none does.
-
-    ``fits`` must not turn true again once it has turned false.
-
-    >>> largest_tokens(lambda count: count <= 1000, 4096)
-    1000
-    """
-    low, high = 0, 1
-    while high < most and fits(high):
-        low, high = high, min(2 * high, most)
-    if high == most and fits(most):
-        return most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

@@ -31,6 +31,7 @@ from memfit.estimators.results.experts import (
 )
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
+from memfit.estimators.sizing.search import first_fitting
 
 _TABLE_PARTS = 8
 
@@ -128,11 +129,9 @@ def _fitting(
 
     if fits(experts.experts):
         return experts.experts
-    low, high = experts.top_k - 1, experts.experts - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return whole_slots(low) if low >= experts.top_k else None
+    fewer = range(experts.experts - 1, experts.top_k - 1, -1)
+    found = first_fitting(fewer, fits, monotone=True)
+    return None if found is None else whole_slots(found)
 
 
 def _running(experts: Inventory, run: RunMemory, capacities: Sequence[int]) -> int:

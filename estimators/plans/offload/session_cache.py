@@ -7,9 +7,10 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.records import record
-from memfit.estimators.base.units import ceil_div, round_up
+from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.runtimes.growth import block_bytes
+from memfit.estimators.sizing.search import first_fitting
 
 BLOCK_TOKENS = 256
 PLAIN_BITS = 16
@@ -136,13 +137,11 @@ def streaming_peak(plain: Sequence[int], stored: Sequence[int]) -> int:
 def longest_hot(storage: Storage, conversations: int, budget_bytes: int, most: int) -> int:
     """Return the most tokens at which so many conversations stay in memory together.
 
-    A multiple of 256, at most ``most`` rounded down to one.
+    A multiple of 256, at most ``most``; 0 where not even 256 tokens of each fit.
     """
-    low, high = 0, round_up(most + 1, BLOCK_TOKENS) // BLOCK_TOKENS - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if conversations * storage.stored_bytes(middle * BLOCK_TOKENS) <= budget_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low * BLOCK_TOKENS
+    found = first_fitting(
+        range(round_down(most, BLOCK_TOKENS), 0, -BLOCK_TOKENS),
+        lambda tokens: conversations * storage.stored_bytes(tokens) <= budget_bytes,
+        monotone=True,
+    )
+    return found or 0

@@ -1,0 +1,71 @@
+"""The search for a setting gives what brute force gives, in few evaluations."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.sizing.search import context_lengths, first_fitting
+
+REFUSALS: tuple[type[InputError | UnsupportedError], ...] = (InputError, UnsupportedError)
+
+
+def judged(seen: list[int], fitting: set[int], refused: set[int]) -> Callable[[int], bool]:
+    """Return a judgement that notes what it is given, and refuses some of it."""
+
+    def fits(candidate: int) -> bool:
+        seen.append(candidate)
+        if candidate in refused:
+            raise REFUSALS[candidate % 2](f"{candidate} cannot be run")
+        return candidate in fitting
+
+    return fits
+
+
+@given(
+    st.integers(0, 5000), st.integers(1, 300), st.integers(0, 6000), st.integers(0, 6000), st.data()
+)
+def test_a_monotone_search_equals_brute_force_in_few_evaluations(
+    most: int, step: int, largest: int, refused_from: int, data: st.DataObject
+) -> None:
+    candidates = range(most, 0, -step)
+    if data.draw(st.booleans()):
+        candidates = range(0, most, step)[::-1]
+    fitting = {each for each in candidates if each <= largest}
+    refused = {each for each in candidates if each >= refused_from}
+    seen: list[int] = []
+    found = first_fitting(candidates, judged(seen, fitting, refused), monotone=True)
+    assert found == max(fitting - refused, default=None)
+    assert len(seen) <= len(candidates).bit_length()  # floor(log2 n) + 1
+
+
+@given(
+    st.lists(st.integers(0, 50), unique=True),
+    st.sets(st.integers(0, 50)),
+    st.sets(st.integers(0, 50)),
+)
+def test_any_other_search_evaluates_in_order_up_to_the_first_that_fits(
+    candidates: list[int], fitting: set[int], refused: set[int]
+) -> None:
+    seen: list[int] = []
+    found = first_fitting(candidates, judged(seen, fitting, refused))
+    good = [each for each in candidates if each in fitting - refused]
+    assert found == (good[0] if good else None)
+    assert seen == (candidates[: candidates.index(good[0]) + 1] if good else candidates)
+
+
+@pytest.mark.parametrize("monotone", [False, True])
+def test_an_error_that_is_no_refusal_is_not_hidden(monotone: bool) -> None:
+    def fits(_: int) -> bool:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        first_fitting([2, 1], fits, monotone=monotone)
+
+
+def test_context_lengths_are_multiples_of_256_and_the_longest_comes_first() -> None:
+    assert list(context_lengths(1000)) == [768, 512, 256]
+    assert list(context_lengths(256)) == [256]
+    assert not context_lengths(255)
