@@ -13,14 +13,14 @@ from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.kernels import has_nax
-from memfit.estimators.mlx.scheduling import compiled_copies
+from memfit.estimators.mlx.scheduler import compiled_copies
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Array, Call, Phase, Trace
 from memfit.estimators.trace.layouts import Buffer, View
 from memfit.estimators.trace.memory import Memory
 from memfit.estimators.trace.operation import Operation
 from memfit.estimators.trace.schedule import evaluation_order
-from memfit.estimators.trace.streams import stream_of
+from memfit.estimators.trace.streams import Stream
 from memfit.estimators.trace.undo_cse import unmerged
 
 _CHUNKS: frozenset[Phase] = frozenset({"first_chunk", "converting", "full_chunk", "last_chunk"})
@@ -119,7 +119,7 @@ class _Run:
 
     def __init__(self, device: Device, mlx_version: tuple[int, ...]) -> None:
         self._memory = Memory(device.backend)
-        self._stream = stream_of(device)
+        self._stream = Stream(device)
         self._operation = Operation(
             self._memory,
             gpu_class=device.gpu_class or "",

@@ -19,6 +19,7 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax
+from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.workspace.attention import needs_array_mask
 from memfit.estimators.workspace.call import BackendTraits, CallShape, KVFormat, Occupancy
 from memfit.estimators.workspace.call_plan import (
@@ -34,7 +35,7 @@ from memfit.estimators.workspace.layer_plan import (
     plan_layer,
     touched_elements,
 )
-from memfit.estimators.workspace.schedule import BatchRule, batch_rule, highest
+from memfit.estimators.workspace.schedule import formula_limits, transient_peak
 from memfit.estimators.workspace.tape import Program
 
 Phase = Literal["load", "prefill", "decode"]
@@ -78,7 +79,7 @@ class Workspace:
 
     model: Model
     target: BackendTraits
-    rule: BatchRule
+    limits: BatchLimits
     plans: tuple[LayerPlan, ...]  # the distinct ones
     order: tuple[int, ...]  # of each layer, which plan
     head_touched: int
@@ -126,7 +127,7 @@ def prepare(
     return Workspace(
         model,
         BackendTraits(device.backend, mlx_version, has_nax(device)),
-        batch_rule(device),
+        formula_limits(device),
         tuple(numbers),
         tuple(order),
         _head_touched(model, quantization),
@@ -212,7 +213,7 @@ class _Run:
             layer_program(plan, call, hidden, buffers)
             for plan, buffers in zip(workspace.plans, self.buffers, strict=True)
         ]
-        window = _WINDOW if phase == "decode" else _in_flight(programs, workspace.rule)
+        window = _WINDOW if phase == "decode" else _in_flight(programs, workspace.limits)
         chosen = _simulated(workspace.order, window)
         sequence = [programs[workspace.order[index]] for index in chosen]
         late = [programs[number].deferred for number in workspace.order]
@@ -224,7 +225,7 @@ class _Run:
         outside = set(range(len(workspace.order))).difference(chosen)
         deferred_bytes = sum(programs[workspace.order[index]].deferred_bytes for index in outside)
         layers = [*(p.steps for p in sequence), *late]
-        transient = deferred_bytes + highest(layers, workspace.rule)
+        transient = deferred_bytes + transient_peak(layers, workspace.limits)
         states = self.state_bytes + self._viewed_bytes(phase, call, chosen)
         parts = (self.weight_bytes, caches, states, fixed, transient)
         largest, name = max(
@@ -357,13 +358,13 @@ class _Run:
         return KVFormat(self.width)
 
 
-def _in_flight(programs: list[Program], rule: BatchRule) -> int:
+def _in_flight(programs: list[Program], limits: BatchLimits) -> int:
     """Return how many layers can be in flight together: the cheapest ones, in every batch."""
-    batches = rule.in_flight + 1
+    batches = limits.in_flight + 1
     dispatches = min(sum(step.dispatches for step in p.steps) for p in programs)
     elements = min(sum(step.elements for step in p.steps) for p in programs)
-    by_dispatches = ceil_div(batches * rule.dispatches, max(1, dispatches))
-    by_elements = ceil_div(batches * (rule.mebi_elements + 1) << 20, max(1, elements))
+    by_dispatches = ceil_div(batches * (limits.max_ops + 1), max(1, dispatches))
+    by_elements = ceil_div(batches * (limits.max_mebi_elements + 1) << 20, max(1, elements))
     return max(_WINDOW, min(by_dispatches, by_elements))
 
 

@@ -9,7 +9,12 @@ import pytest
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import GpuClass
-from memfit.estimators.mlx.scheduling import command_buffer_limits, scheduling
+from memfit.estimators.mlx.scheduler import (
+    CPU_DISPATCHES_PER_TASK,
+    MAX_ACTIVE_TASKS,
+    BatchLimits,
+    command_buffer_limits,
+)
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
 
 
@@ -92,13 +97,13 @@ def test_unknown_runtime_is_answered_with_the_known_ones() -> None:
 def test_command_buffers_close_after_what_the_class_has(
     gpu_class: GpuClass | None, limits: tuple[int, int]
 ) -> None:
-    assert command_buffer_limits(gpu_class) == limits
+    assert command_buffer_limits(gpu_class) == BatchLimits(*limits)
 
 
 def test_at_most_ten_tasks_are_in_flight() -> None:
     # mlx/transforms.cpp, MAX_ACTIVE_TASKS; mlx/backend/cpu/encoder.h, DISPATCHES_PER_TASK.
-    assert scheduling().max_active_tasks == 10
-    assert scheduling().cpu_dispatches_per_task == 10
+    assert MAX_ACTIVE_TASKS == 10
+    assert CPU_DISPATCHES_PER_TASK == 10
 
 
 def test_every_row_has_its_source_and_allocation() -> None:

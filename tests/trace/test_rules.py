@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.arch.caches import STEP
-from memfit.estimators.mlx.scheduling import scheduling
+from memfit.estimators.mlx.scheduler import CPU_DISPATCHES_PER_TASK
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.trace import operation, schedule
@@ -51,7 +51,7 @@ def test_the_step_of_growth_is_one_number() -> None:
 def test_a_cpu_task_is_as_many_dispatches_as_the_installed_mlx_has() -> None:
     found = re.search(r"DISPATCHES_PER_TASK = (\d+);", header("backend/cpu/encoder.h"))
     assert found is not None
-    assert int(found[1]) == scheduling().cpu_dispatches_per_task
+    assert int(found[1]) == CPU_DISPATCHES_PER_TASK
 
 
 def test_the_tape_is_as_wide_as_in_the_installed_mlx() -> None:

@@ -12,9 +12,10 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import kv_cache
+from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.weights import Plan, derive
 from memfit.estimators.workspace import ERROR_PERCENT, PeakMoment, peak
-from memfit.estimators.workspace.schedule import BatchRule, highest
+from memfit.estimators.workspace.schedule import transient_peak
 from memfit.estimators.workspace.tape import Step, Tape
 from tests.models import QWEN3_4B, QWEN3_NEXT_80B
 
@@ -179,20 +180,20 @@ STEPS = st.builds(
 
 @given(st.lists(STEPS, max_size=60))
 def test_what_is_never_released_adds_up(steps: list[Step]) -> None:
-    rule = BatchRule(4, 3, 2)
-    assert highest([tuple(steps)], rule) == sum(step.allocated for step in steps)
+    rule = BatchLimits(3, 3, 2)
+    assert transient_peak([tuple(steps)], rule) == sum(step.allocated for step in steps)
 
 
 def test_a_buffer_is_free_once_its_batch_and_ten_more_are_closed() -> None:
     # One batch a step: at the last of twelve, the first has run.
     steps = [Step(1, 1, 1, 0, ())] * 12
-    assert highest([tuple(steps)], BatchRule(1, 50, 10)) == 11
+    assert transient_peak([tuple(steps)], BatchLimits(0, 50, 10)) == 11
 
 
 def test_elements_of_touched_arrays_close_a_batch() -> None:
     small = [Step(1, 1, 1, 1 << 20, ())] * 40
-    assert highest([tuple(small)], BatchRule(51, 1, 2)) == 6
-    assert highest([tuple(small)], BatchRule(51, 3, 2)) == 12
+    assert transient_peak([tuple(small)], BatchLimits(50, 1, 2)) == 6
+    assert transient_peak([tuple(small)], BatchLimits(50, 3, 2)) == 12
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 100), st.booleans()), max_size=30))
