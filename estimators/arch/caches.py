@@ -105,9 +105,6 @@ class StateBuffer:
     lasting: bool = False
 
 
-Cache = KVBuffer | StateBuffer
-
-
 def _stepped(capacity: int, position: int, chunk: int) -> int:
     if position + chunk <= capacity:
         return capacity

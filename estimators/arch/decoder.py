@@ -39,12 +39,16 @@ def derived_head_dim(fields: Fields, hidden: int, *, told: str = "head_dim") -> 
     return head_dim
 
 
-def grouped_query(fields: Fields, head_dim: int, *, kv_optional: bool = False) -> Attention:
+def grouped_query(
+    fields: Fields, head_dim: int, *, kv_optional: bool = False, qk_norm: bool = False
+) -> Attention:
     """Return full attention by the usual keys; absent KV heads are as many as heads if optional."""
     heads = fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads", heads if kv_optional else None)
     fields.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    return Attention(heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim)
+    return Attention(
+        heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, qk_norm=qk_norm
+    )
 
 
 def mixture(
@@ -54,13 +58,18 @@ def mixture(
     *,
     width: int,
     shared_width: int = 0,
+    float32_scores: bool = False,
 ) -> MixtureOfExperts:
     """Return the experts of a layer; more chosen than there are is an error, as it is at run."""
     experts, top_k = fields.count(experts_key), fields.count(top_k_key)
     if top_k > experts:
         raise fields.fail(top_k_key, f"{top_k} is more than {experts_key} {experts}")
     return MixtureOfExperts(
-        experts=experts, top_k=top_k, intermediate=width, shared_intermediate=shared_width
+        experts=experts,
+        top_k=top_k,
+        intermediate=width,
+        shared_intermediate=shared_width,
+        float32_scores=float32_scores,
     )
 
 

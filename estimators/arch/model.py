@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from memfit.estimators.arch.caches import KVBuffer, StateBuffer
 from memfit.estimators.arch.modules import Module, Modules, Part
-from memfit.estimators.arch.specs import FeedForward, Mixer
+from memfit.estimators.arch.specs import DenseMLP, FeedForward, Mixer, MixtureOfExperts
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.records import record
 
 
@@ -14,29 +16,44 @@ class Layer:
 
     mixers: tuple[Mixer, ...]
     feed_forward: FeedForward | None
-    modules: Modules  # paths relative to the layer
+    modules: Modules
+    """Its parameters; paths are relative to the layer."""
+    mixer_paths: tuple[str, ...] = ()
+    """The path under which each mixer has its modules, where there are several mixers."""
+    streams: int = 1
+    """Hidden states carried side by side (Gemma 3n's alternating updates)."""
+
+    @property
+    def experts(self) -> MixtureOfExperts | None:
+        """Its mixture of experts, None where it has none."""
+        match self.feed_forward:
+            case MixtureOfExperts():
+                return self.feed_forward
+            case DenseMLP() | None:
+                return None
+            case _:
+                assert_never(self.feed_forward)
 
 
 @record(frozen=True, slots=True, kw_only=True)
 class Model:
-    """An architecture with every size put in.
-
-    ``makes_own_cache`` is True when the mlx-lm class has ``make_cache``; ``max_kv_size`` then
-    has no effect. ``kv_quantizable`` is False where its attention cannot read a quantised cache.
-    ``notes`` are assumptions the reader of a figure must know.
-    """
+    """An architecture with every size filled in."""
 
     model_type: str
     hidden_size: int
     vocab_size: int
     layers: tuple[Layer, ...]
-    modules: Modules  # outside the layers, full paths
+    modules: Modules
+    """Parameters outside the layers, with full paths."""
     layers_path: str = "model.layers"
     makes_own_cache: bool = False
+    """Whether the mlx-lm class has ``make_cache``; ``max_kv_size`` then has no effect."""
     max_context: int | None = None
     kv_quantizable: bool = True
+    """False where its attention cannot read a quantised cache."""
     dtype: str = "BF16"
     notes: tuple[str, ...] = ()
+    """Assumptions that the reader of a figure must know."""
 
     def all_modules(self) -> Iterator[tuple[str, Module]]:
         """Yield every module with its full path, as the mlx-lm class names it."""
@@ -52,6 +69,27 @@ class Model:
         """Whether the head reads the embedding's matrix."""
         return all(module.part is not Part.HEAD for module in self.modules)
 
+    def mixers(self) -> Iterator[Mixer]:
+        """Yield the mixers of all layers in order."""
+        for layer in self.layers:
+            yield from layer.mixers
+
+    def kv_buffers(self) -> Iterator[KVBuffer]:
+        """Yield the buffers that layers own, in order."""
+        for mixer in self.mixers():
+            if mixer.owns_cache:
+                yield from mixer.kv_buffers()
+
+    def states(self) -> Iterator[StateBuffer]:
+        """Yield the recurrent and convolution states of all layers in order."""
+        for mixer in self.mixers():
+            yield from mixer.states()
+
+    def experts(self) -> dict[int, MixtureOfExperts]:
+        """Return the mixtures of experts by the number of their layer."""
+        found = ((index, layer.experts) for index, layer in enumerate(self.layers))
+        return {index: experts for index, experts in found if experts}
+
     def layer_kinds(self) -> dict[str, int]:
         """Return how many mixers of each kind there are, in order of appearance."""
-        return dict(Counter(mixer.kind for layer in self.layers for mixer in layer.mixers))
+        return dict(Counter(mixer.kind for mixer in self.mixers()))

@@ -1,130 +1,127 @@
-"""One frozen class a layer kind; each knows what it keeps between tokens."""
+"""One frozen class for each layer kind; each knows what it keeps between tokens.
 
+What a kind does is a field here, set by the family; nothing else reads it from module names.
+Code that treats the kinds differently uses ``match`` and ends with `assert_never`, so that mypy
+lists every place where a new kind must be handled.
+"""
+
+from enum import Enum
 from typing import ClassVar
 
-from memfit.estimators.arch.caches import Cache, Growth, KVBuffer, StateBuffer
+from memfit.estimators.arch.caches import Growth, KVBuffer, StateBuffer
 from memfit.estimators.base.records import record
 
 
 @record(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Full attention (MHA, GQA, MQA); keys and values may differ in width.
+    """Attention over keys and values of heads (MHA, GQA, MQA)."""
 
-    ``owns_cache`` is False for a layer that reads another layer's cache.
-    ``sinks`` says that a learned sink joins the softmax (gpt-oss); ``listed`` that its cache
-    shares a CacheList with another mixer's (Falcon-H1). ``fused`` is False where the class
-    multiplies the scores out itself (Gemma 2); with ``float32`` it attends in float32 (Phi).
-    """
-
-    kind: ClassVar[str] = "full_attention"
     heads: int
     kv_heads: int
     key_dim: int
+    """Width of a head's keys and queries."""
     value_dim: int
+    window: int | None = None
+    """Tokens it attends to, None: all."""
+    growth: Growth = Growth.STEPS
+    """How its buffer grows; with a window and STEPS mlx-lm masks, but keeps every token."""
     owns_cache: bool = True
+    """False for a layer that reads another layer's cache."""
+    in_cache_list: bool = False
+    """Whether its cache shares a CacheList with another mixer's (Falcon-H1)."""
+    qk_norm: bool = False
+    """Whether queries and keys are normalised."""
+    output_gate: bool = False
+    """Whether the query projection is doubled, for a gate of the output (Qwen3-Next)."""
     sinks: bool = False
-    listed: bool = False
+    """Whether a learned sink joins the softmax (gpt-oss)."""
     fused: bool = True
+    """False where the class multiplies the scores out itself (Gemma 2)."""
     float32: bool = False
+    """Whether it attends in float32 (Phi)."""
 
-    def caches(self) -> tuple[Cache, ...]:
-        """Return the buffers mlx-lm gives this layer."""
-        if not self.owns_cache:
-            return ()
-        return (KVBuffer(self.kv_heads, self.key_dim, self.value_dim, listed=self.listed),)
+    @property
+    def kind(self) -> str:
+        """The name of the layer kind."""
+        if self.growth is Growth.CHUNKED:
+            return "chunked_attention"
+        return "full_attention" if self.window is None else "sliding_attention"
 
-    def windowed(self, window: int) -> "SlidingAttention":
-        """Return attention of the same shape over the last ``window`` tokens."""
-        return SlidingAttention(
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            key_dim=self.key_dim,
-            value_dim=self.value_dim,
-            owns_cache=self.owns_cache,
-            sinks=self.sinks,
-            fused=self.fused,
-            float32=self.float32,
-            window=window,
+    def kv_buffers(self) -> tuple[KVBuffer, ...]:
+        """Return the buffers it attends over."""
+        limit = None if self.growth is Growth.STEPS else self.window
+        return (
+            KVBuffer(
+                self.kv_heads,
+                self.key_dim,
+                self.value_dim,
+                self.growth,
+                limit,
+                listed=self.in_cache_list,
+            ),
         )
 
-
-@record(frozen=True, slots=True, kw_only=True)
-class SlidingAttention(Attention):
-    """Attention over the last ``window`` tokens, in a rotating buffer.
-
-    ``rotating`` is False where mlx-lm masks the window but keeps every token.
-    """
-
-    kind: ClassVar[str] = "sliding_attention"
-    window: int
-    rotating: bool = True
-
-    def caches(self) -> tuple[Cache, ...]:
-        """Return the buffers mlx-lm gives this layer."""
-        if not self.owns_cache:
-            return ()
-        growth = Growth.ROTATING if self.rotating else Growth.STEPS
-        limit = self.window if self.rotating else None
-        return (KVBuffer(self.kv_heads, self.key_dim, self.value_dim, growth, limit),)
+    def states(self) -> tuple[StateBuffer, ...]:
+        """Return its recurrent states: none."""
+        return ()
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class ChunkedAttention(Attention):
-    """Attention inside chunks of ``chunk`` tokens (Llama 4)."""
+class Indexer:
+    """What picks the tokens that sparse attention reads (DSA); it has a key cache of its own."""
 
-    kind: ClassVar[str] = "chunked_attention"
-    chunk: int
-
-    def caches(self) -> tuple[Cache, ...]:
-        """Return the buffers mlx-lm gives this layer."""
-        return (KVBuffer(self.kv_heads, self.key_dim, self.value_dim, Growth.CHUNKED, self.chunk),)
+    heads: int
+    dim: int
+    top_k: int
+    """Tokens it picks."""
 
 
 @record(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: one latent and one rope key a token for all heads.
+    """Multi-head latent attention: one latent and one rope key per token for all heads."""
 
-    ``caches_expanded`` is True where mlx-lm keeps keys and values of every head instead.
-    """
-
-    kind: ClassVar[str] = "latent_attention"
+    owns_cache: ClassVar[bool] = True
+    window: ClassVar[int | None] = None
     heads: int
     latent_dim: int
     rope_dim: int
     nope_dim: int
     value_dim: int
+    low_rank_queries: bool = False
+    """Whether queries come from a compressed input."""
     caches_expanded: bool = False
+    """Whether mlx-lm keeps keys and values of every head instead of the latent."""
+    indexer: Indexer | None = None
 
-    def caches(self) -> tuple[Cache, ...]:
-        """Return the buffers mlx-lm gives this layer."""
+    @property
+    def kind(self) -> str:
+        """The name of the layer kind."""
+        return "sparse_attention" if self.indexer else "latent_attention"
+
+    def kv_buffers(self) -> tuple[KVBuffer, ...]:
+        """Return the buffer of the latent, and the indexer's if it has one."""
         if self.caches_expanded:
             return (KVBuffer(self.heads, self.nope_dim + self.rope_dim, self.value_dim),)
-        return (KVBuffer(1, self.latent_dim, self.rope_dim),)
-
-
-@record(frozen=True, slots=True, kw_only=True)
-class SparseLatentAttention(LatentAttention):
-    """Latent attention over the tokens an indexer picks (DSA), with the indexer's key cache."""
-
-    kind: ClassVar[str] = "sparse_attention"
-    index_heads: int
-    index_dim: int
-    index_top_k: int
-
-    def caches(self) -> tuple[Cache, ...]:
-        """Return the latent's buffer and the indexer's."""
+        if self.indexer is None:
+            return (KVBuffer(1, self.latent_dim, self.rope_dim),)
         # The indexer needs keys only, but mlx-lm stores them as values too (zeroed).
         return (
             KVBuffer(1, self.latent_dim, self.rope_dim, listed=True),
-            KVBuffer(1, self.index_dim, self.index_dim, listed=True),
+            KVBuffer(1, self.indexer.dim, self.indexer.dim, listed=True),
         )
+
+    def states(self) -> tuple[StateBuffer, ...]:
+        """Return its recurrent states: none."""
+        return ()
 
 
 @record(frozen=True, slots=True, kw_only=True)
 class GatedDelta:
-    """Gated delta net: a convolution state and a float32 matrix a value head."""
+    """Gated delta net: a convolution state, and a float32 matrix per value head."""
 
     kind: ClassVar[str] = "gated_delta"
+    owns_cache: ClassVar[bool] = True
+    window: ClassVar[int | None] = None
     key_heads: int
     value_heads: int
     key_dim: int
@@ -136,27 +133,48 @@ class GatedDelta:
         """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
-    def caches(self) -> tuple[Cache, ...]:
-        """Return the buffers mlx-lm gives this layer."""
+    def kv_buffers(self) -> tuple[KVBuffer, ...]:
+        """Return its buffers of keys and values: none."""
+        return ()
+
+    def states(self) -> tuple[StateBuffer, ...]:
+        """Return the states mlx-lm keeps for this layer."""
         return (
             StateBuffer((self.kernel - 1) * self.conv_dim),
             StateBuffer(self.value_heads * self.value_dim * self.key_dim, float32=True),
         )
 
 
+class Scan(Enum):
+    """How a recurrence goes over the tokens of a chunk."""
+
+    KERNEL = "kernel"  # one operation
+    TOKEN_LOOP = "token_loop"  # a Python loop (mlx-lm mamba.py)
+    STACKED = "stacked"  # a loop that keeps the states of all tokens (mlx-lm jamba.py)
+    MATRIX = "matrix"  # Mamba-2's matrix form, in chunks (mlx-lm ssm.py, ssm_attn)
+
+
 @record(frozen=True, slots=True, kw_only=True)
 class Recurrent:
-    """Any other recurrence: Mamba, linear attention, RG-LRU, RWKV, short convolution.
+    """Any other recurrence: Mamba, linear attention, RG-LRU, RWKV, short convolution."""
 
-    ``inner_dim`` is the width its activations take in prefill; ``state`` its buffers.
-    """
-
+    owns_cache: ClassVar[bool] = True
+    window: ClassVar[int | None] = None
     kind: str
+    """The name of the layer kind."""
+    scan: Scan
     inner_dim: int
+    """The width of its activations in prefill."""
+    heads: int = 0
+    """Heads of Scan.MATRIX."""
     state: tuple[StateBuffer, ...]
 
-    def caches(self) -> tuple[Cache, ...]:
-        """Return the buffers mlx-lm gives this layer."""
+    def kv_buffers(self) -> tuple[KVBuffer, ...]:
+        """Return its buffers of keys and values: none."""
+        return ()
+
+    def states(self) -> tuple[StateBuffer, ...]:
+        """Return the states mlx-lm keeps for this layer."""
         return self.state
 
 
@@ -165,27 +183,28 @@ Mixer = Attention | LatentAttention | GatedDelta | Recurrent
 
 @record(frozen=True, slots=True, kw_only=True)
 class DenseMLP:
-    """A dense feed-forward block; ``gated`` ones have two input projections."""
+    """A dense feed-forward block."""
 
     intermediate: int
     gated: bool = True
+    """Whether it has two input projections."""
 
 
 @record(frozen=True, slots=True, kw_only=True)
 class MixtureOfExperts:
-    """Routed experts of width ``intermediate``, shared ones of ``shared_intermediate`` in all.
-
-    ``latent_dim`` is the width of the experts' inputs where it is not the model's (Nemotron-H).
-    ``float32_weights`` where outputs are weighted in float32 by a router without a correction.
-    """
+    """Routed experts, and shared ones if any."""
 
     experts: int
     top_k: int
     intermediate: int
+    """The width of one routed expert."""
     shared_intermediate: int = 0
+    """The width of all shared experts together."""
     gated: bool = True
     latent_dim: int | None = None
-    float32_weights: bool = False
+    """The width of the experts' inputs where it is not the model's (Nemotron-H)."""
+    float32_scores: bool = False
+    """Whether outputs are weighted in float32, by scores that stay float32."""
 
 
 FeedForward = DenseMLP | MixtureOfExperts

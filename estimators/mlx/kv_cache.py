@@ -27,13 +27,7 @@ class KVCache:
 
 def kv_buffers(model: Model, max_kv_size: int | None) -> list[KVBuffer]:
     """Return the buffers of all layers in order, ``max_kv_size`` applied as mlx-lm applies it."""
-    buffers = [
-        cache
-        for layer in model.layers
-        for mixer in layer.mixers
-        for cache in mixer.caches()
-        if isinstance(cache, KVBuffer)
-    ]
+    buffers = list(model.kv_buffers())
     if max_kv_size is None or model.makes_own_cache:
         return buffers
     return [

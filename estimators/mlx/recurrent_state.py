@@ -1,8 +1,5 @@
 """Bytes of recurrent and convolution states, which do not depend on tokens."""
 
-from collections.abc import Iterator
-
-from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 
@@ -11,7 +8,7 @@ def state_bytes(model: Model, batch: int) -> int:
     """Return the bytes of all states of ``batch`` sequences."""
     return batch * sum(
         dtypes.nbytes(state.elements, "F32" if state.float32 else model.dtype)
-        for state in _states(model)
+        for state in model.states()
     )
 
 
@@ -25,12 +22,6 @@ def viewed_bytes(model: Model, batch: int, tokens: int, *, decoding: bool = Fals
     """
     return batch * sum(
         dtypes.nbytes(state.viewed * tokens, model.dtype)
-        for state in _states(model)
+        for state in model.states()
         if state.lasting or not decoding
     )
-
-
-def _states(model: Model) -> Iterator[StateBuffer]:
-    for layer in model.layers:
-        for mixer in layer.mixers:
-            yield from (cache for cache in mixer.caches() if isinstance(cache, StateBuffer))

@@ -2,7 +2,6 @@
 
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.arch.specs import MixtureOfExperts
 
 # A row of each matrix a token: its result, its activation or norm, and a copy of it.
 _USES = 3
@@ -27,9 +26,7 @@ def _layer_elements(layer: Layer) -> int:
 def _results(module: Module, layer: Layer) -> int:
     """Elements a token of one module's result."""
     if module.part is Part.EXPERTS and len(module.shape) > 2:
-        block = layer.feed_forward
-        chosen = block.top_k if isinstance(block, MixtureOfExperts) else 1
-        return chosen * module.shape[1]
+        return (layer.experts.top_k if layer.experts else 1) * module.shape[1]
     outer = module.shape[:-1] or module.shape
     result = 1
     for size in outer:

@@ -17,6 +17,7 @@ from memfit.estimators.arch.specs import (
     MixtureOfExperts,
     Recurrent,
 )
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_down
@@ -244,12 +245,6 @@ def model_config(model: Model) -> ModelConfig:
     Raises:
         UnsupportedError: for recurrent layers whose dimensions zinc's plan has no names for.
     """
-    mixers = [mixer for layer in model.layers for mixer in layer.mixers]
-    other = next((mixer.kind for mixer in mixers if isinstance(mixer, Recurrent)), None)
-    if other:
-        raise UnsupportedError(
-            f"{model.model_type}: {other} layers have no place in zinc's memory plan"
-        )
     config = ModelConfig(
         n_layers=len(model.layers),
         n_heads=0,
@@ -259,15 +254,22 @@ def model_config(model: Model) -> ModelConfig:
         vocab_size=model.vocab_size,
         context_length=model.max_context or 2**20,
     )
-    for mixer in mixers:
-        if isinstance(mixer, Attention) and mixer.owns_cache:
-            config.n_heads, config.n_kv_heads = mixer.heads, mixer.kv_heads
-            config.head_dim = max(mixer.key_dim, mixer.value_dim)
-        elif isinstance(mixer, LatentAttention):
-            config.n_heads = config.n_kv_heads = mixer.heads
-            config.head_dim = mixer.nope_dim + mixer.rope_dim
-        elif isinstance(mixer, GatedDelta):
-            _add_delta(config, mixer)
+    for mixer in filter(lambda mixer: mixer.owns_cache, model.mixers()):
+        match mixer:
+            case Attention():
+                config.n_heads, config.n_kv_heads = mixer.heads, mixer.kv_heads
+                config.head_dim = max(mixer.key_dim, mixer.value_dim)
+            case LatentAttention():
+                config.n_heads = config.n_kv_heads = mixer.heads
+                config.head_dim = mixer.nope_dim + mixer.rope_dim
+            case GatedDelta():
+                _add_delta(config, mixer)
+            case Recurrent():
+                raise UnsupportedError(
+                    f"{model.model_type}: {mixer.kind} layers have no place in zinc's memory plan"
+                )
+            case _:
+                assert_never(mixer)
     for layer in model.layers:
         _add_feed_forward(config, layer.feed_forward)
     return config
@@ -280,12 +282,18 @@ def _add_delta(config: ModelConfig, mixer: GatedDelta) -> None:
 
 
 def _add_feed_forward(config: ModelConfig, block: DenseMLP | MixtureOfExperts | None) -> None:
-    if isinstance(block, MixtureOfExperts):
-        config.intermediate_dim, config.n_experts = block.intermediate, block.experts
-        config.n_experts_used = block.top_k
-        config.shared_expert_intermediate_dim = block.shared_intermediate
-    elif isinstance(block, DenseMLP) and not config.n_experts:
-        config.intermediate_dim = max(config.intermediate_dim, block.intermediate)
+    match block:
+        case MixtureOfExperts():
+            config.intermediate_dim, config.n_experts = block.intermediate, block.experts
+            config.n_experts_used = block.top_k
+            config.shared_expert_intermediate_dim = block.shared_intermediate
+        case DenseMLP():
+            if not config.n_experts:
+                config.intermediate_dim = max(config.intermediate_dim, block.intermediate)
+        case None:
+            pass
+        case _:
+            assert_never(block)
 
 
 def _conv_channels(config: ModelConfig) -> int:

@@ -5,7 +5,7 @@ from dataclasses import field, replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
-from memfit.estimators.arch.specs import GatedDelta, MixtureOfExperts
+from memfit.estimators.arch.specs import GatedDelta
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
@@ -156,7 +156,7 @@ class RuledEngine:
 
     def notes(self, model: Model, workload: Workload, units: Units) -> Iterator[Note]:
         """Yield where the runtime's own figure and the right one differ at this workload."""
-        if self.runtime == ZINC and any(_attends_not(layer) for layer in model.layers):
+        if self.runtime == ZINC and any(mixer.kind == GatedDelta.kind for mixer in model.mixers()):
             its_own = self._cache(
                 charges(model, self.rules, workload), workload.total_tokens, workload
             ).nbytes
@@ -318,10 +318,9 @@ def _swift_notes(model: Model, workload: Workload, units: Units) -> Iterator[Not
             f" {workload.kv_bits} bits; with scales and biases it is {format_bytes(right, units)}"
         )
         yield Note("warning", "runtime-fault", text)
-    deltas = [m for layer in model.layers for m in layer.mixers if isinstance(m, GatedDelta)]
+    deltas = [mixer for mixer in model.mixers() if mixer.kind == GatedDelta.kind]
     if deltas:
-        told = 2 * sum((d.kernel - 1) * d.conv_dim for d in deltas)
-        told += 2 * sum(d.value_heads * d.value_dim * d.key_dim for d in deltas)
+        told = 2 * sum(state.elements for mixer in deltas for state in mixer.states())
         text = (
             f"mlx-swift-lm's guide tells {format_bytes(told, units)} of recurrent states; in"
             f" float32 they are {format_bytes(state_bytes(model, 1), units)}"
@@ -332,11 +331,7 @@ def _swift_notes(model: Model, workload: Workload, units: Units) -> Iterator[Not
 def _moe(
     checkpoint: Checkpoint, model: Model, footprint: WeightFootprint, device: Device | None
 ) -> MoeEngine:
-    blocks = [
-        layer.feed_forward
-        for layer in model.layers
-        if isinstance(layer.feed_forward, MixtureOfExperts)
-    ]
+    blocks = model.experts().values()
     counts = {block.experts for block in blocks}
     expert_bytes = footprint.by_part[Part.EXPERTS.value]
     if len(counts) != 1 or not expert_bytes or footprint.basis == "bound":
@@ -402,8 +397,3 @@ def _largest(charge: Charge) -> int:
 def _table_bytes(rules: Runtime) -> int:
     """zinc's page table, in host memory."""
     return 4 if rules.name == ZINC else 0
-
-
-def _attends_not(layer: object) -> bool:
-    mixers = getattr(layer, "mixers", ())
-    return any(isinstance(mixer, GatedDelta) for mixer in mixers)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.specs import Attention, LatentAttention
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
@@ -88,16 +87,10 @@ def _mlx(model: Model, workload: Workload) -> Iterator[Charge]:
 
 def _attending(model: Model) -> Iterator[KVBuffer]:
     """The buffers of layers that attend, with their windows whatever mlx-lm does about them."""
-    for layer in model.layers:
-        for mixer in layer.mixers:
-            if isinstance(mixer, Attention | LatentAttention):
-                window = getattr(mixer, "window", None) or getattr(mixer, "chunk", None)
-                for buffer in mixer.caches():
-                    if isinstance(buffer, KVBuffer):
-                        growth = Growth.STEPS if window is None else Growth.ROTATING
-                        yield KVBuffer(
-                            buffer.heads, buffer.key_dim, buffer.value_dim, growth, window
-                        )
+    for mixer in model.mixers():
+        growth = Growth.STEPS if mixer.window is None else Growth.ROTATING
+        for buffer in mixer.kv_buffers() if mixer.owns_cache else ():
+            yield KVBuffer(buffer.heads, buffer.key_dim, buffer.value_dim, growth, mixer.window)
 
 
 def _every(model: Model) -> Iterator[KVBuffer]:

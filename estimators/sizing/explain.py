@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from memfit.estimators.arch.caches import KVBuffer, StateBuffer
+from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
@@ -99,14 +99,7 @@ def _cache_line(sized: SizedModel, workload: Workload, buffer: KVBuffer, layers:
 
 
 def _states(sized: SizedModel, workload: Workload) -> Iterator[str]:
-    counted: Counter[StateBuffer] = Counter(
-        cache
-        for layer in sized.model.layers
-        for mixer in layer.mixers
-        for cache in mixer.caches()
-        if isinstance(cache, StateBuffer)
-    )
-    for state, layers in counted.items():
+    for state, layers in Counter(sized.model.states()).items():
         width = dtypes.nbytes(1, "F32" if state.float32 else sized.model.dtype)
         total = layers * state.elements * width * workload.batch
         yield (

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memfit.estimators.arch.modules import Part
-from memfit.estimators.arch.specs import MixtureOfExperts
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, format_bytes
@@ -59,11 +58,7 @@ def recommend(sized: SizedModel, workload: Workload, units: Units) -> Recommenda
 
 def capacity_of(sized: SizedModel, device: Device) -> ExpertCapacity | None:
     """Return the expert capacity, None for a model without experts or with uneven layers."""
-    counts = {
-        layer.feed_forward.experts
-        for layer in sized.model.layers
-        if isinstance(layer.feed_forward, MixtureOfExperts)
-    }
+    counts = {moe.experts for moe in sized.model.experts().values()}
     expert_bytes = sized.footprint.by_part[Part.EXPERTS.value]
     if len(counts) != 1 or not expert_bytes or sized.footprint.basis == "bound":
         return None

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
-from memfit.estimators.arch.specs import Attention
+from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Mixer, Recurrent
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.workspace.call import CallShape, Occupancy
 from memfit.estimators.workspace.layer_plan import MixerPlan
 from memfit.estimators.workspace.mx_fast import norm, rope
@@ -14,10 +15,10 @@ _FLOAT32 = 4
 KV_BUFFER = "KV buffer"
 
 
-def record_attention(tape: Tape, x: int, plan: MixerPlan, call: CallShape, buffer: KVBuffer) -> int:
+def record_attention(
+    tape: Tape, x: int, spec: Attention, plan: MixerPlan, call: CallShape, buffer: KVBuffer
+) -> int:
     """Record an attention layer on its normed input; return its output."""
-    spec = plan.mixer
-    assert isinstance(spec, Attention)
     rows = call.rows
     # MLX walks the graph breadth first from its end, so keys and values come before queries.
     ahead = plan.inputs[1:] + plan.inputs[:1]
@@ -31,16 +32,16 @@ def record_attention(tape: Tape, x: int, plan: MixerPlan, call: CallShape, buffe
     keys, values = (others[0], others[-1]) if apart else (queries, queries)
     wide = rows * spec.heads * spec.key_dim
     gate = None
-    if apart and plan.inputs[0].outputs == 2 * wide // rows:
+    if spec.output_gate:
         # The doubled query projection holds the output gate; both halves are strided.
         gate = tape.allocate((queries,), wide, views=1)
         queries = tape.allocate((queries,), wide, views=1)
     if spec.owns_cache:
         narrow = rows * spec.kv_heads * spec.key_dim
-        if plan.normed:
+        if spec.qk_norm:
             keys = norm(tape, keys, narrow, shared=not apart)
         keys = rope(tape, keys, narrow, rows=call.tokens, dim=spec.key_dim)
-    if plan.normed:
+    if spec.qk_norm:
         queries = norm(tape, queries, wide, shared=not apart)
     occupancy = call.occupancy[buffer]
     held_keys, held_values = _fetch(tape, call, buffer, (keys, values), spec.owns_cache)
@@ -61,10 +62,21 @@ def record_attention(tape: Tape, x: int, plan: MixerPlan, call: CallShape, buffe
     )
 
 
-def needs_array_mask(spec: Attention, call: CallShape, occupancy: Occupancy) -> bool:
-    """Whether the mask is an array: a window that the keys outgrow (cache.py, make_mask)."""
-    window = getattr(spec, "window", None) or getattr(spec, "chunk", None)
-    return call.tokens > 1 and window is not None and occupancy.keys > window
+def needs_array_mask(spec: Mixer, call: CallShape, occupancy: Occupancy) -> bool:
+    """Whether the mask of a chunk is an array.
+
+    It is for a window with more keys than it has tokens (cache.py, make_mask), and for latent
+    attention, which adds the scores of its rope part as a mask (deepseek_v3.py).
+    """
+    match spec:
+        case Attention():
+            return call.tokens > 1 and spec.window is not None and occupancy.keys > spec.window
+        case LatentAttention():
+            return call.tokens > 1
+        case GatedDelta() | Recurrent():
+            return False
+        case _:
+            assert_never(spec)
 
 
 def attend(

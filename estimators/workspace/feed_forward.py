@@ -1,6 +1,7 @@
 """The operations of dense and expert feed-forward blocks (mlx-lm models/switch_layers.py)."""
 
-from memfit.estimators.arch.specs import MixtureOfExperts
+from memfit.estimators.arch.specs import DenseMLP, MixtureOfExperts
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import LayerPlan, Projection
 from memfit.estimators.workspace.tape import Tape
@@ -13,9 +14,13 @@ _FLOAT32 = 4
 
 def record_feed_forward(tape: Tape, x: int, plan: LayerPlan, call: CallShape) -> int:
     """Record the block on its normed input; return its output."""
-    if isinstance(plan.feed_forward, MixtureOfExperts):
-        return _experts(tape, x, plan, plan.feed_forward, call)
-    return _dense(tape, x, plan.dense, call.rows)
+    match plan.feed_forward:
+        case MixtureOfExperts() as spec:
+            return _experts(tape, x, plan, spec, call)
+        case DenseMLP() | None:
+            return _dense(tape, x, plan.dense, call.rows)
+        case _ as spec:
+            assert_never(spec)
 
 
 def _dense(tape: Tape, x: int, projections: tuple[Projection, ...], rows: int) -> int:
@@ -52,7 +57,7 @@ def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: 
     mixed = _switch(tape, gathered, indices, plan.experts, spec, picked)
     if order is not None:
         mixed = tape.allocate((mixed, order), hidden * spec.top_k, views=2, name="MoE gather")
-    if plan.float32_scores and call.width != _FLOAT32:
+    if spec.float32_scores and call.width != _FLOAT32:
         mixed = tape.allocate(
             (mixed, scores), tape.elements[mixed], nbytes=tape.elements[mixed] * _FLOAT32, views=2
         )
@@ -72,9 +77,9 @@ def _route(
 ) -> tuple[int, int]:
     rows = call.rows
     weight = plan.router.touched if plan.router else 0
-    width = _FLOAT32 if plan.float32_scores else call.width
+    width = _FLOAT32 if spec.float32_scores else call.width
     gates = tape.allocate((x,), rows * spec.experts, weight=weight, views=1)
-    if plan.float32_scores:
+    if spec.float32_scores:
         gates = tape.allocate((gates,), rows * spec.experts, nbytes=rows * spec.experts * width)
     tape.inplace(gates)
     indices = tape.allocate(

@@ -1,7 +1,7 @@
 """The operations of multi-head latent attention (mlx-lm models/deepseek_v3.py, deepseek_v32.py)."""
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
-from memfit.estimators.arch.specs import Attention, LatentAttention, SparseLatentAttention
+from memfit.estimators.arch.specs import Attention, Indexer, LatentAttention
 from memfit.estimators.workspace.attention import SCORES, attend, write
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import MixerPlan, Projection
@@ -10,27 +10,32 @@ from memfit.estimators.workspace.tape import Tape
 
 
 def record_latent(
-    tape: Tape, x: int, plan: MixerPlan, call: CallShape, buffers: list[KVBuffer]
+    tape: Tape,
+    x: int,
+    spec: LatentAttention,
+    plan: MixerPlan,
+    call: CallShape,
+    buffers: list[KVBuffer],
 ) -> int:
     """Record a latent attention layer on its normed input; return its output."""
-    spec = plan.mixer
-    assert isinstance(spec, LatentAttention)
     rows, heads = call.rows, spec.heads
     by_name = {projection.name: projection for projection in plan.projections}
     low_rank = x
-    if "q_a_proj" in by_name:
+    if spec.low_rank_queries:
         low_rank = _project(tape, x, by_name["q_a_proj"], rows)
         low_rank = norm(tape, low_rank, tape.elements[low_rank], shared=False)
-    queries = _project(tape, low_rank, _queries(plan), rows)
-    latent = _project(tape, x, _latent(plan), rows)
+    queries = _project(
+        tape, low_rank, by_name["q_b_proj" if spec.low_rank_queries else "q_proj"], rows
+    )
+    latent = _project(tape, x, by_name["kv_a_proj_with_mqa"], rows)
     latent_normed = norm(tape, latent, rows * spec.latent_dim, shared=True)
     turned = rope(tape, queries, rows * heads * spec.rope_dim, rows=call.tokens, dim=spec.rope_dim)
     key_turned = rope(tape, latent, rows * spec.rope_dim, rows=call.tokens, dim=spec.rope_dim)
     if spec.caches_expanded:
-        output = _expanded(tape, call, spec, buffers[0], (queries, turned, latent_normed), plan)
+        output = _expanded(tape, call, spec, buffers[0], (queries, turned, latent_normed), by_name)
     else:
-        if isinstance(spec, SparseLatentAttention):
-            _index(tape, x, low_rank, spec, call, by_name, buffers[1])
+        if spec.indexer:
+            _index(tape, x, low_rank, spec.indexer, call, by_name, buffers[1])
         output = _absorbed(
             tape, call, spec, buffers[0], (queries, turned, latent_normed, key_turned), by_name
         )
@@ -41,14 +46,6 @@ def _project(tape: Tape, x: int, projection: Projection, rows: int) -> int:
     return tape.allocate(
         (x,), rows * projection.outputs, weight=projection.touched, views=projection.views
     )
-
-
-def _queries(plan: MixerPlan) -> Projection:
-    return next(p for p in plan.projections if p.name in {"q_b_proj", "q_proj"})
-
-
-def _latent(plan: MixerPlan) -> Projection:
-    return next(p for p in plan.projections if p.name.startswith("kv_a_proj"))
 
 
 def _absorbed(
@@ -122,15 +119,14 @@ def _expanded(
     spec: LatentAttention,
     buffer: KVBuffer,
     arrays: tuple[int, int, int],
-    plan: MixerPlan,
+    by_name: dict[str, Projection],
 ) -> int:
     """Keys and values of every head are cached, as older classes do (mlx-lm deepseek_v2.py)."""
     queries, turned, latent = arrays
     rows, heads = call.rows, spec.heads
     key_dim = spec.nope_dim + spec.rope_dim
-    expand = next((p for p in plan.projections if p.name.startswith("kv_b")), None)
     width = heads * (spec.nope_dim + spec.value_dim)
-    both = tape.allocate((latent,), rows * width, weight=expand.touched if expand else 0)
+    both = tape.allocate((latent,), rows * width, weight=by_name["kv_b_proj"].touched)
     keys = tape.allocate((both, latent), rows * heads * key_dim, kernels=2, views=3)
     joined = tape.allocate((queries, turned), rows * heads * key_dim, kernels=2, views=2)
     occupancy = call.occupancy[buffer]
@@ -153,22 +149,22 @@ def _index(
     tape: Tape,
     x: int,
     low_rank: int,
-    spec: SparseLatentAttention,
+    indexer: Indexer,
     call: CallShape,
     by_name: dict[str, Projection],
     buffer: KVBuffer,
 ) -> None:
     """The indexer scores every key and masks all but the best (deepseek_v32.py, Indexer)."""
-    rows, heads = call.rows, spec.index_heads
+    rows, heads = call.rows, indexer.heads
     queries = _project(tape, low_rank, by_name["wq_b"], rows)
     keys_new = _project(tape, x, by_name["wk"], rows)
-    wide = rows * heads * spec.index_dim
-    queries = rope(tape, queries, wide, rows=call.tokens, dim=spec.index_dim)
-    keys_new = rope(tape, keys_new, rows * spec.index_dim, rows=call.tokens, dim=spec.index_dim)
+    wide = rows * heads * indexer.dim
+    queries = rope(tape, queries, wide, rows=call.tokens, dim=indexer.dim)
+    keys_new = rope(tape, keys_new, rows * indexer.dim, rows=call.tokens, dim=indexer.dim)
     occupancy = call.occupancy[buffer]
-    held = write(tape, occupancy, keys_new, call.batch * spec.index_dim, Growth.STEPS)
+    held = write(tape, occupancy, keys_new, call.batch * indexer.dim, Growth.STEPS)
     keys = occupancy.keys
-    if keys <= spec.index_top_k:
+    if keys <= indexer.top_k:
         return
     scores = tape.allocate((queries, held), rows * heads * keys, views=1, name="indexer scores")
     tape.inplace(scores)

@@ -1,7 +1,8 @@
 """One decoder layer put together, and what stands after the last one."""
 
 from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention
+from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Recurrent
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.workspace.attention import record_attention
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.feed_forward import record_feed_forward
@@ -102,11 +103,14 @@ def head_program(vocabulary: int, touched: int, call: CallShape, hidden: int) ->
 
 
 def _mix(tape: Tape, x: int, plan: MixerPlan, call: CallShape, buffers: list[KVBuffer]) -> int:
-    mixer = plan.mixer
-    if isinstance(mixer, Attention):
-        return record_attention(tape, x, plan, call, buffers[0])
-    if isinstance(mixer, LatentAttention):
-        return record_latent(tape, x, plan, call, buffers)
-    if isinstance(mixer, GatedDelta):
-        return record_gated_delta(tape, x, plan, call)
-    return record_recurrent(tape, x, plan, call)
+    match plan.mixer:
+        case Attention() as spec:
+            return record_attention(tape, x, spec, plan, call, buffers[0])
+        case LatentAttention() as spec:
+            return record_latent(tape, x, spec, plan, call, buffers)
+        case GatedDelta() as spec:
+            return record_gated_delta(tape, x, spec, plan, call)
+        case Recurrent() as spec:
+            return record_recurrent(tape, x, spec, plan, call)
+        case _ as spec:
+            assert_never(spec)

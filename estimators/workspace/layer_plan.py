@@ -14,11 +14,6 @@ QuantizationOf = Callable[[str, Module], Quantization | None]
 _UINT32_BITS = 32
 # mlx ops.cpp: matmul flattens its input, unflattens its output and transposes the weight.
 _PLAIN_VIEWS, _PACKED_VIEWS = 3, 0
-# Modules of a Mamba block that holds the states of all tokens of a chunk (mlx-lm jamba.py).
-_STACKED = "b_layernorm"
-# Its square says how many streams Gemma 3n mixes (mlx-lm gemma3n.py).
-_STREAMS = "altup.correction_coefs"
-_ATTENTION_WORDS = ("attn", "attention")
 
 
 @record(frozen=True, slots=True)
@@ -38,9 +33,6 @@ class MixerPlan:
 
     mixer: Mixer
     projections: tuple[Projection, ...]
-    normed: bool  # queries and keys are normalised
-    heads: int  # of a recurrence, from its A_log; 0 where it has none
-    stacked: bool  # a recurrence that makes the states of all tokens at once
 
     @property
     def inputs(self) -> tuple[Projection, ...]:
@@ -62,7 +54,6 @@ class LayerPlan:
     dense: tuple[Projection, ...]  # the MLP's or the shared experts'
     experts: tuple[Projection, ...]
     router: Projection | None
-    float32_scores: bool
     norms: int
     streams: int  # hidden states carried side by side (Gemma 3n's alternating updates)
 
@@ -85,11 +76,8 @@ def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -
         dense=tuple(p for _, p in dense),
         experts=tuple(p for _, p in matrices.get(Part.EXPERTS, [])),
         router=router[0][1] if router else None,
-        float32_scores=getattr(layer.feed_forward, "float32_weights", False)
-        # A block that holds the correction itself casts its weights back (minimax, kimi_linear).
-        or any(m.path.endswith("gate.e_score_correction_bias") for m in layer.modules),
         norms=hidden_norms,
-        streams=next((m.shape[0] for m in layer.modules if m.path.endswith(_STREAMS)), 1),
+        streams=layer.streams,
     )
 
 
@@ -112,19 +100,8 @@ def _projection(prefix: str, module: Module, quantization: QuantizationOf | None
 
 
 def _mixers(layer: Layer, matrices: Sequence[tuple[Module, Projection]]) -> tuple[MixerPlan, ...]:
-    names = [module.path for module in layer.modules]
-    heads = next((m.shape[0] for m in layer.modules if m.path.endswith("A_log")), 0)
-    normed = any("q_norm" in name or "q_layernorm" in name for name in names)
-    stacked = any(name.endswith(_STACKED) for name in names)
-    plans = []
-    for mixer in layer.mixers:
-        own = matrices
-        if len(layer.mixers) > 1:
-            attends = hasattr(mixer, "kv_heads")
-            own = [
-                (module, projection)
-                for module, projection in matrices
-                if any(word in module.path for word in _ATTENTION_WORDS) == attends
-            ]
-        plans.append(MixerPlan(mixer, tuple(p for _, p in own), normed, heads, stacked))
-    return tuple(plans)
+    paths = layer.mixer_paths or ("",) * len(layer.mixers)
+    return tuple(
+        MixerPlan(mixer, tuple(p for m, p in matrices if m.path.startswith(path)))
+        for mixer, path in zip(layer.mixers, paths, strict=True)
+    )

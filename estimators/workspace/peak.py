@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from memfit.estimators.arch.caches import Growth, KVBuffer, StateBuffer
+from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.arch.specs import Attention, LatentAttention, Mixer
+from memfit.estimators.arch.specs import Mixer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
@@ -258,9 +258,7 @@ class _Run:
         return _Candidate(phase, sum(parts), 0, "", (line,))
 
     def _own_buffers(self, mixer: Mixer) -> tuple[KVBuffer, ...]:
-        if isinstance(mixer, Attention) and not mixer.owns_cache:
-            mixer = replace(mixer, owns_cache=True)
-        found = [c for c in mixer.caches() if isinstance(c, KVBuffer)]
+        found = list(mixer.kv_buffers())
         limit = self.workload.max_kv_size
         if limit is not None and not self.workspace.model.makes_own_cache:
             found = [replace(b, growth=Growth.ROTATING, limit=limit) for b in found]
@@ -272,9 +270,8 @@ class _Run:
         per_plan = Counter(self.workspace.order)
         for number, plan in enumerate(self.workspace.plans):
             for mixer, buffers in zip(plan.mixers, self.buffers[number], strict=True):
-                owns = not isinstance(mixer.mixer, Attention) or mixer.mixer.owns_cache
                 for buffer in buffers:
-                    counts[buffer] += per_plan[number] if owns else 0
+                    counts[buffer] += per_plan[number] if mixer.mixer.owns_cache else 0
         return counts
 
     def _state_bytes(self) -> int:
@@ -283,8 +280,7 @@ class _Run:
             per_plan[number] * dtypes.nbytes(c.elements, "F32" if c.float32 else self._dtype)
             for number, plan in enumerate(self.workspace.plans)
             for mixer in plan.mixers
-            for c in mixer.mixer.caches()
-            if isinstance(c, StateBuffer)
+            for c in mixer.mixer.states()
         )
 
     def _viewed_bytes(self, phase: Phase, call: CallShape, chosen: list[int]) -> int:
@@ -293,9 +289,7 @@ class _Run:
         total = 0
         for number, count in Counter(self.workspace.order).items():
             for mixer in self.workspace.plans[number].mixers:
-                for state in mixer.mixer.caches():
-                    if not isinstance(state, StateBuffer) or not state.viewed:
-                        continue
+                for state in mixer.mixer.states():
                     outside = count - inside[number]
                     tokens = call.previous * count + max(0, call.tokens - call.previous) * outside
                     if phase == "decode":
@@ -330,11 +324,7 @@ class _Run:
                 if not own or call.tokens == 1:
                     continue
                 keys = call.occupancy[own[0]].keys
-                spec = mixer.mixer
-                if isinstance(spec, LatentAttention) or (
-                    isinstance(spec, Attention)
-                    and needs_array_mask(spec, call, call.occupancy[own[0]])
-                ):
+                if needs_array_mask(mixer.mixer, call, call.occupancy[own[0]]):
                     cells.add(call.tokens * keys)
         return sum(cells)
 

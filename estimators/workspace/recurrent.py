@@ -1,7 +1,8 @@
 """The operations of recurrences: gated delta nets exactly, the others by their widths."""
 
 from memfit.estimators.arch.caches import StateBuffer
-from memfit.estimators.arch.specs import GatedDelta, Recurrent
+from memfit.estimators.arch.specs import GatedDelta, Recurrent, Scan
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import MixerPlan
 from memfit.estimators.workspace.mx_fast import norm
@@ -14,10 +15,10 @@ _LOOPED_TOKENS = 40
 _SSM_CHUNK = 256
 
 
-def record_gated_delta(tape: Tape, x: int, plan: MixerPlan, call: CallShape) -> int:
+def record_gated_delta(
+    tape: Tape, x: int, spec: GatedDelta, plan: MixerPlan, call: CallShape
+) -> int:
     """Record a gated delta net (mlx-lm models/qwen3_next.py, gated_delta.py)."""
-    spec = plan.mixer
-    assert isinstance(spec, GatedDelta)
     rows = call.rows
     made = [_project(tape, x, p.outputs, p.touched, rows) for p in plan.inputs]
     values = rows * spec.value_heads * spec.value_dim
@@ -47,10 +48,8 @@ def record_gated_delta(tape: Tape, x: int, plan: MixerPlan, call: CallShape) -> 
     return _project(tape, output, plan.output.outputs, plan.output.touched, rows)
 
 
-def record_recurrent(tape: Tape, x: int, plan: MixerPlan, call: CallShape) -> int:
+def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call: CallShape) -> int:
     """Record any other recurrence: convolution, mixing and gating at its inner width."""
-    spec = plan.mixer
-    assert isinstance(spec, Recurrent)
     rows = call.rows
     made = [_project(tape, x, p.outputs, p.touched, rows) for p in plan.inputs]
     inner = rows * spec.inner_dim
@@ -60,18 +59,21 @@ def record_recurrent(tape: Tape, x: int, plan: MixerPlan, call: CallShape) -> in
     state = state_buffer.elements * call.batch
     width = _FLOAT32 if state_buffer.float32 else call.width
     old = tape.existing(state, state * width)
-    if call.tokens > 1 and plan.stacked:
-        output = _stacked_states(tape, mixed, state_buffer, inner, call)
-    elif call.tokens > 1 and spec.kind == "mamba":
-        output = _token_loop(tape, (mixed,), old, state, inner, call)
-        _all_states(tape, output, state * call.tokens, call.width)
-    else:
-        if plan.heads and call.tokens > 1:
-            _ssm_chunks(tape, mixed, (plan.heads, inner, state), old, call)
+    scan = spec.scan if call.tokens > 1 else Scan.KERNEL
+    match scan:
+        case Scan.STACKED:
+            output = _stacked_states(tape, mixed, state_buffer, inner, call)
+        case Scan.TOKEN_LOOP:
+            output = _token_loop(tape, (mixed,), old, state, inner, call)
+            _all_states(tape, output, state * call.tokens, call.width)
+        case Scan.MATRIX:
+            _ssm_chunks(tape, mixed, (spec.heads, inner, state), old, call)
             output = tape.allocate((mixed,), inner)
-        else:
+        case Scan.KERNEL:
             output = tape.allocate((mixed, old), inner)
             _kept(tape, (old,), state, state * width)
+        case _:
+            assert_never(scan)
     if made:
         tape.inplace(output, made[0])
     return _project(tape, output, plan.output.outputs, plan.output.touched, rows)

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.families.dense_models import ROWS
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.arch.specs import DenseMLP, SlidingAttention
+from memfit.estimators.arch.specs import Attention, DenseMLP
 from memfit.estimators.base.errors import ConfigError, MemfitError, UnsupportedError
 
 CASES = Path(__file__).parent / "cases"
@@ -90,8 +91,8 @@ def test_a_window_that_the_runtime_ignores_is_said() -> None:
 
 def test_smollm3_masks_its_window_but_keeps_every_token() -> None:
     mixer = build("smollm3").layers[0].mixers[0]
-    assert isinstance(mixer, SlidingAttention)
-    assert (mixer.window, mixer.rotating) == (24, False)
+    assert isinstance(mixer, Attention)
+    assert (mixer.window, mixer.growth) == (24, Growth.STEPS)
 
 
 def test_an_mlp_without_gate_is_known_as_such() -> None:

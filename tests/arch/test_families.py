@@ -4,6 +4,7 @@ A case is a small config in cases/; its name is the file's. Add a file to add a 
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,15 @@ def test_a_quantised_cache_equals_the_runtime_or_is_refused_where_it_fails(
             kv_cache(model, workload)
     else:
         assert (kv_cache(model, workload).nbytes, state_bytes(model, 1)) == expected
+
+
+def test_a_norm_of_queries_and_keys_is_said_by_the_spec(config: dict[str, Any]) -> None:
+    model, names = build_model(config, "config.json"), Oracle(config).tensors()
+    for index, layer in enumerate(model.layers):
+        prefix = f"{model.layers_path}.{index}."
+        inner = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        normed = any(re.search(r"(q|query)_(layer)?norm", name) for name in inner)
+        assert any(getattr(mixer, "qk_norm", False) for mixer in layer.mixers) is normed
 
 
 def test_every_described_model_type_has_a_case() -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.arch.specs import SlidingAttention
+from memfit.estimators.arch.specs import Attention
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
 from memfit.estimators.weights.derived import derive
 
@@ -231,8 +232,8 @@ def test_a_wrapper_without_a_cache_of_its_own_keeps_every_token_of_a_window() ->
     kinds = ["sliding_attention", "full_attention"] * 20
     model = _build(MISTRAL_SMALL_3_1, "text_config", layer_types=kinds, sliding_window=1024)
     mixer = model.layers[0].mixers[0]
-    assert isinstance(mixer, SlidingAttention)
-    assert not mixer.rotating
+    assert isinstance(mixer, Attention)
+    assert (mixer.kind, mixer.growth) == ("sliding_attention", Growth.STEPS)
     assert not model.makes_own_cache
 
 

@@ -8,7 +8,7 @@ from memfit.estimators.arch.gguf.model import build_gguf_model
 from memfit.estimators.arch.gguf.rules import RULES
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
-from memfit.estimators.runtimes.llama_cpp.caches import Cells, buffers, window_of
+from memfit.estimators.runtimes.llama_cpp.caches import Cells, buffers
 from tests.gguf.test_allocations import EMBEDDING, built, generic
 from tests.gguf.writing import tensor
 
@@ -17,7 +17,7 @@ ROOM = Cells(4096, 512, 1, 256)
 
 
 def windows(model: Model) -> list[int | None]:
-    return [window_of(layer.mixers[0]) for layer in model.layers if layer.mixers]
+    return [layer.mixers[0].window for layer in model.layers if layer.mixers]
 
 
 def test_key_that_only_ends_alike_is_another_key() -> None:

@@ -23,7 +23,8 @@ from memfit.estimators.arch.specs import Attention
 def build(fields: Fields) -> Model:
     """Return the model of a ``bailing_moe`` config."""
     hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
-    mixer = grouped_query(fields, derived_head_dim(fields, hidden))
+    qk_norm = fields.flag("use_qk_norm", False)
+    mixer = grouped_query(fields, derived_head_dim(fields, hidden), qk_norm=qk_norm)
     modules = under("attention", _attention_modules(fields, mixer, hidden))
     count = fields.layers()
     bias = fields.flag("use_bias", False)
@@ -52,7 +53,7 @@ def _attention_modules(fields: Fields, spec: Attention, hidden: int) -> Modules:
         linear("query_key_value", hidden, fused, bias=qkv_bias),
         linear("dense", spec.heads * spec.key_dim, hidden, bias=bias),
     )
-    if not fields.flag("use_qk_norm", False):
+    if not spec.qk_norm:
         return modules
     return (*modules, norm("query_layernorm", spec.key_dim), norm("key_layernorm", spec.key_dim))
 

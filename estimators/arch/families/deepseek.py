@@ -4,7 +4,7 @@ Source: mlx-lm models/deepseek_v2.py, deepseek_v3.py, deepseek_v32.py and glm_mo
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from memfit.estimators.arch.decoder import (
     FeedForwardBlock,
@@ -18,7 +18,7 @@ from memfit.estimators.arch.decoder import (
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, array, linear, multi_linear, norm, under
-from memfit.estimators.arch.specs import LatentAttention, SparseLatentAttention
+from memfit.estimators.arch.specs import Indexer, LatentAttention
 from memfit.estimators.base.records import record
 
 _SIZES = {
@@ -82,8 +82,9 @@ def build(fields: Fields) -> Model:
     mixer = latent_attention(fields, fields.count("v_head_dim"), expanded=not row.absorbed)
     mixer_modules = latent_modules(fields, mixer, hidden)
     if row.indexed:
-        mixer = _indexed(fields, mixer)
-        mixer_modules += under("indexer", _indexer_modules(fields, mixer, hidden))
+        indexer = _indexer(fields)
+        mixer = replace(mixer, indexer=indexer)
+        mixer_modules += under("indexer", _indexer_modules(fields, indexer, hidden))
     kinds = _layer_kinds(fields, fields.layers(), indexed=row.indexed)
     dense = dense_mlp(hidden, fields.count("intermediate_size"))
     blocks = {"dense": dense}
@@ -116,6 +117,7 @@ def latent_attention(fields: Fields, value_dim: int, *, expanded: bool) -> Laten
         rope_dim=fields.count("qk_rope_head_dim"),
         nope_dim=fields.count("qk_nope_head_dim"),
         value_dim=value_dim,
+        low_rank_queries=not fields.null("q_lora_rank"),
         caches_expanded=expanded,
     )
 
@@ -135,7 +137,7 @@ def latent_modules(fields: Fields, spec: LatentAttention, hidden: int) -> Module
 
 def _query_modules(fields: Fields, spec: LatentAttention, hidden: int, *, bias: bool) -> Modules:
     queries = spec.heads * (spec.nope_dim + spec.rope_dim)
-    if fields.null("q_lora_rank"):
+    if not spec.low_rank_queries:
         return (linear("q_proj", hidden, queries),)
     rank = fields.count("q_lora_rank")
     return (
@@ -155,25 +157,20 @@ def _expansion(spec: LatentAttention) -> Modules:
     )
 
 
-def _indexed(fields: Fields, latent: LatentAttention) -> SparseLatentAttention:
-    return SparseLatentAttention(
-        heads=latent.heads,
-        latent_dim=latent.latent_dim,
-        rope_dim=latent.rope_dim,
-        nope_dim=latent.nope_dim,
-        value_dim=latent.value_dim,
-        index_heads=fields.count("index_n_heads"),
-        index_dim=fields.count("index_head_dim"),
-        index_top_k=fields.count("index_topk"),
+def _indexer(fields: Fields) -> Indexer:
+    return Indexer(
+        heads=fields.count("index_n_heads"),
+        dim=fields.count("index_head_dim"),
+        top_k=fields.count("index_topk"),
     )
 
 
-def _indexer_modules(fields: Fields, spec: SparseLatentAttention, hidden: int) -> Modules:
+def _indexer_modules(fields: Fields, indexer: Indexer, hidden: int) -> Modules:
     return (
-        linear("wq_b", fields.count("q_lora_rank"), spec.index_heads * spec.index_dim),
-        linear("wk", hidden, spec.index_dim),
-        norm("k_norm", spec.index_dim, bias=True),
-        linear("weights_proj", hidden, spec.index_heads),
+        linear("wq_b", fields.count("q_lora_rank"), indexer.heads * indexer.dim),
+        linear("wk", hidden, indexer.dim),
+        norm("k_norm", indexer.dim, bias=True),
+        linear("weights_proj", hidden, indexer.heads),
     )
 
 
@@ -196,7 +193,13 @@ def _layer_kinds(fields: Fields, count: int, *, indexed: bool) -> list[str]:
 def _experts(fields: Fields, row: Row, hidden: int) -> FeedForwardBlock:
     width = fields.count("moe_intermediate_size")
     shared = fields.optional_count("n_shared_experts") or 0
-    spec = mixture(fields, "n_routed_experts", width=width, shared_width=width * shared)
+    spec = mixture(
+        fields,
+        "n_routed_experts",
+        width=width,
+        shared_width=width * shared,
+        float32_scores=row.corrected,
+    )
     router = corrected_router(hidden, spec.experts)
     if not row.corrected:
         router = (array("gate", (spec.experts, hidden), Part.ROUTER),)

@@ -3,8 +3,7 @@
 Source: the mlx-lm module of the model type's name.
 """
 
-from dataclasses import replace
-
+from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.families.dense_models import ROWS
 from memfit.estimators.arch.families.dense_traits import Dense, Flag, HeadDim, QKNorm, Width
 from memfit.estimators.arch.families.windows import SLIDING
@@ -63,7 +62,7 @@ def describe(fields: Fields, row: Dense, model_type: str) -> Model:
     fields.inert(*row.inert, *_WINDOW_KEYS)
     modules = _layer_modules(fields, row, sizes)
     mlp = DenseMLP(intermediate=sizes.width, gated=row.gated)
-    mixers = {window: _mixer(row, sizes, window) for window in set(windows)}
+    mixers = {window: _mixer(fields, row, sizes, window) for window in set(windows)}
     return Model(
         model_type=model_type,
         hidden_size=sizes.hidden,
@@ -130,18 +129,18 @@ def _width(fields: Fields, row: Dense, hidden: int) -> int:
     return width // 2 if row.width is Width.HALF else width
 
 
-def _mixer(row: Dense, sizes: _Sizes, window: int | None) -> Attention:
-    full = Attention(
+def _mixer(fields: Fields, row: Dense, sizes: _Sizes, window: int | None) -> Attention:
+    return Attention(
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
         key_dim=sizes.head_dim,
         value_dim=sizes.head_dim,
+        window=window,
+        growth=Growth.ROTATING if window and row.rotating else Growth.STEPS,
+        qk_norm=_has_qk_norm(fields, row),
         fused=row.fused,
         float32=row.float32,
     )
-    if window is None:
-        return full
-    return replace(full.windowed(window), rotating=row.rotating)
 
 
 def _layer_modules(fields: Fields, row: Dense, sizes: _Sizes) -> Modules:
@@ -170,8 +169,12 @@ def _attention(fields: Fields, row: Dense, sizes: _Sizes) -> Modules:
     )
 
 
+def _has_qk_norm(fields: Fields, row: Dense) -> bool:
+    return row.qk_norm is not QKNorm.NONE and _on(fields, row.qk_norm_on)
+
+
 def _qk_norms(fields: Fields, row: Dense, sizes: _Sizes) -> Modules:
-    if row.qk_norm is QKNorm.NONE or not _on(fields, row.qk_norm_on):
+    if not _has_qk_norm(fields, row):
         return ()
     dim = sizes.head_dim
     modules: list[Module] = []

@@ -61,6 +61,7 @@ def build(fields: Fields) -> Model:
             norm("input_layernorm", hidden),
             norm("pre_ff_layernorm", hidden),
         ),
+        mixer_paths=("mamba.", "self_attn."),
     )
     tied = fields.flag("tie_word_embeddings", False)
     return Model(
@@ -75,7 +76,7 @@ def build(fields: Fields) -> Model:
 
 def _attention(fields: Fields, hidden: int) -> MixerBlock:
     """Attention whose cache shares a CacheList with the state, so that it is never quantised."""
-    spec = grouped_attention(fields, fields.count("head_dim"), listed=True)
+    spec = grouped_attention(fields, fields.count("head_dim"), in_cache_list=True)
     bias = fields.flag("attention_bias", False)
     return spec, under(
         "self_attn", attention(hidden, spec.heads, spec.kv_heads, spec.key_dim, bias=bias)

@@ -6,6 +6,7 @@ Source: mlx-lm models/gemma3n.py.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.families.vision import with_towers
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
@@ -104,24 +105,29 @@ def _layers(text: Fields, hidden: int, modules: Modules) -> Iterator[Layer]:
     full = _attention_spec(text)
     mixers = {
         "full_attention": full,
-        "sliding_attention": full.windowed(text.count("sliding_window")),
+        "sliding_attention": replace(
+            full, window=text.count("sliding_window"), growth=Growth.ROTATING
+        ),
     }
     if set(kinds) != set(mixers):
         raise text.fail(
             "layer_types", f"the model class needs both {' and '.join(mixers)}, no others"
         )
     own = layers_with_cache(text, kinds, text.count("num_kv_shared_layers", least=0))
+    streams = text.count("altup_num_inputs")
     for index, intermediate in enumerate(intermediates):
         mixer = replace(mixers[kinds[index]], owns_cache=index < own)
         mlp = under("mlp", gated_mlp(hidden, intermediate))
-        yield Layer((mixer,), DenseMLP(intermediate=intermediate), modules + mlp)
+        yield Layer((mixer,), DenseMLP(intermediate=intermediate), modules + mlp, streams=streams)
 
 
 def _attention_spec(text: Fields) -> Attention:
     heads, kv_heads = text.count("num_attention_heads"), text.count("num_key_value_heads")
     text.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     head_dim = text.count("head_dim")
-    return Attention(heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim)
+    return Attention(
+        heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, qk_norm=True
+    )
 
 
 def _attention_modules(spec: Attention, hidden: int) -> Modules:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.families.gemma3n import (
     layers_with_cache,
     per_layer_embeddings,
@@ -117,7 +118,9 @@ def _mixers(fields: Fields) -> dict[str, Attention]:
     heads, kv_heads = fields.count("num_attention_heads"), fields.count("num_key_value_heads")
     fields.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     head_dim = fields.count("head_dim")
-    sliding = Attention(heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim)
+    sliding = Attention(
+        heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, qk_norm=True
+    )
     full_dim = _unless_null(fields, "global_head_dim") or head_dim
     full = replace(sliding, key_dim=full_dim, value_dim=full_dim)
     full_kv_heads = fields.optional_count("num_global_key_value_heads")
@@ -126,7 +129,10 @@ def _mixers(fields: Fields) -> dict[str, Attention]:
             "num_attention_heads", heads, "num_global_key_value_heads", full_kv_heads
         )
         full = replace(full, kv_heads=full_kv_heads)
-    return {_FULL: full, _SLIDING: sliding.windowed(fields.count("sliding_window"))}
+    return {
+        _FULL: full,
+        _SLIDING: replace(sliding, window=fields.count("sliding_window"), growth=Growth.ROTATING),
+    }
 
 
 def _attention_modules(spec: Attention, hidden: int, keys_are_values: bool) -> Modules:

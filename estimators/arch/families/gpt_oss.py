@@ -3,11 +3,12 @@
 Source: mlx-lm models/gpt_oss.py.
 """
 
+from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.decoder import at_8_bits, decoder_layer, ends, mixture
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Part, array, attention, linear, switch_glu, under
-from memfit.estimators.arch.specs import Attention, SlidingAttention
+from memfit.estimators.arch.specs import Attention
 
 _DEFAULTS = {
     "num_hidden_layers": 36,
@@ -65,13 +66,14 @@ def _mixers(fields: Fields) -> dict[str, Attention]:
         "full_attention": Attention(
             heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, sinks=True
         ),
-        "sliding_attention": SlidingAttention(
+        "sliding_attention": Attention(
             heads=heads,
             kv_heads=kv_heads,
             key_dim=head_dim,
             value_dim=head_dim,
             sinks=True,
             window=fields.count("sliding_window"),
+            growth=Growth.ROTATING,
         ),
     }
 

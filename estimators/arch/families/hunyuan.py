@@ -23,7 +23,7 @@ def build(fields: Fields) -> Model:
     hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
     head_dim = derived_head_dim(fields, hidden)
     fields.expect("attention_head_dim", head_dim)
-    mixer = grouped_query(fields, head_dim)
+    mixer = grouped_query(fields, head_dim, qk_norm=fields.truth("use_qk_norm"))
     count = fields.layers()
     blocks = _blocks(fields, hidden, count)
     return Model(
@@ -43,7 +43,7 @@ def build(fields: Fields) -> Model:
 def _attentions(fields: Fields, spec: Attention, hidden: int, count: int) -> list[Modules]:
     bias = fields.truth("attention_bias")
     own = attention(hidden, spec.heads, spec.kv_heads, spec.key_dim, bias=bias)
-    if fields.truth("use_qk_norm"):
+    if spec.qk_norm:
         own += (norm("query_layernorm", spec.key_dim), norm("key_layernorm", spec.key_dim))
     every = fields.count("cla_share_factor") if fields.truth("use_cla") else 1
     # The layers between attend to the keys of the one before, yet keep a cache of them.
@@ -73,7 +73,7 @@ def _blocks(fields: Fields, hidden: int, count: int) -> list[FeedForwardBlock]:
                 top_k=top_k,
                 intermediate=width,
                 shared_intermediate=shares * intermediate,
-                float32_weights=True,
+                float32_scores=True,
             ),
         )
         for width, top_k, shares in zip(widths, chosen, shared, strict=True)

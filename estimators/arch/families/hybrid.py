@@ -17,7 +17,7 @@ from memfit.estimators.arch.modules import (
     linear,
     norm,
 )
-from memfit.estimators.arch.specs import Attention, Mixer, Recurrent
+from memfit.estimators.arch.specs import Attention, Mixer, Recurrent, Scan
 from memfit.estimators.base.records import record
 
 MixerBlock = tuple[Mixer, Modules]
@@ -37,13 +37,20 @@ def outside(
     return ends if tied else (*ends, linear("lm_head", hidden, vocabulary, Part.HEAD))
 
 
-def grouped_attention(fields: Fields, head_dim: int, *, listed: bool = False) -> Attention:
+def grouped_attention(
+    fields: Fields, head_dim: int, *, in_cache_list: bool = False, qk_norm: bool = False
+) -> Attention:
     """Attention whose heads share keys and values in groups."""
     heads = fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads")
     fields.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     return Attention(
-        heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, listed=listed
+        heads=heads,
+        kv_heads=kv_heads,
+        key_dim=head_dim,
+        value_dim=head_dim,
+        in_cache_list=in_cache_list,
+        qk_norm=qk_norm,
     )
 
 
@@ -87,6 +94,7 @@ def mamba(
     viewed = inner * state if keeps_all_states else 0
     spec = Recurrent(
         kind="mamba",
+        scan=Scan.STACKED if keeps_all_states else Scan.TOKEN_LOOP,
         inner_dim=inner,
         state=(
             StateBuffer((kernel - 1) * inner, viewed=inner),
@@ -125,7 +133,9 @@ class Mamba2:
         conv = inner + 2 * self.groups * self.state
         spec = Recurrent(
             kind="mamba2",
+            scan=Scan.MATRIX,
             inner_dim=inner,
+            heads=self.heads,
             state=(
                 StateBuffer((self.kernel - 1) * conv, viewed=conv),
                 StateBuffer(inner * self.state, float32=True),
@@ -149,6 +159,7 @@ def short_convolution(fields: Fields) -> MixerBlock:
     bias = fields.flag("conv_bias", False)
     spec = Recurrent(
         kind="short_convolution",
+        scan=Scan.KERNEL,
         inner_dim=3 * hidden,
         state=(StateBuffer((kernel - 1) * hidden, viewed=hidden),),
     )

@@ -78,7 +78,7 @@ def _kinds(fields: Fields) -> list[str]:
 def _attention(fields: Fields, hidden: int) -> MixerBlock:
     if fields.null("num_key_value_heads"):
         fields = fields.revised({"num_key_value_heads": fields.count("num_attention_heads")})
-    spec = grouped_attention(fields, derived_head_dim(fields))
+    spec = grouped_attention(fields, derived_head_dim(fields), qk_norm=True)
     *projections, output = attention(hidden, spec.heads, spec.kv_heads, spec.key_dim)
     modules = (
         *projections,

@@ -5,7 +5,9 @@ for small dense models.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.families.dense import describe
 from memfit.estimators.arch.families.dense_traits import Dense, HeadDim, Key
 from memfit.estimators.arch.fields import Fields
@@ -23,7 +25,6 @@ from memfit.estimators.arch.modules import (
 )
 from memfit.estimators.arch.specs import (
     Attention,
-    ChunkedAttention,
     DenseMLP,
     FeedForward,
     MixtureOfExperts,
@@ -84,13 +85,8 @@ def build_language_model(fields: Fields) -> Model:
 
 def _layers(fields: Fields, hidden: int, count: int) -> Iterator[Layer]:
     full = _attention_spec(fields, hidden)
-    chunked = ChunkedAttention(
-        heads=full.heads,
-        kv_heads=full.kv_heads,
-        key_dim=full.key_dim,
-        value_dim=full.value_dim,
-        chunk=fields.count("attention_chunk_size"),
-    )
+    chunk = fields.count("attention_chunk_size")
+    chunked = replace(full, window=chunk, growth=Growth.CHUNKED)
     bias = fields.flag("attention_bias")
     shared = (
         *under("self_attn", attention(hidden, full.heads, full.kv_heads, full.key_dim, bias=bias)),

@@ -3,6 +3,7 @@
 Source: mlx-lm models/mimo_v2_flash.py.
 """
 
+from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.decoder import (
     FeedForwardBlock,
     corrected_router,
@@ -15,7 +16,7 @@ from memfit.estimators.arch.decoder import (
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, array, linear, under
-from memfit.estimators.arch.specs import Attention, SlidingAttention
+from memfit.estimators.arch.specs import Attention
 
 
 def build(fields: Fields) -> Model:
@@ -69,17 +70,18 @@ def _full(fields: Fields) -> Attention:
     )
 
 
-def _sliding(fields: Fields) -> SlidingAttention:
+def _sliding(fields: Fields) -> Attention:
     heads_key, kv_key = "swa_num_attention_heads", "swa_num_key_value_heads"
     heads, kv_heads = fields.count(heads_key), fields.count(kv_key)
     fields.require_multiple(heads_key, heads, kv_key, kv_heads)
-    return SlidingAttention(
+    return Attention(
         heads=heads,
         kv_heads=kv_heads,
         key_dim=fields.count("swa_head_dim"),
         value_dim=fields.count("swa_v_head_dim"),
         sinks=fields.truth("add_swa_attention_sink_bias"),
         window=fields.count("sliding_window_size"),
+        growth=Growth.ROTATING,
     )
 
 
@@ -97,6 +99,12 @@ def _attention_modules(spec: Attention, hidden: int) -> Modules:
 def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
     width = fields.count("moe_intermediate_size")
     shared = fields.optional_count("n_shared_experts") or 0
-    spec = mixture(fields, "n_routed_experts", width=width, shared_width=width * shared)
+    spec = mixture(
+        fields,
+        "n_routed_experts",
+        width=width,
+        shared_width=width * shared,
+        float32_scores=True,
+    )
     router = corrected_router(hidden, spec.experts)
     return spec, under("mlp", expert_modules(spec, hidden, router))

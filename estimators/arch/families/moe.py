@@ -65,7 +65,9 @@ def _attention(fields: Fields, row: Row, hidden: int) -> Attention:
         head_dim = derived_head_dim(fields, hidden)
     else:
         head_dim = fields.count("head_dim")
-    return grouped_query(fields, head_dim, kv_optional=row.kv_optional)
+    has_norm = row.qk_norm_key is None or fields.truth(row.qk_norm_key)
+    qk_norm = row.qk_norm is not QKNorm.NONE and has_norm
+    return grouped_query(fields, head_dim, kv_optional=row.kv_optional, qk_norm=qk_norm)
 
 
 def _attention_modules(fields: Fields, row: Row, spec: Attention, hidden: int) -> Modules:
@@ -78,7 +80,7 @@ def _attention_modules(fields: Fields, row: Row, spec: Attention, hidden: int) -
         bias=bias,
         output_bias=bias and row.output_bias,
     )
-    if row.qk_norm is QKNorm.NONE or (row.qk_norm_key and not fields.truth(row.qk_norm_key)):
+    if not spec.qk_norm:
         return modules
     wide = row.qk_norm is QKNorm.ALL_HEADS
     queries, keys = (spec.heads, spec.kv_heads) if wide else (1, 1)
@@ -95,7 +97,7 @@ def _experts(fields: Fields, row: Row, hidden: int, *, bias: bool) -> FeedForwar
     if row.shared_count and not fields.null(row.shared_count):
         shared = width * _size(fields, row, row.shared_count)
     spec = mixture(fields, row.experts, row.top_k, width=width, shared_width=shared)
-    spec = replace(spec, float32_weights=row.float32_weights)
+    spec = replace(spec, float32_scores=row.float32_scores)
     path = "shared_expert" if row.shared_width else "shared_experts"
     modules = expert_modules(spec, hidden, _router(row, spec, hidden), shared=path, bias=bias)
     return spec, under(row.block, modules)

@@ -83,7 +83,7 @@ class Row:
     router: str = "gate"
     router_is_linear: bool = True
     correction: str | None = None
-    float32_weights: bool = False
+    float32_scores: bool = False
     dense: Callable[[Fields, int], frozenset[int]] = _none
     tied: bool = False
     biased_ends: bool = False
@@ -175,7 +175,7 @@ ROWS = {
         bias="attention_bias",
         block="block_sparse_moe",
         router="router.layer",
-        float32_weights=True,
+        float32_scores=True,
         tied=True,
         # "mlp.down_proj" also ends the path of the experts' switch_mlp.
         eight_bit=("block_sparse_moe.router.layer", "self_attn.o_proj", "mlp.down_proj", "lm_head"),
@@ -194,6 +194,7 @@ ROWS = {
         output_bias=False,
         router_is_linear=False,
         correction="gate.e_score_correction_bias",
+        float32_scores=True,
         dense=_first,
         inert=("n_group", "topk_group"),
     ),
@@ -205,7 +206,7 @@ ROWS = {
         head_dim=HeadDim.OPTIONAL,
         bias="use_bias",
         expert_bias="use_bias",
-        float32_weights=True,
+        float32_scores=True,
         dense=_outside_span,
         tied=True,
         defaults={

@@ -155,6 +155,7 @@ def _experts(fields: Fields, hidden: int) -> _Block:
         shared_intermediate=shared,
         gated=False,
         latent_dim=latent,
+        float32_scores=True,
     )
     modules: Modules = (
         # A bare matrix: the class gives the router nothing to quantise.

@@ -4,6 +4,7 @@ Source: mlx-lm models/qwen3_next.py, whose attention and expert classes qwen3_5.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from memfit.estimators.arch.families.hybrid import grouped_attention
 from memfit.estimators.arch.fields import Fields
@@ -38,7 +39,9 @@ def delta_layers(
 ) -> tuple[Layer, ...]:
     """Layers with the given feed-forward blocks; each ``full_attention_interval``-th attends."""
     hidden = fields.count("hidden_size")
-    full_mixer = grouped_attention(fields, fields.count("head_dim"))
+    full_mixer = replace(
+        grouped_attention(fields, fields.count("head_dim"), qk_norm=True), output_gate=True
+    )
     linear_modules = under("linear_attn", delta_modules)
     full_modules = under("self_attn", _attention_modules(fields, full_mixer, hidden))
     norms = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))

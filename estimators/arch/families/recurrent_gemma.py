@@ -3,7 +3,7 @@
 Source: mlx-lm models/recurrent_gemma.py.
 """
 
-from memfit.estimators.arch.caches import StateBuffer
+from memfit.estimators.arch.caches import Growth, StateBuffer
 from memfit.estimators.arch.families.hybrid import (
     MixerBlock,
     derived_head_dim,
@@ -22,7 +22,7 @@ from memfit.estimators.arch.modules import (
     norm,
     under,
 )
-from memfit.estimators.arch.specs import DenseMLP, Recurrent, SlidingAttention
+from memfit.estimators.arch.specs import Attention, DenseMLP, Recurrent, Scan
 
 _KINDS = ("attention", "recurrent")
 _KERNEL = 4  # the class reads no key for it
@@ -76,12 +76,13 @@ def _kinds(fields: Fields) -> list[str]:
 def _attention(fields: Fields, hidden: int) -> MixerBlock:
     """Multi-query attention over a window."""
     head_dim = derived_head_dim(fields)
-    spec = SlidingAttention(
+    spec = Attention(
         heads=hidden // head_dim,
         kv_heads=1,
         key_dim=head_dim,
         value_dim=head_dim,
         window=fields.count("attention_window_size"),
+        growth=Growth.ROTATING,
     )
     return spec, attention(hidden, spec.heads, 1, head_dim, output_bias=True)
 
@@ -92,6 +93,7 @@ def _recurrent(fields: Fields, hidden: int) -> MixerBlock:
     head_dim = hidden // heads
     spec = Recurrent(
         kind="rg_lru",
+        scan=Scan.KERNEL,
         inner_dim=hidden,
         state=(StateBuffer((_KERNEL - 1) * hidden, viewed=hidden), StateBuffer(hidden)),
     )

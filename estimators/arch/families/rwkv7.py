@@ -10,7 +10,7 @@ from memfit.estimators.arch.families.hybrid import outside
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Modules, Part, array, linear, norm, under
-from memfit.estimators.arch.specs import DenseMLP, Recurrent
+from memfit.estimators.arch.specs import DenseMLP, Recurrent, Scan
 from memfit.estimators.base.quantization import Quantization
 
 # `quant_predicate` asks for 8 bits and leaves the group at MLX's default.
@@ -27,7 +27,10 @@ def build(fields: Fields) -> Model:
     # The last token of both mixings, and between them the state.
     token = StateBuffer(hidden, viewed=hidden)
     mixer = Recurrent(
-        kind="rwkv", inner_dim=hidden, state=(token, StateBuffer(hidden * head_dim), token)
+        kind="rwkv",
+        scan=Scan.KERNEL,
+        inner_dim=hidden,
+        state=(token, StateBuffer(hidden * head_dim), token),
     )
     first, others = (
         Layer(

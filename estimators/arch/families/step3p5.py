@@ -3,6 +3,7 @@
 Source: mlx-lm models/step3p5.py.
 """
 
+from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.decoder import (
     FeedForwardBlock,
     at_8_bits,
@@ -15,7 +16,7 @@ from memfit.estimators.arch.decoder import (
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, array, attention, linear, norm, under
-from memfit.estimators.arch.specs import Attention, SlidingAttention
+from memfit.estimators.arch.specs import Attention
 
 _DEFAULTS = {
     "sliding_window": 512,
@@ -84,22 +85,26 @@ def _sparse_layers(fields: Fields, count: int) -> set[int]:
 def _full(fields: Fields) -> Attention:
     heads, kv_heads = _heads(fields)
     head_dim = fields.count("head_dim")
-    return Attention(heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim)
+    return Attention(
+        heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, qk_norm=True
+    )
 
 
-def _sliding(fields: Fields) -> SlidingAttention:
+def _sliding(fields: Fields) -> Attention:
     """The sliding layers, whose heads another section may give."""
     own = fields.section("attention_other_setting")
     heads, kv_heads = _heads(own if fields.has("attention_other_setting") else fields)
     head_dim = fields.count("head_dim")
     for key in ("head_dim", "true_head_dim"):
         own.expect(key, head_dim)
-    return SlidingAttention(
+    return Attention(
         heads=heads,
         kv_heads=kv_heads,
         key_dim=head_dim,
         value_dim=head_dim,
+        qk_norm=True,
         window=fields.count("sliding_window"),
+        growth=Growth.ROTATING,
     )
 
 

@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from typing import Any
 
+from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.families import llama4
 from memfit.estimators.arch.families.vision import with_towers
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import under
 from memfit.estimators.arch.registry import FAMILIES, family
-from memfit.estimators.arch.specs import SlidingAttention
+from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Mixer, Recurrent
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
 
@@ -143,8 +145,14 @@ def _check_head(fields: Fields, text: Fields, inner: Model) -> None:
 
 def _unrotated(layer: Layer) -> Layer:
     """Without ``make_cache`` every layer gets a cache that keeps all tokens."""
-    mixers = (
-        replace(mixer, rotating=False) if isinstance(mixer, SlidingAttention) else mixer
-        for mixer in layer.mixers
-    )
-    return replace(layer, mixers=tuple(mixers))
+    return replace(layer, mixers=tuple(_keeping_all(mixer) for mixer in layer.mixers))
+
+
+def _keeping_all(mixer: Mixer) -> Mixer:
+    match mixer:
+        case Attention():
+            return replace(mixer, growth=Growth.STEPS)
+        case LatentAttention() | GatedDelta() | Recurrent():
+            return mixer
+        case _:
+            assert_never(mixer)

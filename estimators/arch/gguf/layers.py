@@ -4,18 +4,19 @@ Source: llama.cpp src/llama-hparams.cpp, n_embd_k_gqa, n_embd_v_gqa, n_embd_r an
 (commit 0c1e57098).
 """
 
-from memfit.estimators.arch.caches import StateBuffer
+from dataclasses import replace
+
+from memfit.estimators.arch.caches import Growth, StateBuffer
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.gguf.rules import Rule, State
 from memfit.estimators.arch.specs import (
     Attention,
-    ChunkedAttention,
     GatedDelta,
+    Indexer,
     LatentAttention,
     Mixer,
     Recurrent,
-    SlidingAttention,
-    SparseLatentAttention,
+    Scan,
 )
 
 _TOKEN_SHIFTS = 2  # llama-hparams.h, token_shift_count
@@ -64,8 +65,9 @@ class Widths:
         )
         if window is None:
             return full
-        sliding = full.windowed(window)
-        return _chunked(sliding) if self.rule.sliding and self.rule.sliding.chunked else sliding
+        chunked = self.rule.sliding is not None and self.rule.sliding.chunked
+        growth = Growth.CHUNKED if chunked else Growth.ROTATING
+        return replace(full, window=window, growth=growth)
 
     def _is_latent(self) -> bool:
         if not self.rule.latent:
@@ -82,37 +84,21 @@ class Widths:
                 "attention.head_count_kv", "expected 1: all heads share the latent"
             )
         latent = self.fields.count("attention.kv_lora_rank", most=self.key)
-        plain = LatentAttention(
+        indexer = None
+        if indexed:
+            indexer = Indexer(
+                heads=self.fields.count("attention.indexer.head_count"),
+                dim=self.fields.count("attention.indexer.key_length"),
+                top_k=self.fields.count("attention.indexer.top_k"),
+            )
+        return LatentAttention(
             heads=self.heads.counts[index],
             latent_dim=latent,
             rope_dim=self.key - latent,
             nope_dim=max(0, self.fields.count("attention.key_length_mla") + latent - self.key),
             value_dim=self.fields.count("attention.value_length_mla"),
+            indexer=indexer,
         )
-        return self._with_indexer(plain) if indexed else plain
-
-    def _with_indexer(self, plain: LatentAttention) -> SparseLatentAttention:
-        return SparseLatentAttention(
-            heads=plain.heads,
-            latent_dim=plain.latent_dim,
-            rope_dim=plain.rope_dim,
-            nope_dim=plain.nope_dim,
-            value_dim=plain.value_dim,
-            index_heads=self.fields.count("attention.indexer.head_count"),
-            index_dim=self.fields.count("attention.indexer.key_length"),
-            index_top_k=self.fields.count("attention.indexer.top_k"),
-        )
-
-
-def _chunked(sliding: SlidingAttention) -> ChunkedAttention:
-    return ChunkedAttention(
-        heads=sliding.heads,
-        kv_heads=sliding.kv_heads,
-        key_dim=sliding.key_dim,
-        value_dim=sliding.value_dim,
-        owns_cache=sliding.owns_cache,
-        chunk=sliding.window,
-    )
 
 
 def state_of(state: State, fields: Fields, heads: Heads, hidden: int) -> Mixer:
@@ -136,7 +122,7 @@ def state_of(state: State, fields: Fields, heads: Heads, hidden: int) -> Mixer:
 def _recurrent(kind: str, inner: int, shifted: int, kept: int) -> Recurrent:
     """The two states llama.cpp allocates, of which either may be empty."""
     states = tuple(StateBuffer(size, float32=True) for size in (shifted, kept) if size)
-    return Recurrent(kind=kind, inner_dim=inner, state=states)
+    return Recurrent(kind=kind, scan=Scan.KERNEL, inner_dim=inner, state=states)
 
 
 def _wkv(fields: Fields, hidden: int) -> Recurrent:

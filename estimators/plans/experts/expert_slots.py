@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
-from memfit.estimators.arch.specs import MixtureOfExperts
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
@@ -95,11 +94,7 @@ def inventory(
         UnsupportedError: when it has no experts, its layers have different numbers of them, or
             the bytes of its weights are only a bound.
     """
-    routed = {
-        index: layer.feed_forward
-        for index, layer in enumerate(model.layers)
-        if isinstance(layer.feed_forward, MixtureOfExperts)
-    }
+    routed = model.experts()
     if not routed:
         raise UnsupportedError(f"{model.model_type}: no layer has routed experts")
     if len({(moe.experts, moe.top_k) for moe in routed.values()}) > 1:

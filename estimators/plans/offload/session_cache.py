@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
@@ -108,11 +107,8 @@ def storage_of(model: Model, *, bits: int, group_size: int) -> Storage:
         UnsupportedError: when the model keeps nothing between tokens.
     """
     shapes = tuple(
-        LayerShape(cache.heads, cache.key_dim, cache.value_dim, cache.limit)
-        for layer in model.layers
-        for mixer in layer.mixers
-        for cache in mixer.caches()
-        if isinstance(cache, KVBuffer)
+        LayerShape(buffer.heads, buffer.key_dim, buffer.value_dim, buffer.limit)
+        for buffer in model.kv_buffers()
     )
     states = state_bytes(model, 1)
     if not shapes and not states:

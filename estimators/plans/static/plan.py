@@ -7,9 +7,9 @@ whatever value.
 
 from collections.abc import Iterator, Mapping
 
-from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.specs import Attention, LatentAttention
+from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Recurrent
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.version import __version__
@@ -109,23 +109,23 @@ def plan_static(
 def kv_capacity_bytes(model: Model, capacity_tokens: int) -> int:
     """Return the bytes of keys and values of so many tokens in every layer that has them, F16."""
     return capacity_tokens * sum(
-        cache.elements_per_token * _F16_BYTES
-        for layer in model.layers
-        for mixer in layer.mixers
-        for cache in mixer.caches()
-        if isinstance(cache, KVBuffer)
+        buffer.elements_per_token * _F16_BYTES for buffer in model.kv_buffers()
     )
 
 
 def rope_table_bytes(model: Model, capacity_tokens: int) -> int:
     """Return the bytes of the cosine and sine tables, one pair for each kind of attention."""
     widths = set()
-    for layer in model.layers:
-        for mixer in layer.mixers:
-            if isinstance(mixer, Attention):
+    for mixer in model.mixers():
+        match mixer:
+            case Attention():
                 widths.add((mixer.kind, mixer.key_dim))
-            elif isinstance(mixer, LatentAttention):
+            case LatentAttention():
                 widths.add((mixer.kind, mixer.rope_dim))
+            case GatedDelta() | Recurrent():
+                pass
+            case _:
+                assert_never(mixer)
     return sum(2 * capacity_tokens * (width // 2) * _F16_BYTES for _, width in widths)
 
 

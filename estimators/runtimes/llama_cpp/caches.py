@@ -8,18 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import (
     Attention,
-    ChunkedAttention,
     GatedDelta,
     LatentAttention,
     Mixer,
     Recurrent,
-    SlidingAttention,
-    SparseLatentAttention,
 )
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_up
@@ -143,20 +140,12 @@ def caches(model: Model, room: Cells, types: CacheTypes, tokens: int) -> Caches:
 
 def buffers(model: Model, room: Cells, tokens: int) -> Iterator[Buffer]:
     """Yield the buffers of all layers in order."""
-    for layer in model.layers:
-        for mixer in layer.mixers:
-            window = window_of(mixer)
-            cells = room.full if window is None else room.sliding(window)
-            held = tokens if window is None else min(tokens, window)
-            for keys, values in _widths(mixer):
-                yield Buffer(keys, values, cells, held)
-
-
-def window_of(mixer: Mixer) -> int | None:
-    """Return the window or chunk of a layer, None where it attends to everything."""
-    if isinstance(mixer, SlidingAttention):
-        return mixer.window
-    return mixer.chunk if isinstance(mixer, ChunkedAttention) else None
+    for mixer in model.mixers():
+        window = mixer.window
+        cells = room.full if window is None else room.sliding(window)
+        held = tokens if window is None else min(tokens, window)
+        for keys, values in _widths(mixer):
+            yield Buffer(keys, values, cells, held)
 
 
 def explained(model: Model, room: Cells, types: CacheTypes, tokens: int) -> Iterator[str]:
@@ -168,8 +157,8 @@ def explained(model: Model, room: Cells, types: CacheTypes, tokens: int) -> Iter
             f" + {buffer.value_width} of {types.values}) = {layers} x {buffer.cell_bytes(types)}"
             f" bytes x {buffer.cells} cells x {room.sequences} sequences = {total} bytes"
         )
-    mixers = (mixer for layer in model.layers for mixer in layer.mixers)
-    for state, layers in Counter(filter(None, map(state_elements, mixers))).items():
+    states = filter(None, map(state_elements, model.mixers()))
+    for state, layers in Counter(states).items():
         total = layers * sum(state) * _STATE_BYTES * room.sequences
         yield (
             f"state of {layers} layers = {layers} x {sum(state)} elements x {_STATE_BYTES} bytes"
@@ -179,51 +168,48 @@ def explained(model: Model, room: Cells, types: CacheTypes, tokens: int) -> Iter
 
 def recurrent_bytes(model: Model, sequences: int) -> int:
     """Return the bytes of all recurrent states, which are float32."""
-    return sequences * sum(
-        _STATE_BYTES * sum(state_elements(mixer))
-        for layer in model.layers
-        for mixer in layer.mixers
-    )
+    return sequences * _STATE_BYTES * sum(state.elements for state in model.states())
 
 
 def state_elements(mixer: Mixer) -> tuple[int, ...]:
     """Return the elements of a layer's states of one sequence."""
-    if isinstance(mixer, GatedDelta):
-        states = mixer.caches()
-    else:
-        states = mixer.state if isinstance(mixer, Recurrent) else ()
-    return tuple(state.elements for state in states if isinstance(state, StateBuffer))
+    return tuple(state.elements for state in mixer.states())
 
 
 def _widths(mixer: Mixer) -> Iterator[tuple[int, int]]:
     """Elements of keys and of values a cell: a latent is all keys, as is an indexer's."""
-    if isinstance(mixer, LatentAttention):
-        yield mixer.latent_dim + mixer.rope_dim, 0
-        if isinstance(mixer, SparseLatentAttention):
-            yield mixer.index_dim, 0
-    elif isinstance(mixer, Attention) and mixer.owns_cache:
-        yield mixer.kv_heads * mixer.key_dim, mixer.kv_heads * mixer.value_dim
+    match mixer:
+        case Attention():
+            if mixer.owns_cache:
+                yield mixer.kv_heads * mixer.key_dim, mixer.kv_heads * mixer.value_dim
+        case LatentAttention():
+            yield mixer.latent_dim + mixer.rope_dim, 0
+            if mixer.indexer:
+                yield mixer.indexer.dim, 0
+        case GatedDelta() | Recurrent():
+            pass
+        case _:
+            assert_never(mixer)
 
 
 def _require_possible(model: Model, types: CacheTypes) -> None:
     """Hold the types against the checks of llama-context.cpp, llama_init_from_model."""
-    latent = any(
-        isinstance(mixer, LatentAttention) for layer in model.layers for mixer in layer.mixers
-    )
+    # Only a latent has keys without values.
+    latent = any(not values for mixer in model.mixers() for _, values in _widths(mixer))
     if latent and types.keys != types.values:
         raise UnsupportedError(
             f"{model.model_type}: llama.cpp keeps a latent in one type, not keys in {types.keys}"
             f" and values in {types.values}"
         )
-    for mixer in (mixer for layer in model.layers for mixer in layer.mixers):
+    plain = _type(types.values).block == 1
+    for mixer in model.mixers():
         for width, name in zip(_head_widths(mixer), types, strict=True):
             if width % _type(name).block:
                 raise UnsupportedError(
                     f"{model.model_type}: heads of {width} do not divide into the blocks of {name};"
                     " keep the cache in f16"
                 )
-        plain = _type(types.values).block == 1
-        if isinstance(mixer, Attention) and not mixer.fused and not plain:
+        if not _is_fused(mixer) and not plain:
             raise UnsupportedError(
                 f"{model.model_type}: llama.cpp quantises values only with flash attention, which"
                 " this model goes without; keep the values in f16"
@@ -231,9 +217,26 @@ def _require_possible(model: Model, types: CacheTypes) -> None:
 
 
 def _head_widths(mixer: Mixer) -> tuple[int, int]:
-    if isinstance(mixer, LatentAttention):
-        return mixer.latent_dim + mixer.rope_dim, mixer.latent_dim
-    return (mixer.key_dim, mixer.value_dim) if isinstance(mixer, Attention) else (0, 0)
+    match mixer:
+        case Attention():
+            return mixer.key_dim, mixer.value_dim
+        case LatentAttention():
+            return mixer.latent_dim + mixer.rope_dim, mixer.latent_dim
+        case GatedDelta() | Recurrent():
+            return 0, 0
+        case _:
+            assert_never(mixer)
+
+
+def _is_fused(mixer: Mixer) -> bool:
+    """Whether llama.cpp computes the mixer without an array of scores."""
+    match mixer:
+        case Attention():
+            return mixer.fused
+        case LatentAttention() | GatedDelta() | Recurrent():
+            return True
+        case _:
+            assert_never(mixer)
 
 
 def _type(name: str) -> GgmlType:

@@ -15,9 +15,10 @@ from math import prod
 from typing import NamedTuple
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.specs import Attention, MixtureOfExperts, SparseLatentAttention
+from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Recurrent
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.runtimes.llama_cpp.caches import Cells, state_elements, window_of
+from memfit.estimators.runtimes.llama_cpp.caches import Cells, state_elements
 
 _WIDTH = 4  # activations are float32
 _MASK_WIDTH = 2  # of the flash attention kernel; without it masks are float32
@@ -73,8 +74,8 @@ def _layer_widths(model: Model, tensors: Iterable[Tensor]) -> Counter[int]:
 
 
 def _chosen(model: Model, index: int) -> int:
-    block = model.layers[index].feed_forward
-    return block.top_k if isinstance(block, MixtureOfExperts) else 1
+    experts = model.layers[index].experts
+    return experts.top_k if experts else 1
 
 
 def _uses(tensor: Tensor, experts: int) -> int:
@@ -91,10 +92,15 @@ def _apart(model: Model, index: int, room: Cells) -> int:
     total = 0
     for mixer in model.layers[index].mixers:
         total += 2 * sum(state_elements(mixer)) * room.sequences
-        if isinstance(mixer, SparseLatentAttention):
-            total += _USES * room.full * room.microbatch
-        if isinstance(mixer, Attention) and not mixer.fused:
-            total += 2 * mixer.heads * room.full * room.microbatch
+        match mixer:
+            case Attention():
+                total += 0 if mixer.fused else 2 * mixer.heads * room.full * room.microbatch
+            case LatentAttention():
+                total += _USES * room.full * room.microbatch if mixer.indexer else 0
+            case GatedDelta() | Recurrent():
+                pass
+            case _:
+                assert_never(mixer)
     return total
 
 
@@ -102,8 +108,6 @@ def _masks(model: Model, room: Cells) -> int:
     """One mask for all layers of a kind."""
     cells = {
         room.full if window is None else room.sliding(window)
-        for layer in model.layers
-        for mixer in layer.mixers
-        for window in (window_of(mixer),)
+        for window in {mixer.window for mixer in model.mixers()}
     }
     return sum(cells) * room.microbatch * _MASK_WIDTH
