@@ -44,7 +44,7 @@ from memfit.estimators.base.units import Units, parse_count, parse_size
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
 
 if TYPE_CHECKING:
-    from memfit.estimators.plans.context.plan import Asked
+    from memfit.estimators.plans.context.plan import ContextQuestion
 
 _MOST_VALUES = 64
 
@@ -142,15 +142,20 @@ def _asked(
     ceiling: str | None,
     backend_cap: str | None,
     traffic: Path | None,
-) -> "Asked":
-    from memfit.estimators.plans.context.plan import CONTEXTS, MOST_REQUESTS, REQUESTS, Asked
+) -> "ContextQuestion":
+    from memfit.estimators.plans.context.plan import (
+        CONTEXTS,
+        MAX_REQUESTS,
+        REQUESTS,
+        ContextQuestion,
+    )
     from memfit.estimators.plans.context.traffic import read_traffic
 
     lengths = parsed("--contexts", _counts, contexts) or CONTEXTS
     at_once = parsed("--requests", _counts, requests) or REQUESTS
-    if max(at_once) > MOST_REQUESTS:
-        raise InputError(f"--requests {max(at_once)}: {MOST_REQUESTS} are the most")
-    return Asked(
+    if max(at_once) > MAX_REQUESTS:
+        raise InputError(f"--requests {max(at_once)}: {MAX_REQUESTS} are the most")
+    return ContextQuestion(
         contexts=lengths,
         requests=at_once,
         ceiling=parsed("--ceiling", _positive, ceiling),

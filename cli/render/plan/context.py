@@ -7,8 +7,9 @@ from memfit.cli.render import words
 from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
 from memfit.cli.render.plot import plot_lines
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.plans.context.plan import Cell, ContextPlan, TrafficPlan
-from memfit.estimators.plans.context.traffic import PERCENTILES, Distribution
+from memfit.estimators.plans.context.plan import ContextPlan
+from memfit.estimators.plans.context.traffic import PERCENTILES
+from memfit.estimators.results.context import Distribution, MatrixCell, TrafficPlan
 from memfit.estimators.results.estimate import CurvePoint
 
 _COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
@@ -83,7 +84,7 @@ def _contexts(result: ContextPlan, units: Units) -> Grid:
     return Grid(("Context", "Budget", "Tokens"), tuple(rows or [("No device", "", "-")]))
 
 
-def _matrix(cells: tuple[Cell, ...], units: Units) -> Grid:
+def _matrix(cells: tuple[MatrixCell, ...], units: Units) -> Grid:
     counts = sorted({cell.requests for cell in cells})
     lengths = sorted({cell.context_tokens for cell in cells})
     by_place = {(cell.context_tokens, cell.requests): cell for cell in cells}
@@ -95,7 +96,7 @@ def _matrix(cells: tuple[Cell, ...], units: Units) -> Grid:
     return Grid(headings, rows, "Memory by context and requests at once")
 
 
-def _cell(cell: Cell, units: Units) -> str:
+def _cell(cell: MatrixCell, units: Units) -> str:
     if cell.needed_bytes is None:
         return "-"
     return format_bytes(cell.needed_bytes, units) + _MARKS[cell.verdict]

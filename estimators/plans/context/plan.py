@@ -9,7 +9,15 @@ from memfit.estimators.base.units import Units, format_bytes, round_up
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.plans.context.traffic import Distribution, Request, distribution, percentile
+from memfit.estimators.plans.context.traffic import Request, distribution, percentile
+from memfit.estimators.results.context import (
+    SCHEMA,
+    Ceilings,
+    ContextFit,
+    LargestContext,
+    MatrixCell,
+    TrafficPlan,
+)
 from memfit.estimators.results.estimate import (
     DeviceSummary,
     ModelSummary,
@@ -23,7 +31,6 @@ from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.foundry import FoundrySettings
 from memfit.estimators.runtimes.memory_plan import (
     RuntimeMemoryProfile,
-    Status,
     auto_context_tokens_for_device_budget,
     fitting_context_tokens,
     memory_status,
@@ -49,72 +56,14 @@ from memfit.estimators.sizing.search import (
 )
 from memfit.estimators.sizing.sized_model import SizedModel
 
-SCHEMA = "memfit.plan-context/1"
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
 REQUESTS = (1, 2, 4, 8, 16)
-MOST_REQUESTS = 4096
-
-
-@record(frozen=True, slots=True)
-class Ceilings:
-    """What bounds a context, in tokens: the model, the caller, the backend; and the least."""
-
-    model: int | None
-    requested: int | None
-    backend: int | None
-    effective: int
-
-
-@record(frozen=True, slots=True)
-class Largest:
-    """The largest context in a budget; 0 where nothing fits. None without a device."""
-
-    budget_bytes: int
-    tokens: int
-
-
-@record(frozen=True, slots=True)
-class Fit:
-    """The need at the context against the machine; ``headroom_bytes`` below its working set."""
-
-    status: Status
-    required_bytes: int
-    recommended_bytes: int
-    total_bytes: int
-    headroom_bytes: int
-
-
-@record(frozen=True, slots=True)
-class Cell:
-    """So many requests of so many tokens each."""
-
-    context_tokens: int
-    requests: int
-    needed_bytes: int | None
-    verdict: Verdict
-
-
-@record(frozen=True, slots=True)
-class TrafficPlan:
-    """What real requests need; ``fitting`` of them are within ``longest_context``.
-
-    ``context_for_99`` serves 99 of 100; requests at once are of that length, or of the mean.
-    """
-
-    requests: int
-    prompt: Distribution
-    completion: Distribution
-    total: Distribution
-    longest_context: int | None
-    fitting: int | None
-    context_for_99: int
-    at_once_for_99: int | None
-    at_once_of_mean: int | None
+MAX_REQUESTS = 4096
 
 
 @record(frozen=True, slots=True, kw_only=True)
 class ContextPlan:
-    """The answer of ``memfit plan context``."""
+    """The answer of ``memfit plan context``; what depends on a device is None without one."""
 
     memfit_version: str
     model: ModelSummary
@@ -125,14 +74,18 @@ class ContextPlan:
     weights_bytes: int
     profile: RuntimeMemoryProfile
     ceilings: Ceilings
-    device_local: Largest | None
-    unified: Largest | None
+    device_local: LargestContext | None
+    """Within the working set, without what lies in host memory."""
+    unified: LargestContext | None
+    """Within the working set, everything included."""
     automatic: Automatic | None
     longest_context: int | None
-    fit: Fit | None
+    """Within nine tenths of the working set, in steps of 256; None also when nothing fits."""
+    fit: ContextFit | None
     verdict: Verdict
-    matrix: tuple[Cell, ...]
+    matrix: tuple[MatrixCell, ...]
     largest_batch: int | None
+    """The most requests as long as the workload's prompt that fit at once."""
     traffic: TrafficPlan | None
     assumptions: tuple[str, ...]
     notes: tuple[Note, ...]
@@ -140,13 +93,17 @@ class ContextPlan:
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a plan is asked for beside the workload; all in tokens or requests."""
+class ContextQuestion:
+    """What a plan answers, in addition to the workload."""
 
     contexts: Sequence[int] = CONTEXTS
+    """Tokens of each request, the rows of the matrix."""
     requests: Sequence[int] = REQUESTS
+    """Requests at once, the columns of the matrix."""
     ceiling: int | None = None
+    """No longer context is planned, in tokens."""
     backend_cap: int | None = None
+    """The longest context that the backend allows, in tokens."""
     traffic: Sequence[Request] = ()
 
 
@@ -154,17 +111,19 @@ def plan_context(
     sized: SizedModel,
     workload: Workload,
     rules: Runtime,
-    asked: Asked | None = None,
+    asked: ContextQuestion | None = None,
     *,
     settings: FoundrySettings | None = None,
     units: Units = Units.GB,
 ) -> ContextPlan:
-    """Return the plan; ``sizing`` must be under the runtime of ``rules``.
+    """Return the plan; ``sized`` must be sized for the runtime of ``rules``.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    plan = _Plan(sized, workload, rules, asked or Asked(), settings or FoundrySettings(), units)
+    plan = _Plan(
+        sized, workload, rules, asked or ContextQuestion(), settings or FoundrySettings(), units
+    )
     return plan.answer()
 
 
@@ -173,14 +132,14 @@ class _Plan:
     sized: SizedModel
     workload: Workload
     rules: Runtime
-    asked: Asked
+    asked: ContextQuestion
     settings: FoundrySettings
     units: Units
 
     def answer(self) -> ContextPlan:
         sized, workload, device = self.sized, self.workload, self.sized.device
         ceilings = self._ceilings()
-        longest = self._longest(ceilings) if device else None
+        longest = longest_context(sized, workload, ceilings.effective) if device else None
         return ContextPlan(
             memfit_version=__version__,
             model=model_summary(sized),
@@ -229,7 +188,7 @@ class _Plan:
 
     def _largest(
         self, ceilings: Ceilings, device: Device | None, *, unified: bool
-    ) -> Largest | None:
+    ) -> LargestContext | None:
         """The largest context in all of the working set, margin kept free."""
         if device is None:
             return None
@@ -241,7 +200,7 @@ class _Plan:
                 else memory.max_context_tokens_for_device_local_budget
             )
             kept = self.sized.resident_bytes + self.sized.margin_bytes
-            return Largest(budget, ask(kept, budget, ceilings.effective))
+            return LargestContext(budget, ask(kept, budget, ceilings.effective))
         apart = memory.fixed_host_visible_bytes if not unified else 0
         apart_per_token = memory.host_visible_bytes_per_token if not unified else 0
 
@@ -250,11 +209,7 @@ class _Plan:
             return need - apart - apart_per_token * tokens <= budget
 
         tokens = first_fitting(range(ceilings.effective, 0, -1), fits, monotone=True)
-        return Largest(budget, tokens or 0)
-
-    def _longest(self, ceilings: Ceilings) -> int | None:
-        """The recommended context: within nine tenths, in steps of 256."""
-        return longest_context(self.sized, self.workload, ceilings.effective)
+        return LargestContext(budget, tokens or 0)
 
     def _automatic(self, ceilings: Ceilings, device: Device, longest: int | None) -> Automatic:
         """The runtime's own context, and the right one: never beyond what the device holds."""
@@ -279,7 +234,6 @@ class _Plan:
             figures = sized.figures_for(self.workload)
             left = budget - weights - figures.moment.workspace_bytes - figures.ssm_bytes
             return pool_context(left, token, most, rules.kv_step)
-        longest = self._longest(ceilings) or 0
         its_own = most if rules.name == LLAMA_CPP else None
         reason = ""
         if its_own is not None and its_own > longest:
@@ -300,13 +254,13 @@ class _Plan:
             )
         return Automatic(self.rules.budget.of_device(device), its_own, right, reason)
 
-    def _fit(self, device: Device) -> Fit:
+    def _fit(self, device: Device) -> ContextFit:
         need = self.sized.requirement(self.workload).peak_bytes
         status = memory_status(need, device.working_set_bytes, device.memory_bytes)
         headroom = device.working_set_bytes - need
-        return Fit(status, need, device.working_set_bytes, device.memory_bytes, headroom)
+        return ContextFit(status, need, device.working_set_bytes, device.memory_bytes, headroom)
 
-    def _matrix(self, ceilings: Ceilings) -> Iterator[Cell]:
+    def _matrix(self, ceilings: Ceilings) -> Iterator[MatrixCell]:
         for tokens in self.asked.contexts:
             if tokens > ceilings.effective:
                 continue
@@ -315,20 +269,19 @@ class _Plan:
                 try:
                     need = self.sized.requirement(workload)
                 except UnsupportedError:
-                    yield Cell(tokens, requests, None, "unknown")
+                    yield MatrixCell(tokens, requests, None, "unknown")
                     continue
                 verdict, _ = judge(need, self.sized.device)
-                yield Cell(tokens, requests, need.peak_bytes, verdict)
+                yield MatrixCell(tokens, requests, need.peak_bytes, verdict)
 
     def _at_once(self, tokens: int) -> int:
-        """The most requests of so many tokens that fit together; 0 where not even one does."""
-        prompt = self.workload.prompt_only(tokens)
-        count = first_fitting(
-            range(MOST_REQUESTS, 0, -1),
-            lambda count: fits_comfortably(self.sized, replace(prompt, batch=count)),
-            monotone=True,
-        )
-        return count or 0
+        """The most requests of ``tokens`` each that fit at once; 0 where not even one does."""
+
+        def fits(count: int) -> bool:
+            prompts = replace(self.workload.prompt_only(tokens), batch=count)
+            return fits_comfortably(self.sized, prompts)
+
+        return first_fitting(range(MAX_REQUESTS, 0, -1), fits, monotone=True) or 0
 
     def _traffic(self, longest: int | None) -> TrafficPlan:
         requests = self.asked.traffic

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import open_regular, printable, read_exactly, regular_file_bytes
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import MAX_COUNT, ceil_div
+from memfit.estimators.results.context import Distribution
 
 _KEYS = ("prompt_tokens", "completion_tokens")
 _DIGITS = re.compile(r"[0-9]{1,18}")
@@ -29,18 +29,6 @@ class Request(NamedTuple):
     def total(self) -> int:
         """Tokens it holds when it ends."""
         return self.prompt + self.completion
-
-
-@record(frozen=True, slots=True)
-class Distribution:
-    """Nearest-rank percentiles of a count of tokens; the mean is rounded up."""
-
-    mean: int
-    p50: int
-    p90: int
-    p95: int
-    p99: int
-    largest: int
 
 
 def read_traffic(path: Path) -> tuple[Request, ...]:
