@@ -1,15 +1,16 @@
 """What options ask for, made into the library's values; the same for every command."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memfit.cli.options import parsed
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantization import DEFAULTS, Quantization
+from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.units import parse_count, parse_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.runtimes.registry import Runtime
+from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS, PartialWorkload
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.foundry import FoundrySettings
@@ -18,7 +19,6 @@ DEFAULT_CONTEXT = 4096
 
 
 def requested_workload(
-    runtime: Runtime,
     *,
     context: str | None,
     prompt_tokens: str | None,
@@ -29,23 +29,25 @@ def requested_workload(
     kv_group_size: int | None,
     quantized_kv_start: int | None,
     max_kv_size: int | None,
-) -> Workload:
-    """Return the workload; what is not given is the runtime's default.
+) -> PartialWorkload:
+    """Return the workload; settings that are not given follow the runtime.
 
     Raises:
         InputError: when a value cannot be read or is out of range, or options exclude each other.
     """
     prompt, generated = _tokens(context, prompt_tokens, max_tokens)
-    return Workload(
+    settings = (prefill_step, kv_bits, kv_group_size, quantized_kv_start)
+    named = zip(RUNTIME_DEFAULTS, settings, strict=True)
+    given = {name: value for name, value in named if value is not None}
+    values: dict[str, Any] = {**given, "kv_bits": kv_bits or None}  # 0: none, under every runtime
+    workload = Workload(
         prompt_tokens=prompt,
         max_tokens=generated,
         batch=batch,
-        prefill_step=_given(prefill_step, runtime.prefill_step),
-        kv_bits=(runtime.kv_bits if kv_bits is None else kv_bits) or None,  # 0: none
-        kv_group_size=_given(kv_group_size, runtime.kv_group_size),
-        quantized_kv_start=_given(quantized_kv_start, runtime.quantized_kv_start),
         max_kv_size=max_kv_size,
+        **values,
     )
+    return PartialWorkload(workload, frozenset(given))
 
 
 def requested_runtime(name: str) -> "tuple[Runtime, FoundrySettings | None]":
@@ -79,9 +81,7 @@ def requested_quantization(
         if group_size is not None or mode is not None:
             raise InputError("--group-size and --quant-mode belong to --quantize BITS")
         return None
-    mode = mode or "affine"
-    default = DEFAULTS.get(mode)
-    return Quantization(bits, _given(group_size, default[1] if default else 64), mode)
+    return converted(bits, group_size, mode or "affine")
 
 
 def requested_device(
@@ -128,10 +128,6 @@ def named_device(name: str, regime: OsRegime) -> Device:
             "host: this machine's memory could not be read; name a device or a memory size"
         )
     return host
-
-
-def _given(value: int | None, default: int) -> int:
-    return default if value is None else value
 
 
 def _tokens(

@@ -10,6 +10,7 @@ import typer
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.sizing.workload import MARGIN_BYTES
 
 Value = TypeVar("Value")
 
@@ -141,3 +142,4 @@ ChosenRuntime = Annotated[
     ),
 ]
 Margin = Annotated[str, typer.Option(help="Kept free above the peak.")]
+DEFAULT_MARGIN = f"{MARGIN_BYTES // 10**6}MB"

@@ -8,6 +8,7 @@ Nothing is loaded before the estimate says that there is room for it.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
@@ -21,9 +22,10 @@ from memfit.estimators.machine.host import detect_host
 from memfit.estimators.results.estimate import Note, Recommendation, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
 from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes import vision_estimate as picture
 from memfit.probes.bench import REPEATS, Bench
 from memfit.probes.command_lines import command_lines, recommended_workload
@@ -185,30 +187,25 @@ def require_room_for(
     """
     if device := detect_host():
         device = limited(device, memory_limit_bytes)
-        require_room(size(checkpoint, device=device, margin_bytes=margin_bytes), workload, units)
-
-
-def sized(
-    checkpoint: Checkpoint, device: Device, workload: Workload, margin_bytes: int
-) -> SizedModel:
-    """Return the sizing by trace where it can tell of the workload, else by formula.
-
-    Raises:
-        UnsupportedError: when neither can.
-    """
-    try:
-        sized = size(checkpoint, device=device, margin_bytes=margin_bytes, method="trace")
-        sized.figures_for(workload)
-    except (MachineError, UnsupportedError):
-        sized = size(checkpoint, device=device, margin_bytes=margin_bytes)
-    return sized
+        catalog = Catalog()
+        model = catalog.add(checkpoint)
+        sized = catalog.sized(model, device=device, margin_bytes=margin_bytes)
+        require_room(sized, workload, units)
 
 
 def _sized(request: Request, device: Device, workload: Workload) -> SizedModel:
-    checkpoint, margin_bytes = request.checkpoint, request.margin_bytes
+    """By trace where a trace of the workload is possible, else by formula."""
+    catalog = Catalog()
+    model = catalog.add(request.checkpoint)
+    sized = partial(catalog.sized, model, device=device, margin_bytes=request.margin_bytes)
     if request.has_image:
-        return picture.sized_with_tower(checkpoint, device, margin_bytes)
-    return sized(checkpoint, device, workload, margin_bytes)
+        return picture.with_tower(sized(method="formula"))
+    try:
+        traced = sized(method="trace")
+        traced.figures_for(workload)
+    except (MachineError, UnsupportedError):
+        return sized()
+    return traced
 
 
 def _device(worker: Worker) -> Device:

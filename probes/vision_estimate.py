@@ -4,21 +4,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.measurement import Measurement
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.sized_model import SizedModel
 
 
-def sized_with_tower(checkpoint: Checkpoint, device: Device, margin_bytes: int) -> SizedModel:
-    """Return the sizing by formula with every tensor loaded, as mlx-vlm does.
-
-    Raises:
-        UnsupportedError: when the language model is not described.
-    """
-    sized = size(checkpoint, device=device, margin_bytes=margin_bytes, method="formula")
-    sizes = Counter(tensor.nbytes for tensor in checkpoint.tensors or ())
+def with_tower(sized: SizedModel) -> SizedModel:
+    """Return a model with every tensor of its checkpoint loaded, as mlx-vlm does."""
+    sizes = Counter(tensor.nbytes for tensor in sized.checkpoint.tensors or ())
     return replace(sized, footprint=replace(sized.footprint, sizes=sizes))
 
 

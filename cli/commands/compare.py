@@ -16,6 +16,7 @@ from memfit.cli.option_values import (
     requested_workload,
 )
 from memfit.cli.options import (
+    DEFAULT_MARGIN,
     Batch,
     ChosenRuntime,
     CompareForm,
@@ -45,13 +46,12 @@ from memfit.cli.options import (
 from memfit.cli.progress import reporting
 from memfit.cli.render.output import emit
 from memfit.estimators.base.errors import InputError, UnreachableError
-from memfit.estimators.base.progress import Progress
 from memfit.estimators.base.units import Units, parse_size
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
-from memfit.estimators.runtimes.registry import MLX_LM, Runtime, get_runtime
+from memfit.estimators.runtimes.registry import MLX_LM
 
 if TYPE_CHECKING:
-    from memfit.estimators.compare.axes import Axis, Scenario
+    from memfit.estimators.compare.axes import Axis
     from memfit.estimators.compare.compare import ComparedModel
     from memfit.estimators.results.comparison import Comparison
 
@@ -90,7 +90,7 @@ def compare(
         str | None,
         typer.Option(metavar="all|A,B", help="One model under several runtimes, side by side."),
     ] = None,
-    margin: Margin = "64MB",
+    margin: Margin = DEFAULT_MARGIN,
     format_: CompareForm = CompareFormat.TABLE,
     json_: Json = False,
     output: Output = None,
@@ -99,17 +99,22 @@ def compare(
 ) -> None:
     """Show models side by side, and what fits where.
 
-    Each model is held against the first.
+    Each model is compared with the first.
     """
     # The library is imported when it is needed: --help stays quick.
+    from memfit.estimators.base.files import printable
     from memfit.estimators.compare.axes import Scenario
+    from memfit.estimators.compare.compare import ComparedModel, RuntimeChoice
     from memfit.estimators.compare.compare import compare as answer
+    from memfit.estimators.results.comparison import try_or_reason
+    from memfit.estimators.sizing.catalog import Catalog
 
     axes = _axes(matrix or [], os_regime)
     if len(models) < 2 and not axes and runtimes is None:
         raise InputError("give two or more models to compare, or one with --matrix or --runtimes")
     if len(models) > 1 and runtimes is not None:
         raise InputError("--runtimes compares one model under several runtimes: give one model")
+    machine = any(value is not None for value in (device, memory, working_set))
     _reject_twice(
         {axis.name for axis in axes},
         {
@@ -119,22 +124,12 @@ def compare(
             "prefill-step": prefill_step is not None,
             "kv-bits": kv_bits is not None,
             "quantize": quantize is not None,
-            "device": any(value is not None for value in (device, memory, working_set)),
-            "memory": any(value is not None for value in (device, memory, working_set)),
+            "device": machine,
+            "memory": machine,
         },
     )
-    rules, settings = requested_runtime(runtime or MLX_LM)
-    asked = {
-        "prefill_step": prefill_step is not None,
-        "kv_bits": kv_bits is not None,
-        "kv_group_size": kv_group_size is not None,
-        "quantized_kv_start": quantized_kv_start is not None,
-    }
-    varied = {axis.name.replace("-", "_") for axis in axes}
-    kept = frozenset(varied | {name for name, given in asked.items() if given})
     base = Scenario(
         requested_workload(
-            rules,
             context=context,
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
@@ -149,13 +144,17 @@ def compare(
         requested_quantization(quantize, group_size, quant_mode),
         parsed("--margin", parse_size, margin) or 0,
     )
+    choice = RuntimeChoice(*requested_runtime(runtime or MLX_LM))
+    base.workload.under(choice.runtime)
     with reporting(verbose=verbose) as progress:
-        candidates = _candidates(models, progress)
+        catalog = Catalog(progress=progress)
+        for reference in models:
+            try_or_reason(partial(catalog.checkpoint, reference))
+    compared = [ComparedModel(printable(reference), reference) for reference in models]
     if runtimes is not None:
-        candidates = _under(candidates[0], runtimes, kept)
-    elif runtime is None:
-        candidates, base, rules = _under_their_own(candidates, base, rules, kept)
-    result = answer(candidates, base, axes, runtime=rules, settings=settings, units=units)
+        compared = _under_each(compared[0], runtimes)
+    given = None if runtime is None and runtimes is None else choice
+    result = answer(catalog, compared, base, axes, choice=given, units=units)
     form = CompareFormat.JSON if json_ else format_
     by_runtime = runtimes is not None
     text = _rendered(result, form, units, by_runtime=by_runtime, to_file=output is not None)
@@ -174,8 +173,8 @@ def _axes(texts: Sequence[str], regime: OsRegime) -> "list[Axis]":
     return [axis for text in texts if (axis := parsed("--matrix", read, text))]
 
 
-def _under(candidate: "ComparedModel", names: str, kept: frozenset[str]) -> "list[ComparedModel]":
-    """The model under each of the runtimes, which share what was read and weighed."""
+def _under_each(model: "ComparedModel", names: str) -> "list[ComparedModel]":
+    """The model under each of the runtimes, which share what was read and sized."""
     from memfit.estimators.compare.compare import RuntimeChoice
     from memfit.estimators.runtimes.registry import list_runtimes
 
@@ -184,60 +183,22 @@ def _under(candidate: "ComparedModel", names: str, kept: frozenset[str]) -> "lis
         wanted = [runtime.name for runtime in list_runtimes()]
     if len(set(wanted)) < len(wanted):
         raise InputError(f"--runtimes {names[:60]}: one is given twice")
-    found = []
-    for name in wanted:
-        rules, settings = requested_runtime(name)
-        found.append(replace(candidate, label=name, under=RuntimeChoice(rules, settings, kept)))
-    return found
-
-
-def _under_their_own(
-    candidates: "list[ComparedModel]", base: "Scenario", rules: Runtime, kept: frozenset[str]
-) -> "tuple[list[ComparedModel], Scenario, Runtime]":
-    """As an estimate would size each: all under one runtime, or where they differ each its own."""
-    from memfit.estimators.compare.compare import RuntimeChoice
-    from memfit.estimators.results.comparison import Unavailable
-    from memfit.estimators.sizing.sized_model import native_runtime
-
-    own = [
-        rules
-        if isinstance(candidate.checkpoint, Unavailable)
-        else get_runtime(native_runtime(candidate.checkpoint))
-        for candidate in candidates
+    return [
+        replace(model, label=name, choice=RuntimeChoice(*requested_runtime(name)))
+        for name in wanted
     ]
-    if len(set(own)) > 1:
-        each = zip(candidates, own, strict=True)
-        under = [
-            replace(candidate, under=RuntimeChoice(found, None, kept)) for candidate, found in each
-        ]
-        return under, base, rules
-    workload = RuntimeChoice(own[0], None, kept).workload(base.workload)
-    return candidates, replace(base, workload=workload), own[0]
 
 
 def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:
-    """Not every model can run under all runtimes: that is no failure while one can."""
+    """Not every runtime can run every model: one that can is enough."""
     return runtimes == "all" and any(model.undecided is None for model in result.models)
 
 
 def _reject_twice(axes: set[str], options: dict[str, bool]) -> None:
-    """An axis would overrule the option that sets the same thing."""
+    """An axis would override the option for the same setting."""
     for name, given in options.items():
         if given and name in axes:
             raise InputError(f"--matrix {name} and an option both set it: give one of them")
-
-
-def _candidates(references: Sequence[str], progress: Progress) -> "list[ComparedModel]":
-    from memfit.estimators.base.files import printable
-    from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.compare.compare import ComparedModel, try_or_reason
-
-    known: dict[str, ComparedModel] = {}
-    for reference in references:
-        if reference not in known:
-            checkpoint = try_or_reason(partial(open_checkpoint, reference, progress=progress))
-            known[reference] = ComparedModel(printable(reference), checkpoint)
-    return [known[reference] for reference in references]
 
 
 def _rendered(
@@ -261,7 +222,7 @@ def _rendered(
 
 
 def _code(result: "Comparison") -> Exit:
-    """A comparison is no verdict: only what could not be decided is not 0."""
+    """A comparison is no verdict: the code is 0 unless something has no figure."""
     slugs = {undecided.slug for undecided in result.undecided}
     if UnreachableError.slug in slugs:
         return Exit.UNREACHABLE

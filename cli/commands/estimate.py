@@ -1,6 +1,5 @@
 """``memfit estimate``: parse, ask the library, show the answer."""
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from memfit.cli.option_values import (
     requested_workload,
 )
 from memfit.cli.options import (
+    DEFAULT_MARGIN,
     Batch,
     CacheType,
     ChosenRuntime,
@@ -46,12 +46,11 @@ from memfit.cli.progress import reporting
 from memfit.cli.render.output import deliver
 from memfit.estimators.base.units import Units, parse_size
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
 
 if TYPE_CHECKING:
-    from memfit.estimators.checkpoint.adapters import Adapter
     from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
+    from memfit.estimators.sizing.catalog import Catalog
     from memfit.estimators.sizing.sized_model import SizedModel
 
 SAMPLE = "qwen3-4b-4bit.yaml"
@@ -85,8 +84,8 @@ def estimate(
     working_set: WorkingSet = None,
     os_regime: Regime = DEFAULT_REGIME,
     runtime: ChosenRuntime = None,
-    method: Annotated[Method, typer.Option(help="How the figures are come by.")] = Method.AUTO,
-    margin: Margin = "64MB",
+    method: Annotated[Method, typer.Option(help="How the figures are found.")] = Method.AUTO,
+    margin: Margin = DEFAULT_MARGIN,
     adapter: Annotated[
         Path | None, typer.Option(help="A directory with adapters.safetensors, added.")
     ] = None,
@@ -108,11 +107,10 @@ def estimate(
     Where it does not fit, say what to set so that it does.
     """
     # The library is imported when it is needed: --help stays quick.
-    from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.runtimes.registry import MLX_LM, get_runtime
+    from memfit.estimators.runtimes.registry import MLX_LM
+    from memfit.estimators.sizing.catalog import Catalog
 
-    ask = partial(
-        requested_workload,
+    partial_workload = requested_workload(
         context=context,
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
@@ -123,32 +121,37 @@ def estimate(
         quantized_kv_start=quantized_kv_start,
         max_kv_size=max_kv_size,
     )
-    # Asked before anything is fetched, so that a bad option does not wait for it.
+    # Checked before anything is fetched, so that a bad option does not wait for it.
     rules, settings = requested_runtime(runtime or MLX_LM)
-    workload = ask(rules)
+    partial_workload.under(rules)
     types = None if cache_type is None else _cache_types(cache_type)
     machine = requested_device(device, memory, working_set, os_regime)
+    conversion = requested_quantization(quantize, group_size, quant_mode)
+    margin_bytes = parsed("--margin", parse_size, margin) or 0
     with reporting(verbose=verbose, meanwhile=_load_library) as progress:
-        checkpoint = _sample() if model is None else open_checkpoint(model, progress=progress)
-        draft_checkpoint = None if draft is None else open_checkpoint(draft, progress=progress)
+        catalog = Catalog(progress=progress)
+        reference = _open_sample(catalog) if model is None else model
+        catalog.checkpoint(reference)
+        if draft is not None:
+            catalog.checkpoint(draft)
     from memfit.estimators.sizing.estimate import estimate as answer
     from memfit.estimators.sizing.estimate import plots
-    from memfit.estimators.sizing.sized_model import size
 
-    sized = size(
-        checkpoint,
-        device=machine,
-        margin_bytes=parsed("--margin", parse_size, margin) or 0,
-        quantize=requested_quantization(quantize, group_size, quant_mode),
-        adapter=_adapter(adapter) if adapter else None,
-        draft=draft_checkpoint,
-        cache_types=types,
-        method=method.value,
-    )
     if runtime is None:
-        rules = get_runtime(sized.engine.runtime)
-        workload = ask(rules)
-    sized = sized.with_runtime(rules, settings)
+        rules = catalog.native_runtime(reference)
+    workload = partial_workload.under(rules)
+    sized = catalog.sized(
+        reference,
+        quantize=conversion,
+        device=machine,
+        runtime=rules,
+        settings=settings,
+        method=method.value,
+        adapter=adapter,
+        draft=draft,
+        cache_types=types,
+        margin_bytes=margin_bytes,
+    )
     if method is Method.AUTO and quantize is None and adapter is None:
         sized = _measured(sized, workload)
     result = answer(sized, workload, runtime=rules, units=units)
@@ -175,12 +178,6 @@ def _cache_types(text: str) -> "CacheTypes | None":
     return parsed("--cache-type", parse_cache_types, text)
 
 
-def _adapter(directory: Path) -> "Adapter":
-    from memfit.estimators.checkpoint.adapters import read_adapter
-
-    return read_adapter(directory)
-
-
 def _measured(sized: "SizedModel", workload: Workload) -> "SizedModel":
     host = sized.device
     if host is None or host.source != "detected":
@@ -197,10 +194,10 @@ def _explained(sized: "SizedModel", workload: Workload, units: Units) -> tuple[s
     return explain(sized, workload, units)
 
 
-def _sample() -> Checkpoint:
+def _open_sample(catalog: "Catalog") -> str:
+    """Open the embedded sample while its file exists, and return the reference to it."""
     from importlib.resources import as_file, files
 
-    from memfit.estimators.checkpoint.opening import open_checkpoint
-
     with as_file(files("memfit.sample_configs") / SAMPLE) as path:
-        return open_checkpoint(str(path))
+        catalog.checkpoint(str(path))
+    return str(path)

@@ -169,13 +169,13 @@ def init(
 ) -> None:
     """Write memfit.yaml here, a first policy with comments."""
     from memfit.cli.render.output import write_whole
-    from memfit.estimators.gate.init_policy import first_policy
-    from memfit.estimators.gate.shelf import Shelf
+    from memfit.estimators.gate.init_policy import init_policy
     from memfit.estimators.machine.devices import find_device
+    from memfit.estimators.sizing.catalog import Catalog
 
     if POLICY.is_symlink() or POLICY.exists():
         raise InputError(f"{POLICY} is there already; edit it, or move it away first")
     devices = tuple(find_device(name) for name in device)
-    write_whole(POLICY, first_policy(Shelf(Path()), model, devices))
+    write_whole(POLICY, init_policy(Catalog(), model, devices))
     next_step = "next: memfit gate --update, then commit both files"
     print(f"memfit: wrote {POLICY}; {next_step}", file=sys.stderr)

@@ -14,6 +14,7 @@ from memfit.cli.exits import CommandStopped, Exit
 from memfit.cli.local_model import loadable
 from memfit.cli.option_values import requested_workload
 from memfit.cli.options import (
+    DEFAULT_MARGIN,
     CompareForm,
     CompareFormat,
     Json,
@@ -65,7 +66,7 @@ def tune(
     kv_group_size: KVGroupSize = None,
     quantized_kv_start: QuantizedKVStart = None,
     max_kv_size: MaxKVSize = None,
-    margin: Margin = "64MB",
+    margin: Margin = DEFAULT_MARGIN,
     force: Annotated[
         bool, typer.Option("--force", help="Run what the estimate says does not fit.")
     ] = False,
@@ -103,7 +104,6 @@ def tune(
 ) -> None:
     """Load a model, and hold what it takes against the estimate."""
     # The library is imported when it is needed: --help stays quick.
-    from memfit.estimators.runtimes.registry import MLX_LM, get_runtime
     from memfit.probes.process import ModelProcess, require_installed
     from memfit.probes.sweep_axes import parse_axis
     from memfit.probes.sweep_checkpoint import user_sweeps
@@ -118,7 +118,6 @@ def tune(
     if plot and form in (CompareFormat.JSON, CompareFormat.CSV):
         raise InputError(f"--plot draws in tables and in Markdown, not in {form.value}")
     workload = requested_workload(
-        get_runtime(MLX_LM),
         context=None,
         prompt_tokens=prompt_tokens or "1",  # until a text is counted
         max_tokens=max_tokens,
@@ -128,7 +127,7 @@ def tune(
         kv_group_size=kv_group_size,
         quantized_kv_start=quantized_kv_start,
         max_kv_size=max_kv_size,
-    )
+    ).values
     axes = [parsed("--sweep", parse_axis, each) for each in sweep or ()]
     limit = parsed("--memory-limit", parse_size, memory_limit)
     margin_bytes = parsed("--margin", parse_size, margin) or 0

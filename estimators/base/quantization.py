@@ -52,3 +52,13 @@ class Quantization:
         if self.mode == "affine":
             return packed, groups * scale_bytes, groups * scale_bytes
         return packed, groups
+
+
+def converted(bits: int, group_size: int | None = None, mode: str = "affine") -> Quantization:
+    """Return what mlx_lm.convert makes of a model, with the group size of the mode by default.
+
+    Raises:
+        InputError: for a combination MLX does not have.
+    """
+    default = DEFAULTS[mode][1] if mode in DEFAULTS else 0
+    return Quantization(bits, default if group_size is None else group_size, mode)

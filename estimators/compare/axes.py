@@ -7,16 +7,16 @@ from itertools import product
 from typing import Any
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantization import DEFAULTS, FLOAT_MODES, Quantization
+from memfit.estimators.base.quantization import FLOAT_MODES, Quantization, converted
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_count, parse_size
-from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.results.comparison import SettingValue
+from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
-# A grid nobody reads; it is a slip, and would take minutes.
+# Nobody reads a larger matrix: it is a mistake, and would take minutes.
 MAX_COMBINATIONS = 10_000
 _COUNTS = {
     "context": "prompt_tokens",
@@ -30,15 +30,15 @@ AXES = (*_COUNTS, "quantize", "device", "memory")
 
 @record(frozen=True, slots=True)
 class Scenario:
-    """What is run where; ``quantize`` is a conversion before it, None for the model as it is.
+    """What is run where."""
 
-    ``margin_bytes`` are kept free above the peak.
-    """
-
-    workload: Workload
+    workload: PartialWorkload
     device: Device | None
     quantize: Quantization | None = None
-    margin_bytes: int = 0
+    """A conversion before the run; None for the model as it is."""
+
+    margin_bytes: int = MARGIN_BYTES
+    """Kept free above the peak."""
 
 
 @record(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def parse_axis(text: str, *, find_device: Callable[[str], Device], os_regime: Os
 
 
 def check_axes(axes: Sequence[Axis], models: int) -> None:
-    """Hold the axes against each other.
+    """Check that the axes can be combined.
 
     Raises:
         InputError: when one is given twice, two name a machine, or they make too many cells.
@@ -105,15 +105,9 @@ def scenarios(
     names = [axis.name for axis in axes]
     for settings in product(*(axis.settings for axis in axes)):
         # All at once: a combination may be valid where half of it is not.
-        workload: dict[str, Any] = {
-            setting.field: setting.change
-            for setting in settings
-            if setting.field in _COUNTS.values()
-        }
-        rest: dict[str, Any] = {
-            setting.field: setting.change for setting in settings if setting.field not in workload
-        }
-        scenario = replace(base, workload=replace(base.workload, **workload), **rest)
+        changes: dict[str, Any] = {setting.field: setting.change for setting in settings}
+        counts = {name: changes.pop(name) for name in _COUNTS.values() if name in changes}
+        scenario = replace(base, workload=base.workload.varied(counts), **changes)
         yield {n: s.value for n, s in zip(names, settings, strict=True)}, scenario
 
 
@@ -133,11 +127,11 @@ def _setting(
 
 
 def _conversion(text: str) -> Setting:
-    """A conversion by bits or mode, in the groups mlx_lm.convert takes when not told."""
+    """A conversion by bits or mode, with the default group size of mlx_lm.convert."""
     wanted = text.lower()
     if wanted == "none":
         return Setting(None, "quantize", None)
     if wanted in FLOAT_MODES:
         return Setting(wanted, "quantize", Quantization(*FLOAT_MODES[wanted], wanted))
     bits = parse_count(text)
-    return Setting(bits, "quantize", Quantization(bits, DEFAULTS["affine"][1]))
+    return Setting(bits, "quantize", converted(bits))

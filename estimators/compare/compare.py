@@ -1,177 +1,154 @@
 """Models side by side: the same figures under the same conditions, and a matrix of verdicts."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 
-from memfit.estimators.base.errors import UnreachableError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.compare.axes import Axis, Scenario, check_axes, scenarios
-from memfit.estimators.machine.device import Device
 from memfit.estimators.results.comparison import (
-    Cell,
     Compared,
     Comparison,
     Difference,
     Figure,
     Matrix,
+    MatrixCell,
     SettingValue,
     Unavailable,
     Value,
+    try_or_reason,
 )
 from memfit.estimators.results.estimate import Basis, Estimate, RuntimeSummary, WorkloadSummary
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.foundry import FoundrySettings
-from memfit.estimators.runtimes.registry import Runtime
+from memfit.estimators.runtimes.registry import MLX_LM, Runtime, get_runtime
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate, workload_notes
-from memfit.estimators.sizing.sized_model import SizedModel, size
-
-Answer = TypeVar("Answer")
-_Form = tuple[Quantization | None, int]  # what decides a sizing but for the device
-_DEFAULTS = ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start")
-
-
-def try_or_reason(make: Callable[[], Answer]) -> Answer | Unavailable:
-    """Return what ``make`` returns, or why it cannot be decided; bad input still raises."""
-    try:
-        return make()
-    except (UnsupportedError, UnreachableError) as error:
-        return Unavailable(error.slug, str(error))
+from memfit.estimators.sizing.sized_model import SizedModel
 
 
 @record(frozen=True, slots=True)
 class RuntimeChoice:
-    """A runtime to size under; ``asked`` are the workload's fields that are not its defaults."""
+    """A runtime to size models under."""
 
-    rules: Runtime
+    runtime: Runtime
     settings: FoundrySettings | None = None
-    asked: frozenset[str] = frozenset()
-
-    def workload(self, base: Workload) -> Workload:
-        """Return a workload with the runtime's own defaults where nothing was asked for."""
-        own = {name: getattr(self.rules, name) for name in _DEFAULTS if name not in self.asked}
-        return replace(base, **own)
+    """Foundry's own; None for the defaults, and for every other runtime."""
 
 
-@dataclass(slots=True)
+@record(frozen=True, slots=True)
 class ComparedModel:
-    """A model to compare: read once, sized once for each conversion and device.
-
-    ``under`` is the runtime where runtimes are compared.
-    """
+    """A model to compare."""
 
     label: str
-    checkpoint: Checkpoint | Unavailable
-    under: RuntimeChoice | None = None
-    _sized: dict[_Form, SizedModel | Unavailable] = field(default_factory=dict)
-    _placed: dict[tuple[_Form, Device | None], SizedModel] = field(default_factory=dict)
+    reference: str
+    """How the catalog finds it."""
 
-    def sized(self, scenario: Scenario) -> SizedModel | Unavailable:
-        """Return the sizing for a scenario's conversion and device.
-
-        Raises:
-            InputError: when the checkpoint is damaged or has no config.
-        """
-        form, device = (scenario.quantize, scenario.margin_bytes), scenario.device
-        if form not in self._sized:
-            self._sized[form] = self._size(*form)
-        sized = self._sized[form]
-        if isinstance(sized, Unavailable):
-            return sized
-        if (form, device) not in self._placed:
-            self._placed[form, device] = sized.on(device)
-        return self._placed[form, device]
-
-    def _size(self, quantize: Quantization | None, margin_bytes: int) -> SizedModel | Unavailable:
-        checkpoint = self.checkpoint
-        if isinstance(checkpoint, Unavailable):
-            return checkpoint
-        return try_or_reason(
-            lambda: size(checkpoint, device=None, margin_bytes=margin_bytes, quantize=quantize)
-        )
+    choice: RuntimeChoice | None = None
+    """Its own runtime; None where one runtime is for all models."""
 
 
 def compare(
-    candidates: Sequence[ComparedModel],
+    catalog: Catalog,
+    models: Sequence[ComparedModel],
     base: Scenario,
     axes: Sequence[Axis] = (),
     *,
-    runtime: Runtime,
-    settings: FoundrySettings | None = None,
+    choice: RuntimeChoice | None = None,
     units: Units = Units.GB,
 ) -> Comparison:
     """Return the models side by side, and every combination of the axes when there are any.
 
     The figures are those of the first combination, so that they agree with the matrix. A model
-    or a cell that cannot be decided says why in place of its figures.
+    or a cell without a figure says why. Without a ``choice`` each model is sized as an estimate
+    would size it: under its checkpoint's native runtime.
 
     Raises:
         InputError: when a checkpoint is damaged, or a combination is out of range.
     """
-    check_axes(axes, len(candidates))
+    check_axes(axes, len(models))
     combinations = list(scenarios(base, axes))
     first = combinations[0][1]
-    plain = RuntimeChoice(runtime, settings, frozenset(_DEFAULTS))
-    ready = [_ready(candidate, first, plain) for candidate in candidates]
+    if choice is None:
+        models, choice = _native(catalog, models)
+    runtime = choice.runtime
+    ready = [_ready(catalog, model, first, choice) for model in models]
     estimates = [_estimate(one, units) for one in ready]
     return Comparison(
         memfit_version=__version__,
-        workload=WorkloadSummary(**asdict(first.workload)),
+        workload=WorkloadSummary(**asdict(first.workload.under(runtime))),
         runtime=RuntimeSummary(runtime.name, runtime.version),
         device=device_summary(first.device) if first.device else None,
         quantize=first.quantize,
         margin_bytes=first.margin_bytes,
-        models=tuple(
-            _compared(candidate, result)
-            for candidate, result in zip(candidates, estimates, strict=True)
-        ),
+        models=tuple(map(_compared, models, estimates)),
         figures=tuple(_figures(estimates)),
-        matrix=_matrix(candidates, axes, combinations, plain) if axes else None,
+        matrix=_matrix(catalog, models, axes, combinations, choice) if axes else None,
     )
+
+
+def _native(
+    catalog: Catalog, models: Sequence[ComparedModel]
+) -> tuple[Sequence[ComparedModel], RuntimeChoice]:
+    """One runtime for all models, or where their checkpoints' native ones differ each its own."""
+    found = [try_or_reason(partial(catalog.native_runtime, model.reference)) for model in models]
+    default = get_runtime(MLX_LM)
+    own = [default if isinstance(each, Unavailable) else each for each in found]
+    if len(set(own)) == 1:
+        return models, RuntimeChoice(own[0])
+    chosen = [
+        replace(model, choice=RuntimeChoice(runtime))
+        for model, runtime in zip(models, own, strict=True)
+    ]
+    return chosen, RuntimeChoice(default)
 
 
 @record(frozen=True, slots=True)
 class _Ready:
-    """A model under a runtime with the workload it is asked."""
+    """A model under a runtime, with its workload."""
 
     sized: SizedModel
     workload: Workload
-    rules: Runtime
+    runtime: Runtime
 
 
 def _ready(
-    candidate: ComparedModel, scenario: Scenario, plain: RuntimeChoice
+    catalog: Catalog, model: ComparedModel, scenario: Scenario, default: RuntimeChoice
 ) -> _Ready | Unavailable:
-    sized = candidate.sized(scenario)
+    choice = model.choice or default
+    sized = try_or_reason(
+        lambda: catalog.sized(
+            model.reference,
+            quantize=scenario.quantize,
+            device=scenario.device,
+            runtime=choice.runtime,
+            settings=choice.settings,
+            margin_bytes=scenario.margin_bytes,
+        )
+    )
     if isinstance(sized, Unavailable):
         return sized
-    under = candidate.under or plain
-    moved = try_or_reason(lambda: sized.with_runtime(under.rules, under.settings))
-    if isinstance(moved, Unavailable):
-        return moved
-    return _Ready(moved, under.workload(scenario.workload), under.rules)
+    return _Ready(sized, scenario.workload.under(choice.runtime), choice.runtime)
 
 
 def _estimate(ready: _Ready | Unavailable, units: Units) -> Estimate | Unavailable:
     if isinstance(ready, Unavailable):
         return ready
     return try_or_reason(
-        lambda: estimate(ready.sized, ready.workload, runtime=ready.rules, units=units)
+        lambda: estimate(ready.sized, ready.workload, runtime=ready.runtime, units=units)
     )
 
 
-def _compared(candidate: ComparedModel, result: Estimate | Unavailable) -> Compared:
-    label = candidate.label
+def _compared(model: ComparedModel, result: Estimate | Unavailable) -> Compared:
+    label = model.label
     if isinstance(result, Unavailable):
         return Compared(label=label, undecided=result)
     return Compared(
         label=label,
-        runtime=result.runtime if candidate.under else None,
+        runtime=result.runtime if model.choice else None,
         model=result.model,
         needed_bytes=result.peak_bytes + result.components.margin.bytes,
         verdict=result.verdict,
@@ -206,10 +183,9 @@ def _amounts(result: Estimate) -> Iterator[tuple[str, tuple[int, Basis] | None]]
     yield "kv", (kv.bytes, kv.basis)
     yield "state", (parts.ssm.bytes, parts.ssm.basis)
     yield "workspace", (workspace.bytes, workspace.basis)
-    basis: Basis = "bound" if weights.basis == "bound" else "derived"
-    yield "peak", (result.peak_bytes, basis)
+    yield "peak", (result.peak_bytes, result.peak_basis)
     context = result.recommendation.context_tokens
-    yield "recommended_context", None if context is None else (context, basis)
+    yield "recommended_context", None if context is None else (context, result.peak_basis)
 
 
 def _value(amount: tuple[int, Basis] | None, first: tuple[int, Basis] | None) -> Value | None:
@@ -233,38 +209,38 @@ def difference(value: int, first: int) -> Difference:
 
 
 def _matrix(
-    candidates: Sequence[ComparedModel],
+    catalog: Catalog,
+    models: Sequence[ComparedModel],
     axes: Sequence[Axis],
     combinations: Sequence[tuple[dict[str, SettingValue], Scenario]],
-    plain: RuntimeChoice,
+    choice: RuntimeChoice,
 ) -> Matrix:
     return Matrix(
         axes={axis.name: tuple(setting.value for setting in axis.settings) for axis in axes},
         cells=tuple(
-            _cell(candidate, settings, scenario, plain)
+            _cell(model.label, settings, scenario, _ready(catalog, model, scenario, choice))
             for settings, scenario in combinations
-            for candidate in candidates
+            for model in models
         ),
     )
 
 
 def _cell(
-    candidate: ComparedModel,
+    label: str,
     settings: dict[str, SettingValue],
     scenario: Scenario,
-    plain: RuntimeChoice,
-) -> Cell:
-    ready = _ready(candidate, scenario, plain)
+    ready: _Ready | Unavailable,
+) -> MatrixCell:
     if isinstance(ready, Unavailable):
-        return Cell(settings=settings, model=candidate.label, undecided=ready)
+        return MatrixCell(settings=settings, model=label, undecided=ready)
     sized = ready.sized
     need = try_or_reason(lambda: sized.requirement(ready.workload))
     if isinstance(need, Unavailable):
-        return Cell(settings=settings, model=candidate.label, undecided=need)
+        return MatrixCell(settings=settings, model=label, undecided=need)
     verdict, exceeded = judge(need, scenario.device)
-    return Cell(
+    return MatrixCell(
         settings=settings,
-        model=candidate.label,
+        model=label,
         verdict=verdict,
         exceeded=exceeded,
         peak_bytes=need.peak_bytes - sized.margin_bytes,

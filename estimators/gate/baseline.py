@@ -15,10 +15,12 @@ from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.base.records import record
 from memfit.estimators.base.version import __version__
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import config_sha256
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.gate.figures import Figures
-from memfit.estimators.gate.policy import Target
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.registry import MLX_LM, Runtime
 
 NAME = "memfit.lock.json"
 VERSION = 1
@@ -64,13 +66,9 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     return Fingerprint(checkpoint.revision, config_sha256(checkpoint), headers)
 
 
-def asked(target: Target) -> dict[str, Any]:
-    """Return what a target asks, its model aside: figures of other questions do not compare."""
-    return {
-        "device": target.device.name,
-        "runtime": target.runtime.name,
-        "workload": asdict(target.workload),
-    }
+def asked(device: Device, runtime: Runtime, workload: Workload) -> dict[str, Any]:
+    """Return the question without its model: figures of different questions do not compare."""
+    return {"device": device.name, "runtime": runtime.name, "workload": asdict(workload)}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -150,7 +148,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _entry(value: Any) -> Entry:
     model, model_type = _text(value["model"]), _text(value["model_type"])
-    question = value["asked"]
+    question = {"runtime": MLX_LM, **value["asked"]}  # without a runtime it was sized for mlx-lm
     _text(question["device"]), _text(question["runtime"])
     if not isinstance(question["workload"], dict):
         raise TypeError("asked.workload is no object")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from memfit.estimators.base.errors import (
     InputError,
@@ -14,9 +13,11 @@ from memfit.estimators.base.errors import (
 )
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.version import __version__
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.gate import baseline
 from memfit.estimators.gate.baseline import Entry, Lock
 from memfit.estimators.gate.diff import changes
@@ -24,9 +25,10 @@ from memfit.estimators.gate.figures import figures_of
 from memfit.estimators.gate.policy import Limit, Policy, Target
 from memfit.estimators.gate.remedies import Question, remedies
 from memfit.estimators.gate.report import Report, Status, TargetReport, overall
-from memfit.estimators.gate.shelf import Shelf
 from memfit.estimators.gate.verdict import Check, Reference, judge_limit, judge_limits
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.registry import Runtime
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -68,9 +70,9 @@ def run_gate(
         PolicyError: when a target has no model.
     """
     _require_models(policy)
-    shelf = Shelf(policy.path.parent, progress)
+    catalog = Catalog(policy.path.parent, progress)
     kept = lock.targets if lock else {}
-    outcome = _run(policy, shelf, None, lambda target, _: kept.get(target.name), allow_bounds)
+    outcome = _run(policy, catalog, None, lambda target, _: kept.get(target.name), allow_bounds)
     version = lock.memfit_version if lock else None
     return replace(outcome, report=replace(outcome.report, baseline_version=version))
 
@@ -84,16 +86,20 @@ def run_update(
         PolicyError: when a target has no model.
     """
     _require_models(policy)
-    shelf = Shelf(policy.path.parent, progress)
-    return _run(policy, shelf, None, lambda _, now: now, allow_bounds)
+    catalog = Catalog(policy.path.parent, progress)
+    return _run(policy, catalog, None, lambda _, now: now, allow_bounds)
 
 
 def run_between(
     policy: Policy, old: str, new: str, *, allow_bounds: bool, progress: Progress = NULL_PROGRESS
 ) -> Outcome:
     """Return the outcome for the model ``new`` in every target; the baseline is ``old`` in it."""
-    shelf = Shelf(Path(), progress)
-    return _run(policy, shelf, new, lambda target, _: _entry(shelf, target, old), allow_bounds)
+    catalog = Catalog(progress=progress)
+
+    def before(target: Target, _: Entry) -> Entry:
+        return _Subject(catalog, target, old).entry()
+
+    return _run(policy, catalog, new, before, allow_bounds)
 
 
 def updated(outcome: Outcome, kept: Lock | None, policy: Policy) -> Lock:
@@ -111,16 +117,16 @@ def updated(outcome: Outcome, kept: Lock | None, policy: Policy) -> Lock:
 
 
 def _run(
-    policy: Policy, shelf: Shelf, model: str | None, before: Before, allow_bounds: bool
+    policy: Policy, catalog: Catalog, model: str | None, before: Before, allow_bounds: bool
 ) -> Outcome:
     reports, entries = [], {}
     for target in policy.targets:
         reference = model if model is not None else target.model or ""
         try:
-            now = _entry(shelf, target, reference)
+            subject = _Subject(catalog, target, reference)
+            now = subject.entry()
             entries[target.name] = now
-            sized = shelf.sized(reference, target.quantize, target.device)
-            answer = _Answer(shelf, target, sized, now, before(target, now))
+            answer = _Answer(subject, now, before(target, now))
             reports.append(answer.report(allow_bounds))
         except MemfitError as error:
             reports.append(_without_figures(target, reference, error))
@@ -146,16 +152,45 @@ def _require_models(policy: Policy) -> None:
         raise PolicyError(mistakes)
 
 
-def _entry(shelf: Shelf, target: Target, model: str) -> Entry:
-    sized = shelf.sized(model, target.quantize, target.device)
-    return Entry(
-        model=model,
-        quantize=target.quantize,
-        model_type=sized.model.model_type,
-        asked=baseline.asked(target),
-        checkpoint=baseline.fingerprint(sized.checkpoint),
-        figures=figures_of(sized, target.workload),
-    )
+@record(frozen=True, slots=True)
+class _Subject:
+    """A model in a target's place."""
+
+    catalog: Catalog
+    target: Target
+    model: str
+
+    @property
+    def runtime(self) -> Runtime:
+        """The target's runtime, else the native one of the checkpoint."""
+        return self.target.runtime or self.catalog.native_runtime(self.model)
+
+    @property
+    def workload(self) -> Workload:
+        """The target's workload with the runtime's defaults."""
+        return self.target.workload.under(self.runtime)
+
+    def sized(self, quantize: int | None) -> SizedModel:
+        """Return the model as it is, or converted to so many bits."""
+        return self.catalog.sized(
+            self.model,
+            quantize=converted(quantize) if quantize else None,
+            device=self.target.device,
+            runtime=self.target.runtime,
+        )
+
+    def entry(self) -> Entry:
+        """Return the figures that a baseline keeps."""
+        target, workload = self.target, self.workload
+        sized = self.sized(target.quantize)
+        return Entry(
+            model=self.model,
+            quantize=target.quantize,
+            model_type=sized.model.model_type,
+            asked=baseline.asked(target.device, self.runtime, workload),
+            checkpoint=baseline.fingerprint(sized.checkpoint),
+            figures=figures_of(sized, workload),
+        )
 
 
 def _without_figures(target: Target, model: str, error: MemfitError) -> TargetReport:
@@ -179,11 +214,19 @@ def _without_figures(target: Target, model: str, error: MemfitError) -> TargetRe
 class _Answer:
     """One target with its figures of now and before."""
 
-    shelf: Shelf
-    target: Target
-    sized: SizedModel
+    subject: _Subject
     now: Entry
     before: Entry | None
+
+    @property
+    def target(self) -> Target:
+        """The target of the policy."""
+        return self.subject.target
+
+    @property
+    def sized(self) -> SizedModel:
+        """The model as the target has it."""
+        return self.subject.sized(self.target.quantize)
 
     def report(self, allow_bounds: bool) -> TargetReport:
         """Return the target's report.
@@ -273,14 +316,14 @@ class _Answer:
         footprint = self.sized.footprint
         found = remedies(
             limit.name,
-            Question(self.target.workload, self.target.quantize),
+            Question(self.subject.workload, self.target.quantize),
             ceil_div(8 * footprint.nbytes, footprint.parameters),
             lambda question: self._passes(limit, question),
         )
         return replace(check, mends=tuple(found))
 
     def _passes(self, limit: Limit, question: Question) -> bool:
-        sized = self.shelf.sized(self.now.model, question.quantize, self.target.device)
+        sized = self.subject.sized(question.quantize)
         is_context = limit.name == "context"
         if is_context:
             prompt = question.workload.prompt_only(limit.amount.numerator)

@@ -7,10 +7,6 @@ from memfit.estimators.sizing.recommend import capacity_of
 from memfit.estimators.sizing.search import longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
-# What memfit estimate keeps free above the peak by default (--margin), so that both recommend the
-# same context.
-MARGIN_BYTES = 64_000_000
-
 
 @record(frozen=True, slots=True, kw_only=True)
 class Figures:

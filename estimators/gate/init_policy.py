@@ -9,32 +9,34 @@ from string import Template
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.gate.figures import figures_of
-from memfit.estimators.gate.shelf import Shelf
 from memfit.estimators.machine.device import Device
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.workload import PartialWorkload
 
 PROMPT_TOKENS = 4096
 MAX_TOKENS = 256
 
 
-def first_policy(shelf: Shelf, model: str, devices: tuple[Device, ...]) -> str:
-    """Return the text of a policy with one target for each device, which comes from the tables.
+def init_policy(catalog: Catalog, model: str, devices: tuple[Device, ...]) -> str:
+    """Return the text of a policy with one target for each device of the tables.
 
     Raises:
         MemfitError: when the model cannot be opened or sized.
         UnsupportedError: when its weights are only bounded.
     """
-    blocks = (_block(shelf, model, device) for device in dict.fromkeys(devices))
+    blocks = (_block(catalog, model, device) for device in dict.fromkeys(devices))
     return _template("policy").substitute() + "\n".join(blocks)
 
 
-def _block(shelf: Shelf, model: str, device: Device) -> str:
-    sized = shelf.sized(model, None, device)
+def _block(catalog: Catalog, model: str, device: Device) -> str:
+    sized = catalog.sized(model, device=device)
     if sized.footprint.basis == "bound":
         reason = next((note.message for note in sized.footprint.notes), model)
         raise UnsupportedError(f"{model}: its weights are only bounded: {reason}")
     most = sized.model.max_context or PROMPT_TOKENS + MAX_TOKENS
     prompt = max(1, min(PROMPT_TOKENS, most - MAX_TOKENS))
-    workload = Workload(prompt_tokens=prompt, max_tokens=MAX_TOKENS)
+    work = PartialWorkload(Workload(prompt_tokens=prompt, max_tokens=MAX_TOKENS), frozenset())
+    workload = work.under(catalog.native_runtime(model))
     return _template("target").substitute(
         name=_name(model, device),
         model=json.dumps(model, ensure_ascii=False),

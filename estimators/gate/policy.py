@@ -1,6 +1,6 @@
 """The policy of a gate: named targets, each a model, a machine, a workload and its limits.
 
-docs/gate.md lists every key; tests/gate/test_docs.py holds it against the tables here.
+docs/gate.md lists every key; tests/gate/test_docs.py compares it with the tables here.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.reading.section import Section, read_sections
 from memfit.estimators.base.reading.values import one_of, short
 from memfit.estimators.base.records import record
@@ -21,10 +21,10 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.runtimes.registry import Runtime, get_runtime
+from memfit.estimators.sizing.workload import PartialWorkload
 
 SCHEMA = "memfit.policy/1"
 MAX_POLICY_BYTES = 1_000_000
-RUNTIME = "mlx-lm"
 
 KEYS = ("schema", "targets")
 MACHINE_KEYS = ("device", "memory", "working_set")
@@ -78,8 +78,10 @@ class Target:
     model: str | None
     quantize: int | None
     device: Device
-    runtime: Runtime
-    workload: Workload
+    runtime: Runtime | None
+    """None for the native runtime of the model's checkpoint."""
+
+    workload: PartialWorkload
     limits: tuple[Limit, ...]
     basis: BasisLimit | None = None
 
@@ -120,7 +122,7 @@ def read_policy(path: Path) -> Policy:
 def _target(section: Section, name: str) -> Target | None:
     if not _NAME.fullmatch(name):
         section.add_error("a target's name is made of letters, digits, and . _ + -, at most 80")
-    runtime = section.take("runtime", _runtime) or get_runtime(RUNTIME)
+    runtime = section.take("runtime", _runtime)
     device = _device(section)
     workload = _workload(section, runtime)
     limits, basis = _limits(section, device)
@@ -155,7 +157,7 @@ def _device(section: Section) -> Device | None:
     return section.take(given[0], makers[given[0]])
 
 
-def _workload(target: Section, runtime: Runtime) -> Workload | None:
+def _workload(target: Section, runtime: Runtime | None) -> PartialWorkload | None:
     section = target.section("workload", WORKLOAD_KEYS)
     given = [key for key in ("context", "prompt_tokens") if key in section]
     if len(given) != 1:
@@ -163,11 +165,7 @@ def _workload(target: Section, runtime: Runtime) -> Workload | None:
         return None
     if "context" in section and "max_tokens" in section:
         section.add_error("context stands alone; use prompt_tokens with max_tokens", "max_tokens")
-    settings = {
-        "prefill_step": runtime.prefill_step,
-        "kv_group_size": runtime.kv_group_size,
-        "quantized_kv_start": runtime.quantized_kv_start,
-    }
+    settings: dict[str, Any] = {}
     known = len(section.reading.mistakes)
     for key in WORKLOAD_KEYS:
         name = "prompt_tokens" if key == "context" else key
@@ -176,7 +174,10 @@ def _workload(target: Section, runtime: Runtime) -> Workload | None:
     if len(section.reading.mistakes) > known:
         return None
     try:
-        return Workload(**settings)
+        workload = PartialWorkload(Workload(**settings), frozenset(settings))
+        if runtime:
+            workload.under(runtime)
+        return workload
     except InputError as error:
         section.add_error(str(error))
         return None
@@ -245,7 +246,7 @@ def _context(value: Any) -> Allowance:
 def _bits(value: Any) -> int:
     if type(value) is not int:
         raise InputError(f"expected bits such as 4, got {short(value)}")
-    return Quantization(value, 64).bits
+    return converted(value).bits
 
 
 def _runtime(value: Any) -> Runtime:

@@ -3,8 +3,10 @@
 docs/schema/compare.schema.json describes it; integers are bytes or tokens.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
+from memfit.estimators.base.errors import UnreachableError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import (
@@ -19,6 +21,7 @@ from memfit.estimators.results.estimate import (
 
 SCHEMA = "memfit.compare/1"
 SettingValue = int | str | None
+Answer = TypeVar("Answer")
 
 
 @record(frozen=True, slots=True)
@@ -27,6 +30,14 @@ class Unavailable:
 
     slug: str
     reason: str
+
+
+def try_or_reason(make: Callable[[], Answer]) -> Answer | Unavailable:
+    """Return what ``make`` returns, or why there is no answer; bad input still raises."""
+    try:
+        return make()
+    except (UnsupportedError, UnreachableError) as error:
+        return Unavailable(error.slug, str(error))
 
 
 @record(frozen=True, slots=True)
@@ -77,7 +88,7 @@ class Compared:
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class Cell:
+class MatrixCell:
     """One model under one combination of settings; ``working_set_bytes`` is the budget."""
 
     settings: dict[str, SettingValue]
@@ -96,7 +107,7 @@ class Matrix:
     """Every combination of the axes for every model, the last axis changing fastest."""
 
     axes: dict[str, tuple[SettingValue, ...]]
-    cells: tuple[Cell, ...]
+    cells: tuple[MatrixCell, ...]
 
 
 @record(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ Phase = Literal["load", "prefill", "decode"]
 Level = Literal["info", "warning"]
 
 SCHEMA = "memfit.estimate/1"
+_WEAKEST_FIRST: tuple[Basis, ...] = ("bound", "derived", "traced", "measured", "exact")
 
 
 @record(frozen=True, slots=True)
@@ -152,6 +153,14 @@ class Estimate:
     notes: tuple[Note, ...]
     schema: str = SCHEMA
     method: str = "formula"
+
+    @property
+    def peak_basis(self) -> Basis:
+        """The weakest basis of what the peak is made of."""
+        parts = self.components
+        made_of = (parts.weights, parts.kv, parts.ssm, parts.workspace, parts.draft)
+        found = {part.basis for part in made_of if part}
+        return next(basis for basis in _WEAKEST_FIRST if basis in found)
 
 
 @record(frozen=True, slots=True)

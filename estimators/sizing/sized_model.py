@@ -17,6 +17,7 @@ from memfit.estimators.runtimes.interface import MLX, Figures, RuntimeModel
 from memfit.estimators.runtimes.measured import MeasuredEngine
 from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine, traced_weights, undescribed_model
 from memfit.estimators.runtimes.registry import LLAMA_CPP, MLX_LM, MLX_MOE, Runtime, get_runtime
+from memfit.estimators.sizing.workload import MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.derived import Plan
 from memfit.estimators.weights.footprint import (
@@ -162,7 +163,7 @@ def size(
     checkpoint: Checkpoint,
     *,
     device: Device | None,
-    margin_bytes: int = 0,
+    margin_bytes: int = MARGIN_BYTES,
     quantize: Quantization | None = None,
     adapter: "Adapter | None" = None,
     draft: Checkpoint | None = None,

@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.running import Memfit, Run
 from tests.cli.test_bad_input import assert_one_line
+from tests.cli.test_method import UNDESCRIBED
 from tests.models import QWEN3_4B, QWEN3_4B_4BIT, QWEN3_NEXT_80B, write_checkpoint, write_config
 from tests.sparse import Shapes
 
@@ -72,6 +73,29 @@ def test_every_figure_is_the_one_estimate_gives(
                 assert nbytes == 0
         shown = {n: values[index] and values[index]["value"] for n, values in figures.items()}
         assert shown == expected
+
+
+def test_the_basis_of_a_peak_is_the_weakest_of_its_parts(
+    memfit: Memfit, four_bit: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("mlx_lm")
+    traced = write_config(tmp_path / "traced", UNDESCRIBED)
+    figures = figures_of(memfit("compare", four_bit, traced, *DEVICE, "--context", "300", "--json"))
+    parts = ("weights", "kv", "workspace", "peak")
+    assert [figures[name][0]["basis"] for name in parts] == [
+        "derived",
+        "exact",
+        "derived",
+        "derived",
+    ]
+    assert [figures[name][1]["basis"] for name in parts] == ["traced"] * 4
+    # zinc's workspace is an upper bound, and so is the peak; the context that fits is none.
+    runs = ("compare", four_bit, *DEVICE, "--runtimes", "mlx-lm,zinc")
+    figures = figures_of(memfit(*runs, "--json"))
+    assert [value["basis"] for value in figures["peak"]] == ["derived", "bound"]
+    text = memfit(*runs).out
+    assert text.count("up to 3.") == 1
+    assert "up to 40960 tokens" not in text
 
 
 def test_differences_are_against_the_first_model(

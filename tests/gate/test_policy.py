@@ -14,6 +14,7 @@ from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.gate import policy as keys
 from memfit.estimators.gate.policy import Policy, read_policy
 from memfit.estimators.gate.verdict import RULES
+from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "policy.schema.json"
 HEAD = "schema: memfit.policy/1\ntargets:\n"
@@ -45,8 +46,12 @@ def test_a_target_has_what_is_written_and_the_defaults_of_its_runtime(tmp_path: 
     target = read(tmp_path, HEAD + TARGET).targets[0]
     assert (target.name, target.line, target.model) == ("chat", 3, "models/chat")
     assert target.device.name == "m4-pro-24"
-    assert target.workload.prompt_tokens == 4096
-    assert (target.workload.prefill_step, target.workload.quantized_kv_start) == (2048, 5000)
+    assert target.workload.values.prompt_tokens == 4096
+    assert target.runtime is None
+    assert [
+        (work.prefill_step, work.kv_group_size, work.quantized_kv_start, work.kv_bits)
+        for work in map(target.workload.under, map(get_runtime, ("mlx-lm", "llama.cpp")))
+    ] == [(2048, 64, 5000, None), (512, 32, 0, None)]
     assert [(limit.name, limit.line) for limit in target.limits] == [("peak", 8)]
     assert not target.needs_baseline
 
@@ -67,7 +72,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
              basis: exact, growth: {weights: 12.5%, kv_per_token: 0, peak: 1GB}}
 """,
     ).targets[0]
-    work = target.workload
+    work = target.workload.values
     assert (work.prompt_tokens, work.max_tokens, work.batch, work.prefill_step) == (
         1024,
         64,
@@ -192,6 +197,7 @@ def test_the_schema_for_editors_has_the_same_keys() -> None:
     assert tuple(schema["properties"]) == keys.KEYS
     assert set(target) == set(keys.TARGET_KEYS)
     assert set(target["workload"]["properties"]) == set(keys.WORKLOAD_KEYS)
+    assert target["runtime"]["enum"] == [runtime.name for runtime in list_runtimes()]
     assert set(limits) == set(keys.LIMIT_KEYS)
     assert set(limits["growth"]["properties"]) == set(keys.GROWTH_KEYS)
     jsonschema.validate(yaml.safe_load(HEAD + TARGET), schema)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import Model
+from memfit.cli.commands.plan.subject import Model, open_sized
 from memfit.cli.exits import Exit
 from memfit.cli.option_values import (
     requested_device,
@@ -14,6 +14,7 @@ from memfit.cli.option_values import (
     requested_workload,
 )
 from memfit.cli.options import (
+    DEFAULT_MARGIN,
     Batch,
     ChosenRuntime,
     Context,
@@ -37,7 +38,6 @@ from memfit.cli.options import (
     WorkingSet,
     parsed,
 )
-from memfit.cli.progress import reporting
 from memfit.cli.render.output import emit
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units, parse_count, parse_size
@@ -81,7 +81,7 @@ def context(
     working_set: WorkingSet = None,
     os_regime: Regime = DEFAULT_REGIME,
     runtime: ChosenRuntime = None,
-    margin: Margin = "64MB",
+    margin: Margin = DEFAULT_MARGIN,
     plot: Annotated[bool, typer.Option("--plot", help="Draw memory against context.")] = False,
     format_: PlanForm = PlanFormat.TABLE,
     json_: Json = False,
@@ -96,28 +96,24 @@ def context(
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.context import to_sheet
     from memfit.cli.render.plan.writing import written
-    from memfit.estimators.checkpoint.opening import open_checkpoint
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.runtimes.registry import MLX_LM
     from memfit.estimators.sizing.estimate import curve
-    from memfit.estimators.sizing.sized_model import size
 
     asked = _asked(contexts, requests, ceiling, backend_cap, traffic)
     rules, settings = requested_runtime(runtime or MLX_LM)
     machine = requested_device(device, memory, working_set, os_regime)
-    with reporting(verbose=verbose) as progress:
-        checkpoint = open_checkpoint(model, progress=progress)
-    sized = size(
-        checkpoint,
-        device=machine,
+    sized = open_sized(
+        model,
+        machine,
+        requested_quantization(quantize, group_size, quant_mode),
+        verbose=verbose,
+        method="formula",  # hundreds of workloads are sized: a trace of each takes too long
         margin_bytes=parsed("--margin", parse_size, margin) or 0,
-        quantize=requested_quantization(quantize, group_size, quant_mode),
-        method="formula",  # hundreds of workloads are asked: a trace of each takes too long
     )
     if runtime is None:
         rules, settings = requested_runtime(sized.runtime)
     workload = requested_workload(
-        rules,
         context=context,
         prompt_tokens=None,
         max_tokens=None,
@@ -127,7 +123,7 @@ def context(
         kv_group_size=kv_group_size,
         quantized_kv_start=quantized_kv_start,
         max_kv_size=None,
-    )
+    ).under(rules)
     sized = sized.with_runtime(rules, settings)
     result = plan_context(sized, workload, rules, asked, settings=settings, units=units)
     sheet = to_sheet(result, units, curve(sized, workload) if plot else ())

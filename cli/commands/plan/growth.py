@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import Model
+from memfit.cli.commands.plan.subject import Model, open_sized
 from memfit.cli.exits import Exit
 from memfit.cli.option_values import requested_device, requested_quantization, requested_runtime
 from memfit.cli.options import (
@@ -23,7 +23,6 @@ from memfit.cli.options import (
     WorkingSet,
     parsed,
 )
-from memfit.cli.progress import reporting
 from memfit.cli.render.output import emit
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units, parse_count, parse_size
@@ -81,27 +80,23 @@ def growth(
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.growth import to_sheet
     from memfit.cli.render.plan.writing import written
-    from memfit.estimators.checkpoint.opening import open_checkpoint
     from memfit.estimators.plans.sessions.plan import plan_growth
     from memfit.estimators.results.growth import Sessions
     from memfit.estimators.runtimes.registry import list_runtimes
-    from memfit.estimators.sizing.sized_model import size
 
     lengths = _lengths(tokens, turns, turn_tokens, prefix)
     asked = Sessions(sessions=sessions, **lengths)
     names = [one.name for one in list_runtimes()] if runtimes == "all" else runtimes.split(",")
     rules = [requested_runtime(name.strip())[0] for name in names]
     machine = requested_device(device, memory, working_set, os_regime)
-    with reporting(verbose=verbose) as progress:
-        checkpoint = open_checkpoint(model, progress=progress)
     conversion = requested_quantization(quantize, group_size, quant_mode)
-    sized = size(checkpoint, device=machine, quantize=conversion, method="formula")
+    sized = open_sized(model, machine, conversion, verbose=verbose, method="formula")
     left = parsed("--budget", parse_size, budget)
     if left is None and machine is not None:
         left = max(0, machine.working_set_bytes * 9 // 10 - sized.resident_bytes)
     result = plan_growth(
         sized.model,
-        checkpoint.id,
+        sized.checkpoint.id,
         asked,
         rules,
         budget_bytes=left,

@@ -9,9 +9,10 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.registry import MLX_LM
+from memfit.estimators.sizing.workload import MARGIN_BYTES
 
 if TYPE_CHECKING:
-    from memfit.estimators.sizing.sized_model import SizedModel
+    from memfit.estimators.sizing.sized_model import Method, SizedModel
 
 Model = Annotated[
     str,
@@ -31,14 +32,34 @@ def size_subject(
     Raises:
         UnsupportedError: for a GGUF file.
     """
-    from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.estimators.sizing.sized_model import size
-
-    with reporting(verbose=verbose) as progress:
-        checkpoint = open_checkpoint(model, progress=progress)
-    sized = size(checkpoint, device=machine, quantize=quantize)
+    # These plans state what a model takes, without a margin.
+    sized = open_sized(model, machine, quantize, verbose=verbose, margin_bytes=0)
     if sized.engine.runtime != MLX_LM:
         raise UnsupportedError(
-            f"{checkpoint.id}: this is planned for checkpoints of mlx-lm, not for GGUF files"
+            f"{sized.checkpoint.id}: this is planned for checkpoints of mlx-lm, not for GGUF files"
         )
     return sized
+
+
+def open_sized(
+    model: str,
+    machine: Device | None,
+    quantize: Quantization | None,
+    *,
+    verbose: bool,
+    method: "Method" = "auto",
+    margin_bytes: int = MARGIN_BYTES,
+) -> "SizedModel":
+    """Return a model on a machine under its native runtime.
+
+    Raises:
+        MemfitError: as `Catalog.sized`.
+    """
+    from memfit.estimators.sizing.catalog import Catalog
+
+    with reporting(verbose=verbose) as progress:
+        catalog = Catalog(progress=progress)
+        catalog.checkpoint(model)
+    return catalog.sized(
+        model, quantize=quantize, device=machine, method=method, margin_bytes=margin_bytes
+    )

@@ -7,14 +7,13 @@ from memfit.cli.render.words import task as estimate_task
 from memfit.cli.render.words import title as estimate_title
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.comparison import (
-    Cell,
     Compared,
     Comparison,
     Matrix,
+    MatrixCell,
     SettingValue,
     Value,
 )
-from memfit.estimators.results.estimate import Basis
 
 _FIGURES = {
     "weights": "Weights on disk",
@@ -63,10 +62,12 @@ def figure_name(name: str) -> str:
 
 
 def value_text(value: Value | None, unit: str, units: Units) -> str:
-    """A figure with its unit; a bound says so."""
+    """A figure with its unit; an upper bound says so."""
     if value is None:
         return "-"
-    return _bounded(_amount(value.value, unit, units), value.basis)
+    text = _amount(value.value, unit, units)
+    # Only bytes are bounded from above: a context that fits by such bytes fits.
+    return f"up to {text}" if value.basis == "bound" and unit == "bytes" else text
 
 
 def difference_texts(value: Value | None, unit: str, units: Units, minus: str) -> tuple[str, str]:
@@ -96,7 +97,7 @@ def context_text(model: Compared, result: Comparison) -> str:
     return "-" if model.undecided or result.device is None else "none fits"
 
 
-def cell_texts(cell: Cell, units: Units, notes: Footnotes) -> tuple[str, str, str, str]:
+def cell_texts(cell: MatrixCell, units: Units, notes: Footnotes) -> tuple[str, str, str, str]:
     """A cell's verdict, need, share of the working set and footnotes."""
     if cell.undecided or cell.verdict is None or cell.needed_bytes is None:
         reason = cell.undecided.reason if cell.undecided else "no figure"
@@ -143,7 +144,3 @@ def remarks(result: Comparison) -> list[str]:
 
 def _amount(value: int, unit: str, units: Units) -> str:
     return format_bytes(value, units) if unit == "bytes" else f"{value} tokens"
-
-
-def _bounded(text: str, basis: Basis) -> str:
-    return f"up to {text}" if basis == "bound" else text

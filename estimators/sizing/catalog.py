@@ -1,0 +1,135 @@
+"""The models of one command: each checkpoint is opened once, each conversion sized once."""
+
+import os
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.registry import Runtime, get_runtime
+from memfit.estimators.sizing.workload import MARGIN_BYTES
+
+# Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
+if TYPE_CHECKING:
+    from memfit.estimators.checkpoint.adapters import Adapter
+    from memfit.estimators.runtimes.foundry import FoundrySettings
+    from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
+    from memfit.estimators.sizing.sized_model import Method, SizedModel
+
+Found = TypeVar("Found")
+
+
+class Catalog:
+    """Sized models by reference and settings; an error is kept and raised again each time."""
+
+    def __init__(self, directory: Path | None = None, progress: Progress = NULL_PROGRESS) -> None:
+        """Start empty; a relative reference is first looked up in ``directory``."""
+        self._directory = directory
+        self._progress = progress
+        self._kept: dict[Hashable, Any] = {}
+
+    def add(self, checkpoint: Checkpoint) -> str:
+        """Keep a checkpoint that is already open, and return the reference to it."""
+        self._kept[checkpoint.id] = checkpoint
+        return checkpoint.id
+
+    def checkpoint(self, reference: str) -> Checkpoint:
+        """Return a checkpoint.
+
+        Raises:
+            MemfitError: as `open_checkpoint`.
+        """
+        return self._once(reference, lambda: self._open(reference))
+
+    def native_runtime(self, reference: str) -> Runtime:
+        """Return the runtime that a checkpoint is sized for where none is named.
+
+        Raises:
+            MemfitError: as `open_checkpoint`.
+        """
+        from memfit.estimators.sizing.sized_model import native_runtime
+
+        return get_runtime(native_runtime(self.checkpoint(reference)))
+
+    def sized(
+        self,
+        reference: str,
+        *,
+        quantize: Quantization | None = None,
+        device: Device | None = None,
+        runtime: Runtime | None = None,
+        settings: "FoundrySettings | None" = None,
+        method: "Method" = "auto",
+        adapter: Path | None = None,
+        draft: str | None = None,
+        cache_types: "CacheTypes | None" = None,
+        margin_bytes: int = MARGIN_BYTES,
+    ) -> "SizedModel":
+        """Return a model on a device under a runtime, the checkpoint's native one by default.
+
+        The checkpoint is read and its weights are counted once for each conversion; other devices
+        and runtimes reuse them.
+
+        Raises:
+            MemfitError: as `open_checkpoint`, `read_adapter`, `size` and `with_runtime`.
+        """
+        conversion = (reference, quantize, method, adapter, draft, cache_types, margin_bytes)
+        base = self._once(conversion, lambda: self._size(device, *conversion))
+        placed = self._once(
+            (conversion, device), lambda: base if base.device == device else base.on(device)
+        )
+        if runtime is None:
+            return placed
+        return self._once(
+            (conversion, device, runtime, settings), lambda: placed.with_runtime(runtime, settings)
+        )
+
+    def _size(
+        self,
+        device: Device | None,
+        reference: str,
+        quantize: Quantization | None,
+        method: "Method",
+        adapter: Path | None,
+        draft: str | None,
+        cache_types: "CacheTypes | None",
+        margin_bytes: int,
+    ) -> "SizedModel":
+        from memfit.estimators.sizing.sized_model import size
+
+        return size(
+            self.checkpoint(reference),
+            device=device,
+            margin_bytes=margin_bytes,
+            quantize=quantize,
+            adapter=self._adapter(adapter) if adapter else None,
+            draft=None if draft is None else self.checkpoint(draft),
+            cache_types=cache_types,
+            method=method,
+        )
+
+    def _adapter(self, directory: Path) -> "Adapter":
+        from memfit.estimators.checkpoint.adapters import read_adapter
+
+        return self._once(("adapter", directory), lambda: read_adapter(directory))
+
+    def _open(self, reference: str) -> Checkpoint:
+        local = os.path.join(self._directory, reference) if self._directory else reference
+        found = local if os.path.lexists(local) else reference
+        return open_checkpoint(found, progress=self._progress)
+
+    def _once(self, key: Hashable, make: Callable[[], Found]) -> Found:
+        if key not in self._kept:
+            try:
+                self._kept[key] = make()
+            except MemfitError as error:
+                self._kept[key] = error
+        found: Found | MemfitError = self._kept[key]
+        if isinstance(found, MemfitError):
+            raise found
+        return found

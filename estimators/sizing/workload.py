@@ -1,0 +1,41 @@
+"""A workload as it was asked for, before the runtime is known, and the margin of every answer."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from memfit.estimators.base.records import record
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.registry import Runtime
+
+# Kept free above the peak unless another margin is given: for what a system allocates meanwhile.
+MARGIN_BYTES = 64_000_000
+RUNTIME_DEFAULTS = ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start")
+
+
+@record(frozen=True, slots=True)
+class PartialWorkload:
+    """A workload with settings that depend on the runtime."""
+
+    values: Workload
+    """The workload, with mlx-lm's defaults where nothing was given."""
+
+    given: frozenset[str]
+    """The fields that were given: they are the same under every runtime."""
+
+    def varied(self, fields: Mapping[str, Any]) -> "PartialWorkload":
+        """Return the same with other values, which then count as given.
+
+        Raises:
+            InputError: when a value is out of range.
+        """
+        return PartialWorkload(replace(self.values, **fields), self.given | fields.keys())
+
+    def under(self, runtime: Runtime) -> Workload:
+        """Return the workload with the runtime's own defaults where nothing was given.
+
+        Raises:
+            InputError: when the prompt takes too many of the runtime's chunks.
+        """
+        own = {name: getattr(runtime, name) for name in RUNTIME_DEFAULTS if name not in self.given}
+        return replace(self.values, **own)
