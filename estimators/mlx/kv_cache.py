@@ -1,7 +1,6 @@
 """Bytes of the key-value cache, by mlx-lm's allocation rules."""
 
 from collections import Counter
-from collections.abc import Callable
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.model import Model
@@ -9,6 +8,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.cache_growth import capacity_at
 
 
 @record(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def kv_cache(model: Model, workload: Workload) -> KVCache:
     Raises:
         UnsupportedError: when mlx-lm cannot quantise this model's cache as asked.
     """
-    return _kept(model, workload, workload.total_tokens, KVBuffer.allocated_tokens)
+    return _cache_at(model, workload, workload.total_tokens)
 
 
 def prefilled_kv_cache(model: Model, workload: Workload) -> KVCache:
@@ -50,19 +50,17 @@ def prefilled_kv_cache(model: Model, workload: Workload) -> KVCache:
     Raises:
         UnsupportedError: as `kv_cache`.
     """
-    return _kept(model, workload, workload.prompt_tokens - 1, KVBuffer.prefilled_tokens)
+    return _cache_at(model, workload, workload.prompt_tokens - 1)
 
 
-def _kept(
-    model: Model, workload: Workload, tokens: int, room: Callable[[KVBuffer, Workload], int]
-) -> KVCache:
-    """The cache of ``tokens`` in buffers of so much room."""
+def _cache_at(model: Model, workload: Workload, tokens: int) -> KVCache:
+    """Return the cache once ``tokens`` of the run have passed."""
     # Layers are alike: each kind is computed once.
     buffers = Counter(kv_buffers(model, workload.max_kv_size))
     total = held = per_token = allocated_tokens = held_tokens = 0
     for buffer, layers in buffers.items():
         token_bytes = layers * buffer_token_bytes(model, buffer, workload, tokens)
-        allocated = room(buffer, workload)
+        allocated = capacity_at(buffer, workload, tokens)
         needed = buffer.held_tokens(tokens)
         total += token_bytes * allocated * workload.batch
         held += token_bytes * needed * workload.batch

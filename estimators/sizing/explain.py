@@ -8,6 +8,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.allocator import PAGE
+from memfit.estimators.mlx.cache_growth import capacity_at
 from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers
 from memfit.estimators.runtimes.llama_cpp.caches import explained
 from memfit.estimators.runtimes.llama_cpp.runtime import LlamaEngine
@@ -79,7 +80,7 @@ def _caches(sized: SizedModel, workload: Workload) -> Iterator[str]:
 
 def _cache_line(sized: SizedModel, workload: Workload, buffer: KVBuffer, layers: int) -> str:
     per_token = buffer_token_bytes(sized.model, buffer, workload, workload.total_tokens)
-    allocated = buffer.allocated_tokens(workload)
+    allocated = capacity_at(buffer, workload, workload.total_tokens)
     plain = buffer.elements_per_token * dtypes.nbytes(1, sized.model.dtype)
     shape = f"{buffer.heads} heads x ({buffer.key_dim} + {buffer.value_dim})"
     if per_token == plain:

@@ -11,6 +11,7 @@ from typing import Any
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.cache_growth import capacity_at
 from memfit.estimators.trace.leaves import caches_of
 
 _GROWTH = {
@@ -55,7 +56,6 @@ class Stepper:
     caches: list[Any]
     workload: Workload
     _originals: list[Any] = field(default_factory=list)
-    _lengths: dict[tuple[Growth, int | None, int], int] = field(default_factory=dict)
 
     def learn(self) -> None:
         """Take the caches, filled by any call, as what every later state is made from."""
@@ -77,7 +77,13 @@ class Stepper:
         for cache in leaves(self.caches):
             buffer = buffer_of(cache)
             if buffer:
-                _fill(cache, buffer, self._length(buffer, position), position, self._last(position))
+                _fill(
+                    cache,
+                    buffer,
+                    capacity_at(buffer, self.workload, position),
+                    position,
+                    self._last(position),
+                )
             elif type(cache).__name__ == "LayerCache":
                 _fill_compressed(cache, position)
         self.quantize()
@@ -96,27 +102,12 @@ class Stepper:
 
     def grows_at(self, position: int) -> bool:
         """Tell whether one token at ``position`` makes a buffer anew."""
+        workload = self.workload
         buffers = [buffer_of(cache) for cache in leaves(self._originals)]
         return any(
-            self._length(buffer, position) != self._length(buffer, position + 1)
+            capacity_at(buffer, workload, position) != capacity_at(buffer, workload, position + 1)
             for buffer in {buffer for buffer in buffers if buffer}
         )
-
-    def _length(self, buffer: KVBuffer, position: int) -> int:
-        key = (buffer.growth, buffer.limit, position)
-        if key not in self._lengths:
-            self._lengths[key] = self._walked(buffer, position)
-        return self._lengths[key]
-
-    def _walked(self, buffer: KVBuffer, position: int) -> int:
-        length = reached = 0
-        for chunk in self.workload.prefill_chunks():
-            if reached + chunk > position:
-                break
-            length = buffer.grown(length, reached, chunk)
-            reached += chunk
-        singly = position - reached
-        return buffer.grown_singly(length, reached, singly) if singly else length
 
     def _last(self, position: int) -> int:
         """Return the tokens of the call that ended at ``position``."""

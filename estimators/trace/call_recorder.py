@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from memfit.estimators.arch.caches import STEP
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.call_plan import CallPhase, planned_calls
 from memfit.estimators.trace.cache_stepper import Stepper
-from memfit.estimators.trace.graph_format import Call, Phase
+from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.kernel_stubs import Target, recorded
 from memfit.estimators.trace.leaves import Leaf, Modules, caches_of
 from memfit.estimators.trace.loop_guard import LoopError, few_slices
@@ -73,48 +73,14 @@ class Running:
 
     def calls(self) -> Iterator[Call]:
         """Yield the calls that decide the peak, in the order mlx-lm makes them."""
-        first, *others = self._points()
+        first, *others = planned_calls(self._workload)
         yield self._first_call(*first)
         for phase, tokens, position in others:
             if phase != "growing" or self._stepper.grows_at(position):
                 self._stepper.jump(position)
                 yield self._call(phase, tokens, position)
 
-    def _points(self) -> list[tuple[Phase, int, int]]:
-        """Return phase, tokens and position of each call; `growing` may turn out not to be."""
-        prompt, step = self._workload.prompt_tokens, self._workload.prefill_step
-        end = self._workload.total_tokens - 1
-        points: dict[int, tuple[Phase, int]] = {}
-        if self._workload.max_tokens:
-            growing = end - end % STEP
-            if growing >= prompt:
-                points[growing] = ("growing", 1)
-            points[end] = ("decode", 1)
-        points[prompt - 1] = ("last_token", 1)
-        if prompt > 1:
-            last = (prompt - 2) // step * step
-            points[last] = ("last_chunk", prompt - 1 - last)
-            if last > step and prompt - 1 - last < step:
-                points[last - step] = ("full_chunk", step)
-            points[0] = ("first_chunk", min(step, prompt - 1))
-        converting = self._converting()
-        if converting is not None:
-            points.setdefault(
-                converting, ("converting", min(step, max(1, prompt - 1 - converting)))
-            )
-        return [(phase, tokens, position) for position, (phase, tokens) in sorted(points.items())]
-
-    def _converting(self) -> int | None:
-        """Return where the call begins after which mlx-lm quantises the caches."""
-        workload = self._workload
-        if workload.kv_bits is None or workload.quantized_kv_start > workload.total_tokens:
-            return None
-        start = max(1, workload.quantized_kv_start)
-        if start >= workload.prompt_tokens:
-            return start - 1
-        return (start - 1) // workload.prefill_step * workload.prefill_step
-
-    def _first_call(self, phase: Phase, tokens: int, position: int) -> Call:
+    def _first_call(self, phase: CallPhase, tokens: int, position: int) -> Call:
         try:
             return self._call(phase, tokens, position, few=True)
         except LoopError:
@@ -126,10 +92,10 @@ class Running:
         """Return the nodes that a loop adds for the tokens of all calls, from two short ones."""
         # What the two have in common is mostly how the weights were made, which is not recorded.
         (few, many), (base, more) = _PROBES, map(self._count, _PROBES)
-        tokens = sum(tokens for _, tokens, _ in self._points())
+        tokens = sum(tokens for _, tokens, _ in planned_calls(self._workload))
         return (more - base) * tokens // (many - few)
 
-    def _call(self, phase: Phase, tokens: int, position: int, *, few: bool = False) -> Call:
+    def _call(self, phase: CallPhase, tokens: int, position: int, *, few: bool = False) -> Call:
         """Record one call; with ``few``, only as long as it takes few slices of arrays."""
         import mlx.core as mx
 

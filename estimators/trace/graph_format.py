@@ -13,18 +13,12 @@ from typing import Any, Literal, NamedTuple, get_args
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.records import record
+from memfit.estimators.mlx.call_plan import CallPhase
 from memfit.estimators.mlx.versions import MLX_VERSION
 
 # weight: a parameter; cache: held by a cache when the call begins; tokens: the call's input;
 # constant: made by the class outside of any parameter; computed: an output of a node.
 Role = Literal["weight", "cache", "tokens", "constant", "computed"]
-# What the call is in mlx-lm's loop; `converting` is the one whose caches are quantised after it,
-# `full_chunk` the last whole one before a shorter last one, `growing` the last decode step at
-# which a buffer is made anew.
-Phase = Literal[
-    "first_chunk", "converting", "full_chunk", "last_chunk", "last_token", "growing", "decode"
-]
-
 SCHEMA = "memfit.trace/1"
 _SCALAR = (bool, int, float, str)
 
@@ -85,7 +79,7 @@ class Call:
     what was sampled. An array of the caches at the beginning that is not held is given up.
     """
 
-    phase: Phase
+    phase: CallPhase
     tokens: int
     position: int  # tokens in the cache when the call begins
     arrays: tuple[Array, ...]
@@ -114,7 +108,7 @@ class Trace:
     calls: tuple[Call, ...]
     mlx_version: tuple[int, ...] = MLX_VERSION
 
-    def call(self, phase: Phase) -> Call | None:
+    def call(self, phase: CallPhase) -> Call | None:
         """Return the call of a phase, None when the workload has none."""
         return next((call for call in self.calls if call.phase == phase), None)
 
@@ -154,7 +148,7 @@ def from_json(text: str) -> Trace:
 def _call(content: dict[str, Any]) -> Call:
     arrays = tuple(_array(*row) for row in content.pop("arrays"))
     nodes = tuple(_node(len(arrays), *row) for row in content.pop("nodes"))
-    if content["phase"] not in get_args(Phase):
+    if content["phase"] not in get_args(CallPhase):
         raise ValueError(f"unknown phase {content['phase']!r}")
     evaluated = _positions(content.pop("evaluated"), len(arrays))
     held = _positions(content.pop("held"), len(arrays))

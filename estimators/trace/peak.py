@@ -12,10 +12,11 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.call_plan import CHUNKS, CallPhase
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.scheduler import compiled_copies
 from memfit.estimators.trace.buffers import rule_of
-from memfit.estimators.trace.graph_format import Array, Call, Phase, Trace
+from memfit.estimators.trace.graph_format import Array, Call, Trace
 from memfit.estimators.trace.layouts import Buffer, View
 from memfit.estimators.trace.memory import Memory
 from memfit.estimators.trace.operation import Operation
@@ -23,13 +24,11 @@ from memfit.estimators.trace.schedule import evaluation_order
 from memfit.estimators.trace.streams import Stream
 from memfit.estimators.trace.undo_cse import unmerged
 
-_CHUNKS: frozenset[Phase] = frozenset({"first_chunk", "converting", "full_chunk", "last_chunk"})
-
 
 class FollowedCall(NamedTuple):
     """One call of a run; ``curve`` is the most in use during each of its operations."""
 
-    phase: Phase
+    phase: CallPhase
     tokens: int
     position: int
     curve: tuple[int, ...]
@@ -46,7 +45,7 @@ class TracedPeak:
     """
 
     nbytes: int
-    phase: Phase
+    phase: CallPhase
     operation: str
     workspace_bytes: int
     largest_buffer_bytes: int
@@ -95,12 +94,12 @@ def _followed(moment: _Highest, weights: int) -> FollowedCall:
 
 
 def _in_prefill(moment: _Highest) -> bool:
-    return moment.call.phase in _CHUNKS
+    return moment.call.phase in CHUNKS
 
 
 def _kept(call: Call) -> int:
     """Return the bytes of caches and states when a call has ended."""
-    held = set(call.held) - (set() if call.phase in _CHUNKS else set(call.evaluated))
+    held = set(call.held) - (set() if call.phase in CHUNKS else set(call.evaluated))
     return sum(call.arrays[position].nbytes for position in held)
 
 
@@ -109,7 +108,7 @@ def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
     reached = -1
     for call in trace.calls:
         yield run.follow(unmerged(call), jumped=call.position != reached)
-        if call.phase in _CHUNKS:
+        if call.phase in CHUNKS:
             run.wait()
         reached = call.position + call.tokens
 

@@ -1,8 +1,11 @@
 """One call of the model: how many tokens, on what, and what is in the caches."""
 
-from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
 from memfit.estimators.base.records import record
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend
+from memfit.estimators.mlx.cache_growth import capacity_at, grown
+from memfit.estimators.mlx.call_plan import PlannedCall
 from memfit.estimators.mlx.kernels import is_fused
 
 
@@ -85,3 +88,26 @@ class CallShape:
             array_mask=array_mask,
             kv_quantised=quantised,
         )
+
+
+def prefill_occupancy(
+    buffer: KVBuffer, workload: Workload, call: PlannedCall, kv: KVFormat
+) -> Occupancy:
+    """Return a buffer's capacity around a chunk."""
+    end = call.position + call.tokens
+    before = capacity_at(buffer, workload, call.position)
+    after = grown(buffer, before, call.position, call.tokens)
+    visible = end
+    if buffer.growth is Growth.ROTATING:
+        visible = after
+    elif buffer.limit is not None:
+        visible = min(call.position, buffer.limit) + call.tokens
+    return Occupancy(before, after, visible, kv)
+
+
+def decode_occupancy(buffer: KVBuffer, workload: Workload, kv: KVFormat) -> Occupancy:
+    """Return a buffer's capacity around the largest decode step: the last one that grows it."""
+    prefilled = capacity_at(buffer, workload, workload.prompt_tokens - 1)
+    after = capacity_at(buffer, workload, workload.total_tokens)
+    before = prefilled if after <= prefilled else max(after - STEP, prefilled)
+    return Occupancy(before, after, min(after, buffer.held_tokens(workload.total_tokens)), kv)

@@ -18,15 +18,18 @@ from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.cache_growth import capacity_at
+from memfit.estimators.mlx.call_plan import PlannedCall, planned_chunks
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.workspace.attention import needs_array_mask
-from memfit.estimators.workspace.call import BackendTraits, CallShape, KVFormat, Occupancy
-from memfit.estimators.workspace.call_plan import (
-    Span,
+from memfit.estimators.workspace.call import (
+    BackendTraits,
+    CallShape,
+    KVFormat,
+    Occupancy,
     decode_occupancy,
     prefill_occupancy,
-    prefill_spans,
 )
 from memfit.estimators.workspace.layer import head_program, layer_program
 from memfit.estimators.workspace.layer_plan import (
@@ -178,7 +181,7 @@ class _Run:
         return self.state_bytes + sum(
             count
             * self._format(buffer, end).nbytes(buffer.elements_per_token * self.workload.batch)
-            * buffer.allocated_tokens(self.workload)
+            * capacity_at(buffer, self.workload, end)
             for buffer, count in self.counts.items()
         )
 
@@ -187,15 +190,15 @@ class _Run:
         yield _Candidate(
             "load", self.weight_bytes, 0, "", (f"load = weights {self.weight_bytes:,}",)
         )
-        spans = prefill_spans(self.workload)
+        spans = planned_chunks(self.workload)
         for span in spans:
             yield self._moment("prefill", span)
         last = self.workload.total_tokens
         if self._quantised(last) and any(self._convertible(b) for b in self.counts):
             yield self._conversion(spans)
-        yield self._moment("decode", Span(last, 1))
+        yield self._moment("decode", PlannedCall("decode", 1, last))
 
-    def _moment(self, phase: Phase, span: Span) -> _Candidate:
+    def _moment(self, phase: Phase, span: PlannedCall) -> _Candidate:
         workspace, workload = self.workspace, self.workload
         kv = {b: self._format(b, span.position) for b in self.counts}
         occupancy = {
@@ -234,7 +237,7 @@ class _Run:
         )
         return _Candidate(phase, sum(parts), largest, name, _explain(phase, span, parts))
 
-    def _conversion(self, spans: tuple[Span, ...]) -> _Candidate:
+    def _conversion(self, spans: tuple[PlannedCall, ...]) -> _Candidate:
         """All caches as they were and quantised at once (generate.py, maybe_quantize_kv_cache)."""
         start = self.workload.quantized_kv_start
         span = next((s for s in spans if s.position + s.tokens >= start), None)
@@ -366,7 +369,7 @@ def _simulated(order: tuple[int, ...], window: int) -> list[int]:
     return sorted(chosen)
 
 
-def _explain(phase: Phase, span: Span, parts: tuple[int, ...]) -> tuple[str, ...]:
+def _explain(phase: Phase, span: PlannedCall, parts: tuple[int, ...]) -> tuple[str, ...]:
     names = ("weights", "caches", "states", "input and masks", "in flight")
     where = (
         f"prefill of {span.tokens} tokens after {span.position}"

@@ -12,6 +12,7 @@ from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import ConfigError, MemfitError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.cache_growth import grown
 from memfit.estimators.mlx.kv_cache import kv_buffers, kv_cache
 from memfit.estimators.weights import Plan, derive
 
@@ -72,8 +73,8 @@ def test_gpt_oss_20b_as_published_quantises_only_its_experts() -> None:
 def test_sliding_layers_of_gpt_oss_hold_the_window_and_a_chunk_in_prefill() -> None:
     buffers = kv_buffers(build_model(GPT_OSS_20B, "config.json"), None)
     rotating = [buffer for buffer in buffers if buffer.growth is Growth.ROTATING]
-    first = [buffer.grown(0, 0, 2048) for buffer in rotating]
-    second = [buffer.grown(2048, 2048, 2048) for buffer in rotating]
+    first = [grown(buffer, 0, 0, 2048) for buffer in rotating]
+    second = [grown(buffer, 2048, 2048, 2048) for buffer in rotating]
     assert (first, second) == ([2048] * 12, [127 + 2048] * 12)
     token_bytes = sum(buffer.elements_per_token * 2 for buffer in rotating)
     assert token_bytes * (127 + 2048) == 53_452_800

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.mlx.cache_growth import grown_singly
 from memfit.estimators.runtimes.auto_context import foundry_context, pool_context
 from memfit.estimators.runtimes.growth import (
     GrowthRule,
@@ -127,7 +128,7 @@ def test_chunks_shrink_as_the_cache_grows(position: int, chunk: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 255, 256, 257, 2304, 5000])
 def test_steps_are_those_of_mlx_lms_own_cache(tokens: int) -> None:
     rule = rule_of(get_runtime("mlx-lm"))
-    assert allocated(rule, tokens) == KVBuffer(8, 128, 128).grown_singly(0, 0, tokens)
+    assert allocated(rule, tokens) == grown_singly(KVBuffer(8, 128, 128), 0, 0, tokens)
 
 
 def test_pages_are_never_copied() -> None:

@@ -1,6 +1,7 @@
 """Small calls written by hand, for tests of the simulation that need no MLX."""
 
-from memfit.estimators.trace.graph_format import Argument, Array, Call, Node, Phase, Role, Trace
+from memfit.estimators.mlx.call_plan import CallPhase
+from memfit.estimators.trace.graph_format import Argument, Array, Call, Node, Role, Trace
 
 
 class Sketch:
@@ -39,7 +40,7 @@ class Sketch:
         self,
         *evaluated: int,
         held: tuple[int, ...] | None = None,
-        phase: Phase = "first_chunk",
+        phase: CallPhase = "first_chunk",
         tokens: int = 4,
         position: int = 0,
     ) -> Call:

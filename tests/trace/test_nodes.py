@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.trace.graph_format import Array, Call, Node, Phase, Trace, from_json, to_json
+from memfit.estimators.mlx.call_plan import CallPhase
+from memfit.estimators.trace.graph_format import Array, Call, Node, Trace, from_json, to_json
 
 DTYPES = st.sampled_from(("BF16", "F32", "I32", "U32", "BOOL"))
 ROLES = st.sampled_from(("weight", "cache", "tokens", "constant", "computed"))
@@ -24,7 +25,7 @@ def calls(draw: st.DrawFn) -> Call:
     positions = st.lists(st.integers(0, len(arrays) - 1), max_size=3).map(tuple)
     arguments = st.lists(ARGUMENTS, max_size=2).map(tuple)
     nodes = st.lists(st.builds(Node, st.text(max_size=9), positions, positions, arguments))
-    phases: tuple[Phase, ...] = ("first_chunk", "last_chunk", "last_token", "decode")
+    phases: tuple[CallPhase, ...] = ("first_chunk", "last_chunk", "last_token", "decode")
     phase = draw(st.sampled_from(phases))
     return Call(phase, 3, 5, arrays, tuple(draw(nodes)), draw(positions), draw(positions))
 

@@ -1,0 +1,86 @@
+"""How many tokens a buffer of keys and values has room for, at any point of mlx-lm's loop.
+
+Source of every rule: mlx-lm models/cache.py, `update_and_fetch` of each class. What a buffer does
+for each chunk is `grown`; the rest follows from it without a walk over all chunks.
+"""
+
+from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
+from memfit.estimators.base.units import ceil_div, round_up
+from memfit.estimators.base.workload import Workload
+
+
+def capacity_at(buffer: KVBuffer, workload: Workload, position: int) -> int:
+    """Return the tokens there is room for once ``position`` tokens of a run have passed.
+
+    All of the prompt but its last token comes in chunks, every later token alone.
+    """
+    prefilled = min(position, workload.prompt_tokens - 1)
+    capacity = _after_chunks(buffer, workload.prefill_step, prefilled)
+    return grown_singly(buffer, capacity, prefilled, position - prefilled)
+
+
+def grown(buffer: KVBuffer, capacity: int, position: int, chunk: int) -> int:
+    """Return the capacity after ``chunk`` tokens at once are added at ``position``.
+
+    >>> grown(KVBuffer(8, 128, 128), 2048, 2000, 100)
+    2256
+    """
+    limit = buffer.limit
+    if buffer.growth is Growth.ROTATING and limit is not None:
+        if chunk == 1:
+            return grown_singly(buffer, capacity, position, 1)
+        # RotatingKVCache._update_concat: the window less one token, then the chunk.
+        return min(capacity, limit - 1) + chunk
+    if buffer.growth is Growth.CHUNKED and limit is not None:
+        # The front is cut only when more than a chunk is held; the slack goes with it.
+        capacity = limit if position > limit else capacity
+        return _stepped(capacity, min(position, limit), chunk)
+    return _stepped(capacity, position, chunk)
+
+
+def grown_singly(buffer: KVBuffer, capacity: int, position: int, count: int) -> int:
+    """Return the capacity after ``count`` tokens are added one by one.
+
+    >>> grown_singly(KVBuffer(8, 128, 128), 2048, 2047, 129)
+    2304
+    """
+    if not count:
+        return capacity
+    end = position + count
+    stepped = capacity + max(0, ceil_div(end - capacity, STEP)) * STEP
+    if buffer.limit is None:
+        return stepped
+    if buffer.growth is Growth.CHUNKED:
+        # Beyond the chunk every token cuts the front, and the buffer grows by one step again.
+        return stepped if end <= buffer.limit + 1 else grown(buffer, capacity, end - 1, 1)
+    return min(buffer.limit, max(capacity, stepped))
+
+
+def _stepped(capacity: int, position: int, chunk: int) -> int:
+    """KVCache: rows beyond the tokens are cut off before as many steps as needed are added."""
+    if position + chunk <= capacity:
+        return capacity
+    kept = position if position % STEP else capacity
+    return kept + round_up(chunk, STEP)
+
+
+def _after_chunks(buffer: KVBuffer, step: int, tokens: int) -> int:
+    """Return the capacity after ``tokens`` in chunks of ``step``, the last of what is left."""
+    capacity = done = 0
+    slack_seen: dict[int, int] = {}
+    while done < tokens:
+        if buffer.limit is not None:
+            # A chunk that starts beyond the limit leaves what every later whole one leaves.
+            cycle = step if done > buffer.limit + step else 0
+        elif done % STEP == 0:
+            # The rule is the same a step further on: what lies between equal slacks repeats.
+            cycle = done - slack_seen.setdefault(capacity - done, done)
+        else:
+            cycle = 0
+        skipped = (tokens - done) // cycle * cycle if cycle else 0
+        done += skipped
+        capacity += skipped if buffer.limit is None else 0
+        chunk = min(step, tokens - done)
+        capacity = grown(buffer, capacity, done, chunk) if chunk else capacity
+        done += chunk
+    return capacity

@@ -1,0 +1,87 @@
+"""Which calls of the model a run of mlx-lm makes, of those that can hold its peak.
+
+mlx_lm/generate.py, generate_step: the prompt in chunks of ``prefill_step``, all but its last token,
+then one token at a time. A call needs the more memory the more tokens it has and the more are in
+the caches before it, so that few calls of a run can be the largest.
+"""
+
+from typing import Literal, NamedTuple
+
+from memfit.estimators.arch.caches import STEP
+from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.workload import Workload
+
+CallPhase = Literal[
+    "first_chunk",
+    "converting",  # mlx-lm quantises the caches after it
+    "full_chunk",  # the last whole chunk before a shorter one
+    "last_chunk",
+    "last_token",  # of the prompt
+    "growing",  # the last single token for which a buffer may be allocated again
+    "decode",  # the last generated token
+]
+CHUNKS: frozenset[CallPhase] = frozenset({"first_chunk", "converting", "full_chunk", "last_chunk"})
+
+
+class PlannedCall(NamedTuple):
+    """One call of the model on ``tokens`` tokens, with ``position`` tokens before them."""
+
+    phase: CallPhase
+    tokens: int
+    position: int
+
+
+def planned_calls(workload: Workload) -> tuple[PlannedCall, ...]:
+    """Return the calls in the order mlx-lm makes them.
+
+    >>> [call[:] for call in planned_calls(Workload(prompt_tokens=5000))]
+    [('first_chunk', 2048, 0), ('full_chunk', 2048, 2048), ('last_chunk', 903, 4096), \
+('last_token', 1, 4999)]
+    """
+    prompt, step = workload.prompt_tokens, workload.prefill_step
+    end = workload.total_tokens - 1
+    calls: dict[int, tuple[CallPhase, int]] = {}
+    if workload.max_tokens:
+        growing = end - end % STEP
+        if growing >= prompt:
+            calls[growing] = ("growing", 1)
+        calls[end] = ("decode", 1)
+    calls[prompt - 1] = ("last_token", 1)
+    if prompt > 1:
+        last = (prompt - 2) // step * step
+        calls[last] = ("last_chunk", prompt - 1 - last)
+        if last > step and prompt - 1 - last < step:
+            calls[last - step] = ("full_chunk", step)
+        calls[0] = ("first_chunk", min(step, prompt - 1))
+    converting = _converting(workload)
+    if converting is not None:
+        chunk = min(step, max(1, prompt - 1 - converting))
+        calls.setdefault(converting, ("converting", chunk))
+    return tuple(PlannedCall(*calls[position], position) for position in sorted(calls))
+
+
+def planned_chunks(workload: Workload) -> tuple[PlannedCall, ...]:
+    """Return the chunks the formula follows; of quantisation the first that reads what it made.
+
+    The chunk before that one, after which the caches are quantised, is the trace's `converting`.
+    """
+    step, end = workload.prefill_step, workload.prompt_tokens - 1
+    chunks = {
+        call.position: call
+        for call in planned_calls(workload)
+        if call.position < end and call.phase != "converting"
+    }
+    if workload.kv_bits is not None and end >= step:
+        reading = min(end // step - 1, ceil_div(workload.quantized_kv_start, step)) * step
+        chunks.setdefault(reading, PlannedCall("full_chunk", step, reading))
+    return tuple(chunks[position] for position in sorted(chunks))
+
+
+def _converting(workload: Workload) -> int | None:
+    """Return where the call begins after which mlx-lm quantises the caches."""
+    if workload.kv_bits is None or workload.quantized_kv_start > workload.total_tokens:
+        return None
+    start = max(1, workload.quantized_kv_start)
+    if start >= workload.prompt_tokens:
+        return start - 1
+    return (start - 1) // workload.prefill_step * workload.prefill_step

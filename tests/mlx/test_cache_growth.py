@@ -1,0 +1,102 @@
+"""The room in caches: the closed form against single steps, and these against mlx-lm's classes."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.estimators.arch.caches import Growth, KVBuffer
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.cache_growth import capacity_at, grown, grown_singly
+
+BUFFERS = st.builds(
+    KVBuffer,
+    st.just(1),
+    st.just(1),
+    st.just(1),
+    growth=st.just(Growth.STEPS),
+) | st.builds(
+    KVBuffer,
+    st.just(1),
+    st.just(1),
+    st.just(1),
+    growth=st.sampled_from([Growth.ROTATING, Growth.CHUNKED]),
+    limit=st.integers(5, 1500),
+)
+WORKLOADS = st.builds(
+    Workload,
+    prompt_tokens=st.integers(1, 6000),
+    max_tokens=st.integers(0, 1200),
+    prefill_step=st.sampled_from([1, 2, 7, 96, 100, 128, 250, 256, 300, 512, 1000, 2048]),
+)
+
+
+def stepped(buffer: KVBuffer, workload: Workload) -> int:
+    """Return the capacity after every call of a run, one after the other."""
+    capacity = position = 0
+    for chunk in (*workload.prefill_chunks(), *[1] * (workload.max_tokens + 1)):
+        capacity = grown(buffer, capacity, position, chunk)
+        position += chunk
+    return capacity
+
+
+@given(BUFFERS, WORKLOADS)
+def test_the_closed_form_is_where_single_calls_lead(buffer: KVBuffer, workload: Workload) -> None:
+    assert capacity_at(buffer, workload, workload.total_tokens) == stepped(buffer, workload)
+
+
+@given(BUFFERS, WORKLOADS, st.integers(0, 7200))
+def test_there_is_room_for_every_token_that_is_needed(
+    buffer: KVBuffer, workload: Workload, position: int
+) -> None:
+    position = min(position, workload.total_tokens)
+    assert capacity_at(buffer, workload, position) >= buffer.held_tokens(position)
+
+
+@pytest.mark.parametrize("growth", list(Growth))
+@given(st.integers(1, 2000), st.integers(0, 900), st.integers(5, 600))
+def test_tokens_one_by_one_lead_where_all_of_them_do(
+    growth: Growth, position: int, count: int, limit: int
+) -> None:
+    buffer = KVBuffer(1, 1, 1, growth, None if growth is Growth.STEPS else limit)
+    capacity = begun = grown(buffer, 0, 0, position)
+    for step in range(count):
+        capacity = grown(buffer, capacity, position + step, 1)
+    assert grown_singly(buffer, begun, position, count) == capacity
+
+
+def test_a_prompt_in_many_small_chunks_is_as_quick_as_in_few() -> None:
+    workload = Workload(prompt_tokens=2**27, prefill_step=2048 - 1)
+    assert capacity_at(KVBuffer(1, 1, 1), workload, 2**27 - 1) >= 2**27 - 1
+
+
+@pytest.mark.parametrize("step", [32, 100, 256])
+@pytest.mark.parametrize("growth", list(Growth))
+def test_mlx_lm_s_own_caches_grow_so(growth: Growth, step: int) -> None:
+    pytest.importorskip("mlx_lm", reason="the caches are mlx-lm's")
+    from mlx_lm.models import cache
+
+    classes: dict[Growth, Any] = {
+        Growth.STEPS: lambda: cache.KVCache(),
+        Growth.ROTATING: lambda: cache.RotatingKVCache(max_size=300, keep=4),
+        Growth.CHUNKED: lambda: cache.ChunkedKVCache(300),
+    }
+    made = classes[growth]()
+    buffer = KVBuffer(1, 1, 1, growth, None if growth is Growth.STEPS else 300)
+    workload = Workload(prompt_tokens=700, max_tokens=270, prefill_step=step)
+    position = 0
+    for chunk in (*workload.prefill_chunks(), *[1] * (workload.max_tokens + 1)):
+        position += chunk
+        assert capacity_at(buffer, workload, position) == room(made, chunk)
+
+
+def room(made: Any, tokens: int) -> int:
+    """Return the room in a cache of mlx-lm after so many tokens more."""
+    import mlx.core as mx
+
+    if hasattr(made, "maybe_trim_front"):
+        made.maybe_trim_front()
+    array = mx.zeros((1, 1, tokens, 1))
+    made.update_and_fetch(array, array)
+    return int(made.keys.shape[2])
