@@ -99,9 +99,7 @@ def _kept(hub: Hub, name: str, revision: str) -> Path | None:
         )
         checkpoint = read_directory(Path(path))
     except HFValidationError as error:
-        raise CheckpointError(
-            f"{printable(name)}: no name on the Hub: {printable(error)}"
-        ) from None
+        raise CheckpointError(f"{printable(name)}: not a Hub name: {printable(error)}") from None
     except (CheckpointError, LocalEntryNotFoundError):
         return None
     return Path(path) if checkpoint.tensors is not None else None

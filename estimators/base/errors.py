@@ -1,7 +1,7 @@
 """Every way memfit can fail, as exceptions.
 
     MemfitError
-    ├── InputError              bad usage or input: the user can mend it      (exit 2)
+    ├── InputError              bad usage or input: the user can fix it       (exit 2)
     │   ├── CheckpointError     a file is missing, cut short or inconsistent
     │   ├── ConfigError         a configuration key is missing or has a wrong value
     │   └── PolicyError         a policy file has mistakes: all of them, each with its line
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class MemfitError(Exception):
-    """Base of all errors; the message says what happened, where, and how to mend it."""
+    """Base of all errors; the message says what happened, where, and how to fix it."""
 
     slug = "error"
 
@@ -28,7 +28,7 @@ class MemfitError(Exception):
 
 
 class InputError(MemfitError):
-    """Bad usage or input that the user can mend."""
+    """Bad usage or input that the user can fix."""
 
     slug = "bad-input"
 
@@ -46,7 +46,7 @@ class ConfigError(InputError):
 
 
 class Mistake(NamedTuple):
-    """One mistake of a policy: where it stands and what is wrong with it."""
+    """One mistake in a policy: its place and what is wrong."""
 
     file: str
     line: int

@@ -1,4 +1,4 @@
-"""Opening files that may be anything: a pipe, a device, a dead link, another machine's name."""
+"""Safe access to paths that may be anything: a pipe, a device, a broken link."""
 
 import errno
 import io
@@ -31,7 +31,7 @@ def printable(text: object) -> str:
 
 
 def regular_file_bytes(path: Path) -> int:
-    """Return the size of a regular file, or of the one that a link leads to.
+    """Return the size of a regular file, or the file that a link points to.
 
     Raises:
         CheckpointError: when there is no such file, the link is broken, or it is a directory,
@@ -47,7 +47,7 @@ def regular_file_bytes(path: Path) -> int:
 
 
 def open_regular(path: Path) -> io.FileIO:
-    """Open a regular file for unbuffered reading, never waiting for it.
+    """Open a regular file for unbuffered reading, without blocking.
 
     Raises:
         CheckpointError: as `regular_file_bytes`, or when the file may not be read.
@@ -60,10 +60,10 @@ def open_regular(path: Path) -> io.FileIO:
 
 
 def read_exactly(file: io.FileIO, count: int, path: Path) -> bytes:
-    """Return the next ``count`` bytes, and read none beyond them.
+    """Return the next ``count`` bytes, and nothing beyond them.
 
     Raises:
-        CheckpointError: when the file ends before, or cannot be read.
+        CheckpointError: when the file is shorter, or cannot be read.
     """
     parts = []
     while count > 0:
@@ -82,13 +82,13 @@ def read_whole(path: Path, *, limit: int) -> bytes:
     """Return the bytes of a small text file.
 
     Raises:
-        CheckpointError: when it is no regular file, cannot be read or is above ``limit`` bytes.
+        CheckpointError: when it is not a regular file, cannot be read or is above ``limit`` bytes.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise CheckpointError(
-                f"{printable(path)}: {size} bytes, but at most {limit} of such a file are read"
+                f"{printable(path)}: {size} bytes; such a file may have at most {limit}"
             )
         return read_exactly(file, size, path)
 
@@ -115,7 +115,7 @@ def reject_lfs_pointer(first_bytes: bytes, path: PurePath) -> None:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    # A pipe put in the file's place since it was looked at would hold open() up for ever.
+    # If a pipe has replaced the file since the check, a blocking open() would never return.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -1,47 +1,47 @@
-"""Where the library tells what it is doing; it never prints, and says nothing when not asked."""
+"""Progress reports of the library, which never prints; the caller decides what to show."""
 
 from typing import NamedTuple, Protocol
 
 
 class Request(NamedTuple):
-    """One request as it went: ``status`` is None when no answer came."""
+    """One finished request; ``status`` is None when there was no response."""
 
     url: str  # without its query, which may hold a signature
     status: int | None
-    nbytes: int  # of the body, as far as it was read
+    nbytes: int  # read from the body
     seconds: float
 
 
 class Progress(Protocol):
-    """Takes reports of work under way, from any thread."""
+    """Receives reports about running work, from any thread."""
 
     def begin(self, what: str, steps: int) -> None:
-        """Work of that many steps begins."""
+        """Work with this number of steps begins."""
 
     def advance(self, steps: int = 1) -> None:
-        """So many steps are done."""
+        """This number of steps is done."""
 
     def end(self) -> None:
-        """The work is over, done or not."""
+        """The work has ended, complete or not."""
 
     def request(self, request: Request) -> None:
-        """A request was made."""
+        """A request has finished."""
 
 
 class _NullProgress:
-    """A sink for whoever does not want to know."""
+    """Ignores every report."""
 
     def begin(self, what: str, steps: int) -> None:
-        """Say nothing."""
+        """Ignore it."""
 
     def advance(self, steps: int = 1) -> None:
-        """Say nothing."""
+        """Ignore it."""
 
     def end(self) -> None:
-        """Say nothing."""
+        """Ignore it."""
 
     def request(self, request: Request) -> None:
-        """Say nothing."""
+        """Ignore it."""
 
 
 NULL_PROGRESS: Progress = _NullProgress()

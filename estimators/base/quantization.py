@@ -8,7 +8,7 @@ AFFINE_GROUPS = (32, 64, 128)
 # The only (bits, group size) of each floating mode: mlx ops.cpp, validate_mode_with_type.
 FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
 MODES = ("affine", *FLOAT_MODES)
-# What mlx_lm.convert takes for each mode when not told: mlx-lm utils.py, defaults_for_mode.
+# Defaults of mlx_lm.convert for each mode: mlx-lm utils.py, defaults_for_mode.
 DEFAULTS = {"affine": (4, 64), **FLOAT_MODES}
 
 

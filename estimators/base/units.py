@@ -16,7 +16,7 @@ MAX_COUNT = 2**40
 
 
 class Units(str, Enum):
-    """The family of units bytes are shown in; the unit always stands beside the number."""
+    """The units that bytes are printed in; the unit always follows the number."""
 
     GB = "gb"
     GIB = "gib"
@@ -49,7 +49,7 @@ def parse_size(text: str) -> int:
     """Return the bytes of a size such as ``64GB`` (10^9), ``512MiB`` (2^20) or ``4096``.
 
     Raises:
-        InputError: when the text is no size, or its unit is ambiguous (``64G``).
+        InputError: when the text is not a size, or its unit is ambiguous (``64G``).
 
     >>> parse_size("64GB"), parse_size("1.5GiB")
     (64000000000, 1610612736)
@@ -63,10 +63,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> int:
-    """Return the bytes a second of a text such as ``3.5GB/s`` or ``7GB``.
+    """Return the bytes per second of a text such as ``3.5GB/s`` or ``7GB``.
 
     Raises:
-        InputError: when it is none, is zero, or its unit could mean bits (``Gb/s``).
+        InputError: when it is not a rate, is zero, or its unit could mean bits (``Gb/s``).
 
     >>> parse_rate("3.5GB/s")
     3500000000
@@ -81,7 +81,7 @@ def parse_count(text: str) -> int:
     """Return a count of tokens such as ``4096``, ``4k`` (4 x 1024) or ``1m`` (1024 x 1024).
 
     Raises:
-        InputError: when the text is no count or is beyond 2^40.
+        InputError: when the text is not a count or is beyond 2^40.
 
     >>> parse_count("32k")
     32768
@@ -100,7 +100,7 @@ def parse_duration(text: str) -> int:
     """Return the milliseconds of a duration such as ``1.5s``, ``250ms``, ``2min`` or ``1h``.
 
     Raises:
-        InputError: when the text is no duration, has no unit, one that is ambiguous (``2m``),
+        InputError: when the text is not a duration, has no unit, an ambiguous one (``2m``),
             or parts of a millisecond.
 
     >>> parse_duration("1.5s"), parse_duration("2min")

@@ -1,4 +1,4 @@
-"""What is asked of a model: prompt, generation, and how the runtime is told to run it."""
+"""A workload: prompt, generation, and the runtime settings it runs with."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -34,14 +34,14 @@ def read_adapter(directory: Path) -> Adapter:
 
     Raises:
         CheckpointError: when its config or weights are missing, unreadable or inconsistent.
-        ConfigError: when adapter_config.json is no config.
+        ConfigError: when adapter_config.json is not a config.
     """
     names = list_names(directory)
     weight_file = next((name for name in (MLX_WEIGHTS, PEFT_WEIGHTS) if name in names), None)
     if weight_file is None:
-        raise CheckpointError(f"{printable(directory)}: no {MLX_WEIGHTS}, so it is no adapter")
+        raise CheckpointError(f"{printable(directory)}: no {MLX_WEIGHTS}, so it is not an adapter")
     if CONFIG not in names:
-        raise CheckpointError(f"{printable(directory)}: no {CONFIG} beside {weight_file}")
+        raise CheckpointError(f"{printable(directory)}: no {CONFIG} next to {weight_file}")
     header = read_header(directory / weight_file)
     peft = (
         f"{printable(directory)}: {PEFT_WEIGHTS} is PEFT's layout; mlx-lm loads {MLX_WEIGHTS} only"

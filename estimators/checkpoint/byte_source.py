@@ -18,7 +18,7 @@ class ByteSource(Protocol):
         """Bytes of the whole file."""
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return exactly ``count`` bytes at ``offset``; both lie within the file.
+        """Return exactly ``count`` bytes at ``offset``; both must be within the file.
 
         Raises:
             MemfitError: when they cannot be read.

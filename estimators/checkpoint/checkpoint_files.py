@@ -1,6 +1,6 @@
-"""Where a model's files lie: what the readers ask of a place, and the answer of a directory.
+"""The files of a model: the interface that readers use, and its form for a local directory.
 
-What counts as a model's weights is decided once (weights.py), for a directory and for the Hub.
+Which files count as weights is decided in weight_files.py, for a directory and for the Hub.
 """
 
 import os
@@ -23,39 +23,39 @@ from memfit.estimators.checkpoint.safetensors import LENGTH_BYTES, Header, read_
 
 
 class CheckpointFiles(Protocol):
-    """A model's files by name; what cannot be had is a MemfitError that names the file."""
+    """A model's files by name; an unavailable file is a MemfitError that names it."""
 
     @property
     def label(self) -> PurePath:
-        """What messages call it."""
+        """How messages name the place."""
 
     def names(self) -> Sequence[str]:
         """Return the names at its top level, sorted."""
 
     def exists(self, name: str) -> bool:
-        """Tell whether there is such a name, at the top level or below."""
+        """Return whether the name exists, at the top level or below."""
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that lead to no file."""
+        """Return the names for which there is no file."""
 
     def read(self, name: str, *, limit: int) -> bytes:
-        """Return a small file whole; above ``limit`` bytes it is refused."""
+        """Return a whole small file; one above ``limit`` bytes is refused."""
 
     def size(self, name: str) -> int:
         """Return the bytes of a file."""
 
     def pytorch_file_bytes(self, name: str) -> int:
-        """Return the bytes of a PyTorch file, once it is known to be one and no stand-in."""
+        """Return the bytes of a PyTorch file, after checking that it is not an LFS pointer."""
 
     def headers(self, names: Sequence[str], index: Index | None) -> Iterable[Header]:
         """Return the headers of safetensors files, in the order of ``names``."""
 
 
 class Directory:
-    """A folder on this machine."""
+    """A directory on this machine."""
 
     def __init__(self, path: Path) -> None:
-        """Take a path; nothing is looked at yet."""
+        """Use a path; nothing is read yet."""
         self.label = path
 
     def names(self) -> Sequence[str]:
@@ -63,11 +63,11 @@ class Directory:
         return list_names(self.label)
 
     def exists(self, name: str) -> bool:
-        """Tell whether the name is taken, be it by a broken link."""
+        """Return whether the name exists, even as a broken link."""
         return os.path.lexists(self.label / name)
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that lead to no file: a broken link does not."""
+        """Return the names for which there is no file; a broken link counts as missing."""
         return [name for name in names if not os.path.exists(self.label / name)]
 
     def read(self, name: str, *, limit: int) -> bytes:
@@ -84,12 +84,12 @@ class Directory:
         nbytes = regular_file_bytes(path)
         if nbytes < LENGTH_BYTES:
             raise CheckpointError(
-                f"{printable(path)}: {nbytes} bytes is no PyTorch file; fetch it again"
+                f"{printable(path)}: {nbytes} bytes is not a PyTorch file; fetch it again"
             )
         with open_regular(path) as file:
             reject_lfs_pointer(read_exactly(file, LENGTH_BYTES, path), path)
         return nbytes
 
     def headers(self, names: Sequence[str], index: Index | None) -> Iterable[Header]:
-        """Return the headers one by one: of 160 shards none is held longer than needed."""
+        """Return the headers one by one, so that 160 of them are never in memory together."""
         return (read_header(self.label / name) for name in names)

@@ -1,4 +1,4 @@
-"""A model's config.json, and what stands beside it."""
+"""A model's config.json, and the quantisation file next to it."""
 
 from pathlib import Path, PurePath
 from typing import Any
@@ -35,7 +35,7 @@ def read_model_config(path: Path) -> dict[str, Any]:
 
 
 def model_config(files: CheckpointFiles, name: str = CONFIG) -> dict[str, Any]:
-    """Return a model's config, with the quantisation that NVIDIA ModelOpt writes beside it.
+    """Return a model's config, with the quantisation that NVIDIA ModelOpt writes next to it.
 
     As in mlx-lm, hf_quant_config.json counts only where neither the config nor its text_config
     has a ``quantization_config`` (mlx_lm/utils.py, load_model).
@@ -49,8 +49,8 @@ def model_config(files: CheckpointFiles, name: str = CONFIG) -> dict[str, Any]:
     holders = [config, text_config] if isinstance(text_config, dict) else [config]
     if any("quantization_config" in holder for holder in holders) or not files.exists(MODELOPT):
         return config
-    beside = _parse(files.read(MODELOPT, limit=MAX_CONFIG_BYTES), files.label / MODELOPT)
-    return {**config, "quantization_config": beside}
+    modelopt = _parse(files.read(MODELOPT, limit=MAX_CONFIG_BYTES), files.label / MODELOPT)
+    return {**config, "quantization_config": modelopt}
 
 
 def _parse(text: bytes, path: PurePath) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Digests that tell whether two checkpoints are the same, wherever they lie."""
+"""Digests to compare two checkpoints, wherever they are stored."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ def config_sha256(checkpoint: Checkpoint) -> str:
 def fingerprint_of(checkpoint: Checkpoint) -> str:
     """Return the digest of a checkpoint's config and headers: 64 hexadecimal digits.
 
-    Headers tell every tensor's name, type and shape, hence every byte, but not the values: two
+    Headers give every tensor's name, type and shape, so every size, but not the values: two
     fine-tunes of one model are the same here, as they are in memory.
     """
     return _digest([config_sha256(checkpoint), sorted(checkpoint.header_sha256)])

@@ -1,4 +1,4 @@
-"""From what a user calls a model to its checkpoint: the one place that decides which it is."""
+"""Resolve what the user typed to a checkpoint: the only place that decides the source."""
 
 import os
 import re
@@ -25,19 +25,20 @@ _WANTED = (
 
 
 def open_checkpoint(reference: str, *, progress: Progress = NULL_PROGRESS) -> Checkpoint:
-    """Return the checkpoint that ``reference`` stands for: an existing path first of all.
+    """Return the checkpoint of ``reference``; an existing path comes first.
 
     Raises:
         CheckpointError: when there is no such path or repository, or its files are missing or
             inconsistent.
         ConfigError: when its config is not one.
-        UnsupportedError: for a GGUF file that is no model, or of an undescribed version or type.
+        UnsupportedError: for a GGUF file that is not a model, or has an undescribed version or
+            type.
         UnreachableError: when the Hub cannot be reached, or refuses.
     """
     path = Path(os.path.expanduser(reference))
     if reference and _is_there(path):
         return _open_path(path)
-    # A module for each source, imported for it alone: to read a directory takes less time.
+    # Each source is imported only when it is used, which keeps a local read fast.
     from memfit.estimators.checkpoint.local.stores import open_store
 
     if (kept := open_store(reference)) is not None:
@@ -48,7 +49,7 @@ def open_checkpoint(reference: str, *, progress: Progress = NULL_PROGRESS) -> Ch
         return open_hub_file(reference, progress=progress)
     if address := _ADDRESS.fullmatch(reference):
         name = address[1] or "org/name"
-        raise CheckpointError(f"{printable(reference)!r}: an address, no name; write {name}")
+        raise CheckpointError(f"{printable(reference)!r}: a URL, not a name; write {name}")
     if _looks_like_path(reference) or not _HUB_NAME.fullmatch(reference):
         raise CheckpointError(f"{printable(reference)!r}: no such path; {_WANTED}")
     from memfit.estimators.checkpoint.hub.source import open_hub
@@ -103,7 +104,9 @@ def _is_there(path: Path) -> bool:
     try:
         path.lstat()
     except PermissionError:
-        raise CheckpointError(f"{printable(path)}: permission denied on the way to it") from None
+        raise CheckpointError(
+            f"{printable(path)}: permission denied for one of its folders"
+        ) from None
     except (OSError, ValueError):
         return False
     return True

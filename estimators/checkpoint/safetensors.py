@@ -45,7 +45,7 @@ class Header(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Where a tensor lies in the data; sorted spans must follow each other."""
+    """The place of a tensor in the data; sorted spans must follow each other."""
 
     begin: int
     end: int
@@ -57,14 +57,16 @@ def read_header(path: Path) -> Header:
 
     Raises:
         CheckpointError: when the file cannot be read, or its header is not what the format asks
-            for: a length beyond the file or ``MAX_HEADER_BYTES``, JSON that is no object or
-            repeats a name, an unknown dtype, a shape that is none, offsets that disagree with
+            for: a length beyond the file or ``MAX_HEADER_BYTES``, JSON that is not an object or
+            repeats a name, an unknown dtype, an invalid shape, offsets that disagree with
             dtype and shape, overlap, leave a hole or do not end where the file ends.
     """
     with open_regular(path) as file:
         file_bytes = os.fstat(file.fileno()).st_size
         if file_bytes < LENGTH_BYTES:
-            raise CheckpointError(f"{printable(path)}: {file_bytes} bytes is no safetensors file")
+            raise CheckpointError(
+                f"{printable(path)}: {file_bytes} bytes is not a safetensors file"
+            )
         first_bytes = read_exactly(file, LENGTH_BYTES, path)
         header_bytes = checked_header_bytes(first_bytes, file_bytes, path)
         text = read_exactly(file, header_bytes - LENGTH_BYTES, path)
@@ -72,7 +74,7 @@ def read_header(path: Path) -> Header:
 
 
 def parse_header(first_bytes: bytes, text: bytes, file_bytes: int, path: PurePath) -> Header:
-    """Return the header whose length is ``first_bytes`` and whose JSON is ``text``.
+    """Return the header with length ``first_bytes`` and JSON ``text``.
 
     Raises:
         CheckpointError: as `read_header`, naming ``path``.

@@ -20,7 +20,7 @@ _SHARD = re.compile(r"(?P<stem>.*?)(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6
 
 
 def read_index(files: CheckpointFiles, name: str) -> Index | None:
-    """Return the index of a name, None where there is none; every file it names is there.
+    """Return the index with this name, or None if there is none; all files it names exist.
 
     Raises:
         CheckpointError: when it is not JSON, has no weight_map of names, names files that are
@@ -41,7 +41,7 @@ def read_index(files: CheckpointFiles, name: str) -> Index | None:
 def _weight_map(text: bytes, path: PurePath) -> dict[str, str]:
     place = f"{printable(path)}: the index"
     weight_map: dict[str, str] = {}
-    # Every tensor names its file anew; there are few files.
+    # Many tensors name the same few files.
     files: dict[str, str] = {}
     for name, file in object_members(
         text, place, error=CheckpointError, max_values=MAX_INDEX_NAMES, inside="weight_map"
@@ -112,6 +112,6 @@ def _reject_leaving(name: str, path: PurePath) -> None:
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if not parts or ".." in parts or parts[0].startswith("/") or ":" in name or "\0" in name:
         raise CheckpointError(
-            f"{printable(path)}: weight_map names '{printable(name)}', which is no file in its"
+            f"{printable(path)}: weight_map names '{printable(name)}', which is not a file in its"
             " directory"
         )

@@ -149,7 +149,7 @@ def _merged(files: CheckpointFiles, names: list[str], index: Index | None) -> We
 
 
 def _in_order(names: list[str], index: Index | None) -> list[str]:
-    # Of tensors that two files hold, the copy counts that the index or the plain name stands for.
+    # When two files hold a tensor, the copy in an indexed file or in model.safetensors counts.
     indexed = index.files if index else frozenset[str]()
     return sorted(names, key=lambda name: (name not in indexed, name != "model.safetensors", name))
 

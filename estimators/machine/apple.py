@@ -13,7 +13,7 @@ _CLASSES: dict[str, GpuClass] = {"p": "p", "g": "g", "s": "s", "d": "d"}
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One chip and tier, such as M4 Max; ``memory_gib`` holds what Macs with it were sold with."""
+    """One chip and tier, such as M4 Max; ``memory_gib`` lists the memory sizes it was sold with."""
 
     id: str
     name: str
@@ -39,7 +39,7 @@ def chips() -> dict[str, Chip]:
 
 
 def architecture_parts(architecture: str) -> tuple[int, GpuClass]:
-    """Return generation and class of a Metal architecture; ValueError when it is none.
+    """Return generation and class of a Metal architecture name; ValueError when it is not one.
 
     Source: mlx/backend/metal/device.cpp, Device::Device.
 

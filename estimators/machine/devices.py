@@ -66,7 +66,7 @@ def memory_device(memory_bytes: int, *, os_regime: OsRegime = DEFAULT_REGIME) ->
 
 
 def working_set_device(working_set_bytes: int) -> Device:
-    """Return a Mac of which only the recommended working set is known.
+    """Return a Mac for which only the recommended working set is known.
 
     Raises:
         InputError: when the size is not positive or beyond all machines.
@@ -135,7 +135,7 @@ def chip_device(
 
 
 def unknown_mac(memory_bytes: int, *, os_regime: OsRegime, source: DeviceSource) -> Device:
-    """Return a Mac with this memory whose chip is not known."""
+    """Return a Mac with this memory and an unknown chip."""
     return _noted(_mac(memory_bytes, os_regime, source), "the chip is not known")
 
 

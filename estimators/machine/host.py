@@ -80,7 +80,7 @@ def with_live_values(device: Device, info: dict[str, Any]) -> Device:
 def linux_from(memory: Memory, cgroup_limit: int | None, gpus: tuple[Gpu, ...] | None) -> Device:
     """Return the first GPU, or the memory that the machine or its container has.
 
-    Under a container's limit nothing is said of what others use: its count has the page cache.
+    In a container with a limit, memory used by others is unknown: its counter includes page cache.
     """
     contained = cgroup_limit is not None and cgroup_limit < memory.total_bytes
     total = min(memory.total_bytes, cgroup_limit or memory.total_bytes)

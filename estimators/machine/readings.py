@@ -1,4 +1,4 @@
-"""What the system's own tools print, read without trust: odd text gives None, never an error."""
+"""Parsers for the output of system tools; unexpected text gives None, never an error."""
 
 import re
 
@@ -15,7 +15,7 @@ _CGROUP_LINE = re.compile(r"^[0-9]{1,9}:([a-z0-9_=,]{0,256}):(/[^\n]{0,4096})$",
 
 @record(frozen=True, slots=True)
 class Memory:
-    """Memory of a machine or a GPU in bytes; ``used_bytes`` is what cannot be had right now."""
+    """Memory of a machine or a GPU in bytes; ``used_bytes`` is what is not available now."""
 
     total_bytes: int
     used_bytes: int | None
@@ -39,7 +39,7 @@ class MacFacts:
 
 
 def parse_meminfo(text: str) -> Memory | None:
-    """Return the memory in ``/proc/meminfo``, whose kB are 1024 bytes (proc_meminfo(5))."""
+    """Return the memory in ``/proc/meminfo``; its kB are 1024 bytes (proc_meminfo(5))."""
     values = {name: int(kib) * 1024 for name, kib in _MEMINFO_LINE.findall(text)}
     total = _sane(values.get("MemTotal"))
     if not total:
@@ -52,7 +52,7 @@ def parse_vm_stat(text: str) -> int | None:
     """Return the bytes in use in the text of macOS ``vm_stat``, as Activity Monitor counts them.
 
     Anonymous pages that are not purgeable, wired pages and those the compressor occupies; file
-    pages give way.
+    pages can be reclaimed.
     """
     page = _VM_STAT_PAGE.search(text)
     pages = {name: int(count) for name, count in _VM_STAT_LINE.findall(text)}

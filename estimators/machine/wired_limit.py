@@ -1,4 +1,4 @@
-"""The wired limit to set, and what the system must be told for it."""
+"""The wired limit to set, and the system setting for it."""
 
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div

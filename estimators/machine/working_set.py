@@ -54,7 +54,7 @@ def stock_working_set(memory_bytes: int, *, os_regime: OsRegime) -> WorkingSet:
 
 
 def working_set_by_rule(memory_bytes: int, rules: list[dict[str, int]]) -> int:
-    """Return what the last rule whose ``from_gib`` is reached gives, a multiple of the page.
+    """Return the result of the last rule with a reached ``from_gib``, a multiple of the page.
 
     A ratio is an integer over 2^24, the 32-bit float macOS multiplies with.
 

@@ -44,14 +44,14 @@ def test_adapter_in_both_layouts_counts_once(adapter: Path) -> None:
 
 
 def test_what_is_missing_of_an_adapter_is_named(adapter: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no adapters\.safetensors, so it is no adapter"):
+    with pytest.raises(CheckpointError, match=r"no adapters\.safetensors, so it is not an adapter"):
         read_adapter(adapter)
     write_safetensors(adapter / "adapters.safetensors", LORA)
     (adapter / "adapter_config.json").write_text("no")
     with pytest.raises(ConfigError, match=r"adapter_config\.json: the file is not JSON"):
         read_adapter(adapter)
     (adapter / "adapter_config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no adapter_config\.json beside adapters"):
+    with pytest.raises(CheckpointError, match=r"no adapter_config\.json next to adapters"):
         read_adapter(adapter)
     with pytest.raises(CheckpointError, match="no such file"):
         read_adapter(adapter / "gone")

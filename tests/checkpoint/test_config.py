@@ -68,7 +68,7 @@ def test_large_file_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(MAX_CONFIG_BYTES + 1)
-    assert refusal(path) == "6000001 bytes, but at most 6000000 of such a file are read"
+    assert refusal(path) == "6000001 bytes; such a file may have at most 6000000"
 
 
 def test_missing_config_is_named(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_precision_in_the_name_keeps_two_series_apart(model: Path) -> None:
 def test_index_that_leaves_its_directory_is_refused(model: Path, name: str) -> None:
     write_all(model, {"model.safetensors": A})
     write_index(model, {"a": name})
-    assert "which is no file in its directory" in refusal(model)
+    assert "which is not a file in its directory" in refusal(model)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_index_of_pytorch_shards_chooses_the_set(model: Path) -> None:
 def test_pytorch_file_that_holds_no_weights_is_no_bound(model: Path) -> None:
     path = model / "pytorch_model.bin"
     path.write_bytes(b"")
-    assert "0 bytes is no PyTorch file" in refusal(model)
+    assert "0 bytes is not a PyTorch file" in refusal(model)
     path.write_text("version https://git-lfs.github.com/spec/v1\n")
     assert "Git LFS pointer" in refusal(model)
     path.rename(model / "pytorch_model-00001-of-00002.bin")
@@ -291,7 +291,7 @@ def test_directory_with_a_config_alone_has_no_tensors_and_says_so(model: Path) -
     ("names", "fault"),
     [
         ([], "it is empty; give a directory with config.json"),
-        (["model.safetensors"], "no config.json beside model.safetensors; copy the model's own"),
+        (["model.safetensors"], "no config.json next to model.safetensors; copy the model's own"),
         (["adapters.safetensors", "adapter_config.json"], "no config.json; it holds an adapter"),
         (["README.md"], "no config.json; give a model's directory, or its config.json"),
     ],
@@ -342,5 +342,5 @@ def test_one_file_without_a_config_has_weights_only(tmp_path: Path) -> None:
     assert (checkpoint.config, sizes(checkpoint)) == ({}, {"a": 8})
     assert checkpoint.warnings == (
         f"{path}: one of 4 shards; give the directory for all of them",
-        f"{path}: no config.json beside it; only its weights are known",
+        f"{path}: no config.json next to it; only its weights are known",
     )

@@ -100,7 +100,7 @@ def test_what_looks_like_a_path_and_is_none_is_no_hub_look_up(reference: str) ->
     ],
 )
 def test_an_address_is_told_the_name_to_write(address: str, wanted: str) -> None:
-    with pytest.raises(CheckpointError, match=f"an address, no name; {wanted}$"):
+    with pytest.raises(CheckpointError, match=f"a URL, not a name; {wanted}$"):
         open_checkpoint(address)
 
 
@@ -143,7 +143,7 @@ def test_pipe_and_broken_link_are_refused_without_waiting(tmp_path: Path, name: 
 def test_path_behind_a_closed_directory_is_not_called_missing(model: Path) -> None:
     model.chmod(0)
     try:
-        with pytest.raises(CheckpointError, match="permission denied on the way to it"):
+        with pytest.raises(CheckpointError, match="permission denied for one of its folders"):
             open_checkpoint(str(model / "config.json"))
     finally:
         model.chmod(0o700)

@@ -109,8 +109,8 @@ def test_name_that_is_none_leads_nowhere(store: Path, name: str) -> None:
         ([1], "layers: expected a list"),
         ([{"mediaType": "x"}], "no mediaType or sha256 digest"),
         ([layer("model", "../../../etc/passwd")], "no mediaType or sha256 digest"),
-        ([layer("model", DIGEST, -1)], "no count of bytes"),
-        ([layer("model", DIGEST, True)], "no count of bytes"),
+        ([layer("model", DIGEST, -1)], "not a count of bytes"),
+        ([layer("model", DIGEST, True)], "not a count of bytes"),
         ([layer("model", "d" * 64)], "no such file"),
     ],
 )

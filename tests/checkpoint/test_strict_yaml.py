@@ -36,7 +36,7 @@ def test_repeated_names_are_returned_with_their_lines_and_the_first_value_stays(
     placed = parse_placed(b"a: 1\nb: {c: 1, c: 2}\na: 3\n", Path("p.yaml"))
     assert placed.value == {"a": 1, "b": {"c": 1}}
     assert placed.repeated == ((2, ("b", "c")), (3, ("a",)))
-    with pytest.raises(ConfigError, match="line 2: the name 'c' stands twice"):
+    with pytest.raises(ConfigError, match="line 2: the name 'c' is given twice"):
         parse_document(b"a: 1\nb: {c: 1, c: 2}\na: 3\n", Path("p.yaml"))
 
 

@@ -65,7 +65,7 @@ def test_file_of_another_series_is_refused(tmp_path: Path) -> None:
 def test_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     paths = write_series(tmp_path)
     write(paths[1], {"split.no": 1, "split.count": 3}, WEIGHTS[:2])
-    assert "stands in another file too" in refusal(paths[0])
+    assert "is in another file too" in refusal(paths[0])
 
 
 def test_split_tensors_must_be_as_many_as_told(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_renamed_file_of_a_series_is_not_taken_for_the_whole(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["a-00003-of-00002.gguf", "a-00000-of-00002.gguf"])
 def test_numbers_that_are_no_series_are_refused(name: str) -> None:
-    with pytest.raises(CheckpointError, match="is no part of a series"):
+    with pytest.raises(CheckpointError, match="is not part of a series"):
         series(name)
 
 

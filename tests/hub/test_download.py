@@ -120,8 +120,8 @@ def test_without_a_network_nothing_is_downloaded(settings: Hub, hub: FakeHub) ->
     [
         ("org/none", UnreachableError, "no such repository"),
         (f"{NAME}@other", CheckpointError, "has no such revision"),
-        ("org/a..b", CheckpointError, "no name on the Hub"),
-        ("org/name/more", CheckpointError, "no name on the Hub"),
+        ("org/a..b", CheckpointError, "not a Hub name"),
+        ("org/name/more", CheckpointError, "not a Hub name"),
     ],
 )
 def test_a_name_nobody_has_is_one_clear_line(

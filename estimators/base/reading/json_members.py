@@ -102,7 +102,7 @@ class _Window:
         self._size = _FIRST_WINDOW_BYTES
 
     def peek(self) -> str:
-        """Return the next character that is no space, empty at the end."""
+        """Return the next character that is not a space, or an empty string at the end."""
         while True:
             self._at = _SPACE.match(self._held, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._held):

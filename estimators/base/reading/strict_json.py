@@ -1,4 +1,4 @@
-"""JSON from files nobody vouches for: no repeated names, no endless numbers, no deep nesting."""
+"""JSON from untrusted files: no repeated names, no unbounded numbers, no deep nesting."""
 
 import json
 import math

@@ -33,7 +33,7 @@ Place = tuple[str | int, ...]
 class Placed(NamedTuple):
     """A document with the line each value begins on, counted from 1.
 
-    ``repeated`` are the lines and places of names that stand twice; the first value is kept.
+    ``repeated`` holds the lines and places of names that occur twice; the first value is kept.
     """
 
     value: Any
@@ -51,7 +51,7 @@ def parse_document(text: bytes, path: Path) -> Any:
     placed = parse_placed(text, path)
     for line, place in placed.repeated:
         raise ConfigError(
-            f"{printable(path)}: line {line}: the name '{printable(place[-1])}' stands twice"
+            f"{printable(path)}: line {line}: the name '{printable(place[-1])}' is given twice"
         )
     return placed.value
 
@@ -60,7 +60,7 @@ def parse_placed(text: bytes, path: Path) -> Placed:
     """Return the one document that ``text`` holds with its lines, for mistakes named later.
 
     Raises:
-        ConfigError: as `parse_document`, save for repeated names, which are returned.
+        ConfigError: as `parse_document`, except for repeated names, which are returned.
     """
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
@@ -125,7 +125,7 @@ class _Document:
         self._reject_marks(event)
         key = self._scalar(event) if isinstance(event, yaml.ScalarEvent) else None
         if not isinstance(key, str):
-            raise self._error(event, "a key is no text; put it in quotes")
+            raise self._error(event, "a key is not a text; put it in quotes")
         return key
 
     def _reject_marks(self, event: Any) -> None:

@@ -7,7 +7,7 @@ from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.byte_source import ByteSource
 
-# A header with a vocabulary of 262,144 and its merges is 16 MB; a larger one is no header.
+# A header with a vocabulary of 262,144 and its merges is 16 MB; a larger one is not a header.
 MAX_HEADER_BYTES = 100_000_000
 # Both tokens and merges of the largest vocabularies in use are half a million.
 MAX_STRINGS = 2_000_000

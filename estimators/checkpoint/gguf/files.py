@@ -1,4 +1,4 @@
-"""GGUF checkpoints: one file, or a series -00001-of-0000N of them, wherever the bytes lie."""
+"""GGUF checkpoints: one file, or a series -00001-of-0000N of them, local or remote."""
 
 import os
 import re
@@ -49,7 +49,7 @@ def series(name: str) -> tuple[str, ...]:
     total = int(split["total"])
     if not 1 <= int(split["number"]) <= total <= MAX_SPLITS:
         raise CheckpointError(
-            f"{printable(name)}: is no part of a series of 1 to {MAX_SPLITS} files"
+            f"{printable(name)}: is not part of a series of 1 to {MAX_SPLITS} files"
         )
     end = name[-len(SUFFIX) :]
     return tuple(f"{split['stem']}-{i:05d}-of-{total:05d}{end}" for i in range(1, total + 1))
@@ -64,11 +64,12 @@ def gguf_checkpoint(
 ) -> Checkpoint:
     """Return the checkpoint of a file, or of all files of a series in their order.
 
-    Its config is the metadata of the first file, whose name is the config's name.
+    Its config is the metadata of the first file, and is named after that file.
 
     Raises:
         CheckpointError: when a header is inconsistent, or the files are of different series.
-        UnsupportedError: for what is no model of text, and versions or types not described.
+        UnsupportedError: for a file that is not a text model, and for undescribed versions or
+            types.
         MemfitError: as the sources raise it.
     """
     headers = [read_gguf(part.source, part.name) for part in parts]
@@ -100,7 +101,7 @@ def gguf_checkpoint(
 def read_gguf_file(
     path: Path, *, id: str | None = None, skipped_files: tuple[SkippedFile, ...] = ()
 ) -> Checkpoint:
-    """Return the checkpoint of a GGUF file on this machine, and of the series it is one of.
+    """Return the checkpoint of a GGUF file on this machine, and of the rest of its series.
 
     Raises:
         CheckpointError: when a file is missing, unreadable or inconsistent.
@@ -127,7 +128,7 @@ def read_gguf_directory(directory: Path, names: Sequence[str]) -> Checkpoint:
     """Return the checkpoint of the one GGUF model in a directory, as LM Studio keeps them.
 
     Raises:
-        CheckpointError: when there is more than one, or as `read_gguf_file`.
+        CheckpointError: when the directory holds more than one model, or as `read_gguf_file`.
         UnsupportedError: as `gguf_checkpoint`.
     """
     models = _models(names)
@@ -151,7 +152,7 @@ def read_gguf_directory(directory: Path, names: Sequence[str]) -> Checkpoint:
 
 
 def _models(names: Sequence[str]) -> list[str]:
-    """The files that stand for a model: of a series the first that is there."""
+    """The files that represent a model: the first existing file of each series."""
     found: dict[tuple[str, str], str] = {}
     for name in sorted(names):
         if _is_gguf(name) and _PROJECTOR not in name.lower():
@@ -180,7 +181,7 @@ def _check_split(header: GgufHeader, name: str, number: int, total: int) -> None
     if total == 1 and type(count) is int and count > 1:
         raise CheckpointError(
             f"{name}: is one of {count} files of a split model; give it its name"
-            " -00001-of-0000N.gguf beside the others"
+            " -00001-of-0000N.gguf next to the others"
         )
     if total > 1 and (count, own) != (total, number):
         raise CheckpointError(
@@ -195,17 +196,18 @@ def _merged(headers: Sequence[GgufHeader], names: Sequence[str]) -> tuple[Tensor
         for tensor in header.tensors:
             if tensor.name in merged:
                 raise CheckpointError(
-                    f"{name}: tensor '{printable(tensor.name)}' stands in another file too"
+                    f"{name}: tensor '{printable(tensor.name)}' is in another file too"
                 )
             merged[tensor.name] = tensor
     return tuple(merged.values())
 
 
 def _check_total(metadata: Mapping[str, Value], tensors: int, name: str) -> None:
-    told = metadata.get("split.tensors.count", tensors)
-    if told != tensors:
+    declared = metadata.get("split.tensors.count", tensors)
+    if declared != tensors:
         raise CheckpointError(
-            f"{name}: split.tensors.count: {printable(told)}, but the files hold {tensors} tensors"
+            f"{name}: split.tensors.count: {printable(declared)}, but the files hold"
+            f" {tensors} tensors"
         )
     if not tensors:
         raise CheckpointError(f"{name}: holds no tensors; it is a vocabulary without a model")

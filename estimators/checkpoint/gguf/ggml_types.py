@@ -1,6 +1,6 @@
 """Element types of GGUF tensors: their numbers, names and blocks.
 
-A row of elements is kept in blocks: so many elements take so many bytes, scales included.
+A row of elements is stored in blocks of fixed size, scales included.
 Source: llama.cpp ggml/include/ggml.h, enum ggml_type, and ggml/src/ggml-common.h, the sizes of the
 block structs (commit 0c1e57098).
 """
@@ -16,7 +16,7 @@ class GgmlType(NamedTuple):
     block_bytes: int
 
     def nbytes(self, elements: int) -> int:
-        """Return the bytes of a row, whose elements are a multiple of ``block``.
+        """Return the bytes of a row; its elements must be a multiple of ``block``.
 
         >>> BY_NAME["Q4_K"].nbytes(4096)
         2304
@@ -62,5 +62,5 @@ TYPES: dict[int, GgmlType] = {
     42: GgmlType("Q2_0", 64, 18),
 }
 BY_NAME = {kind.name: kind for kind in TYPES.values()}
-# Numbers once in use, which llama.cpp refuses: files with them must be made anew.
+# Retired type numbers, which llama.cpp refuses: such files must be converted again.
 REMOVED = frozenset({4, 5, 31, 32, 33, 36, 37, 38})

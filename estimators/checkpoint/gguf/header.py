@@ -37,7 +37,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11:
 
 
 class Elided(NamedTuple):
-    """A value that was passed over: an array of so many elements, or a string of so many bytes."""
+    """A skipped value: the number of elements of an array, or of bytes of a string."""
 
     length: int
 
@@ -64,14 +64,14 @@ def read_gguf(source: ByteSource, name: str) -> GgufHeader:
     ``name`` is how messages name the file.
 
     Raises:
-        CheckpointError: when it is not such a header: cut short, a repeated or empty key, a type
-            or a count that is none, a shape that its type's blocks do not divide, offsets that
+        CheckpointError: when the header is invalid: truncated, a repeated or empty key, an unknown
+            type or count, a shape that the blocks of its type do not divide, offsets that
             do not follow each other, or tensors beyond the end of the file.
         UnsupportedError: for a version or a type of tensor that is not described.
     """
     cursor = Cursor(source, name)
     if source.size < len(MAGIC) or cursor.take(len(MAGIC), "the magic") != MAGIC:
-        raise CheckpointError(f"{name}: does not begin with GGUF; it is no GGUF file")
+        raise CheckpointError(f"{name}: does not begin with GGUF; it is not a GGUF file")
     version = _version(cursor)
     tensor_count, key_count = cursor.u64("the tensor count"), cursor.u64("the key count")
     _check_count(cursor, "tensors", tensor_count, MAX_TENSORS)
@@ -99,7 +99,7 @@ def _version(cursor: Cursor) -> int:
         cursor.use_byte_order(">")
     if version not in VERSIONS:
         raise UnsupportedError(
-            f"{cursor.name}: GGUF version {version}; versions 2 and 3 are read, convert it anew"
+            f"{cursor.name}: GGUF version {version}; versions 2 and 3 are read, convert it again"
         )
     return version
 
@@ -116,7 +116,7 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
         if not key:
             raise CheckpointError(f"{cursor.name}: a key is empty")
         if key in metadata:
-            raise CheckpointError(f"{cursor.name}: the key '{printable(key)}' stands there twice")
+            raise CheckpointError(f"{cursor.name}: the key '{printable(key)}' is given twice")
         metadata[key] = _value(cursor, key)
     return metadata
 
@@ -173,7 +173,7 @@ def _numbers(cursor: Cursor, key: str, kind: int, count: int) -> list[int] | lis
 def _element(cursor: Cursor, key: str, kind: int) -> Struct:
     code = "b" if kind == _BOOL else _NUMBERS.get(kind)
     if code is None:
-        raise CheckpointError(f"{cursor.name}: {printable(key)}: {kind} is no type of a value")
+        raise CheckpointError(f"{cursor.name}: {printable(key)}: {kind} is not a value type")
     return Struct(cursor.byte_order + code)
 
 
@@ -197,7 +197,7 @@ def _tensors(cursor: Cursor, count: int, alignment: int, file_bytes: int) -> tup
         tensor = _tensor(cursor)
         offset = cursor.u64(f"tensor '{tensor.name}'")
         if tensor.name in tensors:
-            raise CheckpointError(f"{_place(cursor, tensor.name)}: stands in the table twice")
+            raise CheckpointError(f"{_place(cursor, tensor.name)}: is in the table twice")
         if offset != padded:
             raise CheckpointError(
                 f"{_place(cursor, tensor.name)}: begins at offset {offset}, where {padded} is next"
@@ -224,7 +224,7 @@ def _tensor(cursor: Cursor) -> Tensor:
     number = cursor.u32(where)
     kind = TYPES.get(number)
     if kind is None:
-        fault = "was removed; make the file anew" if number in REMOVED else "is not described"
+        fault = "was removed; convert the file again" if number in REMOVED else "is not described"
         raise UnsupportedError(f"{_place(cursor, name)}: ggml type {number} {fault}")
     elements = prod(shape)
     # The largest block has more bits than a byte an element: bytes stay countable as well.

@@ -1,4 +1,4 @@
-"""GGUF files of a repository on the Hub, whose headers are read by ranges."""
+"""GGUF files of a Hub repository; their headers are read with range requests."""
 
 from pathlib import PurePosixPath
 
@@ -11,10 +11,10 @@ from memfit.estimators.checkpoint.shards import list_some
 
 
 class HubSource:
-    """A file's beginning, fetched as far as it is read and kept; a header is read forwards."""
+    """The start of a file, fetched as it is read; headers are read from front to back."""
 
     def __init__(self, repository: Repository, name: str) -> None:
-        """Take a file of the repository; what was kept of it is not fetched again."""
+        """Open a file of the repository; cached bytes are not fetched again."""
         self._repository, self._name = repository, name
         self.size: int = repository.size(name)
         self._content = repository.cached_header(name)
@@ -31,12 +31,12 @@ class HubSource:
         return self._content[offset:end]
 
     def keep(self) -> None:
-        """Keep what was fetched: the header, and what came with it."""
+        """Cache what was fetched."""
         self._repository.cache_header(self._name, self._content)
 
 
 def read_hub_gguf(repository: Repository, name: str, *, id: str) -> Checkpoint:
-    """Return the checkpoint of a repository's GGUF file, and of the series it is one of.
+    """Return the checkpoint of a repository's GGUF file, and of the rest of its series.
 
     Raises:
         CheckpointError: when there is no such file, or as `gguf_checkpoint`.

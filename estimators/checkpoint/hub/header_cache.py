@@ -1,8 +1,8 @@
-"""Headers and small files that were fetched before, on this machine, within a bound of bytes.
+"""Cache of headers and small files fetched earlier, limited in bytes.
 
 An entry is named by the digest of its key and starts with the digest of its content, so that a
-damaged one is no entry. It is written beside and moved into place: two processes may share the
-directory, and what both write is the same.
+damaged one is ignored. It is written to a temporary file and moved: two processes may share the
+directory, since both write the same content.
 """
 
 import contextlib
@@ -25,25 +25,25 @@ class Usage(NamedTuple):
 
 
 class HeaderCache:
-    """A directory of entries; one that cannot be read or written is an empty cache."""
+    """A directory of entries; an unreadable one behaves as an empty cache."""
 
     def __init__(self, directory: Path, max_bytes: int = MAX_CACHE_BYTES) -> None:
-        """Take a directory; it is made with the first entry."""
+        """Use a directory; it is created with the first entry."""
         self.directory, self.max_bytes = directory, max_bytes
 
     def get(self, *key: str) -> bytes | None:
-        """Return the content kept under a key, None where there is none or it is damaged."""
+        """Return the content stored under a key, or None if absent or damaged."""
         path = self._path(key)
         try:
             entry = path.read_bytes()
-            os.utime(path)  # used last: kept longest
+            os.utime(path)  # least recently used entries go first
         except OSError:
             return None
         content = entry[_DIGEST_BYTES:]
         return content if hashlib.sha256(content).digest() == entry[:_DIGEST_BYTES] else None
 
     def put(self, content: bytes, *key: str) -> None:
-        """Keep a content under a key, if the directory can be written."""
+        """Store content under a key, if the directory is writable."""
         with contextlib.suppress(OSError):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self.directory)
@@ -56,7 +56,7 @@ class HeaderCache:
                 raise
 
     def trim(self) -> None:
-        """Remove the entries unused for longest until the rest is within the bound."""
+        """Remove the least recently used entries until the rest is within the limit."""
         files = sorted(self._files(), key=lambda file: file[1].st_mtime_ns)
         excess = sum(status.st_size for _, status in files) - self.max_bytes
         for path, status in files:
@@ -93,7 +93,7 @@ class HeaderCache:
 
 
 def user_cache() -> HeaderCache:
-    """Return the user's own cache, where the platform keeps such things (XDG_CACHE_HOME)."""
+    """Return the user's own cache, in the platform's cache folder (XDG_CACHE_HOME)."""
     from platformdirs import user_cache_dir
 
     return HeaderCache(Path(user_cache_dir("memfit", appauthor=False)) / "headers")

@@ -48,7 +48,7 @@ def parse_listing(content: bytes, place: PurePath) -> Listing:
     """Return the listing that the Hub's answer is (GET /api/models/NAME/revision/REVISION).
 
     Raises:
-        UnreachableError: when it is none: a portal's page in place of the Hub's answer, say.
+        UnreachableError: when it is not a listing, e.g. the login page of a captive portal.
     """
     try:
         entries = parse_object(

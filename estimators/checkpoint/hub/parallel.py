@@ -1,6 +1,6 @@
-"""Jobs beside each other on threads that nobody waits for when the process ends.
+"""Parallel jobs on daemon threads, which do not delay the end of the process.
 
-Python joins the threads of its own pool at exit: an interrupt would wait for a silent server.
+Python joins the threads of its executors at exit, so an interrupt would wait for a silent server.
 """
 
 import threading
@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 
 def start(jobs: Sequence[Callable[[], bytes]], most_threads: int) -> list[Future[bytes]]:
-    """Start jobs in their order, and return their results to come; one can be cancelled."""
+    """Start jobs in order and return their futures, which can be cancelled."""
     futures: list[Future[bytes]] = [Future() for _ in jobs]
     waiting = deque(zip(jobs, futures, strict=True))
     for _ in range(min(most_threads, len(jobs))):

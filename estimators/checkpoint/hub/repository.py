@@ -1,4 +1,4 @@
-"""A repository on the Hub as a folder: what is asked of it is fetched, and of weights the header.
+"""The files of a Hub repository: fetched on request, of weights only the headers.
 
 The first round asks at once for the listing, the config, the index and the header of a model in
 one file (or, by its name, ModelOpt's quantisation), before it is known which of them there are; the
@@ -43,14 +43,14 @@ SINGLE_FILE = "model.safetensors"
 _NAMES_MODELOPT = re.compile(r"fp[48]|modelopt", re.IGNORECASE)
 # A header that no index describes: 97% of the Hub's are below 100 kB (huggingface_hub/hf_api.py).
 USUAL_HEADER_BYTES = 128_000
-# What a tensor's entry takes beside its name: the longest dtype, three dimensions of five digits
+# Bytes of a tensor's entry without its name: the longest dtype, three dimensions of five digits
 # and offsets of eleven; and the metadata of a file.
 ENTRY_BYTES = 96
 METADATA_BYTES = 4096
 
 
 class Repository:
-    """A repository at a revision; ``stale`` says why the Hub's own word is not the latest."""
+    """A repository at a revision; ``stale`` says why a cached listing is used."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Repository:
         return sorted(name for name in self.listing.files if "/" not in name)
 
     def exists(self, name: str) -> bool:
-        """Tell whether the repository has such a file."""
+        """Return whether the repository has this file."""
         return name in self.listing.files
 
     def missing(self, names: Iterable[str]) -> list[str]:
@@ -93,8 +93,8 @@ class Repository:
         file = self._file(name)
         if file.size is not None and file.size > limit:
             raise CheckpointError(
-                f"{printable(self.label / name)}: {file.size} bytes, but at most {limit} of such a"
-                " file are read"
+                f"{printable(self.label / name)}: {file.size} bytes; such a file may have"
+                f" at most {limit}"
             )
         if (kept := self._kept(name)) is not None and file.is_content(kept):
             return kept
@@ -117,12 +117,12 @@ class Repository:
         size = self._file(name).size
         if size is None:
             raise UnreachableError(
-                f"{printable(self.label / name)}: the Hub does not tell its size"
+                f"{printable(self.label / name)}: the Hub does not give its size"
             )
         return size
 
     def pytorch_file_bytes(self, name: str) -> int:
-        """Return the bytes of a PyTorch file; the Hub lists no stand-ins."""
+        """Return the bytes of a PyTorch file; the Hub lists sizes of real files."""
         return self.size(name)
 
     def headers(self, names: Sequence[str], index: Index | None) -> Iterable[Header]:
@@ -164,7 +164,7 @@ class Repository:
     def _header(self, name: str, expected: int) -> bytes:
         path, size = self.label / name, self.size(name)
         if size < LENGTH_BYTES:
-            raise CheckpointError(f"{printable(path)}: {size} bytes is no safetensors file")
+            raise CheckpointError(f"{printable(path)}: {size} bytes is not a safetensors file")
         wanted = partial(_header_bytes, size=size, path=path)
         begun = self._begun.pop(name, None)
         if isinstance(begun, Answer) and self._is_listed(begun):
@@ -225,7 +225,7 @@ class Repository:
     def _first_round(self, revision: str, is_first: bool, listing_only: bool) -> bytes:
         """The listing; on a first call the files that every model has come along with it."""
         url = f"{self._hub.endpoint}/api/models/{self._name}/revision/{quote(revision, safe='')}"
-        attempts = ATTEMPTS if is_first else 1  # whoever has an answer need not wait for three
+        attempts = ATTEMPTS if is_first else 1  # with a cached answer one attempt is enough
         jobs = [lambda: self._whole(f"{url}?blobs=true", MAX_LISTING_BYTES, attempts).content]
         if is_first and not listing_only:
             config, index = self._url(revision, CONFIG), self._url(revision, SAFETENSORS_INDEX)
@@ -239,7 +239,7 @@ class Repository:
         return self._parallel(jobs)[0]
 
     def _begin(self, name: str, fetch: Callable[[], Answer]) -> bytes:
-        """Fetch a file before it is known whether there is one."""
+        """Fetch a file before its existence is known."""
         try:
             self._begun[name] = fetch()
         except UnreachableError as error:
@@ -249,7 +249,7 @@ class Repository:
         return b""
 
     def _guess(self, revision: str) -> Callable[[], bytes]:
-        """What a model of this name has beside config and index, as a rule."""
+        """Files that a model with this name usually has next to config and index."""
         if _NAMES_MODELOPT.search(self._name):
             url = self._url(revision, MODELOPT)
             return partial(self._begin, MODELOPT, lambda: self._whole(url, MAX_CONFIG_BYTES))
@@ -274,7 +274,7 @@ class Repository:
         client = self._connected()
         futures = start(jobs, MOST_THREADS)
         try:
-            # After the requests have gone out: who is told may use the wait.
+            # Reported after the requests are sent, so that the report costs no waiting time.
             self._sink.begin(f"Reading {printable(self.label)}", len(jobs))
             for future in futures:
                 future.add_done_callback(lambda _: self._sink.advance())

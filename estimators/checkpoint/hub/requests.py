@@ -2,7 +2,7 @@
 
 The connection, the token and the settings are huggingface-hub's. Its metadata calls are not used:
 they read a body whole even when a server ignores Range, refuse headers above 25 MB, and drop what
-the digest is taken of (docs/hub.md).
+the digest is computed from (docs/hub.md).
 """
 
 import re
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 3
 FIRST_PAUSE_SECONDS = 0.5  # doubled with every attempt
-LONGEST_PAUSE_SECONDS = 20.0  # a Retry-After beyond it is told, not waited for
+LONGEST_PAUSE_SECONDS = 20.0  # a longer Retry-After is reported instead of waiting
 LONGEST_BODY_SECONDS = 120.0  # a body that trickles in is given up
 MAX_REDIRECTS = 5
 DRAINED_BYTES = 65_536  # a rest this small is read, so that the connection can be used again
@@ -48,15 +48,15 @@ class _AgainError(Exception):
 
 
 class Answer(NamedTuple):
-    """The body of an answer as far as it was wanted, and what was told of the file."""
+    """The requested part of a response body, and what the headers say about the file."""
 
     content: bytes
     total: int | None  # bytes of the whole file
-    commit: str | None  # whose file it is, told by the Hub before it redirects
+    commit: str | None  # the commit of the file, sent by the Hub before it redirects
 
 
 class _Redirect(NamedTuple):
-    """Where an answer leads, and the commit it tells."""
+    """The target of a redirect, and the commit it names."""
 
     url: str
     commit: str | None
@@ -69,13 +69,13 @@ class Client:
         """Take what is asked for; the token is read here.
 
         Raises:
-            InputError: when the token is no token, or no connection can be made as it is set up.
-            UnreachableError: when it cannot be had.
+            InputError: when the token is invalid, or the connection settings are unusable.
+            UnreachableError: when the token cannot be read.
         """
         self._hub, self._repository, self._sink = hub, repository, progress
-        with ThreadPoolExecutor(max_workers=1) as beside:
+        with ThreadPoolExecutor(max_workers=1) as executor:
             # It reads the system's certificates, and leaves Python to import what a token needs.
-            session = beside.submit(open_session)
+            session = executor.submit(open_session)
             self._headers = {
                 "accept-encoding": "identity",  # ranges are of the file, not of its compression
                 "user-agent": f"memfit/{__version__}",
@@ -239,7 +239,7 @@ def _authorization() -> dict[str, str]:
     try:
         token = get_token()
     except (OIDCError, OSError, ValueError) as error:
-        raise UnreachableError(f"the Hugging Face token cannot be had: {_reason(error)}") from None
+        raise UnreachableError(f"the Hugging Face token cannot be read: {_reason(error)}") from None
     if token is None:
         return {}
     if not token.isascii() or not token.isprintable():

@@ -1,4 +1,4 @@
-"""Which Hub is asked, and how: huggingface-hub's settings, held against what they may be."""
+"""Which Hub to use, and how: huggingface-hub's settings, validated."""
 
 import os
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _OF_CONNECTIONS = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "SSL_CERT_FILE", "S
 
 @record(frozen=True, slots=True)
 class Hub:
-    """Which Hub is asked, and how; the token is looked up when the first request is made."""
+    """Which Hub to use, and how; the token is read with the first request."""
 
     endpoint: str
     snapshots: Path  # huggingface-hub's own cache of downloaded files
@@ -27,7 +27,7 @@ class Hub:
 
 
 def configured_hub() -> Hub:
-    """Return the Hub that HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE and their kin set.
+    """Return the Hub that HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE and related variables set.
 
     Raises:
         InputError: when one of them cannot be read.
@@ -35,7 +35,7 @@ def configured_hub() -> Hub:
     endpoint = os.environ.get("HF_ENDPOINT")
     if endpoint is not None and not _is_address(endpoint):
         raise InputError(
-            f"HF_ENDPOINT={printable(endpoint)!r}: no address; write https://host, or unset it"
+            f"HF_ENDPOINT={printable(endpoint)!r}: not an address; write https://host, or unset it"
         )
     try:
         from huggingface_hub import constants

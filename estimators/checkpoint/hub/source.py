@@ -40,7 +40,7 @@ def open_hub_file(
         CheckpointError: when there is no such repository, revision or file, or its header is
             inconsistent.
         UnreachableError: when the Hub cannot be reached, or refuses.
-        UnsupportedError: for a file that is no model, or not described.
+        UnsupportedError: for a file that is not a model, or not described.
     """
     # Imported for a GGUF file alone: most repositories are of safetensors.
     from memfit.estimators.checkpoint.gguf.files import read_gguf_file
@@ -49,14 +49,14 @@ def open_hub_file(
     place, _, file = reference.partition(":")
     name, _, revision = place.partition("@")
     revision = revision or DEFAULT_REVISION
-    _reject_odd(name, revision, reference)
+    _reject_bad_name(name, revision, reference)
     cache = cache or user_cache()
     hub = hub or configured_hub()
     snapshot = _find_snapshot(hub.snapshots, name, revision, file)
     if snapshot:
         found = read_gguf_file(snapshot.directory / file, id=printable(reference))
         return replace(found, revision=snapshot.commit)
-    # The files stand behind the repository and a slash in messages, as in its address.
+    # Messages name a file as repository/file, as its URL does.
     repository = Repository(
         hub,
         name,
@@ -90,7 +90,7 @@ def open_hub(
     """
     name, _, revision = reference.partition("@")
     revision = revision or DEFAULT_REVISION
-    _reject_odd(name, revision, reference)
+    _reject_bad_name(name, revision, reference)
     hub = hub or configured_hub()
     snapshot = _find_snapshot(hub.snapshots, name, revision)
     if snapshot and (found := _read_snapshot(snapshot, reference, offline=hub.offline)):
@@ -108,12 +108,10 @@ def open_hub(
     )
 
 
-def _reject_odd(name: str, revision: str, reference: str) -> None:
+def _reject_bad_name(name: str, revision: str, reference: str) -> None:
     parts = [*name.split("/"), *revision.split("/")]
     if any(part in ("", ".", "..") for part in parts) or name.count("/") != 1:
-        raise CheckpointError(
-            f"{printable(reference)!r}: no name on the Hub; write org/name@revision"
-        )
+        raise CheckpointError(f"{printable(reference)!r}: not a Hub name; write org/name@revision")
 
 
 def _find_snapshot(
@@ -125,7 +123,7 @@ def _find_snapshot(
     except (OSError, ValueError):
         commit = revision
     directory = folder / "snapshots" / commit
-    # A revision such as refs/pr/1 that was never resolved is no commit's name.
+    # A revision such as refs/pr/1 that was never resolved is not a commit hash.
     found = commit.isalnum() and (directory / file).is_file()
     return _Snapshot(directory, commit) if found else None
 

@@ -31,7 +31,7 @@ def read_checkpoint_files(files: CheckpointFiles, source: Source) -> Checkpoint:
     Raises:
         CheckpointError: as `read_directory`.
         ConfigError: as `read_directory`.
-        UnreachableError: when the folder lies elsewhere and cannot be reached.
+        UnreachableError: when the files are remote and cannot be reached.
     """
     names = files.names()
     if CONFIG not in names:
@@ -55,13 +55,13 @@ def read_checkpoint_files(files: CheckpointFiles, source: Source) -> Checkpoint:
 
 
 def read_file(path: Path) -> Checkpoint:
-    """Return the checkpoint of one safetensors file, and of the config.json beside it.
+    """Return the checkpoint of one safetensors file, and of the config.json next to it.
 
-    Where there is none the config is empty: the weights are exact, the rest is unknown.
+    Without a config.json the config is empty: the weights are exact, the rest is unknown.
 
     Raises:
         CheckpointError: when the file is unreadable or inconsistent.
-        ConfigError: when the config.json beside it is not one.
+        ConfigError: when the config.json next to it is invalid.
     """
     header = read_header(path)
     config_path = path.with_name("config.json")
@@ -87,7 +87,7 @@ def _file_warnings(path: Path, has_config: bool) -> tuple[str, ...]:
             f"{printable(path)}: one of {total} shards; give the directory for all of them"
         )
     if not has_config:
-        warnings.append(f"{printable(path)}: no config.json beside it; only its weights are known")
+        warnings.append(f"{printable(path)}: no config.json next to it; only its weights are known")
     return tuple(warnings)
 
 
@@ -97,5 +97,5 @@ def _what_is_missing(names: Sequence[str]) -> str:
     if "adapter_config.json" in names:
         return "no config.json; it holds an adapter, give the model that it was trained on"
     if weight_files := [name for name in names if is_weight_file(name)]:
-        return f"no config.json beside {list_some(weight_files)}; copy the model's own there"
+        return f"no config.json next to {list_some(weight_files)}; copy the model's own there"
     return "no config.json; give a model's directory, or its config.json"

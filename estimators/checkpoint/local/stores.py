@@ -21,7 +21,7 @@ _MEDIA = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _WORD = re.compile(r"[\w.-]{1,200}", re.ASCII)
 _BESIDE = {
-    "projector": "a vision projector, which the runtime loads beside the model",
+    "projector": "a vision projector, which the runtime loads with the model",
     "adapter": "an adapter, which the runtime applies to the model",
 }
 
@@ -47,8 +47,8 @@ def open_store(reference: str) -> Checkpoint | None:
 
 def ollama_directory() -> Path:
     """Return where Ollama keeps models: OLLAMA_MODELS, else ~/.ollama/models (envconfig)."""
-    told = os.environ.get("OLLAMA_MODELS")
-    return Path(told) if told else Path(os.path.expanduser("~/.ollama/models"))
+    configured = os.environ.get("OLLAMA_MODELS")
+    return Path(configured) if configured else Path(os.path.expanduser("~/.ollama/models"))
 
 
 def _open_ollama(name: str, reference: str) -> Checkpoint:
@@ -77,7 +77,7 @@ def _open_ollama(name: str, reference: str) -> Checkpoint:
 
 
 def _ollama_name(name: str, reference: str) -> tuple[str, str, str, str]:
-    """Host, namespace, model and tag, of which only the model must be given."""
+    """Host, namespace, model and tag; only the model is required."""
     path, _, tag = name.partition(":")
     words = path.split("/")
     parts = [_HOST, _NAMESPACE][: 3 - len(words)] + words if len(words) <= 3 else []
@@ -112,7 +112,7 @@ def _blob(directory: Path, layer: Mapping[str, Any], manifest: Path) -> _Blob:
     if not isinstance(media, str) or found is None:
         raise CheckpointError(f"{printable(manifest)}: a layer has no mediaType or sha256 digest")
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
-        raise CheckpointError(f"{printable(manifest)}: a layer's size is no count of bytes")
+        raise CheckpointError(f"{printable(manifest)}: a layer's size is not a count of bytes")
     path = directory / "blobs" / f"sha256-{found[1]}"
     return _Blob(media.removeprefix(_MEDIA), path, nbytes)
 
@@ -135,8 +135,8 @@ def _modelscope_places(owner: str, model: str) -> list[Path]:
 
     Source: modelscope 1.40 hub/utils/utils.py, find_reusable_legacy_repo_dir.
     """
-    told = os.environ.get("MODELSCOPE_CACHE")
-    base = Path(told) if told else Path(os.path.expanduser("~/.cache/modelscope"))
+    configured = os.environ.get("MODELSCOPE_CACHE")
+    base = Path(configured) if configured else Path(os.path.expanduser("~/.cache/modelscope"))
     masked = model.replace(".", "___")
     snapshots = base / "models" / f"{owner}--{model}" / "snapshots"
     revisions = (
