@@ -7,7 +7,6 @@ configuration instead. docs/accuracy-trace.md holds the result.
 """
 
 import argparse
-import importlib
 import json
 import random
 import subprocess
@@ -22,8 +21,8 @@ from typing import Any
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.trace.kernel_stubs import Target, library_changes
-from memfit.estimators.trace.libraries import mlx_lm_for
+from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
+from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.peak import TracedPeak, peak
 from memfit.estimators.trace.traced_model import record, trace_shapes
 
@@ -180,7 +179,7 @@ def predict(case: Case) -> Figures:
     """Return what the trace says."""
     options: dict[str, Any] = {"dtype": case.floating, "quantize": case.packing}
     shapes = trace_shapes(case.config, case.workload, **options)
-    trace = record(case.config, case.workload, target=Target(backend="cpu"), **options)
+    trace = record(case.config, case.workload, target=TraceTarget(backend="cpu"), **options)
     found = peak(trace, HOST)
     return Figures((found.nbytes - shapes.weight_bytes,), shapes.kv_bytes + shapes.ssm_bytes)
 
@@ -241,7 +240,7 @@ def published_run(config: dict[str, Any], bits: int, group: int) -> TracedPeak:
         trace = record(
             config,
             Workload(prompt_tokens=2048, max_tokens=128),
-            target=Target(backend="metal", mlx_version=PUBLISHED_WITH_MLX),
+            target=TraceTarget(backend="metal", mlx_version=PUBLISHED_WITH_MLX),
             quantize=Quantization(bits, group) if bits < 16 else None,
         )
     return peak(trace, M4_MAX)
@@ -253,15 +252,10 @@ def silu_apart() -> Iterator[None]:
 
     Source: mlx_lm/models/qwen3.py at v0.28.2, MLP; today's compiles both, activations.py, swiglu.
     """
-    with mlx_lm_for("metal", library_changes(Target(backend="metal"))):
-        nn: Any = importlib.import_module("mlx.nn")
-        qwen3: Any = importlib.import_module("mlx_lm.models.qwen3")
-    compiled = qwen3.swiglu
-    qwen3.swiglu = lambda gate, x: nn.silu(gate) * x
-    try:
+    library = library_for("metal")
+    nn, qwen3 = library.load("mlx.nn"), library.load("mlx_lm.models.qwen3")
+    with changed(qwen3, {"swiglu": lambda gate, x: nn.silu(gate) * x}):
         yield
-    finally:
-        qwen3.swiglu = compiled
 
 
 if __name__ == "__main__":

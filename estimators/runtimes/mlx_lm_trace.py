@@ -98,11 +98,11 @@ class TraceEngine:
         return self._runs[workload, machine]
 
     def _followed(self, workload: Workload, machine: Device) -> "Run":
-        from memfit.estimators.trace.kernel_stubs import Target
+        from memfit.estimators.trace.kernel_stubs import TraceTarget
         from memfit.estimators.trace.peak import peak
         from memfit.estimators.trace.recording import LargeGraphError
 
-        target = Target(
+        target = TraceTarget(
             backend=machine.backend,
             nax=has_nax(machine),
             compute_capability=machine.generation if machine.backend == "cuda" else None,

@@ -13,6 +13,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.cache_growth import capacity_at
 from memfit.estimators.trace.leaves import caches_of
+from memfit.estimators.trace.libraries import public_names
 
 _GROWTH = {
     "KVCache": Growth.STEPS,
@@ -63,7 +64,7 @@ class Stepper:
         known = (*_GROWTH, "ArraysCache", "LayerCache")
         for cache in leaves(self._originals):
             if type(cache).__name__ not in known:
-                name = f"{type(cache).__module__}.{type(cache).__name__}"
+                name = public_names(f"{type(cache).__module__}.{type(cache).__name__}")
                 raise UnsupportedError(f"{name}: a cache whose growth is not described")
 
     def forget(self, stand_in: Callable[[Any], Any]) -> None:

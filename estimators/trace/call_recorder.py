@@ -8,7 +8,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.call_plan import CallPhase, planned_calls
 from memfit.estimators.trace.cache_stepper import Stepper
 from memfit.estimators.trace.graph_format import Call
-from memfit.estimators.trace.kernel_stubs import Target, recorded
+from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
 from memfit.estimators.trace.leaves import Leaf, Modules, caches_of
 from memfit.estimators.trace.loop_guard import LoopError, few_slices
 from memfit.estimators.trace.recording import count_nodes, expect, record_call, run_unrecorded
@@ -20,12 +20,14 @@ _PROBES = (8, 16)
 
 
 class Running:
-    """A built model under one workload; to be used inside `mlx_lm_for`.
+    """A built model under one workload; to be used inside `tracing`.
 
     The model is first made what its ``modules`` were before any call.
     """
 
-    def __init__(self, model: Any, modules: Modules, workload: Workload, target: Target) -> None:
+    def __init__(
+        self, model: Any, modules: Modules, workload: Workload, target: TraceTarget
+    ) -> None:
         self._model, self._modules = model, modules
         self._workload, self._target = workload, target
         self._begin()
@@ -39,9 +41,8 @@ class Running:
         self._leaves: list[Leaf] = []
 
     def _new_caches(self) -> list[Any]:
-        from mlx_lm.models.cache import make_prompt_cache
-
-        caches: list[Any] = make_prompt_cache(self._model, self._workload.max_kv_size)
+        cache = library_for(self._target.backend).load("mlx_lm.models.cache")
+        caches: list[Any] = cache.make_prompt_cache(self._model, self._workload.max_kv_size)
         return caches
 
     def finish(self) -> None:

@@ -8,7 +8,7 @@ their kernels follows mlx/fast.cpp; when attention is fused follows mlx/kernels.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from memfit.estimators.base.records import record
@@ -16,7 +16,7 @@ from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import is_fused
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.trace.compiled_regions import ANY_SHAPE, BEGINS, ENDS
-from memfit.estimators.trace.libraries import changed
+from memfit.estimators.trace.libraries import PrivateLibrary, changed, set_attributes
 
 # Names of nodes that are no operation: the borders of what mx.compile was given.
 _NAME_ENDS = "__end"
@@ -29,6 +29,11 @@ _NOT_EXPORTED = {
     "segmented_mm": "SegmentedMM",
     "to_fp8": "ToFP8",
 }
+# Functions that weights are made with: a key of their own leaves the thread's numbers as they are.
+_RANDOM = (
+    *("bernoulli", "categorical", "gumbel", "laplace", "multivariate_normal", "normal"),
+    *("permutation", "randint", "truncated_normal", "uniform"),
+)
 
 
 class _CompiledCalls:
@@ -52,7 +57,7 @@ _CALLS: ContextVar[_CompiledCalls | None] = ContextVar("compiled calls", default
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class Target:
+class TraceTarget:
     """Whose graph is recorded; ``mlx_version`` chooses the rules, as of fused attention."""
 
     backend: Backend = "metal"
@@ -61,31 +66,46 @@ class Target:
     mlx_version: tuple[int, ...] = MLX_VERSION
 
 
-def library_changes(target: Target) -> dict[str, Any]:
-    """Return what to change in mlx.core while classes are imported and built for ``target``."""
+@cache
+def library_for(backend: Backend) -> PrivateLibrary:
+    """Return mlx-lm's classes as they are on a machine of ``backend``, which compute nothing.
+
+    The library is made once and shared by all traces: a thread uses it inside `tracing` only.
+    """
     import mlx.core as mx
 
-    made: dict[str, Any] = {"compile": _compile}
-    if target.backend != "cpu":
-        metal = target.backend == "metal"
-        made |= {"default_device": lambda: mx.gpu, "metal.is_available": lambda: metal}
-    return made
+    library = PrivateLibrary(backend)
+    stubs: dict[str, Any] = {
+        "compile": _compile,
+        "eval": lambda *_: None,
+        "async_eval": lambda *_: None,
+    }
+    if backend != "cpu":
+        stubs |= {
+            "default_device": lambda: mx.gpu,
+            "metal.is_available": lambda: backend == "metal",
+        }
+    key = mx.random.key(0)
+    for name in _RANDOM:
+        stubs[f"random.{name}"] = partial(getattr(mx.random, name), key=key)
+    set_attributes(library.core, stubs)
+    return library
 
 
-def _recording_changes(target: Target) -> dict[str, Any]:
-    """Return what to change in mlx.core, besides, while a call is recorded for ``target``."""
+def _recording_stubs(target: TraceTarget) -> dict[str, Any]:
+    """Return what else to replace in mlx.core while a call is recorded for ``target``."""
     import mlx.core as mx
 
-    made: dict[str, Any] = {
+    stubs: dict[str, Any] = {
         key: _alone(name, getattr(mx, key)) for key, name in _NOT_EXPORTED.items()
     }
-    made |= {"zeros": _filled(0), "ones": _filled(1)}
+    stubs |= {"zeros": _filled(0), "ones": _filled(1)}
     if target.backend == "cpu":
-        return made | {
+        return stubs | {
             "fast.rms_norm": _apart(mx.fast.rms_norm),
             "fast.layer_norm": _apart(mx.fast.layer_norm),
         }
-    return made | {
+    return stubs | {
         "dequantize": _alone("Quantize", mx.dequantize),
         "fast.rms_norm": _rms_norm(mx.fast.rms_norm),
         "fast.layer_norm": _layer_norm(mx.fast.layer_norm),
@@ -97,11 +117,11 @@ def _recording_changes(target: Target) -> dict[str, Any]:
 
 
 @contextmanager
-def recorded(target: Target) -> Iterator[None]:
+def recorded(target: TraceTarget) -> Iterator[None]:
     """Build the graph of ``target`` inside the block, which runs while MLX exports."""
     token = _CALLS.set(_CompiledCalls())
     try:
-        with changed(_recording_changes(target)):
+        with changed(library_for(target.backend).core, _recording_stubs(target)):
             yield
     finally:
         _CALLS.reset(token)
@@ -207,7 +227,7 @@ def _rope(original: Callable[..., Any]) -> Callable[..., Any]:
     return rope
 
 
-def _attention(original: Callable[..., Any], target: Target) -> Callable[..., Any]:
+def _attention(original: Callable[..., Any], target: TraceTarget) -> Callable[..., Any]:
     def scaled_dot_product_attention(
         q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None, **rest: Any
     ) -> Any:

@@ -1,26 +1,27 @@
-"""mlx-lm's model classes without mlx-lm's package: a private copy, imported lightly.
+"""mlx-lm's model classes as on a machine of another backend, imported a second time.
 
-``import mlx_lm`` imports transformers, which takes longer than a whole trace. Here the package is
-a bare name with a path, so that its modules import each other and nothing runs its __init__.
-The copy is private because it is made with other answers from MLX (is there a Metal GPU?) than
-the process has: what others import of mlx_lm and mlx.nn is not touched.
+``import mlx_lm`` imports transformers, which takes longer than a whole trace. Its modules also keep
+what MLX answered when they were imported (is there a Metal GPU?). So a trace has a copy of the
+Python modules of MLX and mlx-lm, with an ``mlx.core`` of its own. The modules that the process
+has imported, and ``mlx.core`` itself, stay as they are: other threads may use them meanwhile.
 """
 
+import builtins
 import importlib
-import importlib.util
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec, resolve_name
+from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from memfit.estimators.base.errors import MachineError
-from memfit.estimators.machine.device import Backend
 
-# Modules that hold on to what they asked of MLX when they were imported.
-_PRIVATE = ("mlx.nn", "mlx_lm")
-_COPIES: dict[Backend, dict[str, ModuleType]] = {}
+_COPIED = ("mlx", "mlx_lm")
+_PREFIX = "_memfit_"
 
 
 def versions() -> dict[str, str]:
@@ -29,105 +30,141 @@ def versions() -> dict[str, str]:
     Raises:
         MachineError: when one of them is not.
     """
-    missing = [name for name in ("mlx", "mlx_lm") if importlib.util.find_spec(name) is None]
+    missing = [name for name in _COPIED if find_spec(name) is None]
     if missing:
         raise MachineError(
             "a trace needs MLX and mlx-lm, which are not installed here;"
             " install memfit[mlx] or use --method formula"
         )
     core = importlib.import_module("mlx.core")
-    return {"mlx": core.__version__, "mlx-lm": _mlx_lm_version()}
-
-
-def _mlx_lm_version() -> str:
     # importlib.metadata would read it too, and imports the parser of e-mails for it.
-    spec = PathFinder.find_spec("mlx_lm._version", _bare_package().__path__)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return str(module.__version__)
+    own_version = PrivateLibrary("versions").load("mlx_lm._version").__version__
+    return {"mlx": core.__version__, "mlx-lm": str(own_version)}
 
 
-@contextmanager
-def mlx_lm_for(backend: Backend, changes: Mapping[str, Any]) -> Iterator[None]:
-    """Make ``mlx_lm`` importable as it would be on a machine of ``backend``, inside the block.
+def public_names(text: str) -> str:
+    """Return a text with the modules of a `PrivateLibrary` under their usual names.
 
-    ``changes`` are attributes of mlx.core, as `changed` takes them, in force inside the block.
+    >>> public_names("_memfit_metal.mlx_lm.models.llama.ModelArgs")
+    'mlx_lm.models.llama.ModelArgs'
     """
-    kept = {name: module for name, module in sys.modules.items() if _is_private(name)}
-    import mlx.core
+    return re.sub(rf"\b{_PREFIX}\w+\.", "", text)
 
-    library = mlx
-    public_nn = library.__dict__.get("nn")
-    copies = _COPIES.setdefault(backend, {})
-    _replace_modules(kept, copies or {"mlx_lm": _bare_package()})
-    if "mlx.nn" in copies:
-        library.__dict__["nn"] = copies["mlx.nn"]
-    try:
-        with changed(changes):
-            yield
-    finally:
-        copies.update({n: module for n, module in sys.modules.items() if _is_private(n)})
-        _replace_modules(copies, kept)
-        if public_nn is None:
-            library.__dict__.pop("nn", None)
-        else:
-            library.__dict__["nn"] = public_nn
+
+class PrivateLibrary:
+    """A copy of the Python modules of MLX and mlx-lm, imported when they are needed.
+
+    The modules import each other and `core`, in place of what the process has imported. What they
+    print is not shown. They are registered in ``sys.modules`` below ``prefix``: dataclasses look
+    the module of a class up there.
+    """
+
+    core: ModuleType
+    """Their ``mlx.core``: the same functions and classes, until `changed` replaces some."""
+
+    def __init__(self, prefix: str) -> None:
+        import mlx.core
+
+        self.core = _copy(mlx.core)
+        self._prefix = f"{_PREFIX}{prefix}."
+        self._builtins = {
+            **vars(builtins),
+            "__import__": self._import,
+            "print": lambda *_, **__: None,
+        }
+        self._modules: dict[str, Any] = {name: _bare_package(name) for name in _COPIED}
+        # mlx_lm/utils.py needs the first two for downloads and tokenizers, which a trace has none
+        # of; it lowers the process's limit of open files at import; it imports classes by name.
+        self._modules |= {
+            "huggingface_hub": SimpleNamespace(snapshot_download=None),
+            "mlx_lm.tokenizer_utils": SimpleNamespace(TokenizerWrapper=None, load=None),
+            "resource": SimpleNamespace(setrlimit=lambda *_: None, RLIMIT_NOFILE=None),
+            "importlib": SimpleNamespace(import_module=self.load),
+            "mlx.core": self.core,
+        }
+        self._modules["mlx"].core = self.core
+
+    def load(self, name: str) -> Any:
+        """Return the copy of a module of MLX or mlx-lm, by its public name.
+
+        Raises:
+            ModuleNotFoundError: when there is no such module.
+        """
+        if name not in self._modules:
+            parent, _, last = name.rpartition(".")
+            package = self.load(parent)
+            if name not in self._modules:  # the package has not imported it
+                setattr(package, last, self._run(name, getattr(package, "__path__", ())))
+        return self._modules[name]
+
+    def _run(self, name: str, folders: Sequence[str]) -> Any:
+        spec = PathFinder.find_spec(self._prefix + name, list(folders))
+        if spec is None or spec.loader is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        module = module_from_spec(spec)
+        # A module's own builtins are what its import statements and print() look up.
+        vars(module)["__builtins__"] = self._builtins
+        self._modules[name] = sys.modules[spec.name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del self._modules[name], sys.modules[spec.name]
+            raise
+        return module
+
+    def _import(
+        self,
+        name: str,
+        importer: Mapping[str, Any] | None = None,
+        _: Any = None,
+        wanted: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        """Stand for ``__import__`` in the copied modules; the arguments are those of Python's."""
+        if level and importer:
+            package = importer["__package__"].removeprefix(self._prefix)
+            name = resolve_name("." * level + name, package)
+        if name not in self._modules and name.partition(".")[0] not in _COPIED:
+            return __import__(name, importer, None, wanted or (), 0)
+        module = self.load(name)
+        if not wanted:
+            return self.load(name.partition(".")[0])
+        if hasattr(module, "__path__"):
+            for item in wanted:
+                if item != "*" and not hasattr(module, item):
+                    self.load(f"{name}.{item}")
+        return module
 
 
 @contextmanager
-def changed(attributes: Mapping[str, Any]) -> Iterator[None]:
-    """Give attributes of mlx.core, by dotted name, other values inside the block."""
-    import mlx.core as mx
-
-    owners = {name: _owner(mx, name) for name in attributes}
-    before = {name: getattr(owner, name.rpartition(".")[2]) for name, owner in owners.items()}
+def changed(owner: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """Give attributes of ``owner``, by dotted name, other values inside the block."""
+    before = {name: attrgetter(name)(owner) for name in attributes}
     try:
-        for name, value in attributes.items():
-            setattr(owners[name], name.rpartition(".")[2], value)
+        set_attributes(owner, attributes)
         yield
     finally:
-        for name, value in before.items():
-            setattr(owners[name], name.rpartition(".")[2], value)
+        set_attributes(owner, before)
 
 
-def load_utils() -> Any:
-    """Return mlx_lm.utils, without the modules that it needs for downloads and tokenizers."""
-    # utils.py lowers the process's own limit of open files at import.
-    stubs: dict[str, Any] = {
-        "huggingface_hub": SimpleNamespace(snapshot_download=None),
-        "mlx_lm.tokenizer_utils": SimpleNamespace(TokenizerWrapper=None, load=None),
-        "resource": SimpleNamespace(setrlimit=lambda *_: None, RLIMIT_NOFILE=None),
-    }
-    if "mlx_lm.utils" not in sys.modules:
-        kept = {name: sys.modules[name] for name in stubs if name in sys.modules}
-        sys.modules.update(stubs)
-        try:
-            importlib.import_module("mlx_lm.utils")
-        finally:
-            _replace_modules(stubs, kept)
-    return sys.modules["mlx_lm.utils"]
+def set_attributes(owner: Any, attributes: Mapping[str, Any]) -> None:
+    """Give attributes of ``owner``, by dotted name, other values."""
+    for name, value in attributes.items():
+        parent, _, last = name.rpartition(".")
+        setattr(attrgetter(parent)(owner) if parent else owner, last, value)
 
 
-def _is_private(name: str) -> bool:
-    return name in _PRIVATE or name.startswith(tuple(f"{package}." for package in _PRIVATE))
+def _copy(module: ModuleType) -> ModuleType:
+    """Return a module with the same attributes; its submodules are copied too."""
+    copied = ModuleType(module.__name__)
+    for name, value in vars(module).items():
+        vars(copied)[name] = _copy(value) if isinstance(value, ModuleType) else value
+    return copied
 
 
-def _bare_package() -> ModuleType:
-    spec = importlib.util.find_spec("mlx_lm")
-    package = ModuleType("mlx_lm")
+def _bare_package(name: str) -> ModuleType:
+    """Return a package without what its ``__init__`` imports."""
+    spec = find_spec(name)
+    package = ModuleType(name)
     package.__path__ = list(spec.submodule_search_locations or ()) if spec else []
     return package
-
-
-def _replace_modules(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    for name in old:
-        sys.modules.pop(name, None)
-    sys.modules.update(new)
-
-
-def _owner(module: Any, name: str) -> Any:
-    for part in name.split(".")[:-1]:
-        module = getattr(module, part)
-    return module

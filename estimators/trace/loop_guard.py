@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from memfit.estimators.trace.libraries import changed
+from memfit.estimators.trace.isolation import array_stubs
 
 # Without a loop a class takes some ten a layer, 63 where it scans chunks (Falcon-H1).
 MAX_SLICES = 6_000
@@ -33,5 +33,5 @@ def few_slices() -> Iterator[None]:
             raise LoopError
         return take(array, index)
 
-    with changed({"array.__getitem__": counted}):
+    with array_stubs({"__getitem__": counted}):
         yield

@@ -9,8 +9,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
-from io import StringIO
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from memfit.estimators.base.errors import MemfitError, UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.trace.libraries import changed, load_utils
+from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_names
 
 MAX_MODULES = 20_000
 
@@ -54,6 +53,7 @@ _NEVER_AWQ = frozenset({"lm_head", "embed_out", "output", "gate", "router"})
 
 
 def build(
+    library: PrivateLibrary,
     config: Mapping[str, Any],
     name: str,
     *,
@@ -64,7 +64,7 @@ def build(
     """Return the model: as its tensors would be loaded, or as conversion to ``dtype`` makes it.
 
     ``quantize`` quantises it then, as mlx_lm.convert would. ``name`` is how messages name the
-    config. To be called inside `mlx_lm_for`.
+    config. To be called inside `tracing`.
 
     Raises:
         UnsupportedError: when mlx-lm has no such class, or the class rejects config or tensors.
@@ -73,14 +73,15 @@ def build(
         raise UnsupportedError(
             f"{name}: model_file: the model brings its own code, which memfit never runs"
         )
-    with class_errors(name, config), nothing_computed(), _few_modules(name):
-        utils = load_utils()
+    nn = library.load("mlx.nn")
+    with class_errors(name, config), _few_modules(nn, name):
+        utils = library.load("mlx_lm.utils")
         settings = utils._decode_tagged_floats(copy.deepcopy(dict(config)))
         if tensors is not None:
             model = _loaded(utils, settings, tensors)
         else:
             model = _made(utils, settings, dtype)
-            _quantize_as_declared(model, settings)
+            _quantize_as_declared(nn, model, settings)
         if quantize:
             model, _ = utils.quantize_model(
                 model, {}, quantize.group_size, quantize.bits, mode=quantize.mode
@@ -105,17 +106,17 @@ def _where(error: BaseException, config: Mapping[str, Any]) -> str:
     place = f"mlx-lm's class for model_type {str(config.get('model_type'))[:40]!r}"
     traceback = error.__traceback__
     while traceback:
-        module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+        module = public_names(str(traceback.tb_frame.f_globals.get("__name__", "")))
         if module.startswith("mlx_lm.models."):
             names = traceback.tb_frame.f_locals
             owner = names.get("cls", type(names["self"]) if "self" in names else None)
-            place = f"{owner.__module__}.{owner.__qualname__}" if owner is not None else module
+            place = public_names(f"{owner.__module__}.{owner.__qualname__}") if owner else module
         traceback = traceback.tb_next
     return place
 
 
 def _what(error: BaseException) -> str:
-    text = printable(textwrap.shorten(str(error), 200, placeholder=" …"))
+    text = printable(textwrap.shorten(public_names(str(error)), 200, placeholder=" …"))
     if isinstance(error, AttributeError) and text.endswith("has no attribute 'Model'"):
         return "mlx-lm has no such class"
     if isinstance(error, NotImplementedError) and "Quantization" in text:
@@ -130,32 +131,8 @@ def _what(error: BaseException) -> str:
 
 
 @contextmanager
-def nothing_computed() -> Iterator[None]:
-    """Answer zeros where a class wants to see values; what it prints is not shown."""
-
-    def zeros(array: Any) -> Any:
-        return _nested_zeros(array.shape)
-
-    answers: dict[str, Callable[..., Any]] = {
-        "eval": lambda *_: None,
-        "async_eval": lambda *_: None,
-        "array.item": lambda _: 0,
-        "array.tolist": zeros,
-        "array.__bool__": lambda _: False,
-    }
-    with changed(answers), redirect_stdout(StringIO()):
-        yield
-
-
-def _nested_zeros(shape: tuple[int, ...]) -> Any:
-    return [_nested_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
-
-
-@contextmanager
-def _few_modules(name: str) -> Iterator[None]:
+def _few_modules(nn: Any, name: str) -> Iterator[None]:
     """Stop a class that makes modules without end."""
-    import mlx.nn as nn
-
     original = nn.Module.__init__
     made = 0
 
@@ -169,24 +146,20 @@ def _few_modules(name: str) -> Iterator[None]:
             )
         original(module)
 
-    nn.Module.__init__ = counted
-    try:
+    with changed(nn, {"Module.__init__": counted}):
         yield
-    finally:
-        nn.Module.__init__ = original
 
 
 def _loaded(utils: Any, config: dict[str, Any], tensors: Iterable[Tensor]) -> Any:
     arrays = {tensor.name: _array(tensor) for tensor in tensors}
-    before = utils.load_config, utils.glob
-    utils.load_config = lambda _: config
-    utils.glob = SimpleNamespace(glob=lambda _: ["the headers"])
-    try:
-        with changed({"load": lambda _: arrays}):
-            # Below this path no file can be.
-            return utils.load_model(Path(os.devnull), lazy=True)[0]
-    finally:
-        utils.load_config, utils.glob = before
+    given = {
+        "load_config": lambda _: config,
+        "glob": SimpleNamespace(glob=lambda _: ["the headers"]),
+        "mx.load": lambda _: arrays,
+    }
+    with changed(utils, given):
+        # Below this path no file can be.
+        return utils.load_model(Path(os.devnull), lazy=True)[0]
 
 
 def _array(tensor: Tensor) -> Any:
@@ -268,7 +241,7 @@ def _foreign_block(config: Mapping[str, Any]) -> Any:
     return config.get("quantization_config")
 
 
-def _quantize_as_declared(model: Any, config: dict[str, Any]) -> None:
+def _quantize_as_declared(nn: Any, model: Any, config: dict[str, Any]) -> None:
     """Quantise as mlx-lm utils.py, load_model, would with the files that the config describes."""
     if config["model_type"] in _PACKS_ITSELF:
         return
@@ -279,7 +252,7 @@ def _quantize_as_declared(model: Any, config: dict[str, Any]) -> None:
             return
         if "quant_method" in block:
             if packed := _packed_by_method(config):
-                _quantize(model, *packed)
+                _quantize(nn, model, *packed)
             return
         if "bits" not in block:
             return
@@ -288,14 +261,12 @@ def _quantize_as_declared(model: Any, config: dict[str, Any]) -> None:
     def is_quantised(path: str, module: Any) -> Any:
         return block[path] if path in block else predicate(path, module)
 
-    _quantize(model, block, is_quantised)
+    _quantize(nn, model, block, is_quantised)
 
 
 def _quantize(
-    model: Any, block: Mapping[str, Any], is_quantised: Callable[[str, Any], Any]
+    nn: Any, model: Any, block: Mapping[str, Any], is_quantised: Callable[[str, Any], Any]
 ) -> None:
-    import mlx.nn as nn
-
     def fits(path: str, module: Any) -> Any:
         if path in block:
             return block[path]

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from functools import cache
 from io import StringIO
 from itertools import chain
@@ -85,28 +86,59 @@ def _too_large(found: str) -> LargeGraphError:
 def _export(take: Callable[[Any], None], function: Callable[..., Any], arrays: list[Any]) -> None:
     import mlx.core as mx
 
-    _deeply(lambda: mx.export_function(take, function, *arrays))
+    stream = mx.default_stream(mx.default_device())
+
+    def export() -> None:
+        # A thread has streams of its own in MLX, which would outlive it: it takes the caller's.
+        mx.set_default_stream(stream)
+        mx.export_function(take, function, *arrays)
+
+    _deeply(export)
 
 
 def _deeply(function: Callable[[], None]) -> None:
     """Call ``function`` on a deep stack: MLX walks graphs by recursion, and nothing checks it."""
-    raised: list[BaseException] = []
+    tasks, raised = [function], list[BaseException]()
+    is_started = threading.Event()
 
     def call() -> None:
+        is_started.wait()
         try:
-            function()
+            for task in tasks:
+                task()
         except BaseException as error:  # noqa: BLE001 - raised again where it was called
             raised.append(error)
 
+    # In the caller's context the thread is part of the trace: isolation.py.
+    thread = threading.Thread(target=copy_context().run, args=(call,), name="memfit-trace")
+    try:
+        _start_deep(thread)
+        is_started.set()
+        thread.join()
+    except BaseException as error:  # Ctrl-C: nothing is put back while the thread still traces
+        if is_started.is_set():
+            _raise_in(thread, type(error))
+            thread.join()
+        tasks.clear()
+        is_started.set()
+        raise
+    if raised:
+        raise raised.pop()
+
+
+def _start_deep(thread: threading.Thread) -> None:
     before = threading.stack_size(_DEEP_STACK_BYTES)
     try:
-        thread = threading.Thread(target=call, name="memfit-trace")
         thread.start()
     finally:
         threading.stack_size(before)
-    thread.join()
-    if raised:
-        raise raised.pop()
+
+
+def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
+    import ctypes
+
+    identity = ctypes.c_ulong(thread.ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(error))
 
 
 class _EnoughError(Exception):

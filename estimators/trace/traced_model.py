@@ -1,6 +1,8 @@
 """A model of mlx-lm under a workload: its bytes, and the graphs of its calls.
 
 Nothing is computed: the class is built from the config, and zero tokens are pushed through it.
+Any thread may trace. Traces run one after another; other threads may use MLX and mlx-lm meanwhile
+(isolation.py, docs/accuracy-trace.md).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,17 +15,12 @@ from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace.cache_stepper import leaves, length_of
 from memfit.estimators.trace.call_recorder import Running
-from memfit.estimators.trace.gc_pause import not_collecting
 from memfit.estimators.trace.graph_format import Call, Trace
-from memfit.estimators.trace.kernel_stubs import Target, library_changes
+from memfit.estimators.trace.isolation import tracing
+from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.leaves import Modules
-from memfit.estimators.trace.libraries import mlx_lm_for, versions
-from memfit.estimators.trace.model_builder import (
-    build,
-    class_errors,
-    nothing_computed,
-    unread_format,
-)
+from memfit.estimators.trace.libraries import versions
+from memfit.estimators.trace.model_builder import build, class_errors, unread_format
 from memfit.estimators.trace.recording import LargeGraphError
 
 
@@ -63,7 +60,7 @@ def trace_shapes(
 ) -> TracedShapes:
     """Return the bytes of weights, caches and states when the workload ends.
 
-    The arguments and errors are those of `Built`.
+    The arguments and errors are those of `TracedModel`.
     """
     built = TracedModel(config, "metal", name=name, dtype=dtype, tensors=tensors, quantize=quantize)
     return built.shapes(workload)
@@ -73,7 +70,7 @@ def record(
     config: Mapping[str, Any],
     workload: Workload,
     *,
-    target: Target,
+    target: TraceTarget,
     name: str = "config.json",
     dtype: str = "BF16",
     tensors: Iterable[Tensor] | None = None,
@@ -81,7 +78,7 @@ def record(
 ) -> Trace:
     """Return the graphs of a workload's calls as ``target`` would build them.
 
-    The other arguments and errors are those of `Built`.
+    The other arguments and errors are those of `TracedModel`.
 
     Raises:
         UnsupportedError: besides, when the graph of a call would be too large.
@@ -117,26 +114,29 @@ class TracedModel:
         self._config, self._backend, self._name = config, backend, name
         self.unread_format = unread_format(config) if tensors is None else None
         self._versions = versions()
-        with self._library(Target(backend=backend)):
-            self._model = build(config, name, dtype=dtype, tensors=tensors, quantize=quantize)
+        with self._tracing():
+            library = library_for(backend)
+            self._model = build(
+                library, config, name, dtype=dtype, tensors=tensors, quantize=quantize
+            )
             self._modules = Modules(self._model)
             self.weights: Mapping[str, int] = _weight_bytes(self._model)
 
     def shapes(self, workload: Workload) -> TracedShapes:
         """Return the bytes when the workload ends; no graph is recorded."""
-        target = Target(backend=self._backend)
-        with self._library(target):
+        target = TraceTarget(backend=self._backend)
+        with self._tracing():
             running = Running(self._model, self._modules, workload, target)
             running.finish()
             return self._shapes(running.caches, workload)
 
-    def record(self, workload: Workload, target: Target) -> tuple[Trace, TracedShapes]:
+    def record(self, workload: Workload, target: TraceTarget) -> tuple[Trace, TracedShapes]:
         """Return the graphs of a workload's calls for a target of the backend, and the bytes then.
 
         Raises:
             LargeGraphError: besides, when the graphs of the calls are too large.
         """
-        with self._library(target):
+        with self._tracing():
             running = Running(self._model, self._modules, workload, target)
             calls = self._calls(running)
             trace = Trace(
@@ -157,13 +157,8 @@ class TracedModel:
             raise LargeGraphError(f"{self._name}: {model_type}: {error}") from None
 
     @contextmanager
-    def _library(self, target: Target) -> Iterator[None]:
-        with (
-            not_collecting(),
-            mlx_lm_for(self._backend, library_changes(target)),
-            class_errors(self._name, self._config),
-            nothing_computed(),
-        ):
+    def _tracing(self) -> Iterator[None]:
+        with tracing(), class_errors(self._name, self._config):
             yield
 
     def _shapes(self, caches: list[Any], workload: Workload) -> TracedShapes:

@@ -11,7 +11,7 @@ from memfit.estimators.base.workload import Workload
 pytest.importorskip("mlx_lm")
 
 from memfit.estimators.trace import loop_guard as looping
-from memfit.estimators.trace.kernel_stubs import Target
+from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.traced_model import TracedModel, record
 
 CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
@@ -23,7 +23,7 @@ GROWING = (
     Workload(prompt_tokens=766, max_tokens=3, prefill_step=256),
     Workload(prompt_tokens=700, max_tokens=3, prefill_step=256, max_kv_size=300),
 )
-METAL = Target(backend="metal")
+METAL = TraceTarget(backend="metal")
 
 
 def config(path: Path) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_a_loop_over_tokens_is_noticed_and_then_recorded(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = config(next(path for path in CASES if path.stem == name))
-    target = Target(backend="cpu")
+    target = TraceTarget(backend="cpu")
     whole = record(case, SHORT, target=target)
     monkeypatch.setattr(looping, "MAX_SLICES", 20)
     assert record(case, SHORT, target=target) == whole

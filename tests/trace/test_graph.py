@@ -22,15 +22,19 @@ mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
 from memfit.estimators.trace import recording  # noqa: E402
-from memfit.estimators.trace.kernel_stubs import Target, library_changes, recorded  # noqa: E402
-from memfit.estimators.trace.libraries import mlx_lm_for  # noqa: E402
+from memfit.estimators.trace.isolation import tracing  # noqa: E402
+from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded  # noqa: E402
 from memfit.estimators.trace.recording import record_call  # noqa: E402
 from memfit.estimators.trace.traced_model import record  # noqa: E402
 from tests.oracle import Oracle  # noqa: E402
 
 HERE = Path(__file__).parent
 ARCH_CASES = HERE.parent / "arch/cases"
-CPU, METAL, CUDA = Target(backend="cpu"), Target(backend="metal"), Target(backend="cuda")
+CPU, METAL, CUDA = (
+    TraceTarget(backend="cpu"),
+    TraceTarget(backend="metal"),
+    TraceTarget(backend="cuda"),
+)
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 128,
@@ -175,7 +179,7 @@ FUSED = ("RMSNorm", "RoPE", "ScaledDotProductAttention")
 
 @pytest.mark.parametrize(("target", "found"), [(CPU, False), (METAL, True), (CUDA, True)])
 def test_fused_kernels_are_one_node_on_the_backends_that_have_them(
-    target: Target, found: bool
+    target: TraceTarget, found: bool
 ) -> None:
     call = the(record(LLAMA, Workload(prompt_tokens=100), target=target), "last_token")
     # Two norms and one attention a layer, the last norm; keys and queries are turned.
@@ -185,7 +189,7 @@ def test_fused_kernels_are_one_node_on_the_backends_that_have_them(
 
 @pytest.mark.parametrize(("target", "unpacked_by"), [(CPU, "BitwiseBinary"), (METAL, "Quantize")])
 def test_a_packed_embedding_is_unpacked_by_one_kernel_where_there_is_one(
-    target: Target, unpacked_by: str
+    target: TraceTarget, unpacked_by: str
 ) -> None:
     trace = record(LLAMA, Workload(prompt_tokens=100), target=target, quantize=Quantization(4, 64))
     found = counts(the(trace, "last_token"))
@@ -273,8 +277,8 @@ def _recorded(module: str, function: str, arguments: Callable[[], list[Any]]) ->
         for index, value in enumerate(given)
         if isinstance(value, mx.array)
     ]
-    with mlx_lm_for("cpu", library_changes(CPU)):
-        called = getattr(importlib.import_module(f"mlx_lm.models.{module}"), function)
+    with tracing():
+        called = getattr(library_for("cpu").load(f"mlx_lm.models.{module}"), function)
 
         def run() -> list[Any]:
             with recorded(CPU):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.accuracy import M4_MAX, PUBLISHED, published_run
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.trace.kernel_stubs import Target
+from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import peak
 from memfit.estimators.trace.traced_model import record
 
@@ -63,7 +63,7 @@ def test_an_mlx_whose_compiled_functions_write_over_inputs_needs_less() -> None:
     config = {**CONFIGS["qwen3"], "num_hidden_layers": 8}
     workload = Workload(prompt_tokens=2048)
     before, since = (
-        peak(record(config, workload, target=Target(mlx_version=version)), M4_MAX).nbytes
+        peak(record(config, workload, target=TraceTarget(mlx_version=version)), M4_MAX).nbytes
         for version in ((0, 30, 0), (0, 30, 1))
     )
     assert since < before

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ pytest.importorskip("mlx_lm")
 
 import mlx.core as mx
 
-from memfit.estimators.trace.kernel_stubs import Target
+from memfit.estimators.trace.isolation import ANSWERS
+from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.traced_model import TracedModel
 
 HERE = Path(__file__).parent
@@ -44,8 +46,6 @@ SMALL_BYTES = 100_000
 READ = "mlx 0.31.0, 0.32.1, 846d176"
 OLDER = "mlx 0.29.2 (85a8824), 0.31.0, 0.32.1, 846d176"
 Row = tuple[str, object, str, str]
-# What a class asks of MLX while it is built or called passes here.
-CHANGED = "memfit.estimators.trace.model_builder.changed"
 INTRODUCTION = """\
 Facts about mlx-lm's loop and MLX's evaluation that figures depend on, from the tables that the code
 reads. Where the installed packages ship the source, `tests/trace/test_rules.py` and
@@ -173,16 +173,17 @@ def _costs() -> tuple[dict[str, set[str]], dict[str, int]]:
         questions: set[str] = set()
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        with mock.patch(CHANGED, _noting(changed, questions)):
+        with _noting(questions):
             built = TracedModel(config, "metal")
-            built.record(Workload(prompt_tokens=40, max_tokens=2), Target(backend="metal"))
+            built.record(Workload(prompt_tokens=40, max_tokens=2), TraceTarget(backend="metal"))
         largest[name] = max(largest.get(name, 0), mx.get_peak_memory() - before)
         if questions:
             asked.setdefault(name, set()).update(questions)
     return asked, largest
 
 
-def _noting(changed: Callable[..., Any], questions: set[str]) -> Callable[..., Any]:
+@contextmanager
+def _noting(questions: set[str]) -> Iterator[None]:
     def noted(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
         def ask(*given: Any) -> Any:
             questions.add(name)
@@ -190,12 +191,11 @@ def _noting(changed: Callable[..., Any], questions: set[str]) -> Callable[..., A
 
         return ask
 
-    def noting(attributes: Mapping[str, Any]) -> Any:
-        if "array.item" not in attributes:
-            return changed(attributes)
-        return changed({name: noted(name, answer) for name, answer in attributes.items()})
-
-    return noting
+    core = library_for("metal").core
+    methods = {name: noted(f"array.{name}", answer) for name, answer in ANSWERS.items()}
+    functions = {name: noted(name, getattr(core, name)) for name in ("eval", "async_eval")}
+    with mock.patch.dict(ANSWERS, methods), changed(core, functions):
+        yield
 
 
 def test_the_page_is_what_the_tables_and_the_classes_say() -> None:

@@ -107,7 +107,7 @@ def _record(
     sized: "SizedModel", tokens: int, prefill_step: int, conversion: Quantization | None
 ) -> "Trace":
     from memfit.estimators.base.workload import Workload
-    from memfit.estimators.trace.kernel_stubs import Target
+    from memfit.estimators.trace.kernel_stubs import TraceTarget
     from memfit.estimators.trace.traced_model import record
 
     checkpoint = sized.checkpoint
@@ -115,7 +115,7 @@ def _record(
         checkpoint.config,
         # Two tokens are generated, so that a step of decoding is there too.
         Workload(prompt_tokens=tokens, max_tokens=2, prefill_step=prefill_step),
-        target=Target(),
+        target=TraceTarget(),
         name=checkpoint.config_name,
         dtype=sized.model.dtype,
         tensors=checkpoint.tensors,

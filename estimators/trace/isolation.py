@@ -1,0 +1,61 @@
+"""A trace among other threads: one trace at a time, and what it changes is its own.
+
+What a trace replaces in MLX's functions it replaces in its own copies (`libraries.PrivateLibrary`).
+``mx.array`` cannot be copied, so a replaced method of it looks at who calls: the trace, or a thread
+that uses MLX for itself and gets the method as it is. For the process change only, while a trace
+runs: Python collects no cycles, and a thread that another thread starts in the same instant as a
+trace starts its own reserves a stack of the same size.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import RLock
+from types import MappingProxyType
+from typing import Any
+
+from memfit.estimators.trace.gc_pause import not_collecting
+from memfit.estimators.trace.libraries import changed
+
+_LOCK = RLock()
+_STUBS: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar(
+    "array methods", default=MappingProxyType({})
+)
+
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "item": lambda _: 0,
+    "tolist": lambda array: _nested_zeros(array.shape),
+    "__bool__": lambda _: False,
+}
+"""Methods of mx.array that compute, and what they return in a trace: zeros."""
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Run a trace in the block, after those of other threads; it computes no values."""
+    with _LOCK, not_collecting(), array_stubs(ANSWERS):
+        yield
+
+
+@contextmanager
+def array_stubs(stubs: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Replace methods of mx.array inside the block, for callers in its context alone."""
+    import mlx.core as mx
+
+    token = _STUBS.set({**_STUBS.get(), **stubs})
+    try:
+        with changed(mx.array, {name: _by_caller(name, getattr(mx.array, name)) for name in stubs}):
+            yield
+    finally:
+        _STUBS.reset(token)
+
+
+def _by_caller(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(array: Any, *given: Any) -> Any:
+        return _STUBS.get().get(name, original)(array, *given)
+
+    return method
+
+
+def _nested_zeros(shape: tuple[int, ...]) -> Any:
+    return [_nested_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
