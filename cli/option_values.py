@@ -1,6 +1,6 @@
 """What options ask for, made into the library's values; the same for every command."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memfit.cli.options import parsed
 from memfit.estimators.base.errors import InputError
@@ -9,11 +9,8 @@ from memfit.estimators.base.units import parse_count, parse_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import OsRegime
-from memfit.estimators.runtimes.registry import Runtime
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS, PartialWorkload
-
-if TYPE_CHECKING:
-    from memfit.estimators.runtimes.foundry import FoundrySettings
 
 DEFAULT_CONTEXT = 4096
 
@@ -50,23 +47,17 @@ def requested_workload(
     return PartialWorkload(workload, frozenset(given))
 
 
-def requested_runtime(name: str) -> "tuple[Runtime, FoundrySettings | None]":
-    """Return the runtime of a name, with Foundry's settings from METALLIC_* variables.
+def requested_runtime(name: str) -> Runtime:
+    """Return the runtime of a name, with the settings it takes from the environment.
 
     Raises:
-        InputError: when there is no such runtime, or a variable cannot be read.
+        InputError: when there is no such runtime, or it cannot read a variable.
     """
-    from memfit.estimators.runtimes.registry import FOUNDRY, get_runtime
-
-    rules = get_runtime(name)
-    if name != FOUNDRY:
-        return rules, None
     import os
 
-    from memfit.estimators.runtimes.foundry import foundry_settings
+    from memfit.estimators.runtimes.registry import get_runtime
 
-    settings = foundry_settings(os.environ)
-    return settings.applied(rules), settings
+    return get_runtime(name, os.environ)
 
 
 def requested_quantization(

@@ -8,7 +8,6 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import prefilled_kv_cache
 from memfit.estimators.results.estimate import Basis
 from memfit.estimators.runtimes.measurement import Loaded, Run
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.result import Figure, Speed
 
@@ -48,7 +47,7 @@ def estimated(sized: SizedModel, workload: Workload) -> dict[str, Estimated]:
         UnsupportedError: when the runtime cannot run the workload.
     """
     figures, footprint = sized.figures_for(workload), sized.footprint
-    kept: Basis = "traced" if isinstance(sized.engine, TraceEngine) else "exact"
+    kept, _ = sized.runtime_model.basis("cache", workload)
     reached, _ = sized.workspace_basis(workload)
     moment, caches = figures.moment, figures.kv.nbytes + figures.ssm_bytes
     found = {

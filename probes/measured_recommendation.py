@@ -6,14 +6,15 @@ by_measurement(sizing, points) -> Sizing    needs are measured where points or t
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import ClassVar
 
-from memfit.estimators.arch.model import Model
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.results.estimate import Basis, Recommendation
-from memfit.estimators.runtimes.interface import Figures, RuntimeModel
+from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
+from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.sizing.peak_fit import (
     Line,
     Peak,
@@ -23,46 +24,33 @@ from memfit.estimators.sizing.peak_fit import (
 )
 from memfit.estimators.sizing.recommend import recommend
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.probes.result import Point
 
 
-@dataclass(frozen=True, slots=True)
-class LineEngine:
-    """Measured peaks where there are any, then the line through them, else ``inner``'s.
-
-    The line holds for workloads that differ from ``asked`` in prompt and prefill step alone.
-    """
+@record(frozen=True, slots=True)
+class MeasuredLine(MlxLm):
+    """Measured peaks where there are any, then the line through them, else ``inner``'s."""
 
     inner: RuntimeModel
+    """What estimates everything else."""
     asked: Workload
+    """The line holds for workloads that differ from it in prompt and prefill step alone."""
     peaks: dict[Workload, int]
     line: Line | None
-    workspace_basis: tuple[Basis, int] = ("measured", 0)
 
-    @property
-    def runtime(self) -> str:
-        """The runtime that was measured."""
-        return self.inner.runtime
+    workspace_basis: ClassVar[tuple[Basis, int]] = ("measured", 0)
 
-    def resident_bytes(self, footprint: WeightFootprint, backend: Backend) -> int:
-        """Return the bytes of the weights."""
-        return self.inner.resident_bytes(footprint, backend)
-
-    def figures(
-        self, model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
-    ) -> Figures:
+    def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes.
 
         By the line never less than its weights and caches, which are known to the byte; steps
         beyond the line's own take what the estimate says if that is more, since scores grow with
         step and prompt together.
         """
-        figures = self.inner.figures(model, footprint, workload, device)
-        backend = device.backend if device else "cpu"
-        there = self.resident_bytes(footprint, backend) + figures.kv.nbytes + figures.ssm_bytes
+        figures = self.inner.figures(workload)
+        kept = self.resident_bytes + figures.kv.nbytes + figures.ssm_bytes
         if (measured := self.peaks.get(workload)) is not None:
-            return _with_peak(figures, measured, there)
+            return _with_peak(figures, measured, kept)
         if self.line is None or _setting(workload) != _setting(self.asked):
             return figures
         step = min(workload.prefill_step, max(1, workload.prompt_tokens - 1))
@@ -70,7 +58,7 @@ class LineEngine:
         peak = self.line.at(tokens, step) + self.line.allowance(tokens)
         if step > self.line.prefill_step:
             peak = max(peak, figures.moment.nbytes)
-        return _with_peak(figures, max(peak, there), there)
+        return _with_peak(figures, max(peak, kept), kept)
 
 
 def line_of(points: Sequence[Point]) -> Line | None:
@@ -95,10 +83,11 @@ def line_of(points: Sequence[Point]) -> Line | None:
 
 def by_measurement(sized: SizedModel, points: Sequence[Point], line: Line | None) -> SizedModel:
     """Return the sizing with measured needs, for the settings that the points tell of."""
-    searching = sized.formula_view() or sized
+    inner = (sized.formula_view() or sized).runtime_model
     peaks = {p.workload: p.peak_bytes for p in points if _counts(p) and p.peak_bytes is not None}
-    engine = LineEngine(searching.engine, points[0].workload, peaks, line)
-    return replace(searching, engine=engine, searches=None, _answers={})
+    asked = points[0].workload
+    measured = MeasuredLine(inner.runtime, inner.subject, inner, asked, peaks, line)
+    return replace(sized, runtime_model=measured, _answers={})
 
 
 def advise(sized: SizedModel, points: Sequence[Point], units: Units = Units.GB) -> Recommendation:
@@ -115,9 +104,9 @@ def _counts(point: Point) -> bool:
     return point.status == "measured" and point.wired_limit_bytes is None
 
 
-def _with_peak(figures: Figures, peak_bytes: int, there_bytes: int) -> Figures:
+def _with_peak(figures: MemoryFigures, peak_bytes: int, kept_bytes: int) -> MemoryFigures:
     moment = replace(
-        figures.moment, nbytes=peak_bytes, workspace_bytes=max(0, peak_bytes - there_bytes)
+        figures.moment, nbytes=peak_bytes, workspace_bytes=max(0, peak_bytes - kept_bytes)
     )
     return replace(figures, moment=moment)
 

@@ -7,7 +7,6 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.registry import MLX_LM
 from memfit.estimators.sizing.measurement_lookup import Versions, recall
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.store import Store
@@ -21,7 +20,7 @@ def with_measurement(
     Nothing was measured of another runtime, of several sequences, or without headers.
     """
     checkpoint = sized.checkpoint
-    if sized.runtime != MLX_LM or not checkpoint.header_sha256 or workload.batch > 1:
+    if not sized.runtime_model.is_mlx_lm or not checkpoint.header_sha256 or workload.batch > 1:
         return sized
     kept = store.of(fingerprint_of(checkpoint))
     warnings = tuple(Note("warning", "measurement", warning) for warning in kept.warnings)

@@ -21,7 +21,6 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.results.estimate import Note, Recommendation, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
 from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
@@ -251,7 +250,7 @@ def _result(request: Request, bench: Bench, device: Device, found: _Found) -> Tu
         device=device_summary(device),
         mlx_version=versions["mlx"],
         mlx_lm_version=versions["mlx_lm"],
-        method="trace" if isinstance(sized.engine, TraceEngine) else "formula",
+        method=sized.runtime_model.method,
         prompt_tokens=found.prompt.tokens,
         loaded=bench.loaded,
         points=points,

@@ -12,7 +12,7 @@ from memfit.estimators.sizing.sized_model import SizedModel
 def with_tower(sized: SizedModel) -> SizedModel:
     """Return a model with every tensor of its checkpoint loaded, as mlx-vlm does."""
     sizes = Counter(tensor.nbytes for tensor in sized.checkpoint.tensors or ())
-    return replace(sized, footprint=replace(sized.footprint, sizes=sizes))
+    return sized.with_footprint(replace(sized.footprint, sizes=sizes))
 
 
 def forget(measurement: Measurement) -> None:

@@ -48,7 +48,7 @@ from memfit.cli.render.output import emit
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.units import Units, parse_size
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
-from memfit.estimators.runtimes.registry import MLX_LM
+from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
 
 if TYPE_CHECKING:
     from memfit.estimators.compare.axes import Axis
@@ -104,7 +104,7 @@ def compare(
     # The library is imported when it is needed: --help stays quick.
     from memfit.estimators.base.files import printable
     from memfit.estimators.compare.axes import Scenario
-    from memfit.estimators.compare.compare import ComparedModel, RuntimeChoice
+    from memfit.estimators.compare.compare import ComparedModel
     from memfit.estimators.compare.compare import compare as answer
     from memfit.estimators.results.comparison import try_or_reason
     from memfit.estimators.sizing.catalog import Catalog
@@ -144,8 +144,8 @@ def compare(
         requested_quantization(quantize, group_size, quant_mode),
         parsed("--margin", parse_size, margin) or 0,
     )
-    choice = RuntimeChoice(*requested_runtime(runtime or MLX_LM))
-    base.workload.under(choice.runtime)
+    rules = requested_runtime(runtime or DEFAULT_RUNTIME)
+    base.workload.under(rules)
     with reporting(verbose=verbose) as progress:
         catalog = Catalog(progress=progress)
         for reference in models:
@@ -153,8 +153,8 @@ def compare(
     compared = [ComparedModel(printable(reference), reference) for reference in models]
     if runtimes is not None:
         compared = _under_each(compared[0], runtimes)
-    given = None if runtime is None and runtimes is None else choice
-    result = answer(catalog, compared, base, axes, choice=given, units=units)
+    given = None if runtime is None and runtimes is None else rules
+    result = answer(catalog, compared, base, axes, runtime=given, units=units)
     form = CompareFormat.JSON if json_ else format_
     by_runtime = runtimes is not None
     text = _rendered(result, form, units, by_runtime=by_runtime, to_file=output is not None)
@@ -175,18 +175,14 @@ def _axes(texts: Sequence[str], regime: OsRegime) -> "list[Axis]":
 
 def _under_each(model: "ComparedModel", names: str) -> "list[ComparedModel]":
     """The model under each of the runtimes, which share what was read and sized."""
-    from memfit.estimators.compare.compare import RuntimeChoice
-    from memfit.estimators.runtimes.registry import list_runtimes
+    from memfit.estimators.runtimes.registry import runtime_names
 
     wanted = [name.strip() for name in names.split(",")]
     if wanted == ["all"]:
-        wanted = [runtime.name for runtime in list_runtimes()]
+        wanted = list(runtime_names())
     if len(set(wanted)) < len(wanted):
         raise InputError(f"--runtimes {names[:60]}: one is given twice")
-    return [
-        replace(model, label=name, choice=RuntimeChoice(*requested_runtime(name)))
-        for name in wanted
-    ]
+    return [replace(model, label=name, runtime=requested_runtime(name)) for name in wanted]
 
 
 def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:

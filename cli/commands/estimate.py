@@ -107,7 +107,7 @@ def estimate(
     Where it does not fit, say what to set so that it does.
     """
     # The library is imported when it is needed: --help stays quick.
-    from memfit.estimators.runtimes.registry import MLX_LM
+    from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
     from memfit.estimators.sizing.catalog import Catalog
 
     partial_workload = requested_workload(
@@ -122,7 +122,7 @@ def estimate(
         max_kv_size=max_kv_size,
     )
     # Checked before anything is fetched, so that a bad option does not wait for it.
-    rules, settings = requested_runtime(runtime or MLX_LM)
+    rules = requested_runtime(runtime or DEFAULT_RUNTIME)
     partial_workload.under(rules)
     types = None if cache_type is None else _cache_types(cache_type)
     machine = requested_device(device, memory, working_set, os_regime)
@@ -145,7 +145,6 @@ def estimate(
         quantize=conversion,
         device=machine,
         runtime=rules,
-        settings=settings,
         method=method.value,
         adapter=adapter,
         draft=draft,
@@ -154,7 +153,7 @@ def estimate(
     )
     if method is Method.AUTO and quantize is None and adapter is None:
         sized = _measured(sized, workload)
-    result = answer(sized, workload, runtime=rules, units=units)
+    result = answer(sized, workload, units=units)
     deliver(
         result,
         Format.JSON if json_ else format_,

@@ -1,15 +1,15 @@
 """``memfit runtimes``: whose allocation rules memfit follows, and where each goes wrong."""
 
 import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
 
 from memfit.cli.options import Json, Output
 from memfit.cli.render.output import emit
 from memfit.estimators.base.version import __version__
 
 if TYPE_CHECKING:
-    from memfit.estimators.runtimes.registry import Runtime
+    from memfit.estimators.runtimes.runtime import Runtime
 
 SCHEMA = "memfit.runtimes/1"
 
@@ -23,11 +23,19 @@ def runtimes(json_: Json = False, output: Output = None) -> None:
 
     found = list_runtimes()
     if json_:
-        rows = [asdict(runtime) for runtime in found]
+        rows = [_facts(runtime) for runtime in found]
         data = {"schema": SCHEMA, "memfit_version": __version__, "runtimes": rows}
         emit(json.dumps(data, indent=2, ensure_ascii=False) + "\n", output)
     else:
         emit(_table(found, to_file=output is not None), output)
+
+
+def _facts(runtime: "Runtime") -> dict[str, Any]:
+    """What all runtimes have, without the settings of one."""
+    from memfit.estimators.runtimes.runtime import Runtime
+
+    every = asdict(runtime)
+    return {field.name: every[field.name] for field in fields(Runtime)}
 
 
 def _table(found: "tuple[Runtime, ...]", *, to_file: bool) -> str:

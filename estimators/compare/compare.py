@@ -23,20 +23,11 @@ from memfit.estimators.results.comparison import (
 )
 from memfit.estimators.results.estimate import Basis, Estimate, RuntimeSummary, WorkloadSummary
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.runtimes.foundry import FoundrySettings
-from memfit.estimators.runtimes.registry import MLX_LM, Runtime, get_runtime
+from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate, workload_notes
 from memfit.estimators.sizing.sized_model import SizedModel
-
-
-@record(frozen=True, slots=True)
-class RuntimeChoice:
-    """A runtime to size models under."""
-
-    runtime: Runtime
-    settings: FoundrySettings | None = None
-    """Foundry's own; None for the defaults, and for every other runtime."""
 
 
 @record(frozen=True, slots=True)
@@ -47,7 +38,7 @@ class ComparedModel:
     reference: str
     """How the catalog finds it."""
 
-    choice: RuntimeChoice | None = None
+    runtime: Runtime | None = None
     """Its own runtime; None where one runtime is for all models."""
 
 
@@ -57,13 +48,13 @@ def compare(
     base: Scenario,
     axes: Sequence[Axis] = (),
     *,
-    choice: RuntimeChoice | None = None,
+    runtime: Runtime | None = None,
     units: Units = Units.GB,
 ) -> Comparison:
     """Return the models side by side, and every combination of the axes when there are any.
 
     The figures are those of the first combination, so that they agree with the matrix. A model
-    or a cell without a figure says why. Without a ``choice`` each model is sized as an estimate
+    or a cell without a figure says why. Without a ``runtime`` each model is sized as an estimate
     would size it: under its checkpoint's native runtime.
 
     Raises:
@@ -72,10 +63,9 @@ def compare(
     check_axes(axes, len(models))
     combinations = list(scenarios(base, axes))
     first = combinations[0][1]
-    if choice is None:
-        models, choice = _native(catalog, models)
-    runtime = choice.runtime
-    ready = [_ready(catalog, model, first, choice) for model in models]
+    if runtime is None:
+        models, runtime = _native(catalog, models)
+    ready = [_ready(catalog, model, first, runtime) for model in models]
     estimates = [_estimate(one, units) for one in ready]
     return Comparison(
         memfit_version=__version__,
@@ -86,24 +76,21 @@ def compare(
         margin_bytes=first.margin_bytes,
         models=tuple(map(_compared, models, estimates)),
         figures=tuple(_figures(estimates)),
-        matrix=_matrix(catalog, models, axes, combinations, choice) if axes else None,
+        matrix=_matrix(catalog, models, axes, combinations, runtime) if axes else None,
     )
 
 
 def _native(
     catalog: Catalog, models: Sequence[ComparedModel]
-) -> tuple[Sequence[ComparedModel], RuntimeChoice]:
+) -> tuple[Sequence[ComparedModel], Runtime]:
     """One runtime for all models, or where their checkpoints' native ones differ each its own."""
     found = [try_or_reason(partial(catalog.native_runtime, model.reference)) for model in models]
-    default = get_runtime(MLX_LM)
+    default = get_runtime(DEFAULT_RUNTIME)
     own = [default if isinstance(each, Unavailable) else each for each in found]
     if len(set(own)) == 1:
-        return models, RuntimeChoice(own[0])
-    chosen = [
-        replace(model, choice=RuntimeChoice(runtime))
-        for model, runtime in zip(models, own, strict=True)
-    ]
-    return chosen, RuntimeChoice(default)
+        return models, own[0]
+    pairs = zip(models, own, strict=True)
+    return [replace(model, runtime=runtime) for model, runtime in pairs], default
 
 
 @record(frozen=True, slots=True)
@@ -112,34 +99,30 @@ class _Ready:
 
     sized: SizedModel
     workload: Workload
-    runtime: Runtime
 
 
 def _ready(
-    catalog: Catalog, model: ComparedModel, scenario: Scenario, default: RuntimeChoice
+    catalog: Catalog, model: ComparedModel, scenario: Scenario, default: Runtime
 ) -> _Ready | Unavailable:
-    choice = model.choice or default
+    runtime = model.runtime or default
     sized = try_or_reason(
         lambda: catalog.sized(
             model.reference,
             quantize=scenario.quantize,
             device=scenario.device,
-            runtime=choice.runtime,
-            settings=choice.settings,
+            runtime=runtime,
             margin_bytes=scenario.margin_bytes,
         )
     )
     if isinstance(sized, Unavailable):
         return sized
-    return _Ready(sized, scenario.workload.under(choice.runtime), choice.runtime)
+    return _Ready(sized, scenario.workload.under(runtime))
 
 
 def _estimate(ready: _Ready | Unavailable, units: Units) -> Estimate | Unavailable:
     if isinstance(ready, Unavailable):
         return ready
-    return try_or_reason(
-        lambda: estimate(ready.sized, ready.workload, runtime=ready.runtime, units=units)
-    )
+    return try_or_reason(lambda: estimate(ready.sized, ready.workload, units=units))
 
 
 def _compared(model: ComparedModel, result: Estimate | Unavailable) -> Compared:
@@ -148,7 +131,7 @@ def _compared(model: ComparedModel, result: Estimate | Unavailable) -> Compared:
         return Compared(label=label, undecided=result)
     return Compared(
         label=label,
-        runtime=result.runtime if model.choice else None,
+        runtime=result.runtime if model.runtime else None,
         model=result.model,
         needed_bytes=result.peak_bytes + result.components.margin.bytes,
         verdict=result.verdict,
@@ -213,12 +196,12 @@ def _matrix(
     models: Sequence[ComparedModel],
     axes: Sequence[Axis],
     combinations: Sequence[tuple[dict[str, SettingValue], Scenario]],
-    choice: RuntimeChoice,
+    runtime: Runtime,
 ) -> Matrix:
     return Matrix(
         axes={axis.name: tuple(setting.value for setting in axis.settings) for axis in axes},
         cells=tuple(
-            _cell(model.label, settings, scenario, _ready(catalog, model, scenario, choice))
+            _cell(model.label, settings, scenario, _ready(catalog, model, scenario, runtime))
             for settings, scenario in combinations
             for model in models
         ),

@@ -20,7 +20,8 @@ from memfit.estimators.checkpoint.fingerprint import config_sha256
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.gate.figures import Figures
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.registry import MLX_LM, Runtime
+from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
+from memfit.estimators.runtimes.runtime import Runtime
 
 NAME = "memfit.lock.json"
 VERSION = 1
@@ -148,7 +149,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _entry(value: Any) -> Entry:
     model, model_type = _text(value["model"]), _text(value["model_type"])
-    question = {"runtime": MLX_LM, **value["asked"]}  # without a runtime it was sized for mlx-lm
+    # Where a baseline names no runtime, it is of this one.
+    question = {"runtime": DEFAULT_RUNTIME, **value["asked"]}
     _text(question["device"]), _text(question["runtime"])
     if not isinstance(question["workload"], dict):
         raise TypeError("asked.workload is no object")

@@ -27,7 +27,7 @@ from memfit.estimators.gate.remedies import Question, remedies
 from memfit.estimators.gate.report import Report, Status, TargetReport, overall
 from memfit.estimators.gate.verdict import Check, Reference, judge_limit, judge_limits
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.registry import Runtime
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel

@@ -20,7 +20,8 @@ from memfit.estimators.gate.limit_value import Allowance, parse_allowance, parse
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
-from memfit.estimators.runtimes.registry import Runtime, get_runtime
+from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.workload import PartialWorkload
 
 SCHEMA = "memfit.policy/1"

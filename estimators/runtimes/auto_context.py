@@ -1,50 +1,107 @@
-"""The context a runtime chooses by itself, and the one its budget pays for."""
+"""Contexts by fixed bytes and bytes a token: the longest in a budget, and a runtime's own."""
+
+from dataclasses import replace
 
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_down
-from memfit.estimators.runtimes.growth import align_budget, align_capacity
 
 
 @record(frozen=True, slots=True)
-class Automatic:
-    """A runtime's own context, the right one, and why they differ (empty: they do not).
-
-    ``budget_bytes`` is what the runtime gives itself; None for either where there is none.
-    """
+class AutoContext:
+    """The context that a runtime chooses by itself, and the right one."""
 
     budget_bytes: int
+    """What the runtime gives itself."""
     tokens: int | None
+    """Its own choice; None for a runtime that makes none."""
     right_tokens: int
     reason: str = ""
+    """Why they differ; empty where they do not."""
+
+    def within(self, longest: int) -> "AutoContext":
+        """Return the same with no more tokens than fit the device."""
+        if self.right_tokens <= longest:
+            return self
+        reason = f"with weights and workspace the device holds {longest} tokens"
+        reason = "; ".join(filter(None, (self.reason, reason)))
+        return replace(self, right_tokens=longest, reason=reason)
 
 
-def foundry_context(budget_bytes: int, bytes_per_token: int, ceiling: int) -> Automatic:
-    """Return Foundry's context for a budget of its cache alone.
-
-    It divides and then aligns up to 128, at least one token; memfit aligns down.
-    Source: Foundry, ContextConfig::apply_memory_budget.
-
-    >>> foundry_context(200 * 1024, 1024, 4096).tokens
-    256
-    """
-    if not bytes_per_token:
-        return Automatic(budget_bytes, ceiling, ceiling)
-    paid = budget_bytes // bytes_per_token
-    its_own = min(align_capacity(paid), ceiling) if paid else 1
-    right = min(align_budget(paid), ceiling)
-    if its_own <= paid:
-        return Automatic(budget_bytes, its_own, its_own)
-    excess = align_capacity(its_own) * bytes_per_token - budget_bytes
-    return Automatic(
-        budget_bytes,
-        its_own,
-        right,
-        f"Foundry aligns up after dividing: {excess} bytes above its budget of {budget_bytes}",
-    )
-
-
-def pool_context(budget_bytes: int, bytes_per_token: int, ceiling: int, step: int) -> Automatic:
-    """Return the context that a pool of pages or blocks holds."""
+def pool_context(budget_bytes: int, bytes_per_token: int, ceiling: int, step: int) -> AutoContext:
+    """Return the context that a pool of pages or blocks of ``step`` tokens holds."""
     tokens = round_down(budget_bytes // bytes_per_token, step) if bytes_per_token else ceiling
     tokens = max(0, min(tokens, ceiling))
-    return Automatic(max(0, budget_bytes), tokens, tokens)
+    return AutoContext(max(0, budget_bytes), tokens, tokens)
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class RuntimeMemoryProfile:
+    """Runtime memory in bytes: what does not depend on tokens, and what a token adds.
+
+    ``gpu_ssm_bytes`` are recurrent states, part of ``fixed_device_local_bytes``.
+    """
+
+    fixed_device_local_bytes: int
+    fixed_host_visible_bytes: int
+    device_local_bytes_per_token: int
+    host_visible_bytes_per_token: int
+    gpu_ssm_bytes: int = 0
+
+    def device_local_context_bytes(self, context_tokens: int) -> int:
+        """Return what tokens take on the device."""
+        return context_tokens * self.device_local_bytes_per_token
+
+    def host_visible_context_bytes(self, context_tokens: int) -> int:
+        """Return what tokens take in host memory."""
+        return context_tokens * self.host_visible_bytes_per_token
+
+    def runtime_device_local_bytes(self, context_tokens: int) -> int:
+        """Return all of the runtime on the device."""
+        return self.fixed_device_local_bytes + self.device_local_context_bytes(context_tokens)
+
+    def runtime_host_visible_bytes(self, context_tokens: int) -> int:
+        """Return all of the runtime in host memory."""
+        return self.fixed_host_visible_bytes + self.host_visible_context_bytes(context_tokens)
+
+    def runtime_unified_bytes(self, context_tokens: int) -> int:
+        """Return both, for one memory."""
+        return self.runtime_device_local_bytes(context_tokens) + self.runtime_host_visible_bytes(
+            context_tokens
+        )
+
+    def total_device_local_bytes(self, weights_bytes: int, context_tokens: int) -> int:
+        """Return weights and runtime on the device."""
+        return weights_bytes + self.runtime_device_local_bytes(context_tokens)
+
+    def total_unified_bytes(self, weights_bytes: int, context_tokens: int) -> int:
+        """Return weights and runtime in one memory."""
+        return weights_bytes + self.runtime_unified_bytes(context_tokens)
+
+    def max_context_tokens_for_device_local_budget(
+        self, weights_bytes: int, budget_bytes: int, ceiling: int
+    ) -> int:
+        """Return the largest context in a device's budget, at most the ceiling, 0 if none."""
+        return _max_context(
+            budget_bytes - weights_bytes - self.fixed_device_local_bytes,
+            self.device_local_bytes_per_token,
+            ceiling,
+        )
+
+    def max_context_tokens_for_unified_budget(
+        self, weights_bytes: int, budget_bytes: int, ceiling: int
+    ) -> int:
+        """Return the largest context when device and host share one budget."""
+        return _max_context(
+            budget_bytes
+            - weights_bytes
+            - self.fixed_device_local_bytes
+            - self.fixed_host_visible_bytes,
+            self.device_local_bytes_per_token + self.host_visible_bytes_per_token,
+            ceiling,
+        )
+
+
+def _max_context(left: int, bytes_per_token: int, ceiling: int) -> int:
+    if not ceiling or left <= 0:
+        return 0
+    return min(left // bytes_per_token, ceiling) if bytes_per_token else ceiling

@@ -1,20 +1,25 @@
-"""Whether a peak fits a device, by the device's recommended working set."""
+"""Whether a need fits a device, by its memory and by what the runtime gives itself."""
 
 from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Verdict
+from memfit.estimators.runtimes.runtime import Budget
 
-# mlx-lm warns when the weights alone exceed nine tenths of the working set
-# (generate.py, wired_limit); the whole peak is held against the same share.
+# mlx-lm warns when the weights alone exceed nine tenths of the working set (generate.py,
+# wired_limit); the whole peak is compared with the same share.
 COMFORTABLE = (9, 10)
 
 
 @record(frozen=True, slots=True)
 class Need:
-    """The bytes a run needs at its largest moment, margin included, and its largest array."""
+    """The bytes a run needs, and the budget of the runtime that runs it."""
 
     peak_bytes: int
+    """At its largest moment, with the margin."""
     largest_buffer_bytes: int
+    cache_bytes: int = 0
+    """The part that a budget for the cache has to hold."""
+    budget: Budget | None = None
 
 
 def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[str, ...]]:
@@ -29,8 +34,25 @@ def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[str, ...]]:
         exceeded.append("working_set")
     if device.max_buffer_bytes is not None and need.largest_buffer_bytes > device.max_buffer_bytes:
         exceeded.append("max_buffer")
+    exceeded += _own_limits(need, device)
     if exceeded:
         return "exceeds", tuple(exceeded)
     share, whole = COMFORTABLE
     tight = need.peak_bytes * whole > device.working_set_bytes * share
     return ("tight" if tight else "fits"), ()
+
+
+def _own_limits(need: Need, device: Device) -> list[str]:
+    """The runtime's own limits that a need exceeds.
+
+    A share of the working set limits nothing: mlx-lm warns above its own, mlx-moe chooses experts
+    by its own and zinc a context, and all of them run up to the whole.
+    """
+    budget = need.budget
+    if budget is None:
+        return []
+    if budget.for_cache:
+        return ["cache_budget"] if need.cache_bytes > budget.of_device(device) else []
+    if budget.of == "memory" and need.peak_bytes > budget.of_device(device):
+        return ["runtime_budget"]
+    return []

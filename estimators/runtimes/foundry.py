@@ -1,63 +1,174 @@
-"""Foundry's settings, which it takes from METALLIC_* variables of the environment."""
+"""Foundry: a cache that doubles, within a budget of its own; settings from METALLIC_* variables."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.records import record
-from memfit.estimators.runtimes.registry import Budget, Runtime
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.auto_context import AutoContext, RuntimeMemoryProfile
+from memfit.estimators.runtimes.growth import align_budget, align_capacity
+from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.runtimes.runtime import Budget, Runtime
+from memfit.estimators.runtimes.token_cache import TokenCacheModel
 
 _MEBIBYTE = 2**20
 _NUMBER = re.compile(r"[0-9]{1,12}")
-_DECODE_BATCH = 64
-_PREFILL_CHUNKS = (1, 512)
+_PREFILL_CHUNKS = (1, 512)  # prefill_config: clamp(1, 512)
+# Buffers that a variable makes visible to the host.
+SHARED_BY = {
+    "intermediates": "METALLIC_INTERMEDIATES_SHARED",
+    "kv_cache": "METALLIC_KV_CACHE_SHARED",
+    "rope_tables": "METALLIC_ROPE_SHARED",
+}
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class FoundrySettings:
-    """What the variables set; tokens, and whether buffers are visible to the host."""
+class FoundryRuntime(Runtime):
+    """Foundry with the settings of an environment."""
 
-    max_context: int | None = None
-    kv_budget_bytes: int | None = None
-    prefill_chunk: int = 32
-    decode_batch: int = _DECODE_BATCH
-    kv_cache_shared: bool = False
-    intermediates_shared: bool = False
+    decode_batch: int = 64
+    """Tokens of a batch of speculated ones, METALLIC_FOUNDRY_DECODE_BATCH_SIZE."""
+    shared: frozenset[str] = frozenset()
+    """The buffers, keys of `SHARED_BY`, that are visible to the host."""
 
-    def applied(self, runtime: Runtime) -> Runtime:
-        """Return the runtime with these settings."""
-        budget = runtime.budget
-        if self.kv_budget_bytes is not None:
-            budget = Budget("cache", bytes=self.kv_budget_bytes)
+
+FOUNDRY = FoundryRuntime(
+    name="foundry",
+    version="as documented",
+    prefill_step=32,  # METALLIC_PREFILL_CHUNK_SIZE
+    kv_step=128,  # ContextConfig::align_capacity
+    kv_initial=2048,  # GrowthStrategy::default
+    kv_group_size=64,
+    quantized_kv_start=0,
+    cache_dtype="F16",
+    growth="doubling",
+    charges="attention layers",
+    budget=Budget("working_set_for_cache", 50),  # MemoryBudget::Auto
+    keeps="weights, cache and intermediates private to the GPU; inputs and outputs shared",
+    allocates=(
+        "2048 tokens at first, then twice as many, aligned up to 128; old and new live together"
+    ),
+    source="metallic, src/model/context.rs and docs of its memory management",
+    faults=("it aligns the context up after dividing the budget, and so exceeds the budget",),
+)
+
+
+@record(frozen=True, slots=True)
+class Foundry(TokenCacheModel):
+    """Foundry; a window's layer keeps every token all the same."""
+
+    runtime: FoundryRuntime
+
+    defaults = FOUNDRY
+    loads_only_gguf = True
+
+    @classmethod
+    def configured(cls, environ: Mapping[str, str]) -> FoundryRuntime:
+        """Return Foundry with the settings of its variables.
+
+        Chunks are brought into the range that Foundry allows. Where Foundry would pass over a
+        value it cannot read, memfit rejects it.
+
+        Raises:
+            InputError: when a variable is not a whole number.
+
+        >>> Foundry.configured({"METALLIC_KV_MEMORY_BUDGET_MB": "512"}).budget.bytes
+        536870912
+        """
+        budget = _number(environ, "METALLIC_KV_MEMORY_BUDGET_MB")
+        chunk = _number(environ, "METALLIC_PREFILL_CHUNK_SIZE")
+        batch = _number(environ, "METALLIC_FOUNDRY_DECODE_BATCH_SIZE")
+        least, most = _PREFILL_CHUNKS
         return replace(
-            runtime, prefill_step=self.prefill_chunk, budget=budget, max_context=self.max_context
+            FOUNDRY,
+            max_context=_number(environ, "METALLIC_MAX_CONTEXT_LEN") or None,
+            budget=FOUNDRY.budget if budget is None else Budget("cache", bytes=budget * _MEBIBYTE),
+            prefill_step=FOUNDRY.prefill_step if chunk is None else max(least, min(chunk, most)),
+            decode_batch=FOUNDRY.decode_batch if batch is None else max(1, batch),
+            shared=shared_buffers(environ),
         )
 
+    def logit_rows(self, workload: Workload, rows: int) -> int:
+        """Return the tokens that it keeps logits of: a chunk's or those of speculated ones."""
+        return max(rows, self.runtime.decode_batch)
 
-def foundry_settings(environ: Mapping[str, str]) -> FoundrySettings:
-    """Return Foundry's settings in an environment.
+    def budgeted_cache_bytes(self, figures: MemoryFigures) -> int:
+        """Return the bytes of the tokens: a capacity that doubles ends at the budget."""
+        return figures.kv.held_bytes
 
-    Chunks are brought into the range Foundry allows. Where Foundry would pass over a value it
-    cannot read, memfit refuses it.
+    def memory_profile(self, workload: Workload, figures: MemoryFigures) -> RuntimeMemoryProfile:
+        """Return the profile with shared buffers in host memory."""
+        plain, shared = TokenCacheModel.memory_profile(self, workload, figures), self.runtime.shared
+        if "intermediates" in shared:
+            work = plain.fixed_device_local_bytes - plain.gpu_ssm_bytes
+            plain = replace(
+                plain,
+                fixed_device_local_bytes=plain.gpu_ssm_bytes,
+                fixed_host_visible_bytes=work,
+            )
+        if "kv_cache" in shared:
+            token = plain.device_local_bytes_per_token
+            plain = replace(
+                plain, device_local_bytes_per_token=0, host_visible_bytes_per_token=token
+            )
+        return plain
 
-    Raises:
-        InputError: when a variable is no whole number, or no switch.
+    def automatic_context(
+        self, device: Device, figures: MemoryFigures, *, most: int, longest: int
+    ) -> AutoContext:
+        """Return what its budget for the cache holds."""
+        token = figures.kv.bytes_per_token
+        return foundry_context(self.runtime.budget.of_device(device), token, most).within(longest)
 
-    >>> foundry_settings({"METALLIC_KV_MEMORY_BUDGET_MB": "512"}).kv_budget_bytes
-    536870912
+    def context_notes(
+        self, workload: Workload, figures: MemoryFigures, units: Units
+    ) -> Iterator[Note]:
+        """Yield whether the workload is beyond the limit that was set."""
+        most = self.runtime.max_context
+        if most is not None and workload.total_tokens > most:
+            text = f"METALLIC_MAX_CONTEXT_LEN: Foundry stops at {most} tokens"
+            yield Note("warning", "beyond-context", text)
+
+
+def shared_buffers(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the buffers that an environment makes visible to the host.
+
+    A variable counts when it is set, to any value: 0 shares too. Source: Foundry's executor,
+    storage_mode_for, which asks only whether the variable exists.
+
+    >>> sorted(shared_buffers({"METALLIC_KV_CACHE_SHARED": "0"}))
+    ['kv_cache']
     """
-    budget = _number(environ, "METALLIC_KV_MEMORY_BUDGET_MB")
-    chunk = _number(environ, "METALLIC_PREFILL_CHUNK_SIZE")
-    batch = _number(environ, "METALLIC_FOUNDRY_DECODE_BATCH_SIZE")
-    least, most = _PREFILL_CHUNKS
-    return FoundrySettings(
-        max_context=_number(environ, "METALLIC_MAX_CONTEXT_LEN") or None,
-        kv_budget_bytes=None if budget is None else budget * _MEBIBYTE,
-        prefill_chunk=32 if chunk is None else max(least, min(chunk, most)),
-        decode_batch=_DECODE_BATCH if batch is None else max(1, batch),
-        kv_cache_shared=_switch(environ, "METALLIC_KV_CACHE_SHARED"),
-        intermediates_shared=_switch(environ, "METALLIC_INTERMEDIATES_SHARED"),
+    return frozenset(name for name, variable in SHARED_BY.items() if variable in environ)
+
+
+def foundry_context(budget_bytes: int, bytes_per_token: int, ceiling: int) -> AutoContext:
+    """Return Foundry's context for a budget of its cache alone.
+
+    It divides and then aligns up to 128, at least one token; memfit aligns down.
+    Source: Foundry, ContextConfig::apply_memory_budget.
+
+    >>> foundry_context(200 * 1024, 1024, 4096).tokens
+    256
+    """
+    if not bytes_per_token:
+        return AutoContext(budget_bytes, ceiling, ceiling)
+    paid = budget_bytes // bytes_per_token
+    its_own = min(align_capacity(paid), ceiling) if paid else 1
+    right = min(align_budget(paid), ceiling)
+    if its_own <= paid:
+        return AutoContext(budget_bytes, its_own, its_own)
+    excess = align_capacity(its_own) * bytes_per_token - budget_bytes
+    return AutoContext(
+        budget_bytes,
+        its_own,
+        right,
+        f"Foundry aligns up after dividing: {excess} bytes above its budget of {budget_bytes}",
     )
 
 
@@ -68,10 +179,3 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     if not _NUMBER.fullmatch(text):
         raise InputError(f"{name}: {text[:40]!r} is no whole number")
     return int(text)
-
-
-def _switch(environ: Mapping[str, str], name: str) -> bool:
-    text = environ.get(name, "0").strip()
-    if text not in ("", "0", "1"):
-        raise InputError(f"{name}: {text[:40]!r} is no switch; write 0 or 1")
-    return text == "1"

@@ -8,8 +8,8 @@ arch/caches.py's; the rule of steps here is what they do while one token follows
 from collections.abc import Iterator
 
 from memfit.estimators.base.records import record
-from memfit.estimators.base.units import ceil_div, round_down, round_up
-from memfit.estimators.runtimes.registry import Growth, Runtime
+from memfit.estimators.base.units import round_down, round_up
+from memfit.estimators.runtimes.runtime import Growth, Runtime
 
 
 @record(frozen=True, slots=True)
@@ -134,39 +134,3 @@ def last_growth(rule: GrowthRule, tokens: int) -> GrowthEvent:
     before = after - rule.step
     copied = before if rule.copies else 0
     return GrowthEvent(before + 1, before, after, copied, after + copied)
-
-
-def block_bytes(
-    key_elements: int, value_elements: int, *, bits: int = 4, group_size: int = 64
-) -> int:
-    """Return the bytes of a block: keys and values, with a 16-bit scale and bias a group.
-
-    Elements are of all the block's tokens. At 16 bits there are no scales. Source: agent-memory,
-    ModelCacheSpec.bytes_per_block_per_layer.
-
-    >>> block_bytes(8 * 256 * 256, 8 * 256 * 256)
-    589824
-    """
-    elements = key_elements + value_elements
-    if bits == 16:
-        return 2 * elements
-    groups = ceil_div(key_elements, group_size) + ceil_div(value_elements, group_size)
-    return ceil_div(elements * bits, 8) + 4 * groups
-
-
-# Positions from which agent-memory's chunk is whole, half, a quarter and the least.
-CHUNK_POSITIONS = (0, 2000, 8000, 20000)
-
-
-def adaptive_chunk(position: int, *, largest: int = 2048, least: int = 512) -> int:
-    """Return the prefill chunk at a cache position. Source: agent-memory, adaptive_chunk_size.
-
-    >>> adaptive_chunk(0), adaptive_chunk(2000), adaptive_chunk(8000), adaptive_chunk(20000)
-    (2048, 1024, 512, 512)
-    """
-    _, half, quarter, end = CHUNK_POSITIONS
-    if position < half:
-        return largest
-    if position < quarter:
-        return max(least, largest // 2)
-    return max(least, largest // 4) if position < end else least

@@ -1,76 +1,234 @@
-"""A runtime's rules: what a model with its weights takes at a workload; here those of mlx-lm."""
+"""The interface of a runtime: what it takes for a model, by its own rules.
 
-from typing import Protocol
+One file per runtime has its facts, a `Runtime`, and its rules, a subclass of `RuntimeModel`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from memfit.estimators.arch.model import Model
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
+from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
-from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
-from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.results.estimate import Basis
-from memfit.estimators.runtimes.registry import MLX_LM
+from memfit.estimators.mlx.allocator import PAGE, allocated
+from memfit.estimators.mlx.kv_cache import KVCache
+from memfit.estimators.results.estimate import Basis, Note, RunCall
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
-from memfit.estimators.workspace import ERROR_PERCENT, PeakMoment, peak
+from memfit.estimators.workspace import PeakMoment
+
+if TYPE_CHECKING:
+    from memfit.estimators.runtimes.auto_context import AutoContext, RuntimeMemoryProfile
+    from memfit.estimators.runtimes.token_cost import TokenCost
+
+Method = Literal["formula", "trace", "measure"]
+Figure = Literal["weights", "cache", "workspace"]
+Bound = TypeVar("Bound", bound="RuntimeModel")
 
 
 @record(frozen=True, slots=True)
-class Figures:
-    """What one workload takes; ``moment`` is its largest moment."""
+class MemoryFigures:
+    """What one workload takes."""
 
     kv: KVCache
     ssm_bytes: int
     moment: PeakMoment
+    """The largest moment."""
 
 
-class RuntimeModel(Protocol):
-    """A runtime's rules. ``workspace_basis`` says how far its workspace is to be trusted."""
+@record(frozen=True, slots=True)
+class Subject:
+    """What a runtime is to run: a checkpoint as it was understood, and the machine."""
+
+    checkpoint: Checkpoint
+    model: Model
+    footprint: WeightFootprint
+    device: Device | None
 
     @property
-    def runtime(self) -> str:
+    def backend(self) -> Backend:
+        """The device's backend; Metal's rules when no device is given."""
+        return self.device.backend if self.device else "metal"
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the weights as MLX's allocator rounds them."""
+        sizes, backend = self.footprint.sizes, self.backend
+        return sum(count * allocated(size, backend) for size, count in sizes.items())
+
+
+@record(frozen=True, slots=True)
+class RuntimeModel:
+    """A model as one runtime runs it on one machine."""
+
+    runtime: Runtime
+    subject: Subject
+
+    defaults: ClassVar[Runtime]
+    """The runtime with the settings it has on its own."""
+    method: ClassVar[Method] = "formula"
+    on_mlx: ClassVar[bool] = False
+    """Whether MLX's allocator has its memory, within MLX's wired limit."""
+    is_mlx_lm: ClassVar[bool] = False
+    """Whether it is mlx-lm itself, which `memfit tune` measures."""
+    loads_only_gguf: ClassVar[bool] = False
+    """Whether another checkpoint has to be converted first."""
+    workspace_basis: ClassVar[tuple[Basis, int]] = ("bound", 0)
+    """The basis of its workspace, and by how many percent a derived one has been wrong."""
+
+    @property
+    def name(self) -> str:
         """The runtime's name."""
+        return self.runtime.name
+
+    @classmethod
+    def configured(cls, environ: Mapping[str, str]) -> Runtime:
+        """Return the runtime with the settings it takes from an environment.
+
+        Raises:
+            InputError: when it cannot read a variable.
+        """
+        return cls.defaults
+
+    @classmethod
+    def loads(cls, checkpoint: Checkpoint) -> None:
+        """Do nothing when the runtime loads the checkpoint, as it is or converted.
+
+        Raises:
+            UnsupportedError: when it does not.
+        """
+        if cls.on_mlx and checkpoint.source == "gguf":
+            raise UnsupportedError(
+                f"{checkpoint.id}: {cls.defaults.name} loads no GGUF file; size it for llama.cpp,"
+                " or convert it first"
+            )
+
+    @classmethod
+    def bound(cls, runtime: Runtime, subject: Subject) -> "RuntimeModel":
+        """Return the model under the runtime with its settings.
+
+        Raises:
+            UnsupportedError: when the runtime cannot load or run it.
+        """
+        cls.loads(subject.checkpoint)
+        return cls(runtime, subject)
+
+    @classmethod
+    def token_costs(
+        cls, model: Model, runtime: Runtime, workload: Workload
+    ) -> tuple["TokenCost", ...]:
+        """Return what the runtime caches for every token, equal layers together.
+
+        Raises:
+            UnsupportedError: when it has no such cache.
+        """
+        raise NotImplementedError
+
+    def on(self: Bound, device: Device | None) -> Bound:
+        """Return the same on another machine."""
+        return replace(self, subject=replace(self.subject, device=device))
 
     @property
-    def workspace_basis(self) -> tuple[Basis, int]:
-        """The basis, and by how many percent a derived figure has been wrong."""
+    def resident_bytes(self) -> int:
+        """Bytes of the weights as the runtime lays them out in memory."""
+        return self.subject.allocated_bytes if self.on_mlx else self.subject.footprint.loaded_bytes
 
-    def resident_bytes(self, footprint: WeightFootprint, backend: Backend) -> int:
-        """Return the bytes of the weights as the runtime lays them out."""
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the tensors that the runtime keeps."""
+        return self.subject.footprint.loaded_bytes
 
-    def figures(
-        self, model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
-    ) -> Figures:
+    def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes.
 
         Raises:
             UnsupportedError: when the runtime cannot run it.
         """
+        raise NotImplementedError
 
+    def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
+        """Return what a figure rests on, and by how many percent it may be wrong."""
+        if figure == "weights":
+            return self.subject.footprint.basis, 0
+        return self.workspace_basis if figure == "workspace" else ("exact", 0)
 
-@record(frozen=True, slots=True)
-class MlxEngine:
-    """mlx-lm: caches grow with the tokens, the workspace follows MLX's scheduler."""
+    def budgeted_cache_bytes(self, figures: MemoryFigures) -> int:
+        """Return the part of the cache that a budget for the cache has to hold."""
+        return figures.kv.nbytes
 
-    runtime: str = MLX_LM
-    workspace_basis: tuple[Basis, int] = ("derived", ERROR_PERCENT)
+    def formula_view(self) -> "RuntimeModel | None":
+        """Return what answers many workloads quickly, None when only a trace knows the model."""
+        return self
 
-    def resident_bytes(self, footprint: WeightFootprint, backend: Backend) -> int:
-        """Return the bytes as the backend's allocator rounds them."""
-        return sum(count * allocated(size, backend) for size, count in footprint.sizes.items())
+    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+        """Yield what an estimate takes for granted."""
+        if self.subject.checkpoint.tensors is None:
+            yield f"floating parameters are {self.subject.model.dtype}, from the config"
+        if self.subject.device is None:
+            yield (
+                "no device is named: the workspace follows MLX's rules for a Metal GPU of Max class"
+            )
+        yield from self.allocation_rules()
 
-    def figures(
-        self, model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
-    ) -> Figures:
-        """Return what a workload takes, e.g. not KV bits on a rotating cache."""
-        moment = peak(
-            model,
-            workload,
-            resident_bytes=self.resident_bytes(footprint, device.backend if device else "metal"),
-            plan=footprint.plan,
-            device=device,
+    def allocation_rules(self) -> Iterator[str]:
+        """Yield how the runtime allocates and what its figures leave open; nothing for mlx-lm."""
+        if self.is_mlx_lm:
+            return
+        yield f"{self.name}: {self.runtime.allocates}; keeps {self.runtime.keeps}"
+        if self.on_mlx:
+            yield "the workspace follows the operations of mlx-lm's class of this model"
+        else:
+            yield "the workspace is a bound by the widest layer, without what kernels take besides"
+        if self.loads_only_gguf and self.subject.checkpoint.source != "gguf":
+            yield f"{self.name} loads GGUF files: a conversion's weights will have other sizes"
+
+    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+        """Yield where another method or the runtime's own figure differs from those shown."""
+        return iter(())
+
+    def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
+        """Yield the lines that derive resident weights, caches and states."""
+        footprint = self.subject.footprint
+        yield (
+            f"resident weights = {footprint.loaded_bytes} bytes, each of"
+            f" {footprint.sizes.total()} arrays above {PAGE} bytes rounded up as the"
+            f" {self.subject.backend} allocator does = {self.resident_bytes} bytes"
         )
-        return Figures(kv_cache(model, workload), state_bytes(model, workload.batch), moment)
 
+    def run_calls(self, workload: Workload) -> tuple[RunCall, ...]:
+        """Return the memory over each call of a run, for a plot; nothing without a trace."""
+        return ()
 
-MLX = MlxEngine()
+    def memory_profile(self, workload: Workload, figures: MemoryFigures) -> "RuntimeMemoryProfile":
+        """Return fixed bytes and bytes a token, as they are at the workload."""
+        from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
+
+        return RuntimeMemoryProfile(
+            fixed_device_local_bytes=figures.ssm_bytes + figures.moment.workspace_bytes,
+            fixed_host_visible_bytes=0,
+            device_local_bytes_per_token=figures.kv.bytes_per_token * workload.batch,
+            host_visible_bytes_per_token=0,
+            gpu_ssm_bytes=figures.ssm_bytes,
+        )
+
+    def automatic_context(
+        self, device: Device, figures: MemoryFigures, *, most: int, longest: int
+    ) -> "AutoContext":
+        """Return the context that the runtime chooses by itself, and the right one.
+
+        ``most`` is the longest that the model and its settings allow, ``longest`` the longest that
+        fits the device.
+        """
+        from memfit.estimators.runtimes.auto_context import AutoContext
+
+        return AutoContext(self.runtime.budget.of_device(device), None, longest)
+
+    def context_notes(
+        self, workload: Workload, figures: MemoryFigures, units: Units
+    ) -> Iterator[Note]:
+        """Yield what a plan of contexts must say of the runtime."""
+        return iter(())

@@ -1,53 +1,93 @@
-"""What a real run took in place of what would be computed, as an engine around another."""
+"""mlx-lm measured: what a real run took, in place of what would be computed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
-from memfit.estimators.arch.model import Model
 from memfit.estimators.base.records import record
+from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.results.estimate import Basis, Phase
-from memfit.estimators.runtimes.interface import Figures, RuntimeModel
-from memfit.estimators.weights.footprint import WeightFootprint
+from memfit.estimators.results.estimate import Basis, Note, Phase
+from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
+from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.workspace import PeakMoment
-
-if TYPE_CHECKING:
-    from memfit.estimators.runtimes.measurement import Measurement
 
 
 @record(frozen=True, slots=True)
-class MeasuredEngine:
+class Measured(MlxLm):
     """The figures of a measurement for its own workload, of ``inner`` for every other.
 
     Figures are medians over the repeats.
     """
 
     inner: RuntimeModel
-    measurement: "Measurement"
-    workspace_basis: tuple[Basis, int] = ("measured", 0)
+    measurement: Measurement
+
+    method = "measure"
+    workspace_basis: ClassVar[tuple[Basis, int]] = ("measured", 0)
 
     @property
-    def runtime(self) -> str:
-        """The name of the runtime that was measured."""
-        return self.inner.runtime
-
-    def resident_bytes(self, footprint: WeightFootprint, backend: Backend) -> int:
-        """Return what MLX held after loading."""
+    def resident_bytes(self) -> int:
+        """What MLX held after loading."""
         return self.measurement.loaded.active_bytes
 
-    def figures(
-        self, model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
-    ) -> Figures:
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the arrays that were loaded."""
+        return self.measurement.loaded.weights_bytes
+
+    def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload took."""
-        estimated = self.inner.figures(model, footprint, workload, device)
+        estimated = self.inner.figures(workload)
         if workload != self.measurement.workload:
             return estimated
-        return self._measured(estimated, device)
+        return self._measured(estimated, self.subject.device)
 
-    def _measured(self, estimated: Figures, device: Device | None) -> Figures:
+    def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
+        """Return the basis of every figure."""
+        return self.workspace_basis
+
+    def formula_view(self) -> RuntimeModel | None:
+        """Return what answers many workloads quickly: nothing else was measured."""
+        return self.inner.formula_view()
+
+    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+        """Yield how it was measured, and what an estimate takes for granted."""
+        taken = self.measurement
+        peaks = [run.peak_bytes for run in taken.runs]
+        spread = format_bytes(max(peaks) - min(peaks), units)
+        runs = f"the median of {len(peaks)} runs, {spread} apart" if len(peaks) > 1 else "one run"
+        yield (
+            f"measured on {taken.measured_at[:10]} on {taken.device} with mlx {taken.mlx_version}"
+            f" and mlx-lm {taken.mlx_lm_version}: {runs} ({taken.id}); --method formula leaves it"
+            " aside"
+        )
+        yield from MlxLm.assumptions(self, workload, units)
+
+    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+        """Yield a note for each figure that a run contradicts by more than the stated error.
+
+        Weights, caches and states are stated to the byte, the peak within its workspace's error.
+        """
+        how, percent = self.inner.method, self.inner.workspace_basis[1]
+        estimated = self.inner.figures(workload)
+        error_bytes = estimated.moment.workspace_bytes * percent // 100
+        for name, here, there, allowed in (
+            ("loaded weights", self.loaded_bytes, self.inner.loaded_bytes, 0),
+            ("KV cache", figures.kv.nbytes, estimated.kv.nbytes, 0),
+            ("recurrent state", figures.ssm_bytes, estimated.ssm_bytes, 0),
+            ("peak", figures.moment.nbytes, estimated.moment.nbytes, error_bytes),
+        ):
+            if abs(here - there) > allowed:
+                stated = f", stated within {allowed}" if allowed else ""
+                text = f"{name}: measured {here} bytes, {how} {there}{stated}"
+                text += "; the measured is shown"
+                yield Note("warning", "methods-differ", text)
+
+    def _measured(self, estimated: MemoryFigures, device: Device | None) -> MemoryFigures:
         runs = self.measurement.runs
         kv: KVCache = replace(
             estimated.kv,
@@ -59,19 +99,19 @@ class MeasuredEngine:
         prefill = _median(run.prefill_peak_bytes for run in runs)
         decode = _median(run.decode_peak_bytes for run in runs)
         phase: Phase = "prefill" if prefill >= decode else "decode"
-        there = self.measurement.loaded.active_bytes + kv.nbytes + ssm_bytes
+        kept = self.resident_bytes + kv.nbytes + ssm_bytes
         peaks = ", ".join(str(run.peak_bytes) for run in runs)
         moment: PeakMoment = replace(
             estimated.moment,
             phase=phase,
             nbytes=peak_bytes,
-            workspace_bytes=max(0, peak_bytes - there),
+            workspace_bytes=max(0, peak_bytes - kept),
             largest_buffer_bytes=_granted(estimated.moment.largest_buffer_bytes, device),
             explanation=(f"peak = {peak_bytes} bytes, the median of measured {peaks}",),
             prefill_bytes=prefill,
             decode_bytes=decode,
         )
-        return Figures(kv, ssm_bytes, moment)
+        return MemoryFigures(kv, ssm_bytes, moment)
 
 
 def _median(values: Iterable[int]) -> int:

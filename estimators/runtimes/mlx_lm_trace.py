@@ -1,9 +1,9 @@
-"""mlx-lm's own class run lazily in place of the formulas, as an engine like the others."""
+"""mlx-lm by trace: its own class is run lazily in place of the formulas."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
@@ -11,6 +11,7 @@ from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import context_limit
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.records import record
+from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
@@ -18,8 +19,8 @@ from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
-from memfit.estimators.runtimes.interface import MLX, Figures
-from memfit.estimators.runtimes.registry import MLX_LM, get_runtime
+from memfit.estimators.runtimes.interface import Figure, MemoryFigures
+from memfit.estimators.runtimes.mlx_lm import MLX_LM, MlxLm
 from memfit.estimators.weights.footprint import WeightFootprint, bounded
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.workspace import PeakMoment
@@ -39,53 +40,18 @@ MAX_SPANS = 240
 
 
 @record(frozen=True, slots=True)
-class TraceEngine:
-    """mlx-lm by trace: shapes from its class, the peak from its graph.
-
-    ``described`` says that the formulas know the model too, and what follows from many
-    workloads (the longest context) is searched by them. The class is built once for a backend.
-    """
+class ClassTrace:
+    """mlx-lm's class of a model, built once for a backend and run lazily."""
 
     checkpoint: Checkpoint
     quantize: Quantization | None
     dtype: str
-    described: bool
-    runtime: str = MLX_LM
-    workspace_basis: tuple[Basis, int] = ("traced", TRACE_ERROR_PERCENT)
+    is_described: bool
+    """Whether formulas know the model too: they find what needs many workloads."""
     _built: dict[Backend, "TracedModel"] = field(default_factory=dict, compare=False, repr=False)
     _runs: dict[tuple[Workload, Device], "Run"] = field(
         default_factory=dict, compare=False, repr=False
     )
-
-    def resident_bytes(self, footprint: WeightFootprint, backend: Backend) -> int:
-        """Return the bytes as the backend's allocator rounds them."""
-        return MLX.resident_bytes(footprint, backend)
-
-    def figures(
-        self, model: Model, footprint: WeightFootprint, workload: Workload, device: Device | None
-    ) -> Figures:
-        """Return what a workload takes."""
-        shapes, traced = self.run(workload, device)
-        per_token = (
-            kv_cache(model, workload).bytes_per_token if self.described else self._per_token()
-        )
-        kv = KVCache(
-            nbytes=shapes.kv_bytes,
-            held_bytes=shapes.kv_held_bytes,
-            bytes_per_token=per_token,
-            held_tokens=shapes.held_tokens,
-            allocated_tokens=shapes.allocated_tokens,
-        )
-        if traced is None:
-            derived = MLX.figures(model, footprint, workload, device)
-            return replace(derived, kv=kv, ssm_bytes=shapes.ssm_bytes)
-        return Figures(kv, shapes.ssm_bytes, _moment(traced))
-
-    def basis_of(self, workload: Workload, device: Device | None) -> tuple[Basis, int]:
-        """Return the basis of a workload's workspace; no percentage where nothing was measured."""
-        if self.run(workload, device).peak is None:
-            return MLX.workspace_basis
-        return ("traced", 0) if device and device.backend == "cuda" else self.workspace_basis
 
     def run(self, workload: Workload, device: Device | None) -> "Run":
         """Return what the class holds when a workload ends, and its largest moment on the way."""
@@ -106,13 +72,13 @@ class TraceEngine:
             backend=machine.backend,
             nax=has_nax(machine),
             compute_capability=machine.generation if machine.backend == "cuda" else None,
-            mlx_version=get_runtime(MLX_LM).mlx_version,
+            mlx_version=MLX_LM.mlx_version,
         )
         built = self.built(machine.backend)
         try:
             trace, shapes = built.record(workload, target)
         except LargeGraphError:
-            if not self.described:
+            if not self.is_described:
                 raise
             return Run(built.shapes(workload), None)
         return Run(shapes, peak(trace, machine))
@@ -143,9 +109,96 @@ class TraceEngine:
 
         return ", ".join(f"{name} {version}" for name, version in versions().items())
 
-    def _per_token(self) -> int:
+    def bytes_per_token(self) -> int:
+        """Return what one more token adds to the cache."""
         two, three = (self.shapes(replace(_ONE_TOKEN, prompt_tokens=n)) for n in (2, 3))
         return three.kv_held_bytes - two.kv_held_bytes
+
+
+@record(frozen=True, slots=True)
+class MlxLmTrace(MlxLm):
+    """mlx-lm by trace: shapes from its class, the peak from its graph."""
+
+    trace: ClassTrace
+
+    method = "trace"
+    workspace_basis: ClassVar[tuple[Basis, int]] = ("traced", TRACE_ERROR_PERCENT)
+
+    def figures(self, workload: Workload) -> MemoryFigures:
+        """Return what a workload takes."""
+        shapes, traced = self.trace.run(workload, self.subject.device)
+        if self.trace.is_described:
+            per_token = kv_cache(self.subject.model, workload).bytes_per_token
+        else:
+            per_token = self.trace.bytes_per_token()
+        kv = KVCache(
+            nbytes=shapes.kv_bytes,
+            held_bytes=shapes.kv_held_bytes,
+            bytes_per_token=per_token,
+            held_tokens=shapes.held_tokens,
+            allocated_tokens=shapes.allocated_tokens,
+        )
+        if traced is None:
+            derived = MlxLm.figures(self, workload)
+            return replace(derived, kv=kv, ssm_bytes=shapes.ssm_bytes)
+        return MemoryFigures(kv, shapes.ssm_bytes, _moment(traced))
+
+    def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
+        """Return a figure's basis; no percentage of a workspace where nothing was measured."""
+        if figure == "weights":
+            return MlxLm.basis(self, figure, workload)
+        if figure == "cache":
+            return "traced", 0
+        device = self.subject.device
+        if self.trace.run(workload, device).peak is None:
+            return MlxLm.workspace_basis
+        return ("traced", 0) if device and device.backend == "cuda" else self.workspace_basis
+
+    def formula_view(self) -> MlxLm | None:
+        """Return mlx-lm by formula, None for a model that formulas do not describe."""
+        return MlxLm(self.runtime, self.subject) if self.trace.is_described else None
+
+    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+        """Yield the versions of what was run, and what an estimate takes for granted."""
+        yield f"traced with {self.trace.versions()}"
+        yield from MlxLm.assumptions(self, workload, units)
+
+    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+        """Yield where formulas differ, and what the workspace rests on where it is no trace."""
+        model = self.subject.model
+        if self.trace.is_described:
+            derived = kv_cache(model, workload).nbytes, state_bytes(model, workload.batch)
+            yield from _difference("KV cache", figures.kv.nbytes, derived[0])
+            yield from _difference("recurrent state", figures.ssm_bytes, derived[1])
+        device = self.subject.device
+        if self.trace.run(workload, device).peak is None:
+            checkpoint = self.subject.checkpoint
+            text = (
+                f"{checkpoint.config_name}: the graph of this run of"
+                f" {checkpoint.config['model_type']} is too large to follow: weights, caches"
+                " and states are by trace, the workspace is by formula"
+            )
+            yield Note("warning", "graph-too-large", text)
+        elif device and device.backend == "cuda":
+            text = (
+                "no figure of the trace was held against MLX on CUDA: how far it may be is unknown"
+            )
+            yield Note("warning", "unmeasured", text)
+
+    def run_calls(self, workload: Workload) -> tuple[RunCall, ...]:
+        """Return the memory over each call, at most ``MAX_SPANS`` spans of operations for each."""
+        peak = self.trace.run(workload, self.subject.device).peak
+        return tuple(
+            RunCall(call.phase, call.tokens, call.position, len(call.curve), _spans(call.curve))
+            for call in (peak.calls if peak else ())
+            if call.curve
+        )
+
+
+def _difference(name: str, traced: int, derived: int) -> Iterator[Note]:
+    if traced != derived:
+        text = f"{name}: trace {traced} bytes, formula {derived}"
+        yield Note("warning", "methods-differ", text)
 
 
 class Run(NamedTuple):
@@ -156,17 +209,6 @@ class Run(NamedTuple):
 
     shapes: "TracedShapes"
     peak: "TracedPeak | None"
-
-
-def run_calls(peak: "TracedPeak | None") -> tuple[RunCall, ...]:
-    """Return the calls of a run for a plot, at most ``MAX_SPANS`` spans of operations for each."""
-    if peak is None:
-        return ()
-    return tuple(
-        RunCall(call.phase, call.tokens, call.position, len(call.curve), _spans(call.curve))
-        for call in peak.calls
-        if call.curve
-    )
 
 
 def _spans(curve: tuple[int, ...]) -> tuple[int, ...]:
@@ -191,17 +233,17 @@ def undescribed_model(checkpoint: Checkpoint, dtype: str) -> Model:
 
 
 def traced_weights(
-    engine: TraceEngine, footprint: WeightFootprint | None, device: Device | None
+    trace: ClassTrace, footprint: WeightFootprint | None, device: Device | None
 ) -> WeightFootprint:
-    """Return the weights as the class holds them; ``weighed`` is what the formulas say.
+    """Return the weights as the class holds them; ``footprint`` is what the formulas say.
 
     A difference between the two is noted, never averaged.
     """
-    built = engine.built((device or _ANY_MAC).backend)
+    built = trace.built((device or _ANY_MAC).backend)
     weights, sizes = built.weights, Counter(built.weights.values())
     if footprint is None:
-        footprint = _weighed_by_trace(engine, weights, sizes)
-        method = None if engine.quantize else built.unread_format
+        footprint = _footprint_by_trace(trace, weights, sizes)
+        method = None if trace.quantize else built.unread_format
         if method is None:
             return footprint
         text = (
@@ -220,41 +262,10 @@ def traced_weights(
     return replace(footprint, sizes=sizes, notes=notes)
 
 
-def compared(
-    engine: TraceEngine, model: Model, workload: Workload, figures: Figures
-) -> tuple[Note, ...]:
-    """Return a note for each cache that trace and formula see differently."""
-    if not engine.described:
-        return ()
-    pairs = (
-        ("KV cache", figures.kv.nbytes, kv_cache(model, workload).nbytes),
-        ("recurrent state", figures.ssm_bytes, state_bytes(model, workload.batch)),
-    )
-    return tuple(
-        Note("warning", "methods-differ", f"{name}: trace {traced} bytes, formula {derived}")
-        for name, traced, derived in pairs
-        if traced != derived
-    )
-
-
-def untraced(engine: TraceEngine, workload: Workload, device: Device | None) -> Iterator[Note]:
-    """Yield what the workspace of a workload does not rest on, where that is less than a trace."""
-    if engine.run(workload, device).peak is None:
-        text = (
-            f"{engine.checkpoint.config_name}: the graph of this run of"
-            f" {engine.checkpoint.config['model_type']} is too large to follow: weights, caches"
-            " and states are by trace, the workspace is by formula"
-        )
-        yield Note("warning", "graph-too-large", text)
-    elif device and device.backend == "cuda":
-        text = "no figure of the trace was held against MLX on CUDA: how far it may be is unknown"
-        yield Note("warning", "unmeasured", text)
-
-
-def _weighed_by_trace(
-    engine: TraceEngine, weights: Mapping[str, int], sizes: "Counter[int]"
+def _footprint_by_trace(
+    trace: ClassTrace, weights: Mapping[str, int], sizes: "Counter[int]"
 ) -> WeightFootprint:
-    tensors = engine.checkpoint.tensors if engine.quantize is None else None
+    tensors = trace.checkpoint.tensors if trace.quantize is None else None
     named = weights if tensors is None else {t.name: t.nbytes for t in tensors}
     parts = {part.value: 0 for part in Part}
     for name, nbytes in named.items():
@@ -262,23 +273,23 @@ def _weighed_by_trace(
     return WeightFootprint(
         nbytes=sum(named.values()),
         by_part=parts,
-        parameters=_parameters(engine),
+        parameters=_parameters(trace),
         sizes=sizes,
         basis="exact" if tensors else "traced",
         plan=None,
     )
 
 
-def _parameters(engine: TraceEngine) -> int:
+def _parameters(trace: ClassTrace) -> int:
     """In float32 and unquantised, the class's bytes count its parameters by four."""
     from memfit.estimators.trace.traced_model import TracedModel
 
     plain = {
         key: value
-        for key, value in engine.checkpoint.config.items()
+        for key, value in trace.checkpoint.config.items()
         if key not in ("quantization", "quantization_config")
     }
-    built = TracedModel(plain, _ANY_MAC.backend, name=engine.checkpoint.config_name, dtype="F32")
+    built = TracedModel(plain, _ANY_MAC.backend, name=trace.checkpoint.config_name, dtype="F32")
     return sum(built.weights.values()) // 4
 
 

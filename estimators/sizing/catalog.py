@@ -11,13 +11,13 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.registry import Runtime, get_runtime
+from memfit.estimators.runtimes.registry import native_runtime
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
-    from memfit.estimators.runtimes.foundry import FoundrySettings
     from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
     from memfit.estimators.sizing.sized_model import Method, SizedModel
 
@@ -52,9 +52,7 @@ class Catalog:
         Raises:
             MemfitError: as `open_checkpoint`.
         """
-        from memfit.estimators.sizing.sized_model import native_runtime
-
-        return get_runtime(native_runtime(self.checkpoint(reference)))
+        return native_runtime(self.checkpoint(reference))
 
     def sized(
         self,
@@ -63,7 +61,6 @@ class Catalog:
         quantize: Quantization | None = None,
         device: Device | None = None,
         runtime: Runtime | None = None,
-        settings: "FoundrySettings | None" = None,
         method: "Method" = "auto",
         adapter: Path | None = None,
         draft: str | None = None,
@@ -85,9 +82,7 @@ class Catalog:
         )
         if runtime is None:
             return placed
-        return self._once(
-            (conversion, device, runtime, settings), lambda: placed.with_runtime(runtime, settings)
-        )
+        return self._once((conversion, device, runtime), lambda: placed.with_runtime(runtime))
 
     def _size(
         self,

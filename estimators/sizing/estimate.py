@@ -1,4 +1,4 @@
-"""The facade: a sizing and a workload in, an Estimate out."""
+"""An estimate: a sized model and a workload in, an `Estimate` out."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -10,7 +10,6 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import (
     KV,
-    Basis,
     Component,
     Components,
     CurvePoint,
@@ -19,17 +18,13 @@ from memfit.estimators.results.estimate import (
     ModelSummary,
     Note,
     Plots,
-    RunCall,
     RuntimeSummary,
     Weights,
     WorkloadSummary,
     Workspace,
 )
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.runtimes.interface import Figures, RuntimeModel
-from memfit.estimators.runtimes.measured import MeasuredEngine
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine, compared, run_calls, untraced
-from memfit.estimators.runtimes.registry import LLAMA_CPP, MLX_LM, Runtime
+from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.sizing.recommend import recommend
 from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -37,22 +32,19 @@ from memfit.estimators.sizing.sized_model import SizedModel
 SHORTEST_PLOTTED = 1024
 
 
-def estimate(
-    sized: SizedModel, workload: Workload, *, runtime: Runtime, units: Units = Units.GB
-) -> Estimate:
+def estimate(sized: SizedModel, workload: Workload, *, units: Units = Units.GB) -> Estimate:
     """Return what a workload takes and what follows; ``units`` are of the sentences in it.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    _require_engine(sized, runtime)
-    figures = sized.figures_for(workload)
+    figures, runtime_model = sized.figures_for(workload), sized.runtime_model
     verdict, exceeded = judge(sized.requirement(workload), sized.device)
     return Estimate(
         memfit_version=__version__,
         model=model_summary(sized),
         workload=WorkloadSummary(**asdict(workload)),
-        runtime=RuntimeSummary(runtime.name, runtime.version),
+        runtime=RuntimeSummary(runtime_model.name, runtime_model.runtime.version),
         device=device_summary(sized.device) if sized.device else None,
         components=_components(sized, workload, figures),
         peak_bytes=figures.moment.nbytes + sized.draft_bytes(workload),
@@ -62,35 +54,16 @@ def estimate(
         recommendation=recommend(sized, workload, units),
         assumptions=tuple(_assumptions(sized, workload, units)),
         notes=tuple(_notes(sized, workload, units)),
-        method=_method(sized.engine),
+        method=runtime_model.method,
     )
-
-
-def _method(engine: RuntimeModel) -> str:
-    if isinstance(engine, MeasuredEngine):
-        return "measure"
-    return "trace" if isinstance(engine, TraceEngine) else "formula"
-
-
-def _require_engine(sized: SizedModel, runtime: Runtime) -> None:
-    """Hold the runtime that was asked for against the one the checkpoint is for."""
-    if sized.engine.runtime == runtime.name:
-        return
-    why = {
-        MLX_LM: "loads no GGUF file; convert the model, or size it for",
-        LLAMA_CPP: "loads GGUF files only; convert the model, or size it for",
-    }
-    text = why.get(runtime.name, "is not described for estimates; size it for")
-    raise UnsupportedError(f"{sized.checkpoint.id}: {runtime.name} {text} {sized.engine.runtime}")
 
 
 def plots(sized: SizedModel, workload: Workload) -> Plots:
     """Return memory against context, and over the operations of the run where it is traced."""
-    run: tuple[RunCall, ...] = ()
-    if isinstance(sized.engine, TraceEngine):
-        run = run_calls(sized.engine.run(workload, sized.device).peak)
-    points = curve(sized, workload)
-    return Plots(points, run, "formula" if points and sized.searches else None)
+    points, runtime_model = curve(sized, workload), sized.runtime_model
+    is_by_formula = runtime_model.formula_view() is not runtime_model
+    run = runtime_model.run_calls(workload)
+    return Plots(points, run, "formula" if points and is_by_formula else None)
 
 
 def curve(sized: SizedModel, workload: Workload) -> tuple[CurvePoint, ...]:
@@ -154,31 +127,27 @@ def device_summary(device: Device) -> DeviceSummary:
     )
 
 
-def _components(sized: SizedModel, workload: Workload, figures: Figures) -> Components:
-    footprint, kv = sized.footprint, figures.kv
+def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -> Components:
+    footprint, kv, runtime_model = sized.footprint, figures.kv, sized.runtime_model
     draft = sized.draft_bytes(workload)
-    kept: Basis = "traced" if isinstance(sized.engine, TraceEngine) else "exact"
-    weights, loaded = footprint.basis, footprint.loaded_bytes
-    if isinstance(sized.engine, MeasuredEngine):
-        kept = weights = "measured"
-        loaded = sized.engine.measurement.loaded.weights_bytes
+    cached, _ = runtime_model.basis("cache", workload)
     return Components(
         weights=Weights(
             bytes=footprint.nbytes,
-            basis=weights,
+            basis=runtime_model.basis("weights", workload)[0],
             by_part=footprint.by_part,
-            loaded_bytes=loaded,
+            loaded_bytes=runtime_model.loaded_bytes,
             resident_bytes=sized.resident_bytes,
         ),
         kv=KV(
             bytes=kv.nbytes,
-            basis=kept,
+            basis=cached,
             held_bytes=kv.held_bytes,
             bytes_per_token=kv.bytes_per_token,
             held_tokens=kv.held_tokens,
             allocated_tokens=kv.allocated_tokens,
         ),
-        ssm=Component(figures.ssm_bytes, kept),
+        ssm=Component(figures.ssm_bytes, cached),
         workspace=Workspace(figures.moment.workspace_bytes, *sized.workspace_basis(workload)),
         margin=Component(sized.margin_bytes, "exact"),
         draft=Component(draft, "bound") if draft else None,
@@ -186,24 +155,7 @@ def _components(sized: SizedModel, workload: Workload, figures: Figures) -> Comp
 
 
 def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
-    if isinstance(sized.engine, TraceEngine):
-        yield f"traced with {sized.engine.versions()}"
-    if isinstance(sized.engine, MeasuredEngine):
-        from memfit.estimators.sizing.measurement_lookup import measured_assumption
-
-        yield measured_assumption(sized.engine.measurement, units)
-    if sized.checkpoint.tensors is None:
-        yield f"floating parameters are {sized.model.dtype}, from the config"
-    if sized.runtime == LLAMA_CPP and sized.checkpoint.source == "gguf":
-        from memfit.estimators.runtimes.llama_cpp.runtime import llama_assumptions
-
-        yield from llama_assumptions(sized.engine, workload)
-    elif sized.device is None:
-        yield "no device is named: the workspace follows MLX's rules for a Metal GPU of Max class"
-    if sized.runtime != MLX_LM:
-        from memfit.estimators.runtimes.ruled import runtime_assumptions
-
-        yield from runtime_assumptions(sized.engine, sized.checkpoint)
+    yield from sized.runtime_model.assumptions(workload, units)
     if workload.batch > 1:
         yield f"{workload.batch} sequences of equal length run together"
     if sized.draft:
@@ -223,27 +175,16 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
         yield Note("info", "model", text)
     if sized.footprint.unloaded_bytes:
         size = format_bytes(sized.footprint.unloaded_bytes, units)
-        text = f"{size} of the checkpoint are not loaded by {sized.engine.runtime}"
+        text = f"{size} of the checkpoint are not loaded by {sized.runtime}"
         yield Note("info", "not-loaded", text)
     yield from workload_notes(sized, workload)
-    if isinstance(sized.engine, TraceEngine):
-        yield from compared(sized.engine, model, workload, sized.figures_for(workload))
-        yield from untraced(sized.engine, workload, sized.device)
-    if isinstance(sized.engine, MeasuredEngine):
-        from memfit.estimators.sizing.measurement_lookup import measured_differences
-
-        yield from measured_differences(
-            sized.engine, model, sized.footprint, workload, sized.device
-        )
-    if sized.runtime != MLX_LM:
-        from memfit.estimators.runtimes.ruled import runtime_notes
-
-        yield from runtime_notes(sized.engine, model, sized.footprint, workload, units)
+    figures = sized.figures_for(workload)
+    yield from sized.runtime_model.notes(workload, figures, units)
     if sized.device:
-        yield from _device_notes(sized.device, sized.figures_for(workload), units)
+        yield from _device_notes(sized.device, figures, units)
 
 
-def _device_notes(device: Device, figures: Figures, units: Units) -> Iterator[Note]:
+def _device_notes(device: Device, figures: MemoryFigures, units: Units) -> Iterator[Note]:
     largest, moment = device.max_buffer_bytes, figures.moment
     if largest is not None and moment.largest_buffer_bytes > largest:
         text = (

@@ -1,18 +1,14 @@
 """Which of the measurements that are kept holds for a workload, and what to say of it."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.base.units import Units, ceil_div, format_bytes
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.measured import MeasuredEngine
 from memfit.estimators.runtimes.measurement import Measurement
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
-from memfit.estimators.weights.footprint import WeightFootprint
 
 _NAMED = 3  # workloads of measurements that hold for others
 
@@ -87,47 +83,6 @@ def tune_command(model: str, workload: Workload) -> str:
         if (value := getattr(workload, name)) != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
-
-
-def measured_assumption(measurement: Measurement, units: Units) -> str:
-    """Return when, where and with what a measurement was made."""
-    peaks = [run.peak_bytes for run in measurement.runs]
-    spread = format_bytes(max(peaks) - min(peaks), units)
-    runs = f"the median of {len(peaks)} runs, {spread} apart" if len(peaks) > 1 else "one run"
-    return (
-        f"measured on {measurement.measured_at[:10]} on {measurement.device} with"
-        f" mlx {measurement.mlx_version} and mlx-lm {measurement.mlx_lm_version}: {runs}"
-        f" ({measurement.id}); --method formula leaves it aside"
-    )
-
-
-def measured_differences(
-    engine: MeasuredEngine,
-    model: Model,
-    footprint: WeightFootprint,
-    workload: Workload,
-    device: Device | None,
-) -> Iterator[Note]:
-    """Yield a note for each figure that a run contradicts by more than the stated error.
-
-    Weights, caches and states are stated to the byte, the peak within its workspace's error.
-    """
-    how = "trace" if isinstance(engine.inner, TraceEngine) else "formula"
-    estimated = engine.inner.figures(model, footprint, workload, device)
-    taken = engine.figures(model, footprint, workload, device)
-    percent = engine.inner.workspace_basis[1]
-    error_bytes = estimated.moment.workspace_bytes * percent // 100
-    loaded = engine.measurement.loaded.weights_bytes
-    for name, here, there, allowed in (
-        ("loaded weights", loaded, footprint.loaded_bytes, 0),
-        ("KV cache", taken.kv.nbytes, estimated.kv.nbytes, 0),
-        ("recurrent state", taken.ssm_bytes, estimated.ssm_bytes, 0),
-        ("peak", taken.moment.nbytes, estimated.moment.nbytes, error_bytes),
-    ):
-        if abs(here - there) > allowed:
-            stated = f", stated within {allowed}" if allowed else ""
-            text = f"{name}: measured {here} bytes, {how} {there}{stated}; the measured is shown"
-            yield Note("warning", "methods-differ", text)
 
 
 def _obstacles(measurement: Measurement, device: Device, versions: Versions) -> list[str]:

@@ -14,8 +14,6 @@ from memfit.estimators.machine.wired_limit import wired_limit
 from memfit.estimators.results.estimate import Recommendation
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
-from memfit.estimators.runtimes.registry import MLX_LM, ON_MLX, get_runtime
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     KV_BITS,
@@ -103,7 +101,7 @@ class DirectSearch:
 def _search(
     sized: SizedModel, formula: SizedModel, workload: Workload
 ) -> "DirectSearch | TraceSearch":
-    if not isinstance(sized.engine, TraceEngine):
+    if sized.runtime_model.method != "trace":
         return DirectSearch(formula, workload)
     # The formulas alone need none of it.
     from memfit.estimators.sizing.trace_search import TraceSearch
@@ -152,7 +150,7 @@ class _Advice:
 
     def wired_limit(self, context: int | None) -> tuple[int | None, list[str]]:
         """The wired limit for the recommended context, else for the workload."""
-        if self.device.backend != "metal" or self.sized.engine.runtime not in ON_MLX:
+        if self.device.backend != "metal" or not self.sized.runtime_model.on_mlx:
             return None, []
         if context is None:
             tokens = self.workload.total_tokens
@@ -173,7 +171,7 @@ class _Advice:
 
     def prefill_step(self, *, has_room: bool = True) -> tuple[int | None, str]:
         """The largest step whose peak fits."""
-        usual = get_runtime(self.sized.engine.runtime).prefill_step
+        usual = self.sized.runtime_model.runtime.prefill_step
         steps = [usual, *(step for step in PREFILL_STEPS if step < usual)]
         step = first_fitting(steps if has_room else (), self._fits_with_step)
         if step is None:
@@ -199,7 +197,7 @@ class _Advice:
     def expert_capacity(self) -> tuple[int | None, list[str]]:
         """Experts of each layer to keep resident, for runtimes that load the rest on demand."""
         capacity = capacity_of(self.sized, self.device)
-        if capacity is None or self.sized.engine.runtime != MLX_LM:
+        if capacity is None or not self.sized.runtime_model.is_mlx_lm:
             return None, []
         text = (
             f"expert capacity, where experts are loaded on demand: {capacity.experts} of"

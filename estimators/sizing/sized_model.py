@@ -13,10 +13,9 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.budget import Need
-from memfit.estimators.runtimes.interface import MLX, Figures, RuntimeModel
-from memfit.estimators.runtimes.measured import MeasuredEngine
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine, traced_weights, undescribed_model
-from memfit.estimators.runtimes.registry import LLAMA_CPP, MLX_LM, MLX_MOE, Runtime, get_runtime
+from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
+from memfit.estimators.runtimes.registry import bind, native_runtime
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.derived import Plan
@@ -30,133 +29,132 @@ from memfit.estimators.weights.quantization_plan import declared
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
-    from memfit.estimators.runtimes.foundry import FoundrySettings
     from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
     from memfit.estimators.runtimes.measurement import Measurement
 
-# How figures are come by: ``auto`` is the formulas where they describe the model, else the trace.
+# How figures are computed: ``auto`` is the formulas where they describe the model, else the trace.
 Method = Literal["auto", "formula", "trace"]
 
 
 @dataclass(slots=True)
 class SizedModel:
-    """A model ready to be asked about workloads; answers are kept."""
+    """A model ready for questions about workloads; answers are kept."""
 
-    checkpoint: Checkpoint
-    model: Model
-    footprint: WeightFootprint
-    device: Device | None
-    margin_bytes: int
+    runtime_model: RuntimeModel
+    margin_bytes: int = MARGIN_BYTES
     draft: "SizedModel | None" = None
-    engine: RuntimeModel = MLX
-    searches: RuntimeModel | None = None  # what many workloads are asked of, when not the engine
-    notes: tuple[Note, ...] = ()  # on measurements that were looked for
-    _answers: dict[Workload, Figures] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+    """On measurements that were looked for."""
+    _answers: dict[Workload, MemoryFigures] = field(default_factory=dict)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that was opened."""
+        return self.runtime_model.subject.checkpoint
+
+    @property
+    def model(self) -> Model:
+        """The architecture."""
+        return self.runtime_model.subject.model
+
+    @property
+    def footprint(self) -> WeightFootprint:
+        """The weights."""
+        return self.runtime_model.subject.footprint
+
+    @property
+    def device(self) -> Device | None:
+        """The machine, None where none was named."""
+        return self.runtime_model.subject.device
 
     @property
     def backend(self) -> Backend:
         """The device's backend; Metal's rules when no device is given."""
-        return self.device.backend if self.device else "metal"
+        return self.runtime_model.subject.backend
+
+    @property
+    def runtime(self) -> str:
+        """The name of the runtime it is sized for."""
+        return self.runtime_model.name
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of the weights as the runtime lays them out in memory."""
-        return self.engine.resident_bytes(self.footprint, self.backend)
+        return self.runtime_model.resident_bytes
 
-    def figures_for(self, workload: Workload) -> Figures:
+    def figures_for(self, workload: Workload) -> MemoryFigures:
         """Return the figures of a workload.
 
         Raises:
             UnsupportedError: when the runtime cannot run it, e.g. KV bits on a rotating cache.
         """
         if workload not in self._answers:
-            self._answers[workload] = self.engine.figures(
-                self.model, self.footprint, workload, self.device
-            )
+            self._answers[workload] = self.runtime_model.figures(workload)
         return self._answers[workload]
 
     def formula_view(self) -> "SizedModel | None":
-        """Return the sizing that is asked of many workloads, None when only a trace could tell."""
-        if self.searches:
-            return replace(self, engine=self.searches, searches=None, _answers={})
-        return None if isinstance(self.engine, TraceEngine | MeasuredEngine) else self
+        """Return what answers many workloads quickly, None when only a trace knows the model."""
+        view = self.runtime_model.formula_view()
+        if view is None or view is self.runtime_model:
+            return self if view else None
+        return self._under(view)
 
     def requirement(self, workload: Workload) -> Need:
-        """Return what must fit: the peak with draft and margin, and the largest allocation."""
-        moment = self.figures_for(workload).moment
-        peak_bytes = moment.nbytes + self.draft_bytes(workload) + self.margin_bytes
-        return Need(peak_bytes, moment.largest_buffer_bytes)
+        """Return what must fit, and the budget that it must fit in."""
+        figures, runtime_model = self.figures_for(workload), self.runtime_model
+        return Need(
+            figures.moment.nbytes + self.draft_bytes(workload) + self.margin_bytes,
+            figures.moment.largest_buffer_bytes,
+            runtime_model.budgeted_cache_bytes(figures),
+            runtime_model.runtime.budget,
+        )
 
     def workspace_basis(self, workload: Workload) -> tuple[Basis, int]:
         """Return what a workload's workspace rests on, and by how many percent it may be wrong."""
-        if isinstance(self.engine, TraceEngine):
-            return self.engine.basis_of(workload, self.device)
-        return self.engine.workspace_basis
+        return self.runtime_model.basis("workspace", workload)
 
     def on(self, device: Device | None) -> "SizedModel":
-        """Return the same model on another device; nothing is read or weighed again."""
+        """Return the same model on another device; nothing is read again."""
         draft = self.draft.on(device) if self.draft else None
-        moved = replace(self, device=device, draft=draft, _answers={})
-        # mlx-moe keeps as many experts as fit: its weights depend on the machine.
-        return moved.with_runtime(get_runtime(self.runtime)) if self._sheds_experts else moved
+        return replace(self._under(self.runtime_model.on(device)), draft=draft)
 
-    def with_runtime(
-        self, runtime: Runtime, settings: "FoundrySettings | None" = None
-    ) -> "SizedModel":
-        """Return the same model under another runtime; ``settings`` are Foundry's.
+    def with_runtime(self, runtime: Runtime) -> "SizedModel":
+        """Return the same model under another runtime, or one with other settings.
 
         Raises:
             UnsupportedError: when the runtime cannot load the checkpoint.
         """
-        if runtime.name == self.runtime and not self._sheds_experts and settings is None:
+        if runtime == self.runtime_model.runtime:
             return self
         if self.formula_view() is None:
             raise UnsupportedError(
                 f"{self.checkpoint.id}: only a trace sizes this model, and that for mlx-lm"
             )
-        # Most answers need no other runtime.
-        from memfit.estimators.runtimes.foundry import FoundrySettings
-        from memfit.estimators.runtimes.ruled import engine_under
+        draft = self.draft.with_runtime(runtime) if self.draft else None
+        return replace(self._under(bind(runtime, self.runtime_model.subject)), draft=draft)
 
-        engine = engine_under(
-            runtime,
-            self.engine,
-            self.checkpoint,
-            self.model,
-            self.footprint,
-            self.device,
-            settings or FoundrySettings(),
-        )
-        draft = self.draft.with_runtime(runtime, settings) if self.draft else None
-        return replace(self, engine=engine, draft=draft, searches=None, _answers={})
+    def with_footprint(self, footprint: WeightFootprint) -> "SizedModel":
+        """Return the same model with other weights."""
+        runtime_model = self.runtime_model
+        subject = replace(runtime_model.subject, footprint=footprint)
+        return self._under(replace(runtime_model, subject=subject))
 
     def measured(self, measurement: "Measurement") -> "SizedModel":
         """Return the same with what a run on this device took, in place of figures for it.
 
         It stays as it is: neither moved to another device nor put under another runtime.
         """
-        searching = self.formula_view()
-        searches = searching.engine if searching else None
-        engine = MeasuredEngine(self.engine, measurement)
-        return replace(self, engine=engine, searches=searches, _answers={})
+        from memfit.estimators.runtimes.measured import Measured
 
-    @property
-    def runtime(self) -> str:
-        """The name of the runtime it is sized for."""
-        return self.engine.runtime
+        inner = self.runtime_model
+        return self._under(Measured(inner.runtime, inner.subject, inner, measurement))
 
-    @property
-    def _sheds_experts(self) -> bool:
-        return self.engine.runtime == MLX_MOE
+    def _under(self, runtime_model: RuntimeModel) -> "SizedModel":
+        return replace(self, runtime_model=runtime_model, _answers={})
 
     def draft_bytes(self, workload: Workload) -> int:
         """Return the bound of what a draft model adds: its own peak over the same tokens."""
         return self.draft.figures_for(workload).moment.nbytes if self.draft else 0
-
-
-def native_runtime(checkpoint: Checkpoint) -> str:
-    """Return the name of the runtime that a checkpoint is sized for as it is."""
-    return LLAMA_CPP if checkpoint.source == "gguf" else MLX_LM
 
 
 def size(
@@ -170,7 +168,7 @@ def size(
     cache_types: "CacheTypes | None" = None,
     method: Method = "auto",
 ) -> SizedModel:
-    """Return the sizing of a checkpoint, as it is or as mlx_lm.convert would quantise it.
+    """Return a checkpoint sized for its own runtime, as it is or as mlx_lm.convert quantises it.
 
     A GGUF file is sized for llama.cpp, with a cache of ``cache_types``; all else for mlx-lm.
 
@@ -180,67 +178,90 @@ def size(
         UnsupportedError: when the architecture or the weights' format is not described.
     """
     drafted = size(draft, device=device) if draft else None
-    if native_runtime(checkpoint) == LLAMA_CPP:
+    if checkpoint.source == "gguf":
         if quantize or adapter:
             what = "conversions" if quantize else "adapters"
             raise UnsupportedError(f"{checkpoint.id}: {what} of a GGUF file are not described")
-        sized = _size_gguf(checkpoint, device, margin_bytes, cache_types)
-        return _drafting(sized, drafted)
-    if cache_types:
+        runtime_model = _size_gguf(checkpoint, device, cache_types)
+    elif cache_types:
         raise UnsupportedError(
             f"{checkpoint.id}: the types of a cache are llama.cpp's; mlx-lm takes KV bits"
         )
+    else:
+        runtime_model = _size_safetensors(checkpoint, device, quantize, adapter, method)
+    if drafted and drafted.runtime != runtime_model.name:
+        raise UnsupportedError(
+            f"{drafted.checkpoint.id}: a draft for {drafted.runtime} cannot serve a model that"
+            f" runs on {runtime_model.name}"
+        )
+    return SizedModel(runtime_model, margin_bytes, drafted)
+
+
+def _size_safetensors(
+    checkpoint: Checkpoint,
+    device: Device | None,
+    quantize: Quantization | None,
+    adapter: "Adapter | None",
+    method: Method,
+) -> RuntimeModel:
     try:
         model = _model_of(checkpoint)
     except UnsupportedError as error:
-        # A key nobody reads is for the user to judge; an unknown type goes to the trace unasked.
+        # A key nobody reads is for the user to judge; an unknown type is traced in any case.
         known = checkpoint.config.get("model_type") in FAMILIES
         if method == "formula" or (known and method == "auto"):
             raise
-        sized = _size_by_trace(checkpoint, device, margin_bytes, quantize, error)
-        return _drafting(sized, drafted)
+        return _size_by_trace(checkpoint, device, quantize, error)
     block = declared(checkpoint.config, model, checkpoint.config_name)
     if quantize:
         footprint = convert(model, Plan(quantize, converting=True), block)
     else:
         footprint = load_footprint(checkpoint, model, block)
-    sized = SizedModel(checkpoint, model, footprint, device, margin_bytes)
-    if method == "trace":
-        engine = TraceEngine(checkpoint, quantize, model.dtype, described=True)
-        footprint = traced_weights(engine, footprint, device)
-        sized = replace(sized, footprint=footprint, engine=engine, searches=MLX)
+    if method != "trace":
+        if adapter:
+            footprint = add_adapter(footprint, adapter.tensors)
+        subject = Subject(checkpoint, model, footprint, device)
+        return bind(native_runtime(checkpoint), subject)
+    from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace, traced_weights
+
+    trace = ClassTrace(checkpoint, quantize, model.dtype, is_described=True)
+    footprint = traced_weights(trace, footprint, device)
     if adapter:
-        sized = replace(sized, footprint=add_adapter(footprint, adapter.tensors))
-    return _drafting(sized, drafted)
+        footprint = add_adapter(footprint, adapter.tensors)
+    subject = Subject(checkpoint, model, footprint, device)
+    return MlxLmTrace(native_runtime(checkpoint), subject, trace)
 
 
 def _size_by_trace(
     checkpoint: Checkpoint,
     device: Device | None,
-    margin_bytes: int,
     quantize: Quantization | None,
     undescribed: UnsupportedError,
-) -> SizedModel:
+) -> RuntimeModel:
     """A model that the formulas do not describe, if mlx-lm has a class for it."""
+    from memfit.estimators.runtimes.mlx_lm_trace import (
+        ClassTrace,
+        MlxLmTrace,
+        traced_weights,
+        undescribed_model,
+    )
+
     dtype = dtype_of(Fields(checkpoint.config, checkpoint.config_name), checkpoint.config_name)
-    engine = TraceEngine(checkpoint, quantize, dtype, described=False)
+    trace = ClassTrace(checkpoint, quantize, dtype, is_described=False)
     try:
-        footprint = traced_weights(engine, None, device)
+        footprint = traced_weights(trace, None, device)
     except (MachineError, UnsupportedError) as error:
         raise UnsupportedError(f"{undescribed}; by trace: {error}") from None
-    model = undescribed_model(checkpoint, dtype)
-    return SizedModel(checkpoint, model, footprint, device, margin_bytes, engine=engine)
+    subject = Subject(checkpoint, undescribed_model(checkpoint, dtype), footprint, device)
+    return MlxLmTrace(native_runtime(checkpoint), subject, trace)
 
 
 def _size_gguf(
-    checkpoint: Checkpoint,
-    device: Device | None,
-    margin_bytes: int,
-    cache_types: "CacheTypes | None",
-) -> SizedModel:
+    checkpoint: Checkpoint, device: Device | None, cache_types: "CacheTypes | None"
+) -> RuntimeModel:
     # Tables and rules of llama.cpp, which no other checkpoint needs.
     from memfit.estimators.arch.gguf.model import build_gguf_model
-    from memfit.estimators.runtimes.llama_cpp.runtime import LlamaEngine
+    from memfit.estimators.runtimes.llama_cpp.runtime import LlamaCppGguf
     from memfit.estimators.weights.ggml import gguf_footprint
 
     tensors = checkpoint.tensors or ()
@@ -249,19 +270,8 @@ def _size_gguf(
     except UnsupportedError as error:
         known = _known_bytes(checkpoint)
         raise UnsupportedError(f"{error}; its weights hold {known} bytes (exact)") from None
-    footprint = gguf_footprint(tensors, trunk)
-    engine = LlamaEngine(tensors, cache_types)
-    return SizedModel(checkpoint, model, footprint, device, margin_bytes, engine=engine)
-
-
-def _drafting(sized: SizedModel, draft: SizedModel | None) -> SizedModel:
-    """The same with a draft model, which must run on the same runtime."""
-    if draft and draft.engine.runtime != sized.engine.runtime:
-        raise UnsupportedError(
-            f"{draft.checkpoint.id}: a draft for {draft.engine.runtime} cannot serve a model that"
-            f" runs on {sized.engine.runtime}"
-        )
-    return replace(sized, draft=draft)
+    subject = Subject(checkpoint, model, gguf_footprint(tensors, trunk), device)
+    return LlamaCppGguf(native_runtime(checkpoint), subject, cache_types)
 
 
 def _model_of(checkpoint: Checkpoint) -> Model:

@@ -6,7 +6,7 @@ from typing import Any
 
 from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.runtimes.registry import Runtime
+from memfit.estimators.runtimes.runtime import Runtime
 
 # Kept free above the peak unless another margin is given: for what a system allocates meanwhile.
 MARGIN_BYTES = 64_000_000

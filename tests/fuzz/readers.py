@@ -31,7 +31,6 @@ from memfit.estimators.checkpoint.safetensors import (
 from memfit.estimators.checkpoint.shards import read_index
 from memfit.estimators.gate.baseline import read_lock
 from memfit.estimators.gate.policy import read_policy
-from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.sized_model import size
 from memfit.probes.measurement_json import (
@@ -84,7 +83,7 @@ def _gguf_estimate(content: bytes, directory: Path) -> None:
         file.truncate(max(len(content), 2**30))
     sized = size(read_gguf_file(path), device=None)
     workload = Workload(prompt_tokens=300, prefill_step=512, quantized_kv_start=0)
-    estimate(sized, workload, runtime=get_runtime(sized.engine.runtime))
+    estimate(sized, workload)
 
 
 def _config(content: bytes, directory: Path) -> None:
@@ -95,7 +94,7 @@ def _config(content: bytes, directory: Path) -> None:
 def _config_estimate(content: bytes, directory: Path) -> None:
     (directory / "config.json").write_bytes(content)
     sized = size(read_directory(directory), device=None)
-    estimate(sized, Workload(prompt_tokens=300), runtime=get_runtime("mlx-lm"))
+    estimate(sized, Workload(prompt_tokens=300))
 
 
 def _sample(content: bytes, directory: Path) -> None:

@@ -22,14 +22,14 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     state_elements,
 )
 from memfit.estimators.runtimes.llama_cpp.compute import compute_bound
-from memfit.estimators.runtimes.registry import LLAMA_CPP, get_runtime
+from memfit.estimators.runtimes.llama_cpp.runtime import LLAMA_CPP
 from tests.gguf.writing import Allocation, Recorded, recorded, tensor
 
 MIB = 2**20
 # Its log rounds each figure to hundredths of a MiB.
 ROUNDING = MIB // 200 + 1
 MODELS = recorded()
-RUNTIME = get_runtime(LLAMA_CPP)
+RUNTIME = LLAMA_CPP
 F16 = CacheTypes("f16", "f16")
 
 

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.mlx.cache_growth import grown_singly
-from memfit.estimators.runtimes.auto_context import foundry_context, pool_context
+from memfit.estimators.runtimes.agent_memory import adaptive_chunk, block_bytes
+from memfit.estimators.runtimes.auto_context import pool_context
+from memfit.estimators.runtimes.foundry import foundry_context
 from memfit.estimators.runtimes.growth import (
     GrowthRule,
-    adaptive_chunk,
     align_budget,
     align_capacity,
     allocated,
-    block_bytes,
     growth_events,
     last_growth,
     rule_of,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.checkpoint.local.sample import read_sample
-from memfit.estimators.runtimes import memory_plan
-from memfit.estimators.runtimes.memory_plan import (
+from memfit.estimators.runtimes.zinc import memory_plan
+from memfit.estimators.runtimes.zinc.memory_plan import (
     ModelConfig,
     RuntimeMemoryProfile,
     apply_requested_context_limit,
@@ -145,16 +145,21 @@ def test_a_requested_context_is_clamped_to_model_and_backend(config: ModelConfig
         (40, 32, 32, "fail"),
         (15, 16, 32, "ok"),
         (32, 16, 32, "warn"),
+        (15.5, 16, 32, "ok"),
+        (16, 16, 32, "ok"),
+        (31, 32, 32, "ok"),
+        (31.5, 32, 32, "warn"),
     ],
 )
 def test_status_by_working_set_and_memory(
-    required: int, recommended: int, total: int, status: str
+    required: float, recommended: int, total: int, status: str
 ) -> None:
-    assert memory_status(required * GIB, recommended * GIB, total * GIB) == status
+    assert memory_status(int(required * GIB), recommended * GIB, total * GIB) == status
 
 
-def test_less_than_a_gib_of_headroom_warns() -> None:
-    assert memory_status(15 * GIB + 1, 16 * GIB, 32 * GIB) == "warn"
+def test_less_than_a_gib_left_of_all_memory_warns() -> None:
+    # zinc, fitStatusForUnifiedBytes: the headroom is of all memory, not of the working set.
+    assert memory_status(31 * GIB + 1, 32 * GIB, 32 * GIB) == "warn"
 
 
 def test_the_config_is_read_off_the_architecture(config: ModelConfig) -> None:

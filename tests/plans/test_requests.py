@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.runtimes.zinc_requests import (
+from memfit.estimators.runtimes.zinc.requests import (
     RequestBudget,
     clamped_completion_tokens,
     plan_request,

@@ -26,7 +26,7 @@ KV_PER_TOKEN = 147_456  # of Qwen3-4B: 36 layers, 8 heads of 128, K and V, 2 byt
 @pytest.fixture
 def sized(tmp_path: Path) -> SizedModel:
     checkpoint = open_checkpoint(str(write_config(tmp_path, QWEN3_4B_4BIT)))
-    return size(checkpoint, device=memory_device(8 * GB))
+    return size(checkpoint, device=memory_device(8 * GB), margin_bytes=0)
 
 
 def measured(per_token: int, per_chunk_token: int, fixed: int, *, off: int = 0) -> list[Point]:

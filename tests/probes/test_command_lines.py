@@ -27,7 +27,7 @@ SETTINGS = replace(ASKED, prefill_step=512, kv_bits=8, kv_group_size=32, quantiz
 @pytest.fixture(scope="module")
 def sized(tmp_path_factory: pytest.TempPathFactory) -> SizedModel:
     config = write_config(tmp_path_factory.mktemp("model"), QWEN3_4B_4BIT)
-    return size(open_checkpoint(str(config)), device=memory_device(8 * 10**9))
+    return size(open_checkpoint(str(config)), device=memory_device(8 * 10**9), margin_bytes=0)
 
 
 def lines(sized: SizedModel, workload: Workload, prompt: str | None = "Hi") -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.sizing.sized_model import size
 
 ROOT = Path(__file__).parents[2]
@@ -32,8 +32,8 @@ def _opened(path: Path) -> Checkpoint:
 def test_formula_and_trace_give_one_answer(path: Path) -> None:
     checkpoint = _opened(path)
     formula = size(checkpoint, device=None, method="formula")
-    engine = TraceEngine(checkpoint, None, formula.model.dtype, described=True)
-    shapes = engine.shapes(WORKLOAD)
+    trace = ClassTrace(checkpoint, None, formula.model.dtype, is_described=True)
+    shapes = trace.shapes(WORKLOAD)
     assert shapes.weight_bytes == formula.footprint.loaded_bytes
     assert shapes.kv_bytes == kv_cache(formula.model, WORKLOAD).nbytes
     assert shapes.ssm_bytes == state_bytes(formula.model, WORKLOAD.batch)
@@ -47,5 +47,5 @@ def test_what_a_foreign_method_packs_is_one_answer(path: Path, method: str) -> N
     config["quantization_config"] = block
     checkpoint = Checkpoint(id=path.name, source="config", config=config, config_name=path.name)
     formula = size(checkpoint, device=None, method="formula")
-    engine = TraceEngine(checkpoint, None, formula.model.dtype, described=True)
-    assert sum(engine.built("metal").weights.values()) == formula.footprint.loaded_bytes
+    trace = ClassTrace(checkpoint, None, formula.model.dtype, is_described=True)
+    assert sum(trace.built("metal").weights.values()) == formula.footprint.loaded_bytes

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.interface import MLX
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
+from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.peak import TracedPeak, peak
@@ -159,8 +158,8 @@ def test_on_metal_formula_and_trace_agree_on_a_generation_that_grows() -> None:
     checkpoint = Checkpoint(id="grown", source="config", config=GROWING, config_name="grown.json")
     workload = Workload(prompt_tokens=200_000, max_tokens=1000)
     formula = size(checkpoint, device=None, method="formula")
-    wanted = MLX.figures(formula.model, formula.footprint, workload, MAX).moment
-    traced = TraceEngine(checkpoint, None, "BF16", described=True).run(workload, MAX).peak
+    wanted = formula.on(MAX).figures_for(workload).moment
+    traced = ClassTrace(checkpoint, None, "BF16", is_described=True).run(workload, MAX).peak
     assert traced is not None
     assert traced.phase == "growing"
     assert wanted.decode_bytes is not None

@@ -9,7 +9,6 @@ pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.mlx_lm_trace import TraceEngine
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.workspace import ERROR_PERCENT
 
@@ -25,9 +24,7 @@ TRACED = sorted(path for path in SAMPLES.glob("*.yaml") if path.stem not in LOOP
 @pytest.mark.parametrize("path", TRACED, ids=lambda path: path.stem)
 def test_a_workspace_by_formula_is_within_its_stated_error_of_the_traced_one(path: Path) -> None:
     checkpoint = open_checkpoint(str(path))
-    sizer = size(checkpoint, device=M4_MAX_64, method="formula")
-    engine = TraceEngine(checkpoint, None, sizer.model.dtype, described=True)
-    traced = engine.figures(sizer.model, sizer.footprint, WORKLOAD, M4_MAX_64).moment
-    derived = sizer.engine.figures(sizer.model, sizer.footprint, WORKLOAD, M4_MAX_64).moment
+    by_method = (size(checkpoint, device=M4_MAX_64, method=m) for m in ("formula", "trace"))
+    derived, traced = (sized.figures_for(WORKLOAD).moment for sized in by_method)
     off = 100 * abs(derived.workspace_bytes - traced.workspace_bytes)
     assert off <= ERROR_PERCENT * traced.workspace_bytes

@@ -97,11 +97,11 @@ def context(
     from memfit.cli.render.plan.context import to_sheet
     from memfit.cli.render.plan.writing import written
     from memfit.estimators.plans.context.plan import plan_context
-    from memfit.estimators.runtimes.registry import MLX_LM
+    from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
     from memfit.estimators.sizing.estimate import curve
 
     asked = _asked(contexts, requests, ceiling, backend_cap, traffic)
-    rules, settings = requested_runtime(runtime or MLX_LM)
+    rules = requested_runtime(runtime or DEFAULT_RUNTIME)
     machine = requested_device(device, memory, working_set, os_regime)
     sized = open_sized(
         model,
@@ -112,7 +112,7 @@ def context(
         margin_bytes=parsed("--margin", parse_size, margin) or 0,
     )
     if runtime is None:
-        rules, settings = requested_runtime(sized.runtime)
+        rules = requested_runtime(sized.runtime)
     workload = requested_workload(
         context=context,
         prompt_tokens=None,
@@ -124,8 +124,8 @@ def context(
         quantized_kv_start=quantized_kv_start,
         max_kv_size=None,
     ).under(rules)
-    sized = sized.with_runtime(rules, settings)
-    result = plan_context(sized, workload, rules, asked, settings=settings, units=units)
+    sized = sized.with_runtime(rules)
+    result = plan_context(sized, workload, asked, units=units)
     sheet = to_sheet(result, units, curve(sized, workload) if plot else ())
     form = PlanFormat.JSON if json_ else format_
     emit(written(result, sheet, form, to_file=output is not None), output)

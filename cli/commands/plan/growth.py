@@ -82,12 +82,12 @@ def growth(
     from memfit.cli.render.plan.writing import written
     from memfit.estimators.plans.sessions.plan import plan_growth
     from memfit.estimators.results.growth import Sessions
-    from memfit.estimators.runtimes.registry import list_runtimes
+    from memfit.estimators.runtimes.registry import runtime_names
 
     lengths = _lengths(tokens, turns, turn_tokens, prefix)
     asked = Sessions(sessions=sessions, **lengths)
-    names = [one.name for one in list_runtimes()] if runtimes == "all" else runtimes.split(",")
-    rules = [requested_runtime(name.strip())[0] for name in names]
+    names = runtime_names() if runtimes == "all" else runtimes.split(",")
+    rules = [requested_runtime(name.strip()) for name in names]
     machine = requested_device(device, memory, working_set, os_regime)
     conversion = requested_quantization(quantize, group_size, quant_mode)
     sized = open_sized(model, machine, conversion, verbose=verbose, method="formula")

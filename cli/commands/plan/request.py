@@ -21,7 +21,7 @@ def request(
     """Say how many tokens a request gets, and the answer of a server."""
     from memfit.cli.render.plan import request as render
     from memfit.cli.render.plan.data import to_json
-    from memfit.estimators.runtimes.zinc_requests import plan_request
+    from memfit.estimators.runtimes.zinc.requests import plan_request
 
     result = plan_request(
         parsed("--used", parse_count, used) or 0,

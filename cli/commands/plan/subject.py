@@ -8,7 +8,6 @@ from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.registry import MLX_LM
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def size_subject(
     """
     # These plans state what a model takes, without a margin.
     sized = open_sized(model, machine, quantize, verbose=verbose, margin_bytes=0)
-    if sized.engine.runtime != MLX_LM:
+    if not sized.runtime_model.is_mlx_lm:
         raise UnsupportedError(
             f"{sized.checkpoint.id}: this is planned for checkpoints of mlx-lm, not for GGUF files"
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.terminal import open_page
-from memfit.estimators.runtimes.zinc_requests import RequestPlan
+from memfit.estimators.runtimes.zinc.requests import RequestPlan
 
 _COLOURS = {"admitted": "green", "shortened": "yellow", "refused": "red"}
 _LEAST_WIDTH = 64

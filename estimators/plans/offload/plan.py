@@ -35,8 +35,8 @@ from memfit.estimators.results.offload import (
     Threshold,
     Times,
 )
+from memfit.estimators.runtimes.agent_memory import adaptive_chunk
 from memfit.estimators.runtimes.budget import COMFORTABLE
-from memfit.estimators.runtimes.growth import adaptive_chunk
 
 # agent-memory's CACHE_HOT_THRESHOLD_TOKENS; it takes 8192 tokens for 200 MB.
 FIXED_THRESHOLD = 8192

@@ -8,7 +8,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.runtimes.growth import block_bytes
+from memfit.estimators.runtimes.agent_memory import block_bytes
 from memfit.estimators.sizing.search import first_fitting
 
 BLOCK_TOKENS = 256

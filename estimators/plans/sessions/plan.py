@@ -21,8 +21,9 @@ from memfit.estimators.results.growth import (
     UnsupportedRuntime,
 )
 from memfit.estimators.runtimes.growth import GrowthEvent, GrowthRule, growth_events, rule_of
-from memfit.estimators.runtimes.registry import Runtime
-from memfit.estimators.runtimes.token_cost import Charge, charges
+from memfit.estimators.runtimes.registry import token_costs
+from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.token_cost import TokenCost
 
 
 def plan_growth(
@@ -43,13 +44,13 @@ def plan_growth(
     """
     if context is not None and sessions.tokens > context:
         raise InputError(f"sessions of {sessions.tokens} tokens exceed the context of {context}")
-    found: dict[tuple[GrowthRule, tuple[Charge, ...], bool], list[str]] = {}
+    found: dict[tuple[GrowthRule, tuple[TokenCost, ...], bool], list[str]] = {}
     undecided = []
     for runtime in runtimes:
         own = sessions.tokens if runtime.growth == "contiguous" else model.max_context
         rule = rule_of(runtime, most=context or own)
         try:
-            kept = charges(model, runtime, _workload(sessions, runtime))
+            kept = token_costs(model, runtime, _workload(sessions, runtime))
         except UnsupportedError as error:
             undecided.append(UnsupportedRuntime(runtime.name, str(error)))
             continue
@@ -72,7 +73,7 @@ def plan_growth(
 class _Growing:
     sessions: Sessions
     rule: GrowthRule
-    kept: tuple[Charge, ...]
+    kept: tuple[TokenCost, ...]
     shares: bool
 
     def answer(self, names: tuple[str, ...], budget: int | None) -> GrowthRow:
@@ -85,7 +86,7 @@ class _Growing:
             runtimes=names,
             growth=self.rule.kind,
             step=self.rule.step,
-            bytes_per_token=sum(c.layers * c.token_bytes for c in self.kept),
+            bytes_per_token=sum(cost.bytes_per_token for cost in self.kept),
             allocated_bytes=last.allocated_bytes,
             held_bytes=last.held_bytes,
             peak_bytes=max(peak, last.allocated_bytes),
@@ -103,7 +104,7 @@ class _Growing:
             tokens = self.sessions.after(turn)
             while event and event.tokens <= tokens:
                 capacity, event = event.after, next(upcoming, None)
-            held = sum(c.layers * c.token_bytes * c.held_tokens(tokens) for c in self.kept)
+            held = sum(cost.needed_bytes(tokens) for cost in self.kept)
             count = self.sessions.sessions
             allocated = count * self._bytes(capacity) - self._shared()
             yield Turn(turn, tokens, allocated, count * held - self._shared())
@@ -131,11 +132,11 @@ class _Growing:
         if not self.shares:
             return 0
         pages = round_down(self.sessions.prefix_tokens, self.rule.step)
-        full = sum(c.layers * c.token_bytes * pages for c in self.kept if c.window is None)
+        full = sum(cost.bytes_per_token * pages for cost in self.kept if cost.window is None)
         return (self.sessions.sessions - 1) * full
 
     def _bytes(self, tokens: int) -> int:
-        return sum(c.layers * c.token_bytes * c.allocated_tokens(tokens) for c in self.kept)
+        return sum(cost.allocated_bytes(tokens) for cost in self.kept)
 
 
 def _workload(sessions: Sessions, runtime: Runtime) -> Workload:

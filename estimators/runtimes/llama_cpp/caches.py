@@ -22,7 +22,7 @@ from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME, GgmlType
-from memfit.estimators.runtimes.registry import Runtime
+from memfit.estimators.runtimes.runtime import Runtime
 
 # What --cache-type-k and --cache-type-v of llama.cpp take (common/arg.cpp, kv_cache_types).
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -148,7 +148,7 @@ def buffers(model: Model, room: Cells, tokens: int) -> Iterator[Buffer]:
             yield Buffer(keys, values, cells, held)
 
 
-def explained(model: Model, room: Cells, types: CacheTypes, tokens: int) -> Iterator[str]:
+def cache_lines(model: Model, room: Cells, types: CacheTypes, tokens: int) -> Iterator[str]:
     """Yield the lines that derive the caches and states."""
     for buffer, layers in Counter(buffers(model, room, tokens)).items():
         total = layers * buffer.cell_bytes(types) * buffer.cells * room.sequences

@@ -1,4 +1,4 @@
-"""A runtime's memory as fixed bytes and bytes a token, and the contexts that follow.
+"""zinc's memory plan: fixed bytes and bytes a token, and the contexts that follow.
 
 The counterparts of zinc's src/gpu/memory_plan.zig as described on 2026-06-12, every export under
 its own name in snake case. ``profile`` repeats that description, faults included: activations and
@@ -6,7 +6,6 @@ cache in float32, cache and recurrent state charged to every layer.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import (
@@ -19,9 +18,10 @@ from memfit.estimators.arch.specs import (
 )
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_down
-from memfit.estimators.runtimes.zinc_requests import (
+from memfit.estimators.results.context import MemoryStatus
+from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
+from memfit.estimators.runtimes.zinc.requests import (
     RequestBudget,
     clamped_completion_tokens,
     remaining_context_tokens,
@@ -48,79 +48,10 @@ __all__ = [
 ]
 
 auto_context_floor_tokens = 4096
-_UTILIZATION = (85, 100)
-_ALIGNMENT = 512
+AUTO_CONTEXT_PERCENT = 85  # auto_context_utilization
+AUTO_CONTEXT_STEP = 512  # auto_context_alignment_tokens
 _FLOAT = 4
 _HEADROOM = 2**30
-
-Status = Literal["ok", "warn", "fail"]
-
-
-@record(frozen=True, slots=True, kw_only=True)
-class RuntimeMemoryProfile:
-    """Runtime memory in bytes: what does not depend on tokens, and what a token adds.
-
-    ``gpu_ssm_bytes`` are recurrent states, part of ``fixed_device_local_bytes``.
-    """
-
-    fixed_device_local_bytes: int
-    fixed_host_visible_bytes: int
-    device_local_bytes_per_token: int
-    host_visible_bytes_per_token: int
-    gpu_ssm_bytes: int = 0
-
-    def device_local_context_bytes(self, context_tokens: int) -> int:
-        """Return what tokens take on the device."""
-        return context_tokens * self.device_local_bytes_per_token
-
-    def host_visible_context_bytes(self, context_tokens: int) -> int:
-        """Return what tokens take in host memory."""
-        return context_tokens * self.host_visible_bytes_per_token
-
-    def runtime_device_local_bytes(self, context_tokens: int) -> int:
-        """Return all of the runtime on the device."""
-        return self.fixed_device_local_bytes + self.device_local_context_bytes(context_tokens)
-
-    def runtime_host_visible_bytes(self, context_tokens: int) -> int:
-        """Return all of the runtime in host memory."""
-        return self.fixed_host_visible_bytes + self.host_visible_context_bytes(context_tokens)
-
-    def runtime_unified_bytes(self, context_tokens: int) -> int:
-        """Return both, for one memory."""
-        return self.runtime_device_local_bytes(context_tokens) + self.runtime_host_visible_bytes(
-            context_tokens
-        )
-
-    def total_device_local_bytes(self, weights_bytes: int, context_tokens: int) -> int:
-        """Return weights and runtime on the device."""
-        return weights_bytes + self.runtime_device_local_bytes(context_tokens)
-
-    def total_unified_bytes(self, weights_bytes: int, context_tokens: int) -> int:
-        """Return weights and runtime in one memory."""
-        return weights_bytes + self.runtime_unified_bytes(context_tokens)
-
-    def max_context_tokens_for_device_local_budget(
-        self, weights_bytes: int, budget_bytes: int, ceiling: int
-    ) -> int:
-        """Return the largest context in a device's budget, at most the ceiling, 0 if none."""
-        return _max_context(
-            budget_bytes - weights_bytes - self.fixed_device_local_bytes,
-            self.device_local_bytes_per_token,
-            ceiling,
-        )
-
-    def max_context_tokens_for_unified_budget(
-        self, weights_bytes: int, budget_bytes: int, ceiling: int
-    ) -> int:
-        """Return the largest context when device and host share one budget."""
-        return _max_context(
-            budget_bytes
-            - weights_bytes
-            - self.fixed_device_local_bytes
-            - self.fixed_host_visible_bytes,
-            self.device_local_bytes_per_token + self.host_visible_bytes_per_token,
-            ceiling,
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -222,21 +153,23 @@ def fitting_context_tokens(
     architectural_ceiling: int,
 ) -> int:
     """Return the same without the floor: 0 where nothing fits."""
-    share, whole = _UTILIZATION
+    budget_bytes = device_budget_bytes * AUTO_CONTEXT_PERCENT // 100
     most = profile_value.max_context_tokens_for_device_local_budget(
-        weights_bytes, device_budget_bytes * share // whole, architectural_ceiling
+        weights_bytes, budget_bytes, architectural_ceiling
     )
-    return round_down(most, _ALIGNMENT)
+    return round_down(most, AUTO_CONTEXT_STEP)
 
 
-def memory_status(required_bytes: int, recommended_bytes: int, total_bytes: int) -> Status:
+def memory_status(required_bytes: int, recommended_bytes: int, total_bytes: int) -> MemoryStatus:
     """Return whether a need fits: fail above all memory, warn above the recommended part.
 
-    Less than 1 GiB of headroom below the recommended part warns too.
+    It warns too where less than 1 GiB of all memory is left. Source: zinc,
+    src/diagnostics_metal.zig, fitStatusForUnifiedBytes.
     """
     if required_bytes > total_bytes:
         return "fail"
-    return "ok" if recommended_bytes - required_bytes >= _HEADROOM else "warn"
+    has_room = total_bytes - required_bytes >= _HEADROOM
+    return "ok" if has_room and required_bytes <= recommended_bytes else "warn"
 
 
 def model_config(model: Model) -> ModelConfig:
@@ -309,9 +242,3 @@ def _state_bytes(config: ModelConfig) -> int:
     head = config.ssm_d_inner // config.ssm_dt_rank
     conv = (config.ssm_d_conv - 1) * _conv_channels(config)
     return config.n_layers * _FLOAT * (conv + config.ssm_dt_rank * head * head)
-
-
-def _max_context(left: int, bytes_per_token: int, ceiling: int) -> int:
-    if not ceiling or left <= 0:
-        return 0
-    return min(left // bytes_per_token, ceiling) if bytes_per_token else ceiling

@@ -1,0 +1,84 @@
+"""mlx-lm: caches grow with the tokens, the workspace follows MLX's scheduler."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.base.records import record
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_cache
+from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION
+from memfit.estimators.results.estimate import Basis
+from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
+from memfit.estimators.runtimes.runtime import Budget, Runtime
+from memfit.estimators.workspace import ERROR_PERCENT, peak
+
+if TYPE_CHECKING:
+    from memfit.estimators.runtimes.token_cost import TokenCost
+
+MLX_LM = Runtime(
+    name="mlx-lm",
+    version=MLX_LM_VERSION,
+    mlx_version=MLX_VERSION,
+    prefill_step=2048,  # mlx_lm/generate.py, generate_step
+    kv_step=256,  # mlx_lm/models/cache.py, KVCache.step
+    kv_group_size=64,  # mlx_lm/generate.py, generate_step
+    quantized_kv_start=5000,  # mlx_lm/generate.py, DEFAULT_QUANTIZED_KV_START
+    rotating_keep=4,  # mlx_lm/models/cache.py, make_prompt_cache
+    growth="steps",
+    charges="its own caches",
+    budget=Budget("working_set", 90),  # mlx_lm/generate.py, wired_limit warns above it
+    keeps="everything in unified memory",
+    allocates="each layer's cache grows in steps of 256 tokens, a window's rotates",
+    source="https://github.com/ml-explore/mlx-lm, mlx_lm/models/cache.py and generate.py",
+)
+
+
+@record(frozen=True, slots=True)
+class MlxLm(RuntimeModel):
+    """mlx-lm by formula; what runs on its classes inherits its rules."""
+
+    defaults = MLX_LM
+    on_mlx = True
+    is_mlx_lm = True
+    workspace_basis: ClassVar[tuple[Basis, int]] = ("derived", ERROR_PERCENT)
+
+    @classmethod
+    def token_costs(
+        cls, model: Model, runtime: Runtime, workload: Workload
+    ) -> tuple["TokenCost", ...]:
+        """Return what mlx-lm's caches keep, e.g. no KV bits on a rotating one."""
+        from memfit.estimators.runtimes.token_cost import TokenCost
+
+        return tuple(
+            TokenCost(
+                layers,
+                buffer_token_bytes(model, buffer, workload, workload.total_tokens),
+                buffer.limit,
+                buffer.limit,
+            )
+            for buffer, layers in Counter(kv_buffers(model, workload.max_kv_size)).items()
+        )
+
+    def figures(self, workload: Workload) -> MemoryFigures:
+        """Return what a workload takes, e.g. no KV bits on a rotating cache."""
+        subject = self.subject
+        moment = peak(
+            subject.model,
+            workload,
+            resident_bytes=self.resident_bytes,
+            plan=subject.footprint.plan,
+            device=subject.device,
+        )
+        states = state_bytes(subject.model, workload.batch)
+        return MemoryFigures(kv_cache(subject.model, workload), states, moment)
+
+    def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
+        """Yield the lines that derive resident weights, caches and states."""
+        from memfit.estimators.runtimes.cache_lines import cache_lines, state_lines
+
+        yield from RuntimeModel.explain(self, workload, figures)
+        yield from cache_lines(self.subject.model, workload, figures.kv.nbytes)
+        yield from state_lines(self.subject.model, workload)

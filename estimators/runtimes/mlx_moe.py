@@ -1,0 +1,108 @@
+"""mlx-moe: mlx-lm with as many experts in memory as fit its share of the working set."""
+
+from collections.abc import Iterator
+
+from memfit.estimators.arch.modules import Part
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
+from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
+from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.runtime import Budget, Runtime
+
+MLX_MOE = Runtime(
+    name="mlx-moe",
+    version="307be150",
+    prefill_step=2048,  # it runs mlx_lm.stream_generate
+    kv_step=256,
+    kv_group_size=64,  # mlx_moe/server.py
+    quantized_kv_start=0,  # mlx_moe/server.py
+    growth="steps",
+    charges="its own caches",
+    budget=Budget("working_set", BUDGET[0]),
+    keeps="experts that do not fit on disk, everything else in unified memory",
+    allocates="caches as mlx-lm's; experts as many a layer as fit in 71 % of the working set",
+    source="https://github.com/mu-hashmi/mlx-moe, mlx_moe/server.py and lazy_experts",
+    faults=(
+        "its capacity divides decimal megabytes by 1024, so that experts count 2.4 % too small",
+    ),
+)
+_LOOKUP_BYTES = 8  # of each expert of each layer: its table of slots and its mask
+
+
+@record(frozen=True, slots=True)
+class MlxMoe(MlxLm):
+    """mlx-moe, for a model with the same number of experts in every layer that has them."""
+
+    experts: int = 0
+    """Of one layer."""
+    layers: int = 0
+    """Those with experts."""
+
+    defaults = MLX_MOE
+    is_mlx_lm = False
+
+    @classmethod
+    def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:
+        """Return the model under the runtime.
+
+        Raises:
+            UnsupportedError: for a model without such experts.
+        """
+        cls.loads(subject.checkpoint)
+        counts = [block.experts for block in subject.model.experts().values()]
+        footprint = subject.footprint
+        has_experts = footprint.by_part[Part.EXPERTS.value] and footprint.basis != "bound"
+        if len(set(counts)) != 1 or not has_experts:
+            raise UnsupportedError(
+                f"{subject.checkpoint.id}: mlx-moe keeps experts, as many in every layer; this has"
+                " none such"
+            )
+        return cls(runtime, subject, counts[0], len(counts))
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the weights with the experts that are kept, and the table that finds them."""
+        kept, _ = self._capacities()
+        others = self.subject.allocated_bytes - self._expert_bytes
+        return others + self._bytes_of(kept) + self.layers * self.experts * _LOOKUP_BYTES
+
+    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+        """Yield the capacity, and mlx-moe's own where it is another."""
+        right, its_own = self._capacities()
+        size = format_bytes(self._bytes_of(right), units)
+        text = f"mlx-moe keeps {right} of {self.experts} experts a layer: {size}"
+        yield Note("info", "expert-capacity", text)
+        if its_own != right:
+            size = format_bytes((its_own - right) * self._expert_bytes // self.experts, units)
+            text = (
+                f"mlx-moe's own capacity is {its_own}, {size} more than 71 % of the working set"
+                " pays for: it divides decimal megabytes by 1024"
+            )
+            yield Note("warning", "runtime-fault", text)
+
+    @property
+    def _expert_bytes(self) -> int:
+        return self.subject.footprint.by_part[Part.EXPERTS.value]
+
+    def _bytes_of(self, capacity: int) -> int:
+        return capacity * self._expert_bytes // self.experts
+
+    def _capacities(self) -> tuple[int, int]:
+        """The capacity by integers, and by mlx-moe's code (select_capacity)."""
+        device = self.subject.device
+        if device is None:
+            return self.experts, self.experts
+        other = self.subject.footprint.loaded_bytes - self._expert_bytes
+        right = expert_capacity(
+            working_set_bytes=device.working_set_bytes,
+            other_bytes=other,
+            expert_bytes=self._expert_bytes,
+            experts=self.experts,
+        ).experts
+        room = max(0, self.runtime.budget.of_device(device) - other)
+        its_own = whole_slots(room * 1024 * self.experts // (1000 * self._expert_bytes))
+        return right, min(self.experts, its_own)

@@ -1,0 +1,81 @@
+"""What is known of a runtime: its defaults, its budget and where its rules were read."""
+
+from typing import Literal
+
+from memfit.estimators.base.records import record
+from memfit.estimators.machine.device import Device
+
+Growth = Literal["steps", "doubling", "contiguous", "paged"]
+Charges = Literal["its own caches", "attention layers", "every layer"]
+Limited = Literal["working_set", "working_set_for_cache", "memory", "cache"]
+
+
+@record(frozen=True, slots=True)
+class Budget:
+    """The memory that a runtime gives itself."""
+
+    of: Limited
+    """The memory the share is of, and whether it is for everything or for the cache alone."""
+    share: int = 100
+    """Percent of that memory."""
+    bytes: int | None = None
+    """A fixed size, in place of a share."""
+
+    def of_device(self, device: Device) -> int:
+        """Return the budget in bytes."""
+        if self.bytes is not None:
+            return self.bytes
+        whole = device.memory_bytes if self.of == "memory" else device.working_set_bytes
+        return whole * self.share // 100
+
+    @property
+    def for_cache(self) -> bool:
+        """Whether it limits the cache alone."""
+        return self.of in ("cache", "working_set_for_cache")
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """A runtime with its settings; all counts are tokens."""
+
+    name: str
+    version: str
+    """The version or commit its rules were read in."""
+    prefill_step: int
+    """Tokens computed at once: a chunk of mlx-lm, a micro-batch of llama.cpp."""
+    kv_step: int
+    """What the capacity of a cache is a multiple of."""
+    kv_group_size: int
+    quantized_kv_start: int
+    growth: Growth
+    """How a cache gets room for more tokens (runtimes/growth.py)."""
+    charges: Charges
+    """The layers that it keeps a cache for."""
+    budget: Budget
+    keeps: str
+    """What it keeps in which memory, in words."""
+    allocates: str
+    """How it allocates its cache, in words."""
+    source: str
+    mlx_version: tuple[int, ...] = ()
+    """Empty for a runtime without MLX, and where it is not known."""
+    rotating_keep: int = 0
+    batch: int = 0
+    """Tokens of a batch, which has several micro-batches; 0 where there is no such thing."""
+    kv_bits: int | None = None
+    """The bits of its cache unless others are set."""
+    cache_dtype: str | None = None
+    """The element type of its cache; None for that of the activations."""
+    kv_initial: int = 0
+    """The first capacity of a cache that doubles."""
+    least_prefill_step: int = 0
+    context_step: int = 1
+    """What the context that it chooses by itself is a multiple of."""
+    floor_tokens: int = 0
+    """The shortest context that it chooses by itself."""
+    shares_prefix: bool = False
+    """Whether sessions with the same beginning share its full pages."""
+    max_context: int | None = None
+    """A limit that the runtime was set to."""
+    faults: tuple[str, ...] = ()
+    """What is wrong in its own answers; memfit shows its answer and the right one."""

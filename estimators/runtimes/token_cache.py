@@ -1,0 +1,161 @@
+"""Runtimes that keep one cache of one element type, which grows by one rule."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.model import Model
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.kv_cache import KVCache
+from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.runtimes.activation_bound import activation_bound
+from memfit.estimators.runtimes.growth import last_growth, rule_of
+from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
+from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.token_cost import TokenCost, attention_buffers
+from memfit.estimators.workspace import PeakMoment
+
+
+@record(frozen=True, slots=True)
+class TokenCacheModel(RuntimeModel):
+    """The rules that such runtimes share; a runtime overrides where it differs."""
+
+    kv_bits: ClassVar[tuple[int, ...]] = ()
+    """The bits that it can quantise its cache to."""
+    table_bytes: ClassVar[int] = 0
+    """Bytes a token of a page table."""
+    activation_dtype: ClassVar[str | None] = None
+    """The element type it computes with; None for the model's."""
+
+    @classmethod
+    def token_costs(
+        cls, model: Model, runtime: Runtime, workload: Workload
+    ) -> tuple[TokenCost, ...]:
+        """Return what the runtime caches for every token, equal layers together.
+
+        Raises:
+            UnsupportedError: for KV bits it has no cache of, or a limit of a rotating cache.
+        """
+        cls._require_cache(workload)
+        return tuple(
+            TokenCost(
+                layers,
+                cls.token_bytes(model, runtime, workload, buffer),
+                buffer.limit,
+                cls.window_capacity(runtime, workload, buffer.limit) if buffer.limit else None,
+            )
+            for buffer, layers in Counter(cls.buffers(model)).items()
+        )
+
+    @classmethod
+    def _require_cache(cls, workload: Workload) -> None:
+        name = cls.defaults.name
+        if workload.kv_bits not in (None, *cls.kv_bits):
+            possible = ", ".join(map(str, cls.kv_bits)) or "none"
+            raise UnsupportedError(
+                f"KV bits {workload.kv_bits}: {name} quantises its cache to these: {possible}"
+            )
+        if workload.max_kv_size is not None:
+            raise UnsupportedError(f"{name} has no limit of a rotating cache; leave it away")
+
+    @classmethod
+    def buffers(cls, model: Model) -> Iterable[KVBuffer]:
+        """Return the buffers of all layers that it keeps a cache for."""
+        return attention_buffers(model)
+
+    @classmethod
+    def token_bytes(
+        cls, model: Model, runtime: Runtime, workload: Workload, buffer: KVBuffer
+    ) -> int:
+        """Return the bytes of a token in one buffer."""
+        return dtypes.nbytes(buffer.elements_per_token, runtime.cache_dtype or model.dtype)
+
+    @classmethod
+    def window_capacity(cls, runtime: Runtime, workload: Workload, window: int) -> int | None:
+        """Return the largest capacity of a layer with a window; None when it keeps every token."""
+        return None
+
+    def figures(self, workload: Workload) -> MemoryFigures:
+        """Return what a workload takes.
+
+        Raises:
+            UnsupportedError: when the runtime has no cache of those bits, or no plan of a layer.
+        """
+        model, sizes = self.subject.model, self.subject.footprint.sizes
+        costs = self.token_costs(model, self.runtime, workload)
+        last = last_growth(rule_of(self.runtime), workload.total_tokens)
+        kv = self.cache(costs, last.after, workload)
+        states = self.states(workload)
+        # While a cache grows, the old one is still there.
+        growing = sum(cost.allocated_bytes(last.alive - last.after) for cost in costs)
+        work = self.workspace(workload) + growing * workload.batch
+        total = self.resident_bytes + kv.nbytes + states + work
+        # Keys and values lie apart: the largest buffer is half a layer's.
+        half = max((-(-cost.token_bytes // 2) for cost in costs), default=0)
+        moment = PeakMoment(
+            "prefill",
+            total,
+            work,
+            max(max(sizes, default=0), half * last.after),
+            "weight or cache",
+            tuple(self._explained(costs, last.after, workload, kv, work, total)),
+        )
+        return MemoryFigures(kv, states, moment)
+
+    def cache(self, costs: tuple[TokenCost, ...], capacity: int, workload: Workload) -> KVCache:
+        """Return the cache of the workload's tokens at a capacity."""
+        tokens, batch, table = workload.total_tokens, workload.batch, self.table_bytes
+        nbytes = sum(cost.allocated_bytes(capacity) for cost in costs) + table * capacity
+        needed = sum(cost.needed_bytes(tokens) for cost in costs) + table * tokens
+        return KVCache(
+            nbytes=batch * nbytes,
+            held_bytes=batch * needed,
+            bytes_per_token=sum(cost.bytes_per_token for cost in costs) + table,
+            held_tokens=max((cost.needed_tokens(tokens) for cost in costs), default=0),
+            allocated_tokens=max((cost.allocated_tokens(capacity) for cost in costs), default=0),
+        )
+
+    def states(self, workload: Workload) -> int:
+        """Return the bytes of all recurrent states."""
+        return state_bytes(self.subject.model, workload.batch)
+
+    def workspace(self, workload: Workload) -> int:
+        """Return a bound of what it computes with."""
+        model, checkpoint = self.subject.model, self.subject.checkpoint
+        rows = min(workload.prefill_step, workload.prompt_tokens) * workload.batch
+        if checkpoint.source == "gguf":
+            from memfit.estimators.runtimes.llama_cpp.caches import Cells
+            from memfit.estimators.runtimes.llama_cpp.compute import compute_bound
+
+            room = Cells(workload.total_tokens, rows, workload.batch, 1)
+            return compute_bound(model, checkpoint.tensors or (), room).nbytes
+        width = dtypes.nbytes(1, self.activation_dtype or model.dtype)
+        logit_rows = self.logit_rows(workload, rows)
+        return activation_bound(model, rows=rows, logit_rows=logit_rows, width=width)
+
+    def logit_rows(self, workload: Workload, rows: int) -> int:
+        """Return the tokens that it keeps logits of, where ``rows`` are computed at once."""
+        return rows
+
+    def _explained(
+        self,
+        costs: tuple[TokenCost, ...],
+        capacity: int,
+        workload: Workload,
+        kv: KVCache,
+        work: int,
+        total: int,
+    ) -> Iterator[str]:
+        for cost in costs:
+            yield (
+                f"KV of {cost.layers} layers = {cost.layers} x {cost.token_bytes} bytes"
+                f" x {cost.allocated_tokens(capacity)} tokens allocated ({self.runtime.growth})"
+                f" x batch {workload.batch} = {cost.allocated_bytes(capacity) * workload.batch}"
+                " bytes"
+            )
+        yield f"KV cache = {kv.nbytes} bytes"
+        yield f"peak = weights, cache, states {total - work} + workspace {work} = {total} bytes"
