@@ -78,6 +78,18 @@ def test_what_a_contributor_is_told_to_edit_is_there() -> None:
     assert decorator[1] in (ROOT / "estimators/arch/specs.py").read_text(encoding="utf-8")
 
 
+def test_every_place_in_the_glossary_exists() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    places = re.findall(r"`([a-z_]+/[a-z_./]*)(?:: (\w+))?`", text)
+    assert len(places) > 30
+    for path, name in places:
+        file = ROOT / "estimators" / path
+        assert file.exists(), path
+        if name:
+            code = file.read_text(encoding="utf-8")
+            assert re.search(rf"^((class|def) )?{name}\b", code, re.M), name
+
+
 def rewrite(page: Path) -> None:
     """Put the present outputs into a page."""
     text = page.read_text(encoding="utf-8")
