@@ -1,6 +1,6 @@
 """What a layer keeps between tokens: mlx-lm models/cache.py has the classes.
 
-How many tokens a buffer has room for is mlx/cache_growth.py's.
+How much room a buffer has after some tokens is in mlx/cache_growth.py.
 """
 
 from enum import Enum
@@ -8,30 +8,29 @@ from enum import Enum
 from memfit.estimators.base.records import record
 
 STEP = 256
+"""Tokens by which every cache of mlx-lm grows (models/cache.py, ``step``)."""
 
 
 class Growth(Enum):
     """How a buffer grows with tokens."""
 
-    STEPS = "steps"  # KVCache: in steps of 256, for ever
+    STEPS = "steps"  # KVCache: in steps, without a limit
     ROTATING = "rotating"  # RotatingKVCache: up to a window
     CHUNKED = "chunked"  # ChunkedKVCache: trimmed to a chunk before each call
 
 
 @record(frozen=True, slots=True)
 class KVBuffer:
-    """Keys and values of one layer: (batch, heads, tokens, key_dim + value_dim).
-
-    ``limit`` is the window or chunk in tokens, None when the buffer grows for ever.
-    ``listed`` marks a buffer inside a CacheList, which mlx-lm never quantises.
-    """
+    """Keys and values of one layer: (batch, heads, tokens, key_dim + value_dim)."""
 
     heads: int
     key_dim: int
     value_dim: int
     growth: Growth = Growth.STEPS
     limit: int | None = None
-    listed: bool = False
+    """The window or chunk in tokens; None when the buffer grows without a limit."""
+    in_cache_list: bool = False
+    """Whether it is inside a CacheList, which mlx-lm never quantises."""
 
     @property
     def elements_per_token(self) -> int:
@@ -45,14 +44,13 @@ class KVBuffer:
 
 @record(frozen=True, slots=True)
 class StateBuffer:
-    """A recurrent or convolution state whose size does not depend on tokens.
-
-    ``elements`` are of one sequence; ``float32`` states ignore the activations' type.
-    ``viewed`` are the elements each token of a chunk adds to an array that the state is a slice
-    of, and so keeps alive until the next call; ``lasting`` ones live on through decode.
-    """
+    """A recurrent or convolution state; its size does not depend on tokens."""
 
     elements: int
+    """Of one sequence."""
     float32: bool = False
-    viewed: int = 0
-    lasting: bool = False
+    """Whether it is float32 for any type of the activations."""
+    view_elements: int = 0
+    """Elements per token of the array that the state is a slice of, and so keeps alive."""
+    survives_decode: bool = False
+    """Whether that array stays alive when single tokens follow a chunk."""

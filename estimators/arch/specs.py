@@ -57,7 +57,7 @@ class Attention:
                 self.value_dim,
                 self.growth,
                 limit,
-                listed=self.in_cache_list,
+                in_cache_list=self.in_cache_list,
             ),
         )
 
@@ -106,8 +106,8 @@ class LatentAttention:
             return (KVBuffer(1, self.latent_dim, self.rope_dim),)
         # The indexer needs keys only, but mlx-lm stores them as values too (zeroed).
         return (
-            KVBuffer(1, self.latent_dim, self.rope_dim, listed=True),
-            KVBuffer(1, self.indexer.dim, self.indexer.dim, listed=True),
+            KVBuffer(1, self.latent_dim, self.rope_dim, in_cache_list=True),
+            KVBuffer(1, self.indexer.dim, self.indexer.dim, in_cache_list=True),
         )
 
     def states(self) -> tuple[StateBuffer, ...]:

@@ -87,7 +87,7 @@ def buffer_token_bytes(model: Model, buffer: KVBuffer, workload: Workload, token
 
 def _stays_plain(buffer: KVBuffer) -> bool:
     """Whether mlx-lm passes the buffer over: its class has no ``to_quantized``."""
-    return buffer.listed or buffer.growth is Growth.CHUNKED
+    return buffer.in_cache_list or buffer.growth is Growth.CHUNKED
 
 
 def _require_quantizable(model: Model, buffer: KVBuffer, group: int) -> None:

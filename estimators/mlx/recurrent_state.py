@@ -21,7 +21,7 @@ def viewed_bytes(model: Model, batch: int, tokens: int, *, decoding: bool = Fals
     its size (mlx compiled.cpp, compiled_allocate_outputs), as Jamba's scan does.
     """
     return batch * sum(
-        dtypes.nbytes(state.viewed * tokens, model.dtype)
+        dtypes.nbytes(state.view_elements * tokens, model.dtype)
         for state in model.states()
-        if state.lasting or not decoding
+        if state.survives_decode or not decoding
     )

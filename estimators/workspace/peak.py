@@ -297,8 +297,8 @@ class _Run:
                     tokens = call.previous * count + max(0, call.tokens - call.previous) * outside
                     if phase == "decode":
                         chunk = min(self.workload.prompt_tokens - 1, self.workload.prefill_step)
-                        tokens = chunk * count if state.lasting else 0
-                    total += state.viewed * tokens
+                        tokens = chunk * count if state.survives_decode else 0
+                    total += state.view_elements * tokens
         return total * self.width * call.batch
 
     @property
@@ -336,7 +336,7 @@ class _Run:
         return held.kv.nbytes(buffer.heads * dim * self.workload.batch) * held.after
 
     def _convertible(self, buffer: KVBuffer) -> bool:
-        return buffer.growth is Growth.STEPS and not buffer.listed
+        return buffer.growth is Growth.STEPS and not buffer.in_cache_list
 
     def _quantised(self, position: int) -> bool:
         start = self.workload.quantized_kv_start

@@ -53,7 +53,7 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
     rows = call.rows
     made = [_project(tape, x, p.outputs, p.touched, rows) for p in plan.inputs]
     inner = rows * spec.inner_dim
-    viewed = sum(state.viewed for state in spec.state if not state.lasting)
+    viewed = sum(state.view_elements for state in spec.state if not state.survives_decode)
     mixed = _convolve(tape, tuple(made), viewed or spec.inner_dim, call, keep=viewed > 0)
     state_buffer = max(spec.state, key=lambda s: s.elements, default=StateBuffer(0))
     state = state_buffer.elements * call.batch
@@ -82,7 +82,7 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
 def _stacked_states(tape: Tape, mixed: int, state: StateBuffer, inner: int, call: CallShape) -> int:
     """Jamba writes each token's state into the array of all, which is copied every time."""
     cells = call.rows * state.elements
-    old = tape.existing(call.previous * call.batch * state.viewed)
+    old = tape.existing(call.previous * call.batch * state.view_elements)
     states = tape.allocate((mixed, old), cells, kernels=2, views=4, name="states of all tokens")
     decays = tape.allocate((mixed,), cells, kernels=2, views=2, name="states of all tokens")
     for _ in range(min(call.tokens, _LOOPED_TOKENS)):

@@ -97,8 +97,8 @@ def mamba(
         scan=Scan.STACKED if keeps_all_states else Scan.TOKEN_LOOP,
         inner_dim=inner,
         state=(
-            StateBuffer((kernel - 1) * inner, viewed=inner),
-            StateBuffer(inner * state, viewed=viewed, lasting=keeps_all_states),
+            StateBuffer((kernel - 1) * inner, view_elements=inner),
+            StateBuffer(inner * state, view_elements=viewed, survives_decode=keeps_all_states),
         ),
     )
     return spec, (
@@ -137,7 +137,7 @@ class Mamba2:
             inner_dim=inner,
             heads=self.heads,
             state=(
-                StateBuffer((self.kernel - 1) * conv, viewed=conv),
+                StateBuffer((self.kernel - 1) * conv, view_elements=conv),
                 StateBuffer(inner * self.state, float32=True),
             ),
         )
@@ -161,7 +161,7 @@ def short_convolution(fields: Fields) -> MixerBlock:
         kind="short_convolution",
         scan=Scan.KERNEL,
         inner_dim=3 * hidden,
-        state=(StateBuffer((kernel - 1) * hidden, viewed=hidden),),
+        state=(StateBuffer((kernel - 1) * hidden, view_elements=hidden),),
     )
     return spec, (
         linear("in_proj", hidden, 3 * hidden, bias=bias),

@@ -95,7 +95,7 @@ def _recurrent(fields: Fields, hidden: int) -> MixerBlock:
         kind="rg_lru",
         scan=Scan.KERNEL,
         inner_dim=hidden,
-        state=(StateBuffer((_KERNEL - 1) * hidden, viewed=hidden), StateBuffer(hidden)),
+        state=(StateBuffer((_KERNEL - 1) * hidden, view_elements=hidden), StateBuffer(hidden)),
     )
     return spec, (
         linear("linear_y", hidden, hidden, bias=True),

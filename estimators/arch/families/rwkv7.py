@@ -25,7 +25,7 @@ def build(fields: Fields) -> Model:
     head_dim = fields.count("head_dim")
     fields.require_multiple("hidden_size", hidden, "head_dim", head_dim)
     # The last token of both mixings, and between them the state.
-    token = StateBuffer(hidden, viewed=hidden)
+    token = StateBuffer(hidden, view_elements=hidden)
     mixer = Recurrent(
         kind="rwkv",
         scan=Scan.KERNEL,
