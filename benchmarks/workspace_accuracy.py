@@ -19,7 +19,7 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.weights import Plan, derive
-from memfit.estimators.workspace import peak
+from memfit.estimators.workspace.peak import peak
 
 CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"
 BITS = 4

@@ -25,14 +25,34 @@ class KVCache:
     allocated_tokens: int
 
 
+@record(frozen=True, slots=True)
+class KVFormat:
+    """How keys and values are stored."""
+
+    width: int
+    """Bytes of an activation, and of a scale or bias."""
+    bits: int | None = None
+    """None: not quantised."""
+    group_size: int = 64
+
+    def nbytes(self, elements: int) -> int:
+        """Return the bytes of elements, with the scale and bias of each group."""
+        if self.bits is None:
+            return elements * self.width
+        return elements * self.bits // 8 + elements // self.group_size * 2 * self.width
+
+
 def kv_buffers(model: Model, max_kv_size: int | None) -> list[KVBuffer]:
     """Return the buffers of all layers in order, ``max_kv_size`` applied as mlx-lm applies it."""
-    buffers = list(model.kv_buffers())
+    return [limited(model, buffer, max_kv_size) for buffer in model.kv_buffers()]
+
+
+def limited(model: Model, buffer: KVBuffer, max_kv_size: int | None) -> KVBuffer:
+    """Return a buffer as make_prompt_cache makes it (mlx-lm models/cache.py)."""
     if max_kv_size is None or model.makes_own_cache:
-        return buffers
-    return [
-        KVBuffer(b.heads, b.key_dim, b.value_dim, Growth.ROTATING, max_kv_size) for b in buffers
-    ]
+        return buffer
+    dims = (buffer.heads, buffer.key_dim, buffer.value_dim)
+    return KVBuffer(*dims, Growth.ROTATING, max_kv_size)
 
 
 def kv_cache(model: Model, workload: Workload) -> KVCache:
@@ -71,22 +91,36 @@ def _cache_at(model: Model, workload: Workload, tokens: int) -> KVCache:
 
 
 def buffer_token_bytes(model: Model, buffer: KVBuffer, workload: Workload, tokens: int) -> int:
-    """Return the bytes one token of one sequence takes in a buffer that holds ``tokens``.
-
-    A KVCache turns quantised once it holds ``quantized_kv_start`` tokens (mlx-lm generate.py,
-    maybe_quantize_kv_cache): K and V packed, with a scale and a bias a group.
-    """
+    """Return the bytes one token of one sequence takes in a buffer that holds ``tokens``."""
+    if _is_quantised(workload, tokens) and not _stays_plain(buffer):
+        _require_quantizable(model, buffer, workload.kv_group_size)
     width = dtypes.nbytes(1, model.dtype)
-    bits, group = workload.kv_bits, workload.kv_group_size
-    if bits is None or tokens < workload.quantized_kv_start or _stays_plain(buffer):
-        return buffer.elements_per_token * width
-    _require_quantizable(model, buffer, group)
-    dims = buffer.key_dim + buffer.value_dim
-    return buffer.heads * (dims * bits // 8 + dims // group * 2 * width)
+    return kv_format(buffer, workload, width, tokens).nbytes(buffer.elements_per_token)
+
+
+def kv_format(buffer: KVBuffer, workload: Workload, width: int, tokens: int) -> KVFormat:
+    """Return the format of a buffer that holds ``tokens``; ``width`` is of an activation.
+
+    A KVCache is quantised once it holds ``quantized_kv_start`` tokens (mlx-lm generate.py,
+    maybe_quantize_kv_cache).
+    """
+    if is_convertible(buffer) and _is_quantised(workload, tokens):
+        return KVFormat(width, workload.kv_bits, workload.kv_group_size)
+    return KVFormat(width)
+
+
+def is_convertible(buffer: KVBuffer) -> bool:
+    """Whether mlx-lm can quantise the buffer."""
+    return buffer.growth is Growth.STEPS and not buffer.in_cache_list
+
+
+def _is_quantised(workload: Workload, tokens: int) -> bool:
+    # Caches are quantised after a call, so that an empty one never is.
+    return workload.kv_bits is not None and tokens >= max(1, workload.quantized_kv_start)
 
 
 def _stays_plain(buffer: KVBuffer) -> bool:
-    """Whether mlx-lm passes the buffer over: its class has no ``to_quantized``."""
+    """Whether mlx-lm leaves the buffer as it is: its class has no ``to_quantized``."""
     return buffer.in_cache_list or buffer.growth is Growth.CHUNKED
 
 

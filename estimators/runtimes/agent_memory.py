@@ -15,7 +15,7 @@ from memfit.estimators.runtimes.auto_context import AutoContext, pool_context
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
-from memfit.estimators.workspace import ERROR_PERCENT, peak
+from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
 
 AGENT_MEMORY = Runtime(
     name="agent-memory",

@@ -19,7 +19,7 @@ from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.estimate import Basis, Note, RunCall
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
-from memfit.estimators.workspace import PeakMoment
+from memfit.estimators.workspace.peak import PeakMoment
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.auto_context import AutoContext, RuntimeMemoryProfile

@@ -13,7 +13,7 @@ from memfit.estimators.results.estimate import Basis, Note, Phase
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.runtimes.mlx_lm import MlxLm
-from memfit.estimators.workspace import PeakMoment
+from memfit.estimators.workspace.peak import PeakMoment
 
 
 @record(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION
 from memfit.estimators.results.estimate import Basis
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
-from memfit.estimators.workspace import ERROR_PERCENT, peak
+from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.token_cost import TokenCost

@@ -23,7 +23,7 @@ from memfit.estimators.runtimes.interface import Figure, MemoryFigures
 from memfit.estimators.runtimes.mlx_lm import MLX_LM, MlxLm
 from memfit.estimators.weights.footprint import WeightFootprint, bounded
 from memfit.estimators.weights.parts import part_of
-from memfit.estimators.workspace import PeakMoment
+from memfit.estimators.workspace.peak import PeakMoment
 
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from memfit.estimators.runtimes.growth import last_growth, rule_of
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.token_cost import TokenCost, attention_buffers
-from memfit.estimators.workspace import PeakMoment
+from memfit.estimators.workspace.peak import PeakMoment
 
 
 @record(frozen=True, slots=True)

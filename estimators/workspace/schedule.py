@@ -1,7 +1,8 @@
 """What the operations of a run keep alive at once, by the queue of mlx/scheduler.py."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.scheduler import (
     CPU_DISPATCHES_PER_TASK,
@@ -10,9 +11,11 @@ from memfit.estimators.mlx.scheduler import (
     command_buffer_limits,
     gpu_limits,
 )
-from memfit.estimators.workspace.tape import Step
+from memfit.estimators.workspace.tape import Program, Step
 
 _NO_LIMIT = 1 << 62
+LEAST_SIMULATED = 8
+"""Layers followed up to the last of each kind: these or more, as many as can be in flight."""
 
 
 def formula_limits(device: Device) -> BatchLimits:
@@ -42,3 +45,20 @@ def transient_peak(layers: Iterable[tuple[Step, ...]], limits: BatchLimits) -> i
             if done:
                 alive -= sum(done)
     return peak
+
+
+def layers_in_flight(programs: Sequence[Program], limits: BatchLimits) -> int:
+    """Return how many layers can be in flight together: the cheapest ones, in every batch."""
+    batches = limits.in_flight + 1
+    dispatches = min(sum(step.dispatches for step in p.steps) for p in programs)
+    elements = min(sum(step.elements for step in p.steps) for p in programs)
+    by_dispatches = ceil_div(batches * (limits.max_ops + 1), max(1, dispatches))
+    by_elements = ceil_div(batches * (limits.max_mebi_elements + 1) << 20, max(1, elements))
+    return max(LEAST_SIMULATED, min(by_dispatches, by_elements))
+
+
+def simulated_layers(order: Sequence[int], window: int) -> list[int]:
+    """Return the layers that represent all: ``window`` of them up to the last of each kind."""
+    last = {number: index for index, number in enumerate(order)}
+    ends = {*last.values(), len(order) - 1}
+    return sorted({i for end in ends for i in range(max(0, end - window + 1), end + 1)})

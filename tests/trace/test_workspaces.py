@@ -10,7 +10,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.workspace import ERROR_PERCENT
+from memfit.estimators.workspace.peak import ERROR_PERCENT
 
 M4_MAX_64 = Device("M4 Max", "metal", 64 << 30, 55662788608, None, "flag", "s", 16)
 # Two chunks: the second holds what the first left as well.

@@ -14,7 +14,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.weights import Plan, derive
-from memfit.estimators.workspace import ERROR_PERCENT, PeakMoment, peak
+from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment, peak
 from memfit.estimators.workspace.schedule import transient_peak
 from memfit.estimators.workspace.tape import Step, Tape
 from tests.models import QWEN3_4B, QWEN3_NEXT_80B

@@ -23,7 +23,7 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
 from memfit.estimators.runtimes.llama_cpp.compute import Compute, compute_bound
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
-from memfit.estimators.workspace import PeakMoment
+from memfit.estimators.workspace.peak import PeakMoment
 
 # Commit 0c1e57098; its build b11549 allocates the same.
 LLAMA_CPP = Runtime(

@@ -1,0 +1,139 @@
+"""The moments of one run that can be its largest, with the bytes of each."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.records import record
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.call_plan import PlannedCall, planned_chunks
+from memfit.estimators.results.estimate import Phase
+from memfit.estimators.workspace.attention import KV_BUFFER, needs_array_mask
+from memfit.estimators.workspace.call import CallShape
+from memfit.estimators.workspace.layer import head_program, layer_program
+from memfit.estimators.workspace.prepared import PreparedModel
+from memfit.estimators.workspace.run_caches import RunCaches
+from memfit.estimators.workspace.schedule import (
+    LEAST_SIMULATED,
+    layers_in_flight,
+    simulated_layers,
+    transient_peak,
+)
+
+
+@record(frozen=True, slots=True)
+class RunMoment:
+    """The most in use during one call of a run, or while it loads."""
+
+    phase: Phase
+    nbytes: int
+    largest: int
+    """Bytes of the largest single allocation."""
+    largest_name: str
+    explanation: str
+
+
+class RunMoments:
+    """One workload on one prepared model."""
+
+    def __init__(self, prepared: PreparedModel, workload: Workload, weight_bytes: int) -> None:
+        self._prepared, self._workload = prepared, workload
+        self._weight_bytes = weight_bytes
+        self._width = dtypes.nbytes(1, prepared.model.dtype)
+        self.caches = RunCaches(prepared, workload)
+
+    def moments(self) -> Iterator[RunMoment]:
+        """Yield the moments that can be the largest."""
+        weights = self._weight_bytes
+        yield RunMoment("load", weights, 0, "", f"load = weights {weights:,}")
+        chunks = planned_chunks(self._workload)
+        for chunk in chunks:
+            yield self._during("prefill", chunk)
+        # The last decode step, with all its tokens in the caches.
+        decode = PlannedCall("decode", 1, self._workload.total_tokens)
+        if self.caches.are_converted:
+            yield self._conversion((*chunks, decode))
+        yield self._during("decode", decode)
+
+    def _during(self, phase: Phase, planned: PlannedCall) -> RunMoment:
+        """Follow the last layers of each kind; every other layer counts as it is after the call."""
+        prepared, caches = self._prepared, self.caches
+        order, decoding = prepared.order, phase == "decode"
+        call = self._shape(planned, decoding=decoding)
+        hidden = prepared.model.hidden_size
+        programs = [
+            layer_program(plan, call, hidden, buffers)
+            for plan, buffers in zip(prepared.plans, caches.of_plans, strict=True)
+        ]
+        window = LEAST_SIMULATED if decoding else layers_in_flight(programs, prepared.limits)
+        sequence = [order[index] for index in simulated_layers(order, window)]
+        simulated = Counter(sequence)
+        followed = [programs[number] for number in sequence]
+        if decoding:
+            vocabulary = prepared.model.vocab_size
+            followed.append(head_program(vocabulary, prepared.head_touched, call, hidden))
+        steps = [program.steps for program in followed]
+        steps += [programs[number].deferred for number in order]
+        deferred_bytes = sum(
+            (layers - simulated[number]) * programs[number].deferred_bytes
+            for number, layers in prepared.layers.items()
+        )
+        parts = (
+            self._weight_bytes,
+            caches.bytes_during(call.occupancy, simulated),
+            caches.state_bytes + caches.view_bytes(call, simulated, decoding=decoding),
+            call.rows * hidden * self._width + self._mask_bytes(call),
+            deferred_bytes + transient_peak(steps, prepared.limits),
+        )
+        largest, name = max(
+            (caches.largest(call.occupancy), KV_BUFFER),
+            *((program.largest, program.largest_name) for program in followed),
+        )
+        return RunMoment(phase, sum(parts), largest, name, _explain(phase, planned, parts))
+
+    def _shape(self, planned: PlannedCall, *, decoding: bool) -> CallShape:
+        workload = self._workload
+        return CallShape(
+            tokens=planned.tokens,
+            batch=workload.batch,
+            width=self._width,
+            target=self._prepared.traits,
+            occupancy=self.caches.around(planned),
+            previous=0 if decoding else min(planned.position, workload.prefill_step),
+        )
+
+    def _conversion(self, calls: tuple[PlannedCall, ...]) -> RunMoment:
+        """All caches as they were and quantised at once (generate.py, maybe_quantize_kv_cache)."""
+        start = self._workload.quantized_kv_start
+        call = next(c for c in calls if c.position + c.tokens >= start)
+        before, after = self.caches.converted_bytes(call)
+        phase: Phase = "decode" if call is calls[-1] else "prefill"
+        parts = (self._weight_bytes, before, after, self.caches.state_bytes)
+        line = (
+            f"{phase} at the switch to quantised keys and values = weights {parts[0]:,} + caches"
+            f" before {before:,} + after {after:,} + states {parts[3]:,}"
+        )
+        return RunMoment(phase, sum(parts), 0, "", line)
+
+    def _mask_bytes(self, call: CallShape) -> int:
+        """One mask for all layers of a kind: window or latent attention over a chunk."""
+        cells = set()
+        for plan, buffers in zip(self._prepared.plans, self.caches.of_plans, strict=True):
+            for mixer, own in zip(plan.mixers, buffers, strict=True):
+                if not own or call.tokens == 1:
+                    continue
+                occupancy = call.occupancy[own[0]]
+                if needs_array_mask(mixer.mixer, call, occupancy):
+                    cells.add(call.tokens * occupancy.keys)
+        return sum(cells)
+
+
+def _explain(phase: Phase, call: PlannedCall, parts: tuple[int, ...]) -> str:
+    names = ("weights", "caches", "states", "input and masks", "in flight")
+    where = (
+        f"prefill of {call.tokens} tokens after {call.position}"
+        if phase == "prefill"
+        else f"decode at {call.position} tokens"
+    )
+    total = " + ".join(f"{name} {part:,}" for name, part in zip(names, parts, strict=True))
+    return f"{where} = {total} = {sum(parts):,}"

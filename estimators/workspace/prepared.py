@@ -1,0 +1,85 @@
+"""What the formula needs of a model on a device and no workload changes."""
+
+from collections import Counter
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.records import record
+from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.kernels import has_nax
+from memfit.estimators.mlx.scheduler import BatchLimits
+from memfit.estimators.workspace.call import BackendTraits
+from memfit.estimators.workspace.layer_plan import (
+    LayerPlan,
+    QuantizationOf,
+    plan_layer,
+    touched_elements,
+)
+from memfit.estimators.workspace.schedule import formula_limits
+
+
+@record(frozen=True, slots=True)
+class PreparedModel:
+    """A model on one device; the peak of a workload is then cheap."""
+
+    model: Model
+    traits: BackendTraits
+    limits: BatchLimits
+    plans: tuple[LayerPlan, ...]
+    """The distinct plans of its layers."""
+    order: tuple[int, ...]
+    """Which plan each layer has."""
+    layers: Counter[int]
+    """How many layers have each plan."""
+    head_touched: int
+    """Elements that the output projection reads."""
+    largest_weight: int
+    """Bytes of the largest single weight."""
+
+
+def prepare(
+    model: Model,
+    device: Device,
+    *,
+    mlx_version: tuple[int, ...],
+    quantization: QuantizationOf | None = None,
+) -> PreparedModel:
+    """Return a model for a device; ``quantization`` says how each module is packed."""
+    numbers: dict[LayerPlan, int] = {}
+    order = []
+    for index, layer in enumerate(model.layers):
+        plan = plan_layer(layer, f"{model.layers_path}.{index}.", quantization)
+        order.append(numbers.setdefault(plan, len(numbers)))
+    return PreparedModel(
+        model,
+        BackendTraits(device.backend, mlx_version, has_nax(device)),
+        formula_limits(device),
+        tuple(numbers),
+        tuple(order),
+        Counter(order),
+        _head_touched(model, quantization),
+        _largest_weight(model, quantization),
+    )
+
+
+def _head_touched(model: Model, quantization: QuantizationOf | None) -> int:
+    heads = [m for m in model.modules if m.part is Part.HEAD] or [
+        m for m in model.modules if m.part is Part.EMBEDDING
+    ]
+    if not heads:
+        return 0
+    module: Module = heads[0]
+    return touched_elements(module, quantization(module.path, module) if quantization else None)
+
+
+def _largest_weight(model: Model, quantization: QuantizationOf | None) -> int:
+    width = dtypes.nbytes(1, model.dtype)
+    sizes = [0]
+    for path, module in model.all_modules():
+        format_ = quantization(path, module) if quantization and module.quantizable else None
+        if module.loaded and format_:
+            sizes.append(max(format_.tensors(module.elements, width)))
+        elif module.loaded:
+            sizes.append(module.elements * width)
+    return max(sizes)

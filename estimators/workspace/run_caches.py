@@ -1,0 +1,146 @@
+"""The caches and states of one run: which buffers there are, and their bytes around a call."""
+
+from collections import Counter
+
+from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.cache_growth import capacity_at, grown
+from memfit.estimators.mlx.call_plan import PlannedCall
+from memfit.estimators.mlx.kv_cache import KVFormat, is_convertible, kv_format, limited
+from memfit.estimators.workspace.call import CallShape, Occupancy
+from memfit.estimators.workspace.prepared import PreparedModel
+
+
+class RunCaches:
+    """The caches of a prepared model under one workload."""
+
+    def __init__(self, prepared: PreparedModel, workload: Workload) -> None:
+        self._prepared, self._workload = prepared, workload
+        self._width = dtypes.nbytes(1, prepared.model.dtype)
+        self.of_plans = [
+            tuple(
+                tuple(
+                    limited(prepared.model, buffer, workload.max_kv_size)
+                    for buffer in mixer.mixer.kv_buffers()
+                )
+                for mixer in plan.mixers
+            )
+            for plan in prepared.plans
+        ]
+        """The buffers of each plan, by its mixers."""
+        self._layers = self._owners()
+        self.state_bytes = workload.batch * sum(
+            dtypes.nbytes(state.elements, "F32" if state.float32 else prepared.model.dtype) * layers
+            for number, layers in prepared.layers.items()
+            for mixer in prepared.plans[number].mixers
+            for state in mixer.mixer.states()
+        )
+
+    def _owners(self) -> Counter[KVBuffer]:
+        """Return how many layers own each distinct buffer; 0 for one that is only read."""
+        owners: Counter[KVBuffer] = Counter()
+        for number, layers in self._prepared.layers.items():
+            mixers = self._prepared.plans[number].mixers
+            for mixer, buffers in zip(mixers, self.of_plans[number], strict=True):
+                for buffer in buffers:
+                    owners[buffer] += layers if mixer.mixer.owns_cache else 0
+        return owners
+
+    def kept_bytes(self) -> int:
+        """Return the caches and states as the workload leaves them."""
+        end = self._workload.total_tokens
+        return self.state_bytes + sum(
+            layers
+            * self._format(buffer, end).nbytes(buffer.elements_per_token * self._workload.batch)
+            * capacity_at(buffer, self._workload, end)
+            for buffer, layers in self._layers.items()
+        )
+
+    def around(self, call: PlannedCall) -> dict[KVBuffer, Occupancy]:
+        """Return each buffer's capacity around a call."""
+        occupancy = self._around_decode if call.phase == "decode" else self._around_chunk
+        return {
+            buffer: occupancy(buffer, call, self._format(buffer, call.position))
+            for buffer in self._layers
+        }
+
+    def _around_chunk(self, buffer: KVBuffer, call: PlannedCall, kv: KVFormat) -> Occupancy:
+        before = capacity_at(buffer, self._workload, call.position)
+        after = grown(buffer, before, call.position, call.tokens)
+        visible = call.position + call.tokens
+        if buffer.growth is Growth.ROTATING:
+            visible = after
+        elif buffer.limit is not None:
+            visible = min(call.position, buffer.limit) + call.tokens
+        return Occupancy(before, after, visible, kv)
+
+    def _around_decode(self, buffer: KVBuffer, call: PlannedCall, kv: KVFormat) -> Occupancy:
+        """The largest decode step is the last one that grows the buffer."""
+        prefilled = capacity_at(buffer, self._workload, self._workload.prompt_tokens - 1)
+        after = capacity_at(buffer, self._workload, call.position)
+        before = prefilled if after <= prefilled else max(after - STEP, prefilled)
+        return Occupancy(before, after, min(after, buffer.held_tokens(call.position)), kv)
+
+    def bytes_during(self, occupancy: dict[KVBuffer, Occupancy], simulated: Counter[int]) -> int:
+        """Return the caches before a call, and after it for the layers that are not simulated."""
+        inside: Counter[KVBuffer] = Counter()
+        for number, layers in simulated.items():
+            for buffers in self.of_plans[number]:
+                for buffer in buffers:
+                    inside[buffer] += layers
+        total = 0
+        for buffer, layers in self._layers.items():
+            held = occupancy[buffer]
+            token = held.kv.nbytes(buffer.elements_per_token * self._workload.batch)
+            growing = min(layers, inside[buffer])
+            total += token * (held.before * growing + held.after * (layers - growing))
+        return total
+
+    def view_bytes(self, call: CallShape, simulated: Counter[int], *, decoding: bool) -> int:
+        """Return what states that are slices keep alive (mlx/recurrent_state.py, viewed_bytes)."""
+        workload, total = self._workload, 0
+        chunk = min(workload.prompt_tokens - 1, workload.prefill_step)
+        for number, layers in self._prepared.layers.items():
+            outside = layers - simulated[number]
+            tokens = call.previous * layers + max(0, call.tokens - call.previous) * outside
+            for mixer in self._prepared.plans[number].mixers:
+                for state in mixer.mixer.states():
+                    if decoding:
+                        tokens = chunk * layers if state.survives_decode else 0
+                    total += state.view_elements * tokens
+        return total * self._width * call.batch
+
+    def largest(self, occupancy: dict[KVBuffer, Occupancy]) -> int:
+        """Return the bytes of the largest array of keys or values."""
+        return max(
+            (
+                held.kv.nbytes(
+                    buffer.heads * max(buffer.key_dim, buffer.value_dim) * self._workload.batch
+                )
+                * held.after
+                for buffer, held in occupancy.items()
+            ),
+            default=0,
+        )
+
+    @property
+    def are_converted(self) -> bool:
+        """Whether the run quantises caches that it filled plain."""
+        end = self._workload.total_tokens
+        return any(self._format(buffer, end).bits is not None for buffer in self._layers)
+
+    def converted_bytes(self, call: PlannedCall) -> tuple[int, int]:
+        """Return all caches after a call as they were, and those that are quantised then."""
+        plain = quantised = 0
+        after = KVFormat(self._width, self._workload.kv_bits, self._workload.kv_group_size)
+        for buffer, held in self.around(call).items():
+            elements = buffer.elements_per_token * held.after * self._workload.batch
+            elements *= self._layers[buffer]
+            plain += elements * self._width
+            if is_convertible(buffer):
+                quantised += after.nbytes(elements)
+        return plain, quantised
+
+    def _format(self, buffer: KVBuffer, position: int) -> KVFormat:
+        return kv_format(buffer, self._workload, self._width, position)
