@@ -91,9 +91,9 @@ def by_measurement(sized: SizedModel, points: Sequence[Point], line: Line | None
 
 
 def advise(sized: SizedModel, points: Sequence[Point], units: Units = Units.GB) -> Recommendation:
-    """Return the settings for the first point's workload; the first reasons say what they rest on.
+    """Return the settings for the first point's workload; the first reason is their basis.
 
-    ``sizing`` is the estimate that the points were held against.
+    ``sized`` is the estimate that the points were compared with.
     """
     asked, line = points[0].workload, line_of(points)
     found = recommend(by_measurement(sized, points, line), asked, units)
@@ -112,7 +112,7 @@ def _with_peak(figures: MemoryFigures, peak_bytes: int, kept_bytes: int) -> Memo
 
 
 def _setting(workload: Workload) -> Workload:
-    """All of a workload that a line holds fixed."""
+    """Everything in a workload that is the same along a line."""
     return replace(workload, prompt_tokens=1, max_tokens=0, prefill_step=1)
 
 
@@ -121,17 +121,17 @@ def _basis(
 ) -> Iterator[str]:
     measured = sum(point.status == "measured" for point in points)
     if not measured:
-        yield "nothing was measured: what follows stands on the estimate"
+        yield "nothing was measured: all of this is based on the estimate"
     elif line:
         yield _explained(line, units)
     else:
         peaks = "peak" if measured == 1 else "peaks"
-        text = f"stands on {measured} measured {peaks} and the estimate"
+        text = f"based on {measured} measured {peaks} and the estimate"
         yield text + _too_short(points[0].workload, sized.model.max_context)
 
 
 def _too_short(workload: Workload, limit: int | None) -> str:
-    """What to run for a line, where a prompt is too short for one."""
+    """What to run to get a line, when the prompt is too short for one."""
     short = calibration(workload)
     if not isinstance(short, ShortPrompt):
         return ""
@@ -142,26 +142,26 @@ def _too_short(workload: Workload, limit: int | None) -> str:
         step = longest.largest_step if isinstance(longest, ShortPrompt) else None
         if not step:
             return ""
-        text = f"; a prompt of {3 * step + 1} tokens by prefill steps of {step}"
-    return f"{text} would tell what each token adds"
+        text = f"; a prompt of {3 * step + 1} tokens in prefill steps of {step}"
+    return f"{text} would show how much each token adds"
 
 
 def _explained(line: Line, units: Units) -> str:
     """The line in words; a fraction of a byte is rounded up."""
-    text = f"stands on {line.points} measured peaks and a line through them, which holds near them"
-    text += f" and is no list of parts: {format_bytes(line.fixed_bytes, units)}"
-    text += f" + {_rounded(line.per_token, units)} a token of the prompt"
+    text = f"based on {line.points} measured peaks and a line through them, valid near them; its"
+    text += f" terms are not parts of the memory: {format_bytes(line.fixed_bytes, units)}"
+    text += f" + {_rounded(line.per_token, units)} per prompt token"
     if line.per_chunk_token:
-        text += f" + {_rounded(line.per_chunk_token, units)} a token of the prefill step"
+        text += f" + {_rounded(line.per_chunk_token, units)} per token of the prefill step"
     if line.residual_bytes is None:
         return f"{text}; no third peak confirms it"
     if line.residual_bytes == 0:
-        return f"{text}; a third peak lies on it"
+        return f"{text}; a third peak is on it"
     off = format_bytes(abs(line.residual_bytes), units)
     side = "above" if line.residual_bytes > 0 else "below"
     longest = line.measured_tokens[1]
     return (
-        f"{text}; a third peak lies {off} {side} it, which is kept free, and more in proportion"
+        f"{text}; a third peak is {off} {side} it: that much is kept free, and proportionally more"
         f" beyond {longest} tokens"
     )
 

@@ -1,12 +1,6 @@
-"""Peaks that were measured, made into a line: what is fixed, what a token adds, what a chunk adds.
+"""A line through measured peaks: a fixed part, a part per prompt token and one per step token.
 
-    calibration(workload) -> tuple[Workload, ...] | ShortPrompt    what to measure for a line
-    line_through(peaks, prefill_step=512) -> Line | None           the line through it
-    Line.at(tokens, prefill_step) -> int                           what it says of another setting
-    Line.allowance(tokens) -> int                                  how far off it may be there
-
-The arithmetic is of fractions throughout: a line goes through the points it was solved from, to
-the byte.
+All arithmetic uses fractions: a line goes exactly through the points it was solved from.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,12 +12,12 @@ from typing import NamedTuple
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import MAX_CHUNKS, Workload
 
-_CONFIRMED = 3  # two points solve, the third confirms
+_POINTS = 3  # along each axis: two solve the line, the third confirms it
 _PARTS_OF_STEP = (2, 4)
 
 
 class Peak(NamedTuple):
-    """The peak of one prompt of ``tokens``, read in chunks of ``prefill_step``."""
+    """The measured peak of one prompt, processed in chunks of ``prefill_step`` tokens."""
 
     tokens: int
     prefill_step: int
@@ -32,51 +26,60 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """``peak = fixed + per_token * tokens + per_chunk_token * prefill step``, all bytes.
+    """``peak = fixed + per_token * tokens + per_chunk_token * prefill step``, all in bytes.
 
-    Coefficients are (numerator, denominator); ``fixed_bytes`` is rounded up to a whole byte. They
-    hold along the two axes they were measured on, prompts at ``prefill_step`` and steps at
-    ``tokens``: attention scores grow with the product of both.
+    It holds along the two axes it was measured on, prompts at ``prefill_step`` and steps at
+    ``tokens``: attention scores grow with the product of both. A coefficient is a numerator and a
+    denominator.
     """
 
     tokens: int
+    """The prompt that steps were measured at."""
     prefill_step: int
-    measured_tokens: tuple[int, int]  # the shortest prompt and the longest
+    """The step that prompts were measured at."""
+    measured_tokens: tuple[int, int]
+    """The shortest and the longest measured prompt."""
     fixed_bytes: int
+    """Rounded up to a whole byte."""
     per_token: tuple[int, int]
-    per_chunk_token: tuple[int, int] | None  # None when one step only was measured
-    residual_bytes: int | None  # the farther third point, measured less predicted; None without
+    per_chunk_token: tuple[int, int] | None
+    """None when only one step was measured."""
+    residual_bytes: int | None
+    """The larger of the third points' distances, measured less predicted; None without one."""
     points: int
+    """How many peaks the line is made from."""
 
     def at(self, tokens: int, prefill_step: int) -> int:
-        """Return the peak of a prompt; where one step was measured, that of this step."""
+        """Return the peak of a prompt; with one measured step, the peak at that step."""
         slope = Fraction(*self.per_chunk_token) if self.per_chunk_token else 0
-        # `fixed_bytes` is less than a byte too large: rounded down, measured points come out exact.
+        # `fixed_bytes` is less than a byte too large: rounding down gives measured points exactly.
         return floor(self.fixed_bytes + Fraction(*self.per_token) * tokens + slope * prefill_step)
 
     def allowance(self, tokens: int) -> int:
-        """Return the residual's size; beyond the prompts that were measured it grows in proportion.
+        """Return the bytes the line may be wrong by: the residual within the measured prompts.
 
-        An error of the slope does: measured up to 1000 tokens, it is twice as much at 2000.
+        Beyond them it grows in proportion to the distance, as an error of the slope does.
         """
         shortest, longest = self.measured_tokens
-        reached = max(tokens, longest) - shortest
-        return ceil_div(abs(self.residual_bytes or 0) * reached, longest - shortest)
+        distance = max(tokens, longest) - shortest
+        return ceil_div(abs(self.residual_bytes or 0) * distance, longest - shortest)
 
 
 @dataclass(frozen=True, slots=True)
 class ShortPrompt:
-    """A prompt of too few chunks to tell tokens and chunks apart; either setting mends it."""
+    """A prompt with too few chunks for a line; a change of either setting is enough."""
 
     least_tokens: int
+    """The shortest prompt that is long enough at this step."""
     largest_step: int | None
+    """The largest power of two that is small enough for this prompt, None without one."""
 
 
 def calibration(workload: Workload) -> tuple[Workload, ...] | ShortPrompt:
-    """Return the workloads that tell the line of one: three prompts, and three steps.
+    """Return the workloads to measure for the line of one: three prompts and three steps.
 
-    Every chunk of each is full: a prompt is a whole number of steps and its last token, which is
-    read alone (mlx-lm generate.py, generate_step).
+    All their chunks are full: a prompt is a whole number of steps and the last token, which
+    mlx-lm processes alone (generate.py, generate_step).
 
     >>> [w.prompt_tokens for w in calibration(Workload(prompt_tokens=5000, prefill_step=512))]
     [4609, 2049, 1025, 4609, 4609]
@@ -84,9 +87,9 @@ def calibration(workload: Workload) -> tuple[Workload, ...] | ShortPrompt:
     step = workload.prefill_step
     whole = workload.prompt_tokens - 1
     chunks = whole // step
-    if chunks < _CONFIRMED:
-        largest = whole // _CONFIRMED
-        return ShortPrompt(_CONFIRMED * step + 1, (1 << largest.bit_length()) >> 1 or None)
+    if chunks < _POINTS:
+        largest = whole // _POINTS
+        return ShortPrompt(_POINTS * step + 1, (1 << largest.bit_length()) >> 1 or None)
     counts = (chunks, max(2, chunks // 2), max(1, chunks // 4))
     prompts = [replace(workload, prompt_tokens=count * step + 1) for count in counts]
     parts = [step // part for part in _PARTS_OF_STEP if step % part == 0]
@@ -95,11 +98,11 @@ def calibration(workload: Workload) -> tuple[Workload, ...] | ShortPrompt:
 
 
 def line_through(peaks: Iterable[Peak], *, prefill_step: int) -> Line | None:
-    """Return the line through measured peaks, None when they are of fewer than two prompts.
+    """Return the line through measured peaks, None with fewer than two prompts.
 
-    The two longest prompts solve, as what is asked of a line lies beyond them; then the step and
-    the largest other one; the next along each axis confirms. Prompts with a chunk cut short are
-    left out: their peak is not of the step.
+    The two longest prompts give the slope, since a line is used beyond them; so do the step and
+    the largest other step. The next point along each axis confirms. Prompts with a shorter last
+    chunk are left out: their peak is not that of the step.
     """
     full = {(each.tokens, each.prefill_step): each.nbytes for each in peaks if _is_full(each)}
     prompts = sorted((tokens for tokens, step in full if step == prefill_step), reverse=True)
@@ -107,8 +110,8 @@ def line_through(peaks: Iterable[Peak], *, prefill_step: int) -> Line | None:
         return None
     tokens = max(prompts[:2], key=lambda each: sum(each == other for other, _ in full))
     others = sorted((s for t, s in full if t == tokens and s != prefill_step), reverse=True)
-    by_prompt = [(each, full[each, prefill_step]) for each in prompts[:_CONFIRMED]]
-    by_step = [(each, full[tokens, each]) for each in [prefill_step, *others][:_CONFIRMED]]
+    by_prompt = [(each, full[each, prefill_step]) for each in prompts[:_POINTS]]
+    by_step = [(each, full[tokens, each]) for each in [prefill_step, *others][:_POINTS]]
     per_token, residual = _solved(by_prompt)
     per_chunk_token, other_residual = _solved(by_step) if others else (None, None)
     rest = per_token * tokens + (per_chunk_token or 0) * prefill_step
@@ -126,9 +129,9 @@ def line_through(peaks: Iterable[Peak], *, prefill_step: int) -> Line | None:
 
 
 def _solved(points: Sequence[tuple[int, int]]) -> tuple[Fraction, int | None]:
-    """The slope through the first two points, and how far above the line the third lies.
+    """The slope through the first two points, and how far the third is above the line.
 
-    The residual is rounded away from zero: a miss is never made smaller.
+    The residual is rounded away from zero, so that it is never too small.
     """
     (first, first_bytes), (second, second_bytes), *rest = points
     slope = Fraction(first_bytes - second_bytes, first - second)
@@ -137,5 +140,5 @@ def _solved(points: Sequence[tuple[int, int]]) -> tuple[Fraction, int | None]:
 
 
 def _is_full(peak: Peak) -> bool:
-    """Whether every chunk has the step's tokens, the last perhaps one less."""
+    """Whether every chunk has as many tokens as the step, the last one perhaps one less."""
     return peak.tokens > peak.prefill_step and peak.tokens % peak.prefill_step in (0, 1)

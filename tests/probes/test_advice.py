@@ -1,4 +1,4 @@
-"""What is recommended after a measurement stands on what was measured, and says on what."""
+"""Recommendations after a measurement are based on what was measured, and say so."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +71,8 @@ def test_a_line_never_says_less_than_weights_and_caches(sized: SizedModel) -> No
     points = measured(0, 0, GB // 2)  # less than the weights alone
     far = replace(ASKED, prompt_tokens=30_001)
     need = by_measurement(sized, points, line_of(points)).requirement(far).peak_bytes
-    assert need == sized.resident_bytes + sized.figures_for(far).kv.nbytes
+    kept = sized.resident_bytes + sized.figures_for(far).kv.nbytes
+    assert need == kept + sized.margin_bytes
 
 
 def test_the_largest_measured_step_that_fits_is_recommended(sized: SizedModel) -> None:
@@ -109,8 +110,8 @@ def test_a_prompt_too_short_for_a_line_is_told_what_to_give(sized: SizedModel) -
     short = replace(ASKED, prompt_tokens=1000)
     advice = advise(sized, [point(short, 3 * GB)])
     assert advice.reasons[0] == (
-        "stands on 1 measured peak and the estimate; a prompt of 1537 tokens would tell what each"
-        " token adds"
+        "based on 1 measured peak and the estimate; a prompt of 1537 tokens would show how much"
+        " each token adds"
     )
     assert advice.context_tokens == recommend(sized, short, Units.GB).context_tokens
 
@@ -119,17 +120,17 @@ def test_no_longer_prompt_is_asked_for_than_the_model_takes(sized: SizedModel) -
     long_step = replace(ASKED, prefill_step=20_000)
     reasons = advise(sized, [point(long_step, 3 * GB)]).reasons
     assert reasons[0].endswith(
-        "; a prompt of 24577 tokens by prefill steps of 8192 would tell what each token adds"
+        "; a prompt of 24577 tokens in prefill steps of 8192 would show how much each token adds"
     )
 
 
 def test_the_line_is_printed_with_its_residual(sized: SizedModel) -> None:
     reasons = advise(sized, measured(1000, 2000, GB, off=-7)).reasons
     assert reasons[0] == (
-        "stands on 5 measured peaks and a line through them, which holds near them and is no list"
-        " of parts: 1.000 GB + 1.0 kB a token of the prompt + 2.0 kB a token of"
-        " the prefill step; a third peak lies 7 B below it, which is kept free, and more in"
-        " proportion beyond 2049 tokens"
+        "based on 5 measured peaks and a line through them, valid near them; its terms are not"
+        " parts of the memory: 1.000 GB + 1.0 kB per prompt token + 2.0 kB per token of the"
+        " prefill step; a third peak is 7 B below it: that much is kept free, and proportionally"
+        " more beyond 2049 tokens"
     )
 
 
@@ -149,7 +150,7 @@ def test_other_bits_and_failed_points_are_not_on_the_line() -> None:
 
 def test_nothing_measured_leaves_the_estimate_and_says_so(sized: SizedModel) -> None:
     advice = advise(sized, [unmeasured(ASKED)])
-    assert advice.reasons[0] == "nothing was measured: what follows stands on the estimate"
+    assert advice.reasons[0] == "nothing was measured: all of this is based on the estimate"
     estimated = recommend(sized, ASKED, Units.GB)
     assert replace(advice, reasons=()) == replace(estimated, reasons=())
     assert isinstance(advice, Recommendation)
