@@ -9,18 +9,20 @@ MEBIBYTE = 2**20
 
 @record(frozen=True, slots=True)
 class WiredLimit:
-    """The limit, and the ``iogpu.wired_limit_mb`` it needs when the stock one is too small."""
+    """A limit for memory that MLX keeps resident."""
 
     nbytes: int
     sysctl_mebibytes: int | None
+    """``iogpu.wired_limit_mb`` for all that is needed, None when the working set is enough."""
     left_for_system_bytes: int
+    """Memory without the limit that is set by sysctl."""
 
 
 def wired_limit(needed_bytes: int, device: Device) -> WiredLimit:
-    """Return the limit for what must stay resident.
+    """Return the limit for the bytes that must stay resident.
 
-    At most the device's working set: MLX raises above it (allocator.cpp, set_wired_limit). The
-    sysctl value is given when the need is above the working set and below all memory.
+    It is at most the device's working set: MLX raises an error above it (allocator.cpp,
+    set_wired_limit). A sysctl value is given for a need between the working set and all memory.
     """
     sysctl = None
     if device.working_set_bytes < needed_bytes < device.memory_bytes:

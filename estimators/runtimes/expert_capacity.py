@@ -1,9 +1,9 @@
-"""How many experts of each layer to keep resident when not all fit (mlx-moe's rule)."""
+"""How many experts of each layer to keep resident when not all fit, by mlx-moe's rule."""
 
 from memfit.estimators.base.records import record
 
-# Source: mlx-moe, select_capacity: 71 % of the recommended working set, multiples of 8 from 16
-# up. memfit computes in bytes and integers; the original divides decimal units by 1024.
+# Source: mlx-moe, select_capacity: 71 % of the recommended working set, and multiples of 8 from
+# 16 up. memfit computes in whole bytes; the original divides decimal units by 1024.
 BUDGET = (71, 100)
 MULTIPLE = 8
 LEAST_MULTIPLE = 16
@@ -11,21 +11,23 @@ LEAST_MULTIPLE = 16
 
 @record(frozen=True, slots=True)
 class ExpertCapacity:
-    """Experts of each layer that fit, the bytes they take and the bytes left in the budget."""
+    """Experts of each layer that fit in the budget, 71 % of the working set."""
 
     experts: int
     of: int
+    """How many experts a layer has."""
     resident_bytes: int
+    """What the experts that fit take, all layers together."""
     left_bytes: int
+    """What is left of the budget."""
 
 
 def expert_capacity(
     *, working_set_bytes: int, other_bytes: int, expert_bytes: int, experts: int
 ) -> ExpertCapacity:
-    """Return the capacity for experts that take ``expert_bytes`` together over all layers.
+    """Return the capacity for layers with ``experts`` each, ``expert_bytes`` in total.
 
-    ``other_bytes`` are the weights that stay resident whatever the capacity; ``experts`` is the
-    number a layer has.
+    ``other_bytes`` are the weights that always stay resident.
 
     Qwen3-Next-80B-A3B 4-bit on 32 GB, macOS 26:
 
@@ -43,7 +45,7 @@ def expert_capacity(
 
 
 def whole_slots(capacity: int) -> int:
-    """Return the capacity down to a multiple of 8, as it is where it is below 16.
+    """Return the capacity rounded down to a multiple of 8; below 16 it is kept.
 
     >>> whole_slots(15), whole_slots(215)
     (15, 208)

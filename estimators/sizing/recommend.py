@@ -139,9 +139,9 @@ class _Advice:
             found = f"{context} tokens" if context else "none"
             return context, f"context: {found}; {self._obstacle(self.search.too_long)}"
         if context is None:
-            text = f"no multiple of {CONTEXT_STEP} is within the {most} tokens allowed"
+            text = f"no multiple of {CONTEXT_STEP} is within the limit of {most} tokens"
         elif most != limit:
-            text = f"{context} tokens, the most that was looked at, fit"
+            text = f"{context} tokens, the longest that is searched, fit"
         elif context == limit:
             text = f"{context} tokens, the model's own limit, fit"
         else:

@@ -86,6 +86,6 @@ def longest_context(sized: SizedModel, workload: Workload, most: int) -> int | N
 
 
 def with_kv_bits(workload: Workload, bits: int | None) -> Workload:
-    """Return the workload with a KV cache of so many bits from the first token on."""
+    """Return the workload with a KV cache of ``bits`` from the first token on."""
     start = workload.quantized_kv_start if bits is None else 0
     return replace(workload, kv_bits=bits, quantized_kv_start=start)

@@ -72,11 +72,11 @@ class TraceSearch:
         return found or None
 
     def caveat(self, workload: Workload) -> str:
-        """Return what `requirement` of a workload rests on where it is not by trace."""
+        """Return how `requirement` of a workload was found, empty when by trace."""
         if workload in self._traced and self.sized.workspace_basis(workload)[0] == "traced":
             return ""
         _, percent = self.formula.workspace_basis(self.workload)
-        return f"by formula, its workspace raised by the {percent} % it may be wrong"
+        return f"by formula, with its workspace raised by its error of {percent} %"
 
     def requirement(self, workload: Workload) -> Need:
         """Return the need by trace where it was confirmed, else by the scaled formula.

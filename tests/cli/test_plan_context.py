@@ -190,3 +190,14 @@ def test_bad_growth_is_one_line(memfit: Memfit, arguments: tuple[str, ...], mess
     assert run.code == 2
     assert message in run.err
     assert run.err.count("\n") == 1
+
+
+def test_bits_that_are_refused_for_longer_contexts_leave_a_plan(memfit: Memfit) -> None:
+    # mlx-lm would quantise a rotating cache from token 5000 on, and refuses to.
+    arguments = (SAMPLES / "gemma-3-27b.yaml", "--kv-bits", "8", "--memory", "128GB", "--json")
+    plan = memfit("plan", "context", *arguments).json
+    alone = memfit("estimate", *arguments).json
+    assert plan["longest_context"] == alone["recommendation"]["context_tokens"] == 4864
+    assert plan["unified"]["tokens"] == 4999
+    verdicts = {cell["context_tokens"]: cell["verdict"] for cell in plan["matrix"]}
+    assert (verdicts[4096], verdicts[8192]) == ("fits", "unknown")

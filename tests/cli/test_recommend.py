@@ -1,4 +1,4 @@
-"""Recommendations are true of the estimate they stand beside, and never a reason to fail."""
+"""Recommendations are true of the estimate they are printed with, and never make it fail."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def test_a_small_prefill_step_bounds_the_search_and_does_not_end_it(
     options = ("--context", "300", "--prefill-step", step, "--memory", "512GB")
     context = _reasons(memfit, config, tmp_path, *options)["context"]
     most = 100_000 * int(step) // 256 * 256
-    assert context == f"{most} tokens, the most that was looked at, fit"
+    assert context == f"{most} tokens, the longest that is searched, fit"
 
 
 def test_a_prompt_too_long_for_small_steps_still_has_a_recommendation(
@@ -52,10 +52,10 @@ def test_a_prompt_too_long_for_small_steps_still_has_a_recommendation(
 @pytest.mark.parametrize(
     ("limit", "said"),
     [
-        (None, "1048576 tokens, the most that was looked at, fit"),
+        (None, "1048576 tokens, the longest that is searched, fit"),
         (4096, "4096 tokens, the model's own limit, fit"),
         (4000, "3840 tokens fit; the model's own limit is 4000"),
-        (200, "no multiple of 256 is within the 200 tokens allowed"),
+        (200, "no multiple of 256 is within the limit of 200 tokens"),
     ],
 )
 def test_the_limit_of_the_search_is_named_for_what_it_is(

@@ -1,4 +1,4 @@
-"""Files of requests: what is read, what is refused, and the percentiles."""
+"""Files of requests: what is read, what is rejected, and the percentiles."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def test_csv_columns_are_found_by_name(tmp_path: Path) -> None:
     assert read_traffic(write(tmp_path, "t.csv", text)) == (Request(10, 5), Request(7, 0))
 
 
-def test_json_lines_are_read_and_other_keys_passed_over(tmp_path: Path) -> None:
+def test_json_lines_are_read_and_other_keys_ignored(tmp_path: Path) -> None:
     text = '{"prompt_tokens": 10, "completion_tokens": 5, "model": "x"}\n\n'
     assert read_traffic(write(tmp_path, "t.jsonl", text)) == (Request(10, 5),)
 
@@ -29,23 +29,23 @@ def test_json_lines_are_read_and_other_keys_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.txt", "", "traffic is a .csv or a .jsonl file"),
+        ("t.txt", "", "give traffic as a .csv or a .jsonl file"),
         ("t.csv", "", "t.csv:1: the header must name prompt_tokens and completion_tokens"),
         ("t.csv", "prompt_tokens\n1\n", "t.csv:1: the header must name"),
         ("t.csv", "prompt_tokens,prompt_tokens,completion_tokens\n", "once each"),
-        ("t.csv", "prompt_tokens,completion_tokens\n", "holds no request"),
+        ("t.csv", "prompt_tokens,completion_tokens\n", ": no requests"),
         ("t.csv", "prompt_tokens,completion_tokens\n1\n", "t.csv:2: completion_tokens: 'None'"),
         ("t.csv", "prompt_tokens,completion_tokens\n1,2\n3,x\n", "t.csv:3: completion_tokens: 'x'"),
         ("t.csv", "prompt_tokens,completion_tokens\n-1,2\n", "t.csv:2: prompt_tokens: '-1'"),
-        ("t.csv", "prompt_tokens,completion_tokens\n1.5,2\n", "'1.5' is no count of tokens"),
+        ("t.csv", "prompt_tokens,completion_tokens\n1.5,2\n", "'1.5' is not a number of tokens"),
         ("t.csv", "prompt_tokens,completion_tokens\n0,2\n", "a prompt has at least one token"),
-        ("t.csv", "prompt_tokens,completion_tokens\n" + "9" * 30 + ",2\n", "is no count"),
+        ("t.csv", "prompt_tokens,completion_tokens\n" + "9" * 30 + ",2\n", "is not a number"),
         ("t.csv", 'prompt_tokens,completion_tokens\n"1,2\n', "t.csv:2: unexpected end of data"),
-        ("t.jsonl", "{", "t.jsonl:1: is not JSON"),
+        ("t.jsonl", "{", "t.jsonl:1: not JSON"),
         ("t.jsonl", "[1]", "t.jsonl:1: expected an object"),
-        ("t.jsonl", '{"prompt_tokens": true, "completion_tokens": 1}', "'True' is no count"),
-        ("t.jsonl", '{"prompt_tokens": 1e3, "completion_tokens": 1}', "'1000.0' is no count"),
-        ("t.jsonl", "[" * 100_000, "is not JSON"),
+        ("t.jsonl", '{"prompt_tokens": true, "completion_tokens": 1}', "'True' is not a number"),
+        ("t.jsonl", '{"prompt_tokens": 1e3, "completion_tokens": 1}', "'1000.0' is not a number"),
+        ("t.jsonl", "[" * 100_000, "not JSON"),
     ],
 )
 def test_what_cannot_be_read_names_file_and_line(
@@ -57,10 +57,10 @@ def test_what_cannot_be_read_names_file_and_line(
     assert "\n" not in str(caught.value)
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="is not UTF-8 text"):
+    with pytest.raises(InputError, match="not UTF-8 text"):
         read_traffic(path)
 
 

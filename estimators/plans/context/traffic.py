@@ -1,4 +1,4 @@
-"""Requests as they really come: a file of prompt and completion tokens, and percentiles."""
+"""Recorded requests: a file of prompt and completion tokens, and percentiles of them."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from memfit.estimators.results.context import Distribution
 
 _KEYS = ("prompt_tokens", "completion_tokens")
 _DIGITS = re.compile(r"[0-9]{1,18}")
-_MOST_BYTES = 256 * 2**20
+_MAX_BYTES = 256 * 2**20
 PERCENTILES = (50, 90, 95, 99)
 
 
@@ -27,31 +27,31 @@ class Request(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Tokens it holds when it ends."""
+        """Tokens in its cache when it ends."""
         return self.prompt + self.completion
 
 
 def read_traffic(path: Path) -> tuple[Request, ...]:
-    """Return the requests of a CSV with a header, or of JSON lines by the name's ending.
+    """Return the requests of a ``.csv`` file with a header, or of a ``.jsonl`` file.
 
     Raises:
-        InputError: naming file and line, when there is none, or one cannot be read.
+        InputError: naming file and line, when a request cannot be read or there is none.
     """
     if path.suffix.lower() not in (".csv", ".jsonl"):
-        raise InputError(f"{printable(path)}: traffic is a .csv or a .jsonl file")
+        raise InputError(f"{printable(path)}: give traffic as a .csv or a .jsonl file")
     size = regular_file_bytes(path)
-    if size > _MOST_BYTES:
-        raise InputError(f"{printable(path)}: {size} bytes of traffic; {_MOST_BYTES} are the most")
+    if size > _MAX_BYTES:
+        raise InputError(f"{printable(path)}: {size} bytes of traffic; the limit is {_MAX_BYTES}")
     with open_regular(path) as file:
         raw = read_exactly(file, size, path)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise InputError(f"{printable(path)}: is not UTF-8 text") from None
+        raise InputError(f"{printable(path)}: not UTF-8 text") from None
     rows = _csv_rows(text, path) if path.suffix.lower() == ".csv" else _json_rows(text, path)
     requests = tuple(_request(row, path, line) for line, row in rows)
     if not requests:
-        raise InputError(f"{printable(path)}: holds no request")
+        raise InputError(f"{printable(path)}: no requests")
     return requests
 
 
@@ -94,7 +94,7 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise InputError(f"{printable(path)}:{number}: is not JSON") from None
+            raise InputError(f"{printable(path)}:{number}: not JSON") from None
         if not isinstance(row, dict):
             raise InputError(f"{printable(path)}:{number}: expected an object")
         yield number, row
@@ -112,6 +112,6 @@ def _count(value: Any, key: str, path: Path, line: int) -> int:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
         raise InputError(
-            f"{printable(path)}:{line}: {key}: {printable(value)!r} is no count of tokens"
+            f"{printable(path)}:{line}: {key}: {printable(value)!r} is not a number of tokens"
         )
     return value
