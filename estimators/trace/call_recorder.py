@@ -11,7 +11,12 @@ from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
 from memfit.estimators.trace.leaves import Leaf, Modules, caches_of
 from memfit.estimators.trace.loop_guard import LoopError, few_slices
-from memfit.estimators.trace.recording import count_nodes, expect, record_call, run_unrecorded
+from memfit.estimators.trace.recording import (
+    count_nodes,
+    record_call,
+    reject_large_loop,
+    run_unrecorded,
+)
 
 # Tokens that show what a cache holds; more than any convolution looks back.
 _LEARNING_TOKENS = 32
@@ -85,7 +90,7 @@ class Running:
         try:
             return self._call(phase, tokens, position, few=True)
         except LoopError:
-            expect(self._expected_nodes())
+            reject_large_loop(self._expected_nodes())
             self._begin()
             return self._call(phase, tokens, position)
 

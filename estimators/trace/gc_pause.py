@@ -1,4 +1,4 @@
-"""Python's search for unreachable cycles, kept from a trace that has none."""
+"""Python's search for unreachable cycles, paused while a trace runs: its objects have none."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def not_collecting() -> Iterator[None]:
-    """Collect no cycles inside the block: searching a graph takes as long as making it."""
+    """Collect no cycles inside the block: a search takes as long as recording the graph."""
     collecting = gc.isenabled()
     gc.disable()
     try:

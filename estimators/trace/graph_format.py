@@ -1,7 +1,7 @@
-"""A recorded graph as plain values: what a call computes, and what is left when it returns.
+"""A recorded graph as plain values: what a call computes, and what remains when it returns.
 
-Nothing here needs MLX: a trace goes to JSON and back, so that one machine can record it and
-another one test against it.
+Nothing here needs MLX. A trace is written to JSON and read again, so that one machine can record
+it and another can use it.
 """
 
 import json
@@ -26,15 +26,14 @@ Argument = bool | int | float | str | tuple[int, ...]
 
 
 class Array(NamedTuple):
-    """One array of a call; ``dtype`` as safetensors spells it, a key of `dtypes.BITS`.
-
-    ``name`` is a weight's path, a cache's place ("3.keys": of the fourth cache) or empty.
-    """
+    """One array of a call."""
 
     shape: tuple[int, ...]
     dtype: str
+    """As safetensors spells it, a key of `dtypes.BITS`."""
     role: Role = "computed"
     name: str = ""
+    """A weight's path, an attribute of a cache ("3.keys": of the fourth cache) or empty."""
 
     @property
     def size(self) -> int:
@@ -56,36 +55,39 @@ class Array(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One primitive: ``inputs`` and ``outputs`` are positions in the call's arrays.
-
-    ``name`` is MLX's own name of the primitive, "Compiled" for what mx.compile fuses and the
-    kernel's name for a custom kernel; ``arguments`` are its state as MLX exports it.
-    """
+    """One primitive of MLX."""
 
     name: str
+    """MLX's name, "Compiled" for what mx.compile fuses, the kernel's name for a custom kernel."""
     inputs: tuple[int, ...]
+    """Positions in the call's arrays, as are the outputs."""
     outputs: tuple[int, ...]
     arguments: tuple[Argument, ...] = ()
+    """The primitive's state as MLX exports it."""
 
 
 @record(frozen=True, slots=True)
 class Call:
-    """One call of the model by mlx-lm's loop, up to what it evaluates.
-
-    ``nodes`` stand in depth-first order from ``evaluated``, inputs before their users.
-    ``evaluated`` are the arrays handed to mx.eval, in its order: the states of the caches after a
-    chunk of the prompt, the sampled token and the log probabilities after every other call.
-    ``held`` are what Python still refers to when the call returns: the states of the caches, and
-    what was sampled. An array of the caches at the beginning that is not held is given up.
-    """
+    """One call of the model by mlx-lm's loop, up to what it evaluates."""
 
     phase: CallPhase
     tokens: int
-    position: int  # tokens in the cache when the call begins
+    position: int
+    """Tokens in the cache when the call begins."""
     arrays: tuple[Array, ...]
     nodes: tuple[Node, ...]
+    """Depth-first from the evaluated arrays: a node comes after those that make its inputs."""
     evaluated: tuple[int, ...]
+    """Positions of the arrays passed to mx.eval, in its order.
+
+    After a chunk of the prompt the states of the caches, after every other call the sampled token
+    and the log probabilities.
+    """
     held: tuple[int, ...]
+    """Positions of the arrays that Python refers to when the call returns.
+
+    The states of the caches and what was sampled. The call frees the other arrays of the caches.
+    """
 
     def of_role(self, role: Role) -> tuple[int, ...]:
         """Return the positions of the arrays of a role."""
@@ -94,19 +96,18 @@ class Call:
 
 @record(frozen=True, slots=True)
 class Trace:
-    """The calls of one workload, and the versions that made them.
-
-    ``backend`` is whose graph it is: the fused kernels of that backend appear as one node each.
-    ``weights`` are the bytes of all parameters by path, whether a call uses them or not.
-    ``mlx_version`` is whose rules it follows, ``versions`` are those that recorded it.
-    """
+    """The calls of one workload."""
 
     model_type: str
     backend: str
+    """The backend that would run the graphs: its fused kernels are one node each."""
     versions: Mapping[str, str]
+    """The versions of MLX and mlx-lm that recorded the graphs."""
     weights: Mapping[str, int]
+    """Bytes of every parameter by path, also of those that no call uses."""
     calls: tuple[Call, ...]
     mlx_version: tuple[int, ...] = MLX_VERSION
+    """The version of MLX whose rules the graphs follow."""
 
     def call(self, phase: CallPhase) -> Call | None:
         """Return the call of a phase, None when the workload has none."""
@@ -114,7 +115,7 @@ class Trace:
 
 
 def to_json(trace: Trace) -> str:
-    """Return a trace as JSON, arrays and nodes one a line so that differences can be read."""
+    """Return a trace as JSON, one array or node per line so that a diff can be read."""
     content = {"schema": SCHEMA, **asdict(trace)}
     calls = content.pop("calls")
     lines = [json.dumps(content)[:-1] + ', "calls": [']

@@ -18,9 +18,9 @@ from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.trace.compiled_regions import ANY_SHAPE, BEGINS, ENDS
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, set_attributes
 
-# Names of nodes that are no operation: the borders of what mx.compile was given.
+# MLX appends types to the name of a kernel; this marks where the name ends.
 _NAME_ENDS = "__end"
-# Primitives that mlx/export.cpp has no row for, by the function that makes them.
+# Primitives that mlx/export.cpp has no row for, by the function that creates them.
 _NOT_EXPORTED = {
     "bitwise_invert": "BitwiseInvert",
     "contiguous": "Contiguous",
@@ -58,12 +58,15 @@ _CALLS: ContextVar[_CompiledCalls | None] = ContextVar("compiled calls", default
 
 @record(frozen=True, slots=True, kw_only=True)
 class TraceTarget:
-    """Whose graph is recorded; ``mlx_version`` chooses the rules, as of fused attention."""
+    """The machine and version of MLX whose graph is recorded."""
 
     backend: Backend = "metal"
     nax: bool = False
+    """Whether a Metal GPU has neural accelerators: `has_nax`."""
     compute_capability: int | None = None
+    """Of a CUDA GPU, ten times its number: 90 for 9.0."""
     mlx_version: tuple[int, ...] = MLX_VERSION
+    """Decides the rules of fused attention: mlx/data/kernels.py."""
 
 
 @cache
@@ -97,16 +100,16 @@ def _recording_stubs(target: TraceTarget) -> dict[str, Any]:
     import mlx.core as mx
 
     stubs: dict[str, Any] = {
-        key: _alone(name, getattr(mx, key)) for key, name in _NOT_EXPORTED.items()
+        key: _as_one_node(name, getattr(mx, key)) for key, name in _NOT_EXPORTED.items()
     }
-    stubs |= {"zeros": _filled(0), "ones": _filled(1)}
+    stubs |= {"zeros": _unmerged(0), "ones": _unmerged(1)}
     if target.backend == "cpu":
         return stubs | {
-            "fast.rms_norm": _apart(mx.fast.rms_norm),
-            "fast.layer_norm": _apart(mx.fast.layer_norm),
+            "fast.rms_norm": _unshared(mx.fast.rms_norm),
+            "fast.layer_norm": _unshared(mx.fast.layer_norm),
         }
     return stubs | {
-        "dequantize": _alone("Quantize", mx.dequantize),
+        "dequantize": _as_one_node("Quantize", mx.dequantize),
         "fast.rms_norm": _rms_norm(mx.fast.rms_norm),
         "fast.layer_norm": _layer_norm(mx.fast.layer_norm),
         "fast.rope": _rope(mx.fast.rope),
@@ -118,7 +121,7 @@ def _recording_stubs(target: TraceTarget) -> dict[str, Any]:
 
 @contextmanager
 def recorded(target: TraceTarget) -> Iterator[None]:
-    """Build the graph of ``target`` inside the block, which runs while MLX exports."""
+    """Replace what ``target`` runs as one kernel inside the block, which MLX exports."""
     token = _CALLS.set(_CompiledCalls())
     try:
         with changed(library_for(target.backend).core, _recording_stubs(target)):
@@ -148,7 +151,7 @@ def one_node(name: str, inputs: Sequence[Any], like: Sequence[Any]) -> list[Any]
 
 
 def kernel_name(exported: str) -> str:
-    """Return the name a kernel was given, from the one MLX makes of it and its types.
+    """Return the name of a kernel, without the types that MLX appends to it.
 
     >>> kernel_name("custom_kernel_RMSNorm__end_bfloat16_t_bfloat16_t")
     'RMSNorm'
@@ -156,23 +159,23 @@ def kernel_name(exported: str) -> str:
     return exported.removeprefix("custom_kernel_").split(_NAME_ENDS)[0]
 
 
-def _alone(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation that MLX cannot export, or has no kernel for here, as one node."""
+def _as_one_node(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation as one node: MLX cannot export it, or has no kernel for it here."""
 
-    def alone(*given: Any, **settings: Any) -> Any:
+    def one(*args: Any, **settings: Any) -> Any:
         import mlx.core as mx
 
-        values = (*given, *settings.values())
+        values = (*args, *settings.values())
         arrays = [value for value in values if isinstance(value, mx.array)]
-        return one_node(name, arrays, [original(*given, **settings)])[0]
+        return one_node(name, arrays, [original(*args, **settings)])[0]
 
-    return alone
+    return one
 
 
-def _filled(value: int) -> Callable[..., Any]:
-    """Return a mx.zeros or mx.ones whose results MLX does not merge into one when it exports.
+def _unmerged(value: int) -> Callable[..., Any]:
+    """Return mx.zeros or mx.ones with results that MLX does not merge into one when it exports.
 
-    It merges equal operations on equal scalars: every layer's empty cache would become one node.
+    It merges equal operations on equal scalars: the empty caches of all layers would be one node.
     """
 
     def filled(shape: Any, dtype: Any = None, **stream: Any) -> Any:
@@ -183,10 +186,10 @@ def _filled(value: int) -> Callable[..., Any]:
     return filled
 
 
-def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a norm that shares nothing with another norm of the same array.
+def _unshared(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a norm that shares no operation with another norm of the same array.
 
-    Where it is several operations MLX's export merges those that are equal; a run does not.
+    Without a kernel a norm is several operations. MLX's export merges equal ones; a run does not.
     """
 
     def norm(x: Any, *settings: Any, **stream: Any) -> Any:
@@ -198,8 +201,8 @@ def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
 def _rms_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     def rms_norm(x: Any, weight: Any, eps: float, **stream: Any) -> Any:
         out = original(x, weight, eps, **stream)
-        given = [x] if weight is None else [x, weight]
-        return one_node("RMSNorm", [array.astype(out.dtype) for array in given], [out])[0]
+        inputs = [x] if weight is None else [x, weight]
+        return one_node("RMSNorm", [array.astype(out.dtype) for array in inputs], [out])[0]
 
     return rms_norm
 
@@ -207,8 +210,8 @@ def _rms_norm(original: Callable[..., Any]) -> Callable[..., Any]:
 def _layer_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     def layer_norm(x: Any, weight: Any, bias: Any, eps: float, **stream: Any) -> Any:
         out = original(x, weight, bias, eps, **stream)
-        given = [array for array in (x, weight, bias) if array is not None]
-        return one_node("LayerNorm", [array.astype(out.dtype) for array in given], [out])[0]
+        inputs = [array for array in (x, weight, bias) if array is not None]
+        return one_node("LayerNorm", [array.astype(out.dtype) for array in inputs], [out])[0]
 
     return layer_norm
 
@@ -219,10 +222,10 @@ def _rope(original: Callable[..., Any]) -> Callable[..., Any]:
 
         out = original(x, dims, **settings)
         offset = settings["offset"]
-        given = [x, offset if isinstance(offset, mx.array) else mx.array(offset)]
+        inputs = [x, offset if isinstance(offset, mx.array) else mx.array(offset)]
         if settings.get("freqs") is not None:
-            given.append(settings["freqs"])
-        return one_node("RoPE", given, [out])[0]
+            inputs.append(settings["freqs"])
+        return one_node("RoPE", inputs, [out])[0]
 
     return rope
 
@@ -250,12 +253,12 @@ def _attention(original: Callable[..., Any], target: TraceTarget) -> Callable[..
         )
         if not fused:
             return out
-        given = [array.astype(out.dtype) for array in (q, k, v)]
+        inputs = [array.astype(out.dtype) for array in (q, k, v)]
         if array_mask:
-            given.append(_broadcast_mask(mask, q, k, out.dtype))
+            inputs.append(_broadcast_mask(mask, q, k, out.dtype))
         if sinks is not None:
-            given.append(sinks.astype(out.dtype))
-        return one_node("ScaledDotProductAttention", given, [out])[0]
+            inputs.append(sinks.astype(out.dtype))
+        return one_node("ScaledDotProductAttention", inputs, [out])[0]
 
     return scaled_dot_product_attention
 
@@ -270,18 +273,18 @@ def _broadcast_mask(mask: Any, q: Any, k: Any, dtype: Any) -> Any:
 def _compile(
     fun: Callable[..., Any] | None = None, *_: Any, shapeless: bool = False, **__: Any
 ) -> Any:
-    """Stand for mx.compile: the function leaves its borders in the graph of a recorded call."""
+    """Replace mx.compile: the function marks its borders in the graph of a recorded call."""
     if fun is None:
         return partial(_compile, shapeless=shapeless)
 
-    def marked(*given: Any, **named: Any) -> Any:
+    def marked(*args: Any, **named: Any) -> Any:
         calls = _CALLS.get()
         if calls is None or calls.inside:
-            return fun(*given, **named)  # MLX too takes a compiled function inside another apart
+            return fun(*args, **named)  # MLX too inlines a compiled function inside another
         with calls.next() as number:
             label = f"{number}{ANY_SHAPE}" if shapeless else str(number)
-            taken = _bordered(f"{BEGINS}{label}", (given, named))
-            return _bordered(f"{ENDS}{label}", fun(*taken[0], **taken[1]))
+            inner_args, inner_named = _bordered(f"{BEGINS}{label}", (args, named))
+            return _bordered(f"{ENDS}{label}", fun(*inner_args, **inner_named))
 
     return marked
 
@@ -291,18 +294,18 @@ def _bordered(name: str, tree: Any) -> Any:
     import mlx.core as mx
 
     arrays: list[Any] = []
-    _each(tree, arrays.append, mx.array)
+    _map_arrays(tree, arrays.append, mx.array)
     if not arrays:
         return tree
     passed = iter(one_node(name, arrays, arrays))
-    return _each(tree, lambda _: next(passed), mx.array)
+    return _map_arrays(tree, lambda _: next(passed), mx.array)
 
 
-def _each(tree: Any, change: Callable[[Any], Any], kind: type) -> Any:
+def _map_arrays(tree: Any, change: Callable[[Any], Any], kind: type) -> Any:
     if isinstance(tree, kind):
         return change(tree)
     if isinstance(tree, (list, tuple)):
-        return type(tree)(_each(value, change, kind) for value in tree)
+        return type(tree)(_map_arrays(value, change, kind) for value in tree)
     if isinstance(tree, dict):
-        return {key: _each(value, change, kind) for key, value in tree.items()}
+        return {key: _map_arrays(value, change, kind) for key, value in tree.items()}
     return tree

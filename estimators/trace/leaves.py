@@ -7,7 +7,7 @@ from memfit.estimators.trace.graph_format import Role
 
 
 class Leaf(NamedTuple):
-    """An array that a call is given, and the place where another can stand for it."""
+    """An array that a call reads, and the place where another can replace it."""
 
     array: Any
     role: Role
@@ -21,13 +21,13 @@ class Leaf(NamedTuple):
 
 
 class Modules:
-    """A model's modules as they were made, to be made so again: calls add arrays of their own."""
+    """A model's modules as they were built: calls add arrays, which `restore` removes."""
 
     def __init__(self, model: Any) -> None:
         self._modules = [(path, m, dict(m), dict(vars(m))) for path, m in model.named_modules()]
 
     def restore(self) -> None:
-        """Forget what calls have made."""
+        """Put every module back to what it was when the model was built."""
         for _, module, items, attributes in self._modules:
             dict.clear(module)
             dict.update(module, items)
@@ -35,11 +35,11 @@ class Modules:
             vars(module).update(attributes)
 
     def count(self) -> int:
-        """Return how many things the modules hold."""
+        """Return the number of entries in all modules."""
         return sum(len(module) for _, module, _, _ in self._modules)
 
     def leaves(self) -> Iterator[Leaf]:
-        """Yield the arrays of the modules: parameters, and what they made for themselves."""
+        """Yield the arrays of the modules: parameters, and constants that a class keeps."""
         for path, module, _, _ in self._modules:
             for key, value in list(module.items()):
                 role: Role = "constant" if key.startswith("_") else "weight"

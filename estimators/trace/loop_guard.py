@@ -1,4 +1,4 @@
-"""Classes that loop over tokens in Python, noticed while they do.
+"""Stops a call of a class that loops over tokens in Python.
 
 Where a target has no kernel for a recurrence, mlx-lm's class runs it step by step, and the graph
 of a chunk has tens of operations for each token in each layer. Every such loop slices its arrays.
@@ -10,12 +10,12 @@ from typing import Any
 
 from memfit.estimators.trace.isolation import array_stubs
 
-# Without a loop a class takes some ten a layer, 63 where it scans chunks (Falcon-H1).
+# Without a loop a class takes about ten per layer, 63 where it scans chunks (Falcon-H1).
 MAX_SLICES = 6_000
 
 
 class LoopError(Exception):
-    """A call takes more slices than a class without a loop over tokens would."""
+    """A call takes more slices than a class without a loop over tokens does."""
 
 
 @contextmanager

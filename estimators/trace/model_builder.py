@@ -1,7 +1,7 @@
-"""A model of mlx-lm from its config, as it would be loaded, with nothing computed.
+"""A model of mlx-lm built from its config, as it would be loaded, without computing anything.
 
-mlx-lm's own load_model does it where there are headers: it is handed arrays of the headers'
-shapes in place of files, so that its ``sanitize``, quantisation and checks are its own.
+With headers, mlx-lm's own load_model builds it: it gets arrays of the headers' shapes in place of
+files, so that ``sanitize``, quantisation and checks are mlx-lm's own.
 """
 
 import copy
@@ -22,7 +22,7 @@ from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_na
 
 MAX_MODULES = 20_000
 
-# What safetensors calls a type, and what MLX loads it as: mlx/io/safetensors.cpp.
+# The types of safetensors and what MLX loads them as. Source: mlx/io/safetensors.cpp.
 _LOADED_AS = {
     "BOOL": "bool_",
     "U8": "uint8",
@@ -41,14 +41,14 @@ _LOADED_AS = {
     "F8_E8M0": "uint8",
     "F4": "uint8",
 }
-# Classes that always make a head, and drop it at load when the checkpoint has none.
+# Classes that always build an output head, and drop it at load when the checkpoint has none.
 _DROP_THE_HEAD = ("gemma3", "gemma3_text", "recurrent_gemma")
-# A class that makes the packed modules that its config lists, and packs no others.
+# A class that builds the packed modules that its config lists, and packs no others.
 _PACKS_ITSELF = ("prism_hadamard_qwen35",)
 
-# Classes whose ``sanitize`` takes compressed-tensors' packed integers for MLX's own.
+# Classes with a ``sanitize`` that converts compressed-tensors' packed integers to MLX's.
 _UNPACKS_INTEGERS = ("deepseek_v3", "joyai_llm_flash", "kimi_k2")
-# Heads and routers, which AutoAWQ leaves as they are.
+# Output heads and routers, which AutoAWQ does not quantise.
 _NEVER_AWQ = frozenset({"lm_head", "embed_out", "output", "gate", "router"})
 
 
@@ -61,10 +61,10 @@ def build(
     tensors: Iterable[Tensor] | None = None,
     quantize: Quantization | None = None,
 ) -> Any:
-    """Return the model: as its tensors would be loaded, or as conversion to ``dtype`` makes it.
+    """Return the model, loaded from ``tensors`` or, without them, converted to ``dtype``.
 
-    ``quantize`` quantises it then, as mlx_lm.convert would. ``name`` is how messages name the
-    config. To be called inside `tracing`.
+    ``quantize`` then quantises it as mlx_lm.convert would. ``name`` is the name of the config in
+    messages. Call it inside `tracing`.
 
     Raises:
         UnsupportedError: when mlx-lm has no such class, or the class rejects config or tensors.
@@ -86,14 +86,14 @@ def build(
             model, _ = utils.quantize_model(
                 model, {}, quantize.group_size, quantize.bits, mode=quantize.mode
             )
-        if quantize or tensors is None:  # load_model has done it
+        if quantize or tensors is None:  # else load_model has called it
             model.eval()
     return model
 
 
 @contextmanager
 def class_errors(name: str, config: Mapping[str, Any]) -> Iterator[None]:
-    """Turn whatever a model class raises inside the block into one line that names it."""
+    """Turn any error of a model class inside the block into one line that names the class."""
     try:
         yield
     except MemfitError:
@@ -132,7 +132,7 @@ def _what(error: BaseException) -> str:
 
 @contextmanager
 def _few_modules(nn: Any, name: str) -> Iterator[None]:
-    """Stop a class that makes modules without end."""
+    """Stop a class that builds more than ``MAX_MODULES`` modules."""
     original = nn.Module.__init__
     made = 0
 
@@ -158,7 +158,7 @@ def _loaded(utils: Any, config: dict[str, Any], tensors: Iterable[Tensor]) -> An
         "mx.load": lambda _: arrays,
     }
     with changed(utils, given):
-        # Below this path no file can be.
+        # No file can exist at this path.
         return utils.load_model(Path(os.devnull), lazy=True)[0]
 
 
@@ -192,7 +192,7 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
 
 
 def unread_format(config: Mapping[str, Any]) -> str | None:
-    """Return the method of a quantisation that is not packed as the config says, None if none."""
+    """Return the method of a declared quantisation whose packed layout is not known, or None."""
     block = _foreign_block(config)
     if config.get("quantization") is not None or not isinstance(block, Mapping):
         return None
@@ -203,11 +203,11 @@ def unread_format(config: Mapping[str, Any]) -> str | None:
 def _packed_by_method(
     config: Mapping[str, Any],
 ) -> tuple[Mapping[str, Any], Callable[[str, Any], bool]] | None:
-    """Return the format a foreign method's matrices are packed in once loaded, and which are.
+    """Return how mlx-lm packs the matrices of another library's method, and which it packs.
 
-    None for those that mlx-lm dequantises or does not load. Files name what is packed; without
-    them it is what their makers pack: OpenAI's experts, AutoAWQ's matrices of the layers.
-    Source: mlx-lm utils.py, load_model; of the integers, models/deepseek_v3.py, sanitize.
+    None for methods that mlx-lm dequantises or does not load. Without files to list the packed
+    matrices, they are those that the method packs: OpenAI's experts, AutoAWQ's linear layers.
+    Source: mlx-lm utils.py, load_model; for packed integers models/deepseek_v3.py, sanitize.
     """
     block = _foreign_block(config)
     method, model_type = block.get("quant_method"), config["model_type"]
@@ -242,7 +242,7 @@ def _foreign_block(config: Mapping[str, Any]) -> Any:
 
 
 def _quantize_as_declared(nn: Any, model: Any, config: dict[str, Any]) -> None:
-    """Quantise as mlx-lm utils.py, load_model, would with the files that the config describes."""
+    """Quantise as load_model would do with the files of the config. Source: mlx-lm utils.py."""
     if config["model_type"] in _PACKS_ITSELF:
         return
     block = config.get("quantization")

@@ -15,55 +15,56 @@ from memfit.estimators.trace.graph_format import Argument, Array, Node
 from memfit.estimators.trace.kernel_stubs import kernel_name
 from memfit.estimators.trace.leaves import Leaf
 
-# A trace keeps some 1.1 kB a node: 92,592 of them (Falcon-H1 7B) took 154 MB and 2.4 s in all.
+# A trace keeps about 1.1 kB per node: 92,592 nodes (Falcon-H1 7B) took 154 MB and 2.4 s in all.
 MAX_NODES = 200_000
-# A loop over tokens keeps arrays besides: 49,620 nodes (Jamba 1.5 mini) took 264 MB and 2.3 s.
+# A loop over tokens also keeps arrays: 49,620 nodes (Jamba 1.5 mini) took 264 MB and 2.3 s.
 MAX_LOOP_NODES = 60_000
-# Some 400 bytes for every node in a row were seen; of a stack only what is used is taken.
+# MLX needs about 400 bytes for each node in a row. Of a stack only the used pages take memory.
 _DEEP_STACK_BYTES = 2**30
 
 
 class LargeGraphError(UnsupportedError):
-    """The graphs of a run are larger than memory and patience allow."""
+    """The graphs of a run are too large to record."""
 
 
-class Recorded(NamedTuple):
-    """One exported call; ``outputs`` are positions, one for each array the function returned."""
+class RecordedGraph(NamedTuple):
+    """The graph of one exported call."""
 
     arrays: tuple[Array, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
+    """Positions of the arrays that the function returned."""
 
 
 def record_call(
     function: Callable[[], list[Any]], leaves: Sequence[Leaf], *, recorded_before: int = 0
-) -> Recorded:
-    """Return the graph of ``function``, called with placeholders put in place of all leaves.
+) -> RecordedGraph:
+    """Return the graph of ``function``, called with a placeholder in place of every leaf.
 
     Raises:
-        LargeGraphError: when with the nodes of ``recorded_before`` there are above ``MAX_NODES``.
+        LargeGraphError: when it and ``recorded_before`` have more nodes than ``MAX_NODES``.
     """
     recorder = _Recorder(leaves, MAX_NODES - recorded_before)
-    standing: list[tuple[Leaf, Any]] = []
+    placed: list[tuple[Leaf, Any]] = []
 
     def call(*placeholders: Any) -> list[Any]:
-        standing.extend(zip(leaves, placeholders, strict=True))
-        for leaf, placeholder in standing:
+        placed.extend(zip(leaves, placeholders, strict=True))
+        for leaf, placeholder in placed:
             leaf.put(placeholder)
         return function()
 
     try:
         _export(recorder.take, call, [leaf.array for leaf in leaves])
     finally:
-        for leaf, placeholder in standing:
-            # What the call has put into a cache is what the call leaves there.
+        for leaf, placeholder in placed:
+            # What the call itself has put into a cache stays there.
             if leaf.role != "cache" or leaf.owner[leaf.key] is placeholder:
                 leaf.put(leaf.array)
     return recorder.finish()
 
 
 def count_nodes(function: Callable[[], list[Any]]) -> int:
-    """Return how many nodes the arrays that ``function`` returns need, and keep none."""
+    """Return how many nodes compute the arrays that ``function`` returns; none is kept."""
     import mlx.core as mx
 
     drawing = StringIO()
@@ -71,8 +72,8 @@ def count_nodes(function: Callable[[], list[Any]]) -> int:
     return drawing.getvalue().count("[label")
 
 
-def expect(nodes: int) -> None:
-    """Raise `LargeGraphError` when a loop whose graphs have so many nodes would be too large."""
+def reject_large_loop(nodes: int) -> None:
+    """Raise `LargeGraphError` when the graphs of a loop over tokens have too many ``nodes``."""
     if nodes > MAX_LOOP_NODES:
         raise _too_large(f"would have about {nodes} operations, above the {MAX_LOOP_NODES}")
 
@@ -89,7 +90,7 @@ def _export(take: Callable[[Any], None], function: Callable[..., Any], arrays: l
     stream = mx.default_stream(mx.default_device())
 
     def export() -> None:
-        # A thread has streams of its own in MLX, which would outlive it: it takes the caller's.
+        # MLX makes a stream for each thread and keeps it: the thread uses the caller's stream.
         mx.set_default_stream(stream)
         mx.export_function(take, function, *arrays)
 
@@ -180,10 +181,10 @@ class _Recorder:
             for key, array in message["constants"]:
                 self._add(key, Array(tuple(array.shape), _name(array.dtype), "constant"))
 
-    def finish(self) -> Recorded:
+    def finish(self) -> RecordedGraph:
         outputs = tuple(map(self._made, self._outputs))
         nodes, ends = without_borders(self._nodes, outputs, self._arrays)
-        return Recorded(tuple(self._arrays), tuple(nodes), tuple(ends))
+        return RecordedGraph(tuple(self._arrays), tuple(nodes), tuple(ends))
 
     def _take_node(self, message: dict[str, Any]) -> None:
         if len(self._nodes) == self._room:
@@ -194,8 +195,8 @@ class _Recorder:
         positions = self._positions
         inputs = tuple(
             [
-                positions[given[0]] if given[0] in positions else self._made(given)
-                for given in message["inputs"]
+                positions[array[0]] if array[0] in positions else self._made(array)
+                for array in message["inputs"]
             ]
         )
         outputs = tuple(map(self._made, message["outputs"]))
@@ -203,7 +204,7 @@ class _Recorder:
         self._nodes.append(Node(name, inputs, outputs, values))
 
     def _made(self, described: tuple[str, Any, Any]) -> int:
-        """Return the position of an array that a node makes, or of one already known."""
+        """Return the position of an array, a new one where a node computes it."""
         key, shape, dtype = described
         known = self._positions.get(key)
         return self._add(key, Array(tuple(shape), _name(dtype))) if known is None else known

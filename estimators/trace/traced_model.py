@@ -25,27 +25,33 @@ from memfit.estimators.trace.recording import LargeGraphError
 
 
 class TracedShapes(NamedTuple):
-    """What mlx-lm's class holds when a workload ends.
-
-    ``weights`` are the bytes of each parameter by path. ``kv_bytes`` are allocated,
-    ``kv_held_bytes`` of the tokens still needed; ``allocated_tokens`` and ``held_tokens`` are
-    those of the longest buffer. ``unread_format`` is the method of a foreign quantisation that the
-    config declares and, without headers, the weights are not in: they are those dequantised.
-    """
+    """What mlx-lm's class holds when a workload ends."""
 
     weights: Mapping[str, int]
+    """Bytes of each parameter by path."""
     kv_bytes: int
+    """Allocated bytes of keys and values."""
     kv_held_bytes: int
+    """Bytes of the tokens that are still needed."""
     ssm_bytes: int
+    """Bytes of recurrent states."""
     allocated_tokens: int
+    """Tokens that the longest buffer has room for."""
     held_tokens: int
+    """Tokens of the longest buffer that are still needed."""
     makes_own_cache: bool
+    """Whether the class has a ``make_cache``."""
     unread_format: str | None
+    """The quantisation method that the config declares and the weights are not sized in.
+
+    Only without headers. The weights are then those of the dequantised model.
+    """
     versions: Mapping[str, str]
+    """The installed versions of MLX and mlx-lm."""
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters."""
+        """Return the bytes of all parameters."""
         return sum(self.weights.values())
 
 
@@ -58,12 +64,12 @@ def trace_shapes(
     tensors: Iterable[Tensor] | None = None,
     quantize: Quantization | None = None,
 ) -> TracedShapes:
-    """Return the bytes of weights, caches and states when the workload ends.
+    """Return the bytes of weights, caches and states at the end of the workload.
 
     The arguments and errors are those of `TracedModel`.
     """
-    built = TracedModel(config, "metal", name=name, dtype=dtype, tensors=tensors, quantize=quantize)
-    return built.shapes(workload)
+    model = TracedModel(config, "metal", name=name, dtype=dtype, tensors=tensors, quantize=quantize)
+    return model.shapes(workload)
 
 
 def record(
@@ -81,20 +87,20 @@ def record(
     The other arguments and errors are those of `TracedModel`.
 
     Raises:
-        UnsupportedError: besides, when the graph of a call would be too large.
+        LargeGraphError: also, when the graphs of the calls are too large.
     """
-    built = TracedModel(
+    model = TracedModel(
         config, target.backend, name=name, dtype=dtype, tensors=tensors, quantize=quantize
     )
-    return built.record(workload, target)[0]
+    return model.record(workload, target)[0]
 
 
 class TracedModel:
-    """mlx-lm's class for a config, built once to be asked about many workloads.
+    """mlx-lm's class for a config, built once for many workloads.
 
-    ``name`` is how messages name the config. With ``tensors`` the model is what mlx-lm would load
-    from them, else floating parameters take ``dtype``; ``quantize`` converts it then. ``weights``
-    are the bytes of each parameter by path.
+    ``name`` is the name of the config in messages. With ``tensors`` the model is what mlx-lm would
+    load from them; without, floating-point parameters are of ``dtype``. ``quantize`` then converts
+    the model.
 
     Raises:
         MachineError: when MLX or mlx-lm is not installed.
@@ -121,9 +127,10 @@ class TracedModel:
             )
             self._modules = Modules(self._model)
             self.weights: Mapping[str, int] = _weight_bytes(self._model)
+            """Bytes of each parameter by path."""
 
     def shapes(self, workload: Workload) -> TracedShapes:
-        """Return the bytes when the workload ends; no graph is recorded."""
+        """Return the bytes at the end of the workload; no graph is recorded."""
         target = TraceTarget(backend=self._backend)
         with self._tracing():
             running = Running(self._model, self._modules, workload, target)
@@ -131,10 +138,10 @@ class TracedModel:
             return self._shapes(running.caches, workload)
 
     def record(self, workload: Workload, target: TraceTarget) -> tuple[Trace, TracedShapes]:
-        """Return the graphs of a workload's calls for a target of the backend, and the bytes then.
+        """Return the graphs of a workload's calls, and the bytes at its end.
 
         Raises:
-            LargeGraphError: besides, when the graphs of the calls are too large.
+            LargeGraphError: also, when the graphs of the calls are too large.
         """
         with self._tracing():
             running = Running(self._model, self._modules, workload, target)

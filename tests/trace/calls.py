@@ -31,7 +31,7 @@ class Sketch:
         return made
 
     def chain(self, name: str, start: int, count: int, *shape: int) -> int:
-        """As many nodes, each reading the one before."""
+        """``count`` nodes, each reading the one before."""
         for _ in range(count):
             start = self.run(name, (start,), *shape)
         return start
@@ -44,7 +44,7 @@ class Sketch:
         tokens: int = 4,
         position: int = 0,
     ) -> Call:
-        """The call; what is evaluated is also held unless told."""
+        """The call; what is evaluated is also held unless ``held`` says otherwise."""
         return Call(
             phase,
             tokens,

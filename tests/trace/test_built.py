@@ -1,4 +1,4 @@
-"""A class built once answers as one built for each question."""
+"""A model built once gives the same answers as one built for each workload."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from memfit.estimators.base.workload import Workload
 
 pytest.importorskip("mlx_lm")
 
-from memfit.estimators.trace import loop_guard as looping
+from memfit.estimators.trace import loop_guard
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.traced_model import TracedModel, record
 
@@ -39,7 +39,7 @@ def test_the_recorded_calls_end_with_the_bytes_that_shapes_say(path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3n", "qwen3_next", "llama4", "deepseek_v3"])
-def test_what_was_asked_before_changes_no_answer(name: str) -> None:
+def test_earlier_workloads_change_no_answer(name: str) -> None:
     case = config(next(path for path in CASES if path.stem == name))
     built = TracedModel(case, "metal")
     built.record(LONG, METAL)
@@ -48,11 +48,11 @@ def test_what_was_asked_before_changes_no_answer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rwkv7", "mamba", "jamba", "recurrent_gemma"])
-def test_a_loop_over_tokens_is_noticed_and_then_recorded(
+def test_a_loop_over_tokens_is_detected_and_then_recorded(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = config(next(path for path in CASES if path.stem == name))
     target = TraceTarget(backend="cpu")
     whole = record(case, SHORT, target=target)
-    monkeypatch.setattr(looping, "MAX_SLICES", 20)
+    monkeypatch.setattr(loop_guard, "MAX_SLICES", 20)
     assert record(case, SHORT, target=target) == whole

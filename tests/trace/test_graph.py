@@ -1,4 +1,4 @@
-"""Recorded graphs against MLX's own: what is evaluated, fused, held and counted."""
+"""Recorded graphs compared with MLX's own: what is evaluated, fused, held and counted."""
 
 import importlib
 import io
@@ -76,7 +76,7 @@ def test_the_loop_s_calls_come_in_mlx_lm_s_order() -> None:
     ]
 
 
-def test_a_decode_step_that_makes_a_buffer_anew_is_a_call_of_its_own() -> None:
+def test_a_decode_step_that_allocates_a_longer_buffer_is_a_separate_call() -> None:
     trace = record(LLAMA, Workload(prompt_tokens=700, max_tokens=100), target=METAL)
     growing = the(trace, "growing")
     assert growing.position == 768
@@ -109,7 +109,7 @@ def test_a_jump_begins_a_call_with_the_caches_that_walking_leaves(
         target=METAL,
     )
     for call in trace.calls[1:]:
-        # What the loop has done when the call begins, as a workload of its own.
+        # What the loop has done when the call begins, as a separate workload.
         beyond = max(0, call.position - prompt)
         walked = Workload(
             prompt_tokens=min(call.position, prompt) + (call.position < prompt),
@@ -159,7 +159,7 @@ def test_a_chunk_computes_nothing_that_no_cache_needs() -> None:
     assert "model.layers.2.self_attn.o_proj.weight" not in used["first_chunk"]
 
 
-def test_nodes_stand_after_what_they_need() -> None:
+def test_nodes_come_after_their_inputs() -> None:
     for call in record(case("qwen3_moe"), Workload(prompt_tokens=70), target=METAL).calls:
         known = {i for i, array in enumerate(call.arrays) if array.role != "computed"}
         for node in call.nodes:
@@ -168,7 +168,7 @@ def test_nodes_stand_after_what_they_need() -> None:
         assert known.issuperset(call.held)
 
 
-def test_every_layer_s_first_buffer_is_a_node_of_its_own() -> None:
+def test_every_layer_s_first_buffer_is_a_separate_node() -> None:
     trace = record(LLAMA, Workload(prompt_tokens=100), target=METAL)
     first = the(trace, "first_chunk")
     assert counts(first)["Full"] == 2 * 3
@@ -182,13 +182,13 @@ def test_fused_kernels_are_one_node_on_the_backends_that_have_them(
     target: TraceTarget, found: bool
 ) -> None:
     call = the(record(LLAMA, Workload(prompt_tokens=100), target=target), "last_token")
-    # Two norms and one attention a layer, the last norm; keys and queries are turned.
+    # Two norms and one attention per layer, the last norm; rotated keys and queries.
     wanted = {"RMSNorm": 7, "RoPE": 6, "ScaledDotProductAttention": 3} if found else {}
     assert {name: n for name, n in counts(call).items() if name in FUSED} == wanted
 
 
 @pytest.mark.parametrize(("target", "unpacked_by"), [(CPU, "BitwiseBinary"), (METAL, "Quantize")])
-def test_a_packed_embedding_is_unpacked_by_one_kernel_where_there_is_one(
+def test_a_packed_embedding_is_unpacked_by_one_kernel_on_backends_that_have_it(
     target: TraceTarget, unpacked_by: str
 ) -> None:
     trace = record(LLAMA, Workload(prompt_tokens=100), target=target, quantize=Quantization(4, 64))
@@ -196,7 +196,7 @@ def test_a_packed_embedding_is_unpacked_by_one_kernel_where_there_is_one(
     assert {name for name in ("BitwiseBinary", "Quantize") if found[name]} == {unpacked_by}
 
 
-def test_attention_that_metal_has_no_kernel_for_is_taken_apart() -> None:
+def test_attention_without_a_metal_kernel_is_several_nodes() -> None:
     wide = {**LLAMA, "head_dim": 256}
     trace = record(wide, Workload(prompt_tokens=100), target=METAL)
     assert counts(the(trace, "first_chunk"))["ScaledDotProductAttention"] == 0

@@ -1,4 +1,4 @@
-"""A trace as plain values: what it refuses, and that JSON keeps all of it."""
+"""A trace as plain values: what is rejected, and that JSON keeps all of it."""
 
 import json
 from typing import Any
@@ -62,7 +62,7 @@ def test_json_keeps_every_part_of_a_trace(trace: Trace) -> None:
     assert from_json(to_json(trace)) == trace
 
 
-def test_arrays_and_nodes_stand_one_a_line() -> None:
+def test_json_has_one_array_or_node_per_line() -> None:
     lines = to_json(SMALL).splitlines()
     assert '["Square", [0], [1], []]]}' in lines
     assert '[[2], "BF16", "weight", "norm.weight"],' in lines
@@ -94,13 +94,13 @@ def _changed(path: list[Any], value: Any) -> str:
         (["extra"], 1),
     ],
 )
-def test_a_damaged_trace_is_refused(path: list[Any], value: Any) -> None:
+def test_a_damaged_trace_is_rejected(path: list[Any], value: Any) -> None:
     with pytest.raises(InputError):
         from_json(_changed(path, value))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "[" * 100_000])
-def test_what_is_no_trace_is_refused(text: str) -> None:
+def test_text_that_is_no_trace_is_rejected(text: str) -> None:
     with pytest.raises(InputError):
         from_json(text)
 

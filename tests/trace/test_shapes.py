@@ -1,4 +1,4 @@
-"""Traced bytes against mlx-lm's classes, walked through its loop chunk by chunk."""
+"""Traced bytes compared with mlx-lm's classes, run through its loop chunk by chunk."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 DESCRIBED = [
     json.loads(path.read_text()) for path in sorted((HERE.parent / "arch/cases").glob("*.json"))
 ]
-# Sizes in the manner of mlx-lm's own tests/test_models.py, and of the classes it does not test.
+# Small sizes, as in mlx-lm's tests/test_models.py; also of the classes that it does not test.
 UNDESCRIBED = json.loads((HERE / "cases.json").read_text())
 CASES = {f"{i}-{case['model_type']}": case for i, case in enumerate(DESCRIBED + UNDESCRIBED)}
 # mlx-lm cannot run these here: a Metal kernel, a package that is not installed.
@@ -259,7 +259,7 @@ def _fp8(tensor: Tensor) -> Any:
     yield Tensor(f"{tensor.name}_scale_inv", "F32", blocks, 4 * blocks[0] * blocks[1])
 
 
-def test_a_tensor_of_no_parameter_is_refused_in_mlx_lm_s_words() -> None:
+def test_a_tensor_without_a_parameter_is_rejected_with_mlx_lm_s_message() -> None:
     tensors = [*headers(Oracle(LLAMA).tensors()), Tensor("model.extra", "BF16", (2,), 4)]
     with pytest.raises(UnsupportedError, match=r"parameters not in model: *model\.extra"):
         trace_shapes(LLAMA, Workload(prompt_tokens=9), tensors=tensors)
