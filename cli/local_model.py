@@ -9,7 +9,7 @@ from memfit.estimators.base.units import format_bytes
 from memfit.estimators.checkpoint.manifest import Checkpoint
 
 
-def loadable(
+def local_model(
     reference: str, *, before_download: Callable[[Checkpoint], None] | None, progress: Progress
 ) -> tuple[Checkpoint, Path]:
     """Return a checkpoint and its directory.

@@ -1,6 +1,7 @@
-"""The process that holds a model: `python -m memfit.probes.child`, started by ModelProcess.
+"""The process that loads and runs a model: `python -m memfit.probes.child`.
 
-A line of JSON in is a request, one out an answer: {"progress"}, then {"result"} or {"error"}.
+`ModelProcess` starts it. Each line of JSON on standard input is a call. The answers are lines of
+JSON too: any number of {"progress"}, then one {"result"} or {"error"}.
 """
 
 import json
@@ -19,22 +20,22 @@ from typing import Any
 
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.workload import Workload
-from memfit.probes.measuring import Bench
-from memfit.probes.run_monitor import Report
-from memfit.probes.vision_runner import VisionBench
+from memfit.probes.model_runner import ModelRunner
+from memfit.probes.run_monitor import ReportFigures
+from memfit.probes.vision_runner import VisionRunner
 
-# The first whose memory runs out is this process, not one of the user's: Linux proc(5).
-_KILL_ME_FIRST = "1000"
+# When memory runs out, Linux ends this process first, not one of the user's: proc(5).
+_HIGHEST_OOM_SCORE = "1000"
 
 
 class Child:
-    """Answers requests about one model."""
+    """Answers calls about one model."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
 
     def versions(self) -> dict[str, str]:
-        """Return what runs here."""
+        """Return the versions, the backend and the device of this process."""
         import mlx.core as mx
 
         on_gpu = mx.default_device() == mx.Device(mx.gpu)
@@ -44,75 +45,75 @@ class Child:
             "mlx_lm": version("mlx-lm"),
             "backend": gpu if on_gpu else "cpu",
             "device": str(mx.device_info().get("device_name", platform.machine())),
-            **self._bench.versions(),
+            **self._runner.versions(),
         }
 
     def prompt(self, text: str | None, tokens: int | None) -> dict[str, Any]:
-        """Tokenise; the ids stay here."""
-        count, notes = self._bench.prompt(text, tokens)
+        """Tokenise the prompt; the token ids stay in this process."""
+        count, notes = self._runner.prompt(text, tokens)
         return {"tokens": count, "notes": notes}
 
     def load(self) -> dict[str, Any]:
         """Load the model."""
-        return asdict(self._bench.load())
+        return asdict(self._runner.load())
 
     def run(self, workload: dict[str, Any], wired_limit_bytes: int | None) -> dict[str, Any]:
         """Generate once."""
-        return asdict(self._bench.run(Workload(**workload), wired_limit_bytes))
+        return asdict(self._runner.run(Workload(**workload), wired_limit_bytes))
 
     def swift_workspace(self, workload: dict[str, Any]) -> int:
-        """Measure by the rule of mlx-swift-lm's tune."""
-        return self._bench.swift_workspace(Workload(**workload))
+        """Measure the workspace by the rule of mlx-swift-lm's tune."""
+        return self._runner.swift_workspace(Workload(**workload))
 
 
-def _bench(opening: dict[str, Any], report: Report) -> Bench:
-    path, limit = Path(opening["path"]), opening["memory_limit_bytes"]
-    if opening["image"] is None:
-        return Bench(path, limit, report)
-    return VisionBench(path, Path(opening["image"]), limit, report)
+def _model_runner(setup: dict[str, Any], report: ReportFigures) -> ModelRunner:
+    path, limit = Path(setup["path"]), setup["memory_limit_bytes"]
+    if setup["image"] is None:
+        return ModelRunner(path, limit, report)
+    return VisionRunner(path, Path(setup["image"]), limit, report)
 
 
 def main() -> None:
-    """Answer until the other side is gone."""
-    # What libraries print goes to standard error; answers alone go out.
+    """Answer calls until the parent process ends."""
+    # Only answers go to standard output; what libraries print goes to standard error.
     with os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1) as answers:
         os.dup2(2, 1)
-        _offer_to_be_killed()
+        _raise_oom_score()
+        lock = threading.Lock()
 
-        one_at_a_time = threading.Lock()
-
-        def say(**answer: Any) -> None:
-            with one_at_a_time:
+        def send(**answer: Any) -> None:
+            with lock:
                 answers.write(json.dumps(answer) + "\n")
 
-        requests = _requests()
-        child = Child(_bench(next(requests), lambda figures: say(progress=figures)))
-        calls = (child.versions, child.prompt, child.load, child.run, child.swift_workspace)
-        by_name: dict[str, Callable[..., Any]] = {call.__name__: call for call in calls}
-        for request in requests:
+        messages = _messages()
+        setup = next(messages)
+        child = Child(_model_runner(setup, lambda figures: send(progress=figures)))
+        functions = (child.versions, child.prompt, child.load, child.run, child.swift_workspace)
+        by_name: dict[str, Callable[..., Any]] = {each.__name__: each for each in functions}
+        for message in messages:
             try:
-                say(result=by_name[request.pop("call")](**request))
+                send(result=by_name[message.pop("call")](**message))
             except MemfitError as error:
-                say(error={"kind": type(error).__name__, "text": str(error)})
+                send(error={"kind": type(error).__name__, "text": str(error)})
 
 
-def _requests() -> Iterator[dict[str, Any]]:
-    """Yield requests; when no more can come, this process ends, even in the middle of one."""
-    waiting: SimpleQueue[str] = SimpleQueue()
+def _messages() -> Iterator[dict[str, Any]]:
+    """Yield the parent's messages; when standard input closes, end even during a call."""
+    lines: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:
         for line in sys.stdin:
-            waiting.put(line)
+            lines.put(line)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        yield json.loads(waiting.get())
+        yield json.loads(lines.get())
 
 
-def _offer_to_be_killed() -> None:
+def _raise_oom_score() -> None:
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_KILL_ME_FIRST)
+        Path("/proc/self/oom_score_adj").write_text(_HIGHEST_OOM_SCORE)
 
 
 if __name__ == "__main__":

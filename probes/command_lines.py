@@ -1,9 +1,10 @@
-"""mlx_lm's own programs told the recommended settings: lines to paste into a shell.
+"""Shell commands that run mlx-lm's programs with the recommended settings.
 
-    recommended_workload(sizing, asked, recommendation) -> Workload | None
-    command_lines(sizing, workload, model=..., prompt=...) -> tuple[str, ...]
+    recommended_workload(sized, requested, recommendation) -> Workload | None
+    command_lines(sized, workload, model=..., prompt=...) -> tuple[str, ...]
 
-Only flags that the programs have: mlx_lm/generate.py and mlx_lm/server.py, argument parsers.
+Only flags that the programs have: the argument parsers of mlx_lm/generate.py and
+mlx_lm/server.py.
 """
 
 import shlex
@@ -16,21 +17,21 @@ from memfit.estimators.results.estimate import Recommendation
 from memfit.estimators.runtimes.budget import COMFORTABLE, judge
 from memfit.estimators.sizing.sized_model import SizedModel
 
-_SERVER_KEEPS = 10  # prompts whose caches mlx_lm.server keeps unless told (server.py)
+_SERVER_KEEPS = 10  # prompt caches that mlx_lm.server keeps by default (server.py)
 _STDIN = "-"
 
 
 def recommended_workload(
-    sized: SizedModel, asked: Workload, recommendation: Recommendation
+    sized: SizedModel, requested: Workload, recommendation: Recommendation
 ) -> Workload | None:
-    """Return what was asked with the recommended settings, as many of them as fit together.
+    """Return the requested workload with as many recommended settings as fit together.
 
-    None when it does not fit with any of them. ``sizing`` is by measurement.
+    None when none of them fits. ``sized`` carries the measured peaks.
     """
-    bits, step = recommendation.kv_bits, recommendation.prefill_step or asked.prefill_step
-    start = asked.quantized_kv_start if bits in (None, asked.kv_bits) else 0
-    cached = replace(asked, kv_bits=bits, quantized_kv_start=start)
-    candidates = (replace(cached, prefill_step=step), replace(asked, prefill_step=step), cached)
+    bits, step = recommendation.kv_bits, recommendation.prefill_step or requested.prefill_step
+    start = requested.quantized_kv_start if bits in (None, requested.kv_bits) else 0
+    cached = replace(requested, kv_bits=bits, quantized_kv_start=start)
+    candidates = (replace(cached, prefill_step=step), replace(requested, prefill_step=step), cached)
     return next((each for each in candidates if _fits(sized, each)), None)
 
 
@@ -42,17 +43,18 @@ def command_lines(
     prompt: str | None,
     prompt_file: str | None = None,
 ) -> tuple[str, ...]:
-    """Return the lines of mlx_lm.generate and mlx_lm.server, quoted for a shell.
+    """Return the commands for mlx_lm.generate and mlx_lm.server, quoted for a shell.
 
-    Without a ``prompt`` it is read from ``prompt_file``, else from standard input; a line of no
-    tokens to generate would be refused by mlx-lm. The server takes one request at a time, as was
-    measured, and keeps the caches of as many prompts as there is room for; how many tokens to
-    generate is each request's to say, and it cannot limit a cache's tokens, so with such a limit
-    it has no line.
+    Without ``prompt`` the command reads ``prompt_file``, else standard input. ``--max-tokens`` is
+    left out when it is 0, which mlx-lm rejects.
+
+    The server handles one request at a time, as measured, and keeps as many prompt caches as fit.
+    Each request sets its own number of tokens. The server has no ``--max-kv-size``, so with such a
+    limit there is no command for it.
     """
-    named = _option("--model", model)
+    model_option = _option("--model", model)
     settings = [str(each) for each in _settings(workload)]
-    generate = ["mlx_lm.generate", *named]
+    generate = ["mlx_lm.generate", *model_option]
     if workload.max_tokens:
         generate += ["--max-tokens", str(workload.max_tokens)]
     generate += [*_option("--prompt", prompt or _STDIN), *settings]
@@ -64,9 +66,9 @@ def command_lines(
         line += f" < {shlex.quote(prompt_file)}"
     if limit is not None:
         return (line,)
-    kept = ["--prompt-cache-size", str(_prompts_to_keep(sized, workload))]
-    alone = ["--prompt-concurrency", "1", "--decode-concurrency", "1"]
-    return (line, shlex.join(["mlx_lm.server", *named, *settings, *alone, *kept]))
+    caches = ["--prompt-cache-size", str(_prompts_to_keep(sized, workload))]
+    one_request = ["--prompt-concurrency", "1", "--decode-concurrency", "1"]
+    return (line, shlex.join(["mlx_lm.server", *model_option, *settings, *one_request, *caches]))
 
 
 def _settings(workload: Workload) -> Iterator[str | int]:
@@ -77,12 +79,12 @@ def _settings(workload: Workload) -> Iterator[str | int]:
 
 
 def _option(name: str, value: str) -> list[str]:
-    """An option's words: a value like an option's name must be joined to its own."""
+    """The arguments of an option; a value that starts with a dash needs the form NAME=VALUE."""
     return [f"{name}={value}"] if value.startswith("-") and value != _STDIN else [name, value]
 
 
 def _prompts_to_keep(sized: SizedModel, workload: Workload) -> int:
-    """How many prompts as long as this one can be remembered beside the one that runs."""
+    """How many caches of prompts this long fit in addition to the running one."""
     device, figures = sized.device, sized.figures_for(workload)
     caches = figures.kv.nbytes + figures.ssm_bytes
     if device is None or not caches:

@@ -1,4 +1,4 @@
-"""A model of the Hub as a directory on this machine: found in the cache, or downloaded into it."""
+"""A local directory for a model on the Hub: found in Hugging Face's cache, or downloaded."""
 
 import errno
 import shutil
@@ -22,7 +22,7 @@ from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.hub.settings import Hub, configured_hub
 from memfit.estimators.checkpoint.local.directory import read_directory
 
-# mlx_lm/utils.py, DEFAULT_ALLOW_PATTERNS, less "*.py": code of a repository is never run.
+# DEFAULT_ALLOW_PATTERNS of mlx_lm/utils.py without "*.py": code of a repository is never run.
 PATTERNS = (
     "*.json",
     "model*.safetensors",
@@ -36,7 +36,7 @@ PATTERNS = (
 
 
 class NotDownloadedError(CheckpointError):
-    """A model that would have to be downloaded, which nobody asked for."""
+    """A model that is not in the cache, and downloading was not allowed."""
 
 
 def local_snapshot(
@@ -44,26 +44,26 @@ def local_snapshot(
 ) -> Path:
     """Return the directory of ``org/name[@revision]`` in huggingface-hub's cache.
 
-    What is whole there is used as it is, and nothing is asked of the Hub.
+    A complete snapshot is used as it is, without a request to the Hub.
 
     Raises:
-        NotDownloadedError: when it is not whole there, and not to be downloaded.
+        NotDownloadedError: when the cached copy is incomplete, and ``download`` is false.
         CheckpointError: when there is no such repository or revision.
-        MachineError: when there is not enough room on the disk.
+        MachineError: when there is not enough disk space.
         InputError: when the cache cannot be written.
-        UnreachableError: when the Hub cannot be reached, or refuses.
+        UnreachableError: when the Hub cannot be reached, or rejects the request.
     """
     hub = hub or configured_hub()
     name, _, revision = reference.partition("@")
-    place = printable(reference)
-    if (found := _kept(hub, name, revision)) is not None:
+    label = printable(reference)
+    if (found := _cached_snapshot(hub, name, revision)) is not None:
         return found
     if not download:
         raise NotDownloadedError(
-            f"{place}: is not whole in Hugging Face's cache ({printable(hub.snapshots)})"
+            f"{label}: is not complete in Hugging Face's cache ({printable(hub.snapshots)})"
         )
     if hub.offline:
-        raise UnreachableError(f"{place}: HF_HUB_OFFLINE is set; unset it to download the model")
+        raise UnreachableError(f"{label}: HF_HUB_OFFLINE is set; unset it to download the model")
     repository = Repository(
         hub,
         name,
@@ -76,16 +76,16 @@ def local_snapshot(
     if repository.stale:
         raise UnreachableError(repository.stale)
     nbytes = _missing_bytes(repository.listing, _folder(hub, name))
-    _require_room(place, nbytes, hub.snapshots)
-    progress.begin(f"Downloading {place}", nbytes)
+    _require_disk_space(label, nbytes, hub.snapshots)
+    progress.begin(f"Downloading {label}", nbytes)
     try:
         return _download(hub, name, revision, progress)
     finally:
         progress.end()
 
 
-def _kept(hub: Hub, name: str, revision: str) -> Path | None:
-    """The snapshot with all that the cache knows to belong to it, and all weights."""
+def _cached_snapshot(hub: Hub, name: str, revision: str) -> Path | None:
+    """The snapshot's directory when all its known files and all weights are in the cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -110,7 +110,7 @@ def _folder(hub: Hub, name: str) -> Path:
 
 
 def _missing_bytes(listing: Listing, folder: Path) -> int:
-    """The bytes of the wanted files that the cache does not hold; blobs are named by digest."""
+    """The bytes of the wanted files that the cache lacks; it names blobs by digest."""
     from huggingface_hub.utils import filter_repo_objects
 
     wanted = filter_repo_objects(listing.files, allow_patterns=list(PATTERNS))
@@ -119,13 +119,13 @@ def _missing_bytes(listing: Listing, folder: Path) -> int:
     return sum(file.size or 0 for file in missing)
 
 
-def _require_room(place: str, nbytes: int, directory: Path) -> None:
+def _require_disk_space(label: str, nbytes: int, directory: Path) -> None:
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if nbytes > free:
         raise MachineError(
-            f"{place}: {format_bytes(nbytes)} are to be downloaded, and {printable(directory)} has"
-            f" {format_bytes(free)} free; make room, or set HF_HOME to another disk"
+            f"{label}: the download takes {format_bytes(nbytes)}, and {printable(directory)} has"
+            f" {format_bytes(free)} free; free some space, or set HF_HOME to another disk"
         )
 
 
@@ -159,20 +159,25 @@ def _download(hub: Hub, name: str, revision: str, progress: Progress) -> Path:
         raise UnreachableError(f"{name}: the download stopped: {printable(error)}") from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise MachineError(f"{name}: the disk is full; what came is kept") from None
-        raise InputError(f"{name}: cannot be kept: {printable(error)}; see HF_HOME") from None
+            raise MachineError(
+                f"{name}: the disk is full; the files downloaded so far are kept"
+            ) from None
+        raise InputError(
+            f"{name}: cannot be saved: {printable(error)}; HF_HOME sets the directory"
+        ) from None
     return Path(path)
 
 
 def _bars(progress: Progress) -> Any:
-    """A class of bars that draw nothing and tell the sink of bytes.
+    """A tqdm class that draws nothing and reports bytes to ``progress``.
 
-    huggingface-hub has a bar for bytes received and one for bytes written, and one for files.
+    huggingface-hub shows bars for bytes received, for bytes written and for files. The two byte
+    counts follow each other, so the larger one is reported.
     """
     from tqdm import tqdm
 
     lock = threading.Lock()
-    told = 0
+    reported = 0
 
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -180,11 +185,11 @@ def _bars(progress: Progress) -> Any:
             super().__init__(*arguments, **{**settings, "disable": True})
 
         def update(self, n: float | None = 1) -> None:
-            nonlocal told
+            nonlocal reported
             with lock:
                 self._done += int(n or 0)
-                if self._counts_bytes and self._done > told:
-                    progress.advance(self._done - told)
-                    told = self._done
+                if self._counts_bytes and self._done > reported:
+                    progress.advance(self._done - reported)
+                    reported = self._done
 
     return Bar

@@ -1,6 +1,6 @@
-"""What was measured beside what was estimated; plain arithmetic on bytes."""
+"""Pair measured figures with estimated ones; plain arithmetic on bytes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from memfit.estimators.mlx.kv_cache import prefilled_kv_cache
 from memfit.estimators.results.estimate import Basis
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.probes.result import Figure, Speed
+from memfit.probes.result import Speed, TuneFigure
 
 NAMES = (
     "weights",
@@ -29,19 +29,19 @@ NAMES = (
     "process",
 )
 
-# By the name of a figure, one value for each repeat.
-Measured = Mapping[str, Sequence[int]]
+# Figure name to one value for each repeat.
+MeasuredValues = Mapping[str, Sequence[int]]
 
 
-class Estimated(NamedTuple):
-    """One figure as the sizing has it."""
+class EstimatedFigure(NamedTuple):
+    """One figure of a sized model."""
 
     nbytes: int
     basis: Basis
 
 
-def estimated(sized: SizedModel, workload: Workload) -> dict[str, Estimated]:
-    """Return the figures that a sizing has of a workload, by name.
+def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, EstimatedFigure]:
+    """Return the estimated figures of a workload, by name.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
@@ -51,28 +51,30 @@ def estimated(sized: SizedModel, workload: Workload) -> dict[str, Estimated]:
     reached, _ = sized.workspace_basis(workload)
     moment, caches = figures.moment, figures.kv.nbytes + figures.ssm_bytes
     found = {
-        "weights": Estimated(footprint.loaded_bytes, footprint.basis),
-        "active": Estimated(sized.resident_bytes, footprint.basis),
-        "kv": Estimated(figures.kv.nbytes, kept),
-        "kv_held": Estimated(figures.kv.held_bytes, kept),
-        "ssm": Estimated(figures.ssm_bytes, kept),
-        "peak": Estimated(moment.nbytes, reached),
-        "workspace": Estimated(moment.nbytes - footprint.loaded_bytes - caches, reached),
+        "weights": EstimatedFigure(footprint.loaded_bytes, footprint.basis),
+        "active": EstimatedFigure(sized.resident_bytes, footprint.basis),
+        "kv": EstimatedFigure(figures.kv.nbytes, kept),
+        "kv_held": EstimatedFigure(figures.kv.held_bytes, kept),
+        "ssm": EstimatedFigure(figures.ssm_bytes, kept),
+        "peak": EstimatedFigure(moment.nbytes, reached),
+        "workspace": EstimatedFigure(moment.nbytes - footprint.loaded_bytes - caches, reached),
     }
     if sized.model.layers:
         prefilled = prefilled_kv_cache(sized.model, workload)
-        found["prefill_kv"] = Estimated(prefilled.nbytes, "exact")
-        found["prefill_kv_held"] = Estimated(prefilled.held_bytes, "exact")
+        found["prefill_kv"] = EstimatedFigure(prefilled.nbytes, "exact")
+        found["prefill_kv_held"] = EstimatedFigure(prefilled.held_bytes, "exact")
         if workload.prompt_tokens > 1:
-            found["prefill_ssm"] = Estimated(figures.ssm_bytes, kept)
+            found["prefill_ssm"] = EstimatedFigure(figures.ssm_bytes, kept)
     phases = {"prefill_peak": moment.prefill_bytes, "decode_peak": moment.decode_bytes}
-    return found | {name: Estimated(b, reached) for name, b in phases.items() if b is not None}
+    return found | {
+        name: EstimatedFigure(b, reached) for name, b in phases.items() if b is not None
+    }
 
 
-def measured(
+def measured_figures(
     loaded: Loaded | None, runs: Sequence[Run], swift_bytes: int | None
 ) -> dict[str, list[int]]:
-    """Return what was measured, by name; a figure that was not reached is left out."""
+    """Return the measured values, by name; a figure without a value is left out."""
     if loaded is None:
         return {}
     found: dict[str, list[int]] = {
@@ -96,24 +98,26 @@ def measured(
     return {name: values for name, values in found.items() if values}
 
 
-def reached(figures: Mapping[str, int]) -> dict[str, list[int]]:
-    """Return the figures that arrived of a run before it stopped, by name."""
+def partial_figures(figures: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return the figures received from a run before it stopped, by name."""
     found = {name: figures.get(f"{name}_bytes") for name in NAMES}
     return {name: [nbytes] for name, nbytes in found.items() if nbytes is not None}
 
 
-def side_by_side(measured: Measured, estimated: Mapping[str, Estimated]) -> tuple[Figure, ...]:
-    """Return every figure that either side has, in the order of `NAMES`."""
-    taken: Measured = {**measured, **_unaccounted(measured, estimated)}
+def paired_figures(
+    measured: MeasuredValues, estimated: Mapping[str, EstimatedFigure]
+) -> tuple[TuneFigure, ...]:
+    """Return every figure that is measured or estimated, in the order of `NAMES`."""
+    values: MeasuredValues = {**measured, **_unaccounted(measured, estimated)}
     return tuple(
-        _figure(name, taken.get(name, ()), estimated.get(name))
+        _figure(name, values.get(name, ()), estimated.get(name))
         for name in NAMES
-        if name in taken or name in estimated
+        if name in values or name in estimated
     )
 
 
-def speed(workload: Workload, runs: Sequence[Run]) -> Speed | None:
-    """Return the medians of the repeats, None without one."""
+def median_speed(workload: Workload, runs: Sequence[Run]) -> Speed | None:
+    """Return the medians of the repeats, None when there is no run."""
     if not runs:
         return None
     firsts = [run.first_token_ns for run in runs]
@@ -130,9 +134,9 @@ def speed(workload: Workload, runs: Sequence[Run]) -> Speed | None:
     )
 
 
-def _figure(name: str, values: Sequence[int], estimate: Estimated | None) -> Figure:
+def _figure(name: str, values: Sequence[int], estimate: EstimatedFigure | None) -> TuneFigure:
     median = median_low(values) if values else None
-    return Figure(
+    return TuneFigure(
         name=name,
         estimated_bytes=estimate.nbytes if estimate else None,
         basis=estimate.basis if estimate else None,
@@ -142,17 +146,15 @@ def _figure(name: str, values: Sequence[int], estimate: Estimated | None) -> Fig
     )
 
 
-def _unaccounted(measured: Measured, estimated: Mapping[str, Estimated]) -> dict[str, list[int]]:
-    """What no figure explains: the peak less what is there and less the estimated workspace."""
+def _unaccounted(
+    measured: MeasuredValues, estimated: Mapping[str, EstimatedFigure]
+) -> dict[str, list[int]]:
+    """The measured peak minus measured weights and caches, minus the estimated workspace."""
     if "peak" not in measured or "peak" not in estimated:
         return {}
-    workspace = estimated["peak"].nbytes - sum(estimated[n].nbytes for n in _THERE)
-    return {"unaccounted": [peak - there - workspace for peak, there in _peaks(measured)]}
-
-
-_THERE = ("active", "kv", "ssm")
-
-
-def _peaks(measured: Measured) -> Iterator[tuple[int, int]]:
-    for peak, kv, ssm in zip(measured["peak"], measured["kv"], measured["ssm"], strict=True):
-        yield peak, measured["active"][0] + kv + ssm
+    workspace = estimated["peak"].nbytes - sum(
+        estimated[name].nbytes for name in ("active", "kv", "ssm")
+    )
+    runs = zip(measured["peak"], measured["kv"], measured["ssm"], strict=True)
+    active = measured["active"][0]
+    return {"unaccounted": [peak - active - kv - ssm - workspace for peak, kv, ssm in runs]}

@@ -1,4 +1,4 @@
-"""mlx-lm's load_model, with every way it fails as one clear line."""
+"""mlx-lm's load_model, with each of its failures as an error of one line."""
 
 import re
 from collections.abc import Iterator
@@ -11,9 +11,10 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.config import CONFIG, read_model_config
 from memfit.estimators.trace.model_builder import class_errors
 
-# How MLX says that memory was refused: backend/{metal,cuda}/allocator.cpp, and Metal itself.
+# MLX's messages for a failed allocation: backend/{metal,cuda}/allocator.cpp, and Metal itself.
 _NO_MEMORY = ("[metal::malloc]", "[malloc]", "Unable to allocate", "Insufficient Memory")
-# Functions of mlx-lm and MLX that handle a checkpoint's tensors; others handle its config.
+# Functions of mlx-lm and MLX that handle a checkpoint's tensors. Errors raised elsewhere are about
+# its config.
 _OF_WEIGHTS = {"sanitize", "load_weights", "infer_quant_config", "_quantize"}
 _READING = ("[load", "[safetensor")
 _UNEXPECTED = re.compile(r"Received (\d+) parameters not in model: \s*([^,\s]+?)[,.]?(?:\s|$)")
@@ -22,12 +23,12 @@ _SHAPE = re.compile(r"Expected shape (\(.*?\)) but received shape (\(.*?\)) for 
 
 
 def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the model, evaluated, and its config; no code of a repository is ever run.
+    """Return the evaluated model and its config; code of a model repository is never run.
 
     Raises:
-        CheckpointError: when there are no weights, or not those that the config describes.
+        CheckpointError: when there are no weights, or they do not match the config.
         UnsupportedError: when mlx-lm has no class for the model, or it brings its own code.
-        MachineError: when there is not memory enough.
+        MachineError: when there is not enough memory.
     """
     name = printable(path / CONFIG)
     config = codeless_config(path)
@@ -50,7 +51,7 @@ def _require_class(name: str, config: dict[str, Any]) -> None:
 
 
 def codeless_config(path: Path) -> dict[str, Any]:
-    """Return the config of a model that does not bring its own class.
+    """Return the config of a model that does not bring its own code.
 
     Raises:
         UnsupportedError: when it does.
@@ -66,31 +67,31 @@ def codeless_config(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Turn MLX's ways to say that memory was refused into a MachineError."""
+    """Turn MLX's exceptions for a failed allocation into a MachineError."""
     try:
         yield
     except MemoryError as error:
-        raise MachineError(f"out of memory: {one_line(error) or 'MLX was refused more'}") from None
+        raise MachineError(f"out of memory: {one_line(error) or 'an allocation failed'}") from None
     except (RuntimeError, ValueError) as error:
-        if not any(words in str(error) for words in _NO_MEMORY):
+        if not any(mark in str(error) for mark in _NO_MEMORY):
             raise
         raise MachineError(f"out of memory: {one_line(error)}") from None
 
 
 @contextmanager
 def weight_errors(path: Path) -> Iterator[None]:
-    """Turn what a loader says of weights that do not fit into a CheckpointError."""
+    """Turn a loader's exception about weights that do not match into a CheckpointError."""
     try:
         yield
     except FileNotFoundError as error:
         raise CheckpointError(f"{printable(path)}: {one_line(error)}") from None
     except Exception as error:
-        if not _is_of_weights(error):
+        if not _is_about_weights(error):
             raise
         raise CheckpointError(f"{printable(path)}: {_mismatch(error)}") from None
 
 
-def _is_of_weights(error: Exception) -> bool:
+def _is_about_weights(error: Exception) -> bool:
     traceback = error.__traceback__
     while traceback:
         if traceback.tb_frame.f_code.co_name in _OF_WEIGHTS:
@@ -102,25 +103,25 @@ def _is_of_weights(error: Exception) -> bool:
 def _mismatch(error: Exception) -> str:
     text = str(error)
     if text.startswith(_READING):
-        return f"its weights cannot be read: {one_line(error)}"
+        return f"the weights cannot be read: {one_line(error)}"
     if found := _SHAPE.search(text):
         wanted, got, name = found.groups()
-        wrong = f"tensor {printable(name)} has shape {got}, the config describes {wanted}"
+        wrong = f"tensor {printable(name)} has shape {got}, the config expects {wanted}"
     elif found := _UNEXPECTED.search(text):
-        wrong = f"tensor {printable(found[2])} is not in the model of the config{_others(found[1])}"
+        wrong = f"the config has no tensor {printable(found[2])}{_others(found[1])}"
     elif found := _MISSING.search(text):
-        wrong = f"tensor {printable(found[2])} is not there{_others(found[1])}"
+        wrong = f"tensor {printable(found[2])} is missing{_others(found[1])}"
     elif isinstance(error, KeyError):
-        wrong = f"tensor {printable(next(iter(error.args), '?'))} is not there"
+        wrong = f"tensor {printable(next(iter(error.args), '?'))} is missing"
     else:
         wrong = f"{type(error).__name__}: {one_line(error)}"
-    return f"{wrong}; config and weights do not belong together"
+    return f"{wrong}; config and weights do not match"
 
 
 def _others(count: str) -> str:
-    return f", nor are {int(count) - 1} more" if count != "1" else ""
+    return f" (and {int(count) - 1} more)" if count != "1" else ""
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error says, fit to be shown."""
+    """Return an exception's message as one printable line."""
     return printable(" ".join(str(error).split()))

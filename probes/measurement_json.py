@@ -1,7 +1,7 @@
-"""Measurements as JSON: the file of one, and a collection of them for another machine.
+"""Measurements as JSON: a file with one, or a collection for export to another machine.
 
-What is read was written by anyone: every field is there, of its type and in its range, or the
-whole record is refused.
+The input is untrusted. A record is accepted only when every field is present, of its type and in
+its range.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _NAMES = {"memfit.measurement": SCHEMA, "memfit.measurements": COLLECTION_SCHEMA
 
 
 class NewerSchemaError(InputError):
-    """Written by a newer memfit: to be left alone."""
+    """The file was written by a newer memfit, and must not be changed."""
 
 
 def measurement_id(
@@ -44,10 +44,10 @@ def measurement_id(
     workload: Workload,
     wired_limit_bytes: int | None,
 ) -> str:
-    """Return the name of a measurement, such as ``0f3c9a12-77c0de14``.
+    """Return the id of a measurement, such as ``0f3c9a12-77c0de14``.
 
-    It is made of all that has to be equal for a measurement to hold again, so that a new one takes
-    the old one's place; the first half is of the checkpoint alone.
+    It is a hash of everything that must be equal for a measurement to be valid again, so that a
+    new measurement replaces the old one. The first half depends on the checkpoint only.
     """
     key = (fingerprint, device, mlx_version, mlx_lm_version, asdict(workload), wired_limit_bytes)
     text = json.dumps(key, sort_keys=True, separators=(",", ":"))
@@ -55,12 +55,12 @@ def measurement_id(
 
 
 def to_text(measurement: Measurement) -> str:
-    """Return the text of one measurement's file."""
+    """Return the content of the file of one measurement."""
     return _dumped(_as_data(measurement))
 
 
 def collection_text(measurements: Iterable[Measurement]) -> str:
-    """Return measurements as one text, to be read by `parse_collection`."""
+    """Return measurements as one text, which `parse_collection` reads."""
     records = [_as_data(measurement) for measurement in measurements]
     return _dumped(
         {"schema": COLLECTION_SCHEMA, "memfit_version": __version__, "measurements": records}
@@ -132,7 +132,7 @@ def _measurement(data: Any, place: str) -> Measurement:
         wired_limit_bytes=found.wired_limit_bytes,
     )
     if found.id != expected:
-        raise InputError(f"{place}id: {printable(found.id)} is not what the record's key gives")
+        raise InputError(f"{place}id: expected {expected}, got {printable(found.id)}")
     return found
 
 
@@ -142,19 +142,21 @@ def _require_schema(data: Mapping[str, Any], expected: str, place: str) -> None:
     name, _, version = str(data.get("schema")).partition("/")
     if _NAMES.get(name) == expected and re.fullmatch(r"[1-9][0-9]{0,5}", version, re.ASCII):
         raise NewerSchemaError(
-            f"{place}schema: {name}/{version} is of a newer memfit, this one reads {expected};"
-            " update memfit"
+            f"{place}schema: {name}/{version} is from a newer memfit, this version reads"
+            f" {expected}; update memfit"
         )
     raise InputError(f"{place}schema: expected {expected}, got {_shown(data.get('schema'))}")
 
 
 def _record(kind: type, value: Any, place: str) -> Any:
-    """The dataclass that a mapping holds, with neither more nor fewer keys than its fields."""
+    """Convert a mapping to a dataclass; its keys must be exactly the fields."""
     if not isinstance(value, dict):
         raise InputError(f"{place.rstrip('.: ')}: expected an object, got {_shown(value)}")
     types = _types(kind)
-    if odd := [key for key in value if key not in types]:
-        raise InputError(f"{place}{printable(odd[0])}: no such key in a {kind.__name__.lower()}")
+    if unknown := [key for key in value if key not in types]:
+        raise InputError(
+            f"{place}{printable(unknown[0])}: unknown key in a {kind.__name__.lower()}"
+        )
     if missing := [name for name in types if name not in value]:
         raise InputError(f"{place}{missing[0]}: missing")
     read = {name: _value(each, value[name], f"{place}{name}") for name, each in types.items()}
@@ -172,7 +174,7 @@ def _types(kind: type) -> dict[str, Any]:
 
 
 def _value(kind: Any, value: Any, place: str) -> Any:
-    """A value of the type that a field is declared with."""
+    """Convert a value to the declared type of its field."""
     if is_dataclass(kind):
         assert isinstance(kind, type)
         return _record(kind, value, f"{place}.")

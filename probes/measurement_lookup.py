@@ -1,4 +1,4 @@
-"""Estimates that take what was measured on this machine, where it holds."""
+"""Use measurements of this machine for estimates, where they are valid."""
 
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -15,19 +15,19 @@ from memfit.probes.store import Store
 def with_measurement(
     sized: SizedModel, workload: Workload, host: Device, store: Store
 ) -> SizedModel:
-    """Return a sizing on this machine with what was measured here of its checkpoint as it is.
+    """Return the sized model with this machine's valid measurement of its checkpoint, if any.
 
-    Nothing was measured of another runtime, of several sequences, or without headers.
+    Measurements exist only for mlx-lm, one sequence, and checkpoints with headers.
     """
     checkpoint = sized.checkpoint
     if not sized.runtime_model.is_mlx_lm or not checkpoint.header_sha256 or workload.batch > 1:
         return sized
-    kept = store.of(fingerprint_of(checkpoint))
-    warnings = tuple(Note("warning", "measurement", warning) for warning in kept.warnings)
-    if not kept.measurements:
+    stored = store.of(fingerprint_of(checkpoint))
+    warnings = tuple(Note("warning", "measurement", warning) for warning in stored.warnings)
+    if not stored.measurements:
         return replace(sized, notes=warnings)
     found = recall(
-        kept.measurements,
+        stored.measurements,
         device=host,
         versions=Versions(_version("mlx"), _version("mlx-lm")),
         workload=workload,

@@ -1,4 +1,4 @@
-"""Whether a run can be started without harm, judged before anything is loaded."""
+"""Check that a run fits this machine, before anything is loaded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,15 +15,16 @@ MEMORY_LIMIT = "memory limit"
 
 
 class RefusedError(MachineError):
-    """A run that this machine has no room for; it can be forced."""
+    """This machine has too little memory for the run; the caller can force it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a workload cannot be run here; sizes are known where memory is what it lacks."""
+    """Why a workload cannot run here."""
 
     reason: str
     needed_bytes: int | None = None
+    """None when the reason is not memory."""
     free_bytes: int | None = None
 
     def __str__(self) -> str:
@@ -32,24 +33,24 @@ class Obstacle:
 
 
 def obstacle(sized: SizedModel, workload: Workload, units: Units = Units.GB) -> Obstacle | None:
-    """Return why the estimate says that a workload cannot be run here now, None when it can.
+    """Return why a workload cannot run here now by the estimate, None when it can.
 
-    The peak and the margin are held against free memory and the working set, the largest
-    allocation against the largest the device gives.
+    Peak and margin must fit the free memory and the working set. The largest allocation must not
+    exceed the device's maximum.
     """
     try:
         need = sized.requirement(workload)
     except UnsupportedError as error:
         return Obstacle(str(error))
-    return _lacking(need, sized.device, units) if sized.device else None
+    return _memory_obstacle(need, sized.device, units) if sized.device else None
 
 
 def require_room(sized: SizedModel, workload: Workload, units: Units = Units.GB) -> None:
-    """Say what a workload lacks, and what would fit.
+    """Require that a workload fits; the error says what is missing and what would fit.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload at all.
-        RefusedError: when it can, and there is no room for it.
+        RefusedError: when there is too little memory for it.
     """
     sized.figures_for(workload)
     found = obstacle(sized, workload, units)
@@ -60,18 +61,18 @@ def require_room(sized: SizedModel, workload: Workload, units: Units = Units.GB)
 
 
 def free_bytes(device: Device) -> int:
-    """Return what is left of a device's memory now; all of it where its use is not known."""
+    """Return the free memory of a device now; all of it when its use is not known."""
     return max(0, device.memory_bytes - (device.used_by_others_bytes or 0))
 
 
 def limited(device: Device, memory_limit_bytes: int | None) -> Device:
-    """Return the device as a process has it that may take no more than so much, None all of it."""
+    """Return the device with its working set cut to a memory limit, if one is given."""
     if memory_limit_bytes is None or memory_limit_bytes >= device.working_set_bytes:
         return device
     return replace(device, working_set_bytes=memory_limit_bytes, budget=MEMORY_LIMIT)
 
 
-def _lacking(need: Need, device: Device, units: Units) -> Obstacle | None:
+def _memory_obstacle(need: Need, device: Device, units: Units) -> Obstacle | None:
     free, largest = free_bytes(device), device.max_buffer_bytes
     peak = f"estimated to need {format_bytes(need.peak_bytes, units)}"
     if need.peak_bytes > free:
@@ -87,7 +88,7 @@ def _lacking(need: Need, device: Device, units: Units) -> Obstacle | None:
     if largest is not None and need.largest_buffer_bytes > largest:
         text = (
             f"estimated to need one allocation of {format_bytes(need.largest_buffer_bytes, units)},"
-            f" above {format_bytes(largest, units)}, the largest the device gives"
+            f" above {format_bytes(largest, units)}, the largest that the device allows"
         )
         return Obstacle(text, need.largest_buffer_bytes, largest)
     return None

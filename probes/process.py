@@ -1,11 +1,11 @@
-"""A model in a process of its own: whatever becomes of that process, the caller lives on.
+"""Run a model in a separate process, so that a crash there does not end the caller.
 
     with ModelProcess(path, timeout_seconds=600) as process:
         process.prompt(None, 2048)
         process.load()
         run = process.run(Workload(prompt_tokens=2048, max_tokens=32))
 
-A process that has stopped stays so: a new one is a new ModelProcess.
+A process that has stopped is not started again; make a new ModelProcess.
 """
 
 import importlib.util
@@ -34,43 +34,41 @@ from memfit.estimators.base.files import printable, regular_file_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
 
-# Errors of the model or the request; any other is of this machine.
+# Errors of the model or the input; any other error is about this machine.
 _ERRORS: dict[str, type[MemfitError]] = {
     kind.__name__: kind for kind in (CheckpointError, ConfigError, InputError, UnsupportedError)
 }
-# The model is a directory here, so nothing is looked up elsewhere; and no module of the working
-# directory, which may be the model's, is imported in place of a library.
+# The model is a local directory, so nothing is fetched from the Hub. PYTHONSAFEPATH: the working
+# directory may be the model's, and no module in it may replace a library.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
 _COMMAND = (sys.executable, "-m", "memfit.probes.child")
-_LAST_WORDS_BYTES = 4096
+_STDERR_TAIL_BYTES = 4096
 _LIKELY_REASONS = {
-    "SIGKILL": "probably for want of memory",
-    "SIGSEGV": "as MLX's CPU backend does when it is refused memory",
+    "SIGKILL": "probably because memory ran out",
+    "SIGSEGV": "as MLX's CPU backend does when it gets no memory",
     "SIGABRT": "as MLX does when the GPU runs out of memory",
 }
 
 
-class ProbeStopped(MachineError):  # noqa: N818 - as KeyboardInterrupt, it is what happened
-    """The measuring process ended, hung or ran out of memory.
+class ProbeStopped(MachineError):  # noqa: N818 - names an event, as KeyboardInterrupt does
+    """The measuring process ended, hung or ran out of memory."""
 
-    ``reached`` holds the figures that arrived before, by the names of `Run`'s fields.
-    """
-
-    def __init__(self, text: str, reached: dict[str, int]) -> None:
-        """Take the message and the figures."""
+    def __init__(self, text: str, partial_figures: dict[str, int]) -> None:
+        """Take the message, and the figures received before, by the names of `Run`'s fields."""
         super().__init__(text)
-        self.reached = reached
+        self.partial_figures = partial_figures
 
 
-class Prompt(NamedTuple):
-    """A prompt's tokens, and what was done otherwise than asked."""
+class TokenizedPrompt(NamedTuple):
+    """A prompt that the measuring process holds."""
 
     tokens: int
     notes: tuple[str, ...]
+    """What was done differently from the request."""
 
 
 class ModelProcess:
-    """A context manager around the one process; nothing of it is left after the block."""
+    """A context manager around one process; after the block the process is gone."""
 
     def __init__(
         self,
@@ -80,11 +78,11 @@ class ModelProcess:
         timeout_seconds: float,
         image: Path | None = None,
     ) -> None:
-        """Take the model's directory; ``timeout_seconds`` is the longest silence of the process.
+        """Take the model's directory; with ``image`` mlx-vlm runs the model.
 
-        With ``image`` mlx-vlm runs the model, and the prompt is a text about it.
-        It speaks when a call is done, at every chunk of a prompt, each second of decode, and
-        each second in which weights were read.
+        ``timeout_seconds`` is the longest time without a message. The process sends one after
+        each call and each chunk of a prompt, each second of decode, and each second in which it
+        read weights.
         """
         self._path, self.timeout_seconds = path, timeout_seconds
         self._image, self._limit = image, memory_limit_bytes
@@ -98,9 +96,9 @@ class ModelProcess:
         """Start the process.
 
         Raises:
-            MachineError: when MLX or mlx-lm is not installed, or mlx-vlm for an image, or Python
-                cannot be started.
-            CheckpointError: when there is no such image.
+            MachineError: when MLX or mlx-lm is not installed, or mlx-vlm for an image, or when
+                Python cannot be started.
+            CheckpointError: when the image does not exist.
         """
         require_installed(has_image=self._image is not None)
         if self._image:
@@ -114,14 +112,14 @@ class ModelProcess:
                 stderr=self._stderr,
                 env={**os.environ, **_ENVIRONMENT},
                 encoding="utf-8",
-                start_new_session=True,  # Ctrl-C is this process's to handle
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends the other
             )
         except OSError as error:
             raise MachineError(f"{_COMMAND[0]} cannot be started: {error.strerror}") from None
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         try:
-            self._send(self._opening())
-            self.versions = self._ask("versions")
+            self._send(self._setup())
+            self.versions = self._call("versions")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -133,7 +131,7 @@ class ModelProcess:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Kill the process, whatever it does."""
+        """Kill the process."""
         if self._process:
             self._process.kill()
             self._process.wait()
@@ -145,32 +143,32 @@ class ModelProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's id, None before it is started."""
+        """The id of the process, None before it is started."""
         return self._process.pid if self._process else None
 
-    def prompt(self, text: str | None, tokens: int | None) -> Prompt:
-        """Tokenise a text as mlx_lm.generate would, or as many tokens of any text.
+    def prompt(self, text: str | None, tokens: int | None) -> TokenizedPrompt:
+        """Tokenise ``text`` as mlx_lm.generate would, or make a prompt of ``tokens`` tokens.
 
         Raises:
-            InputError: when the text is empty, or there is no tokenizer that can be loaded.
+            InputError: when the text is empty, or no tokenizer can be loaded.
         """
-        answer = self._ask("prompt", text=text, tokens=tokens)
-        return Prompt(answer["tokens"], tuple(answer["notes"]))
+        answer = self._call("prompt", text=text, tokens=tokens)
+        return TokenizedPrompt(answer["tokens"], tuple(answer["notes"]))
 
     def load(self) -> Loaded:
         """Load the model.
 
         Raises:
-            CheckpointError: when the weights are not those that the config describes.
+            CheckpointError: when the weights do not match the config.
             UnsupportedError: when mlx-lm has no class for the model, or it brings its own code.
             ProbeStopped: when the process ends, hangs or runs out of memory.
         """
-        return Loaded(**self._ask("load"))
+        return Loaded(**self._call("load"))
 
     def run(self, workload: Workload, *, wired_limit_bytes: int | None = None) -> Run:
-        """Generate once by mlx-lm's loop, from the prompt cut or repeated to the workload's tokens.
+        """Generate once with mlx-lm's loop; the prompt is cut or repeated to the workload's tokens.
 
-        The wired limit holds during the run.
+        The wired limit is set during the run only.
 
         Raises:
             InputError: for a batch: mlx-lm's loop generates one sequence.
@@ -179,27 +177,28 @@ class ModelProcess:
         """
         if workload.batch != 1:
             raise InputError(
-                f"batch {workload.batch}: mlx-lm's generation loop, which is measured, takes one"
+                f"batch {workload.batch}: the measured loop, mlx-lm's generation loop, runs one"
                 " sequence"
             )
         if wired_limit_bytes is not None and self.versions["backend"] != "metal":
             raise MachineError("a wired limit can be set on Metal only")
-        answer = self._ask("run", workload=asdict(workload), wired_limit_bytes=wired_limit_bytes)
+        answer = self._call("run", workload=asdict(workload), wired_limit_bytes=wired_limit_bytes)
         return Run(**answer)
 
     def swift_workspace(self, workload: Workload) -> int:
         """Return the workspace by the rule of mlx-swift-lm's tune, in bytes.
 
-        The last chunk's logits are evaluated, and caches count their tokens, not their buffers.
+        The logits of the last chunk are evaluated, and caches count their tokens, not their
+        buffers.
 
         Raises:
             UnsupportedError: as `run`.
             ProbeStopped: as `run`.
         """
-        answer: int = self._ask("swift_workspace", workload=asdict(workload))
+        answer: int = self._call("swift_workspace", workload=asdict(workload))
         return answer
 
-    def _opening(self) -> dict[str, Any]:
+    def _setup(self) -> dict[str, Any]:
         path = self._path
         if self._image:
             self._codeless = tempfile.TemporaryDirectory(prefix="memfit-")
@@ -207,70 +206,72 @@ class ModelProcess:
         image = str(self._image.absolute()) if self._image else None
         return {"path": str(path), "image": image, "memory_limit_bytes": self._limit}
 
-    def _ask(self, call: str, **arguments: Any) -> Any:
-        """Return the answer to a call; figures on the way are kept for the error."""
-        self._send({"call": call, **arguments})
-        reached: dict[str, int] = {}
+    def _call(self, name: str, **arguments: Any) -> Any:
+        """Return the result of a call; an error carries the figures received during it."""
+        self._send({"call": name, **arguments})
+        figures: dict[str, int] = {}
         while True:
-            answer = self._next_answer(call, reached)
+            answer = self._next_answer(name, figures)
             if "result" in answer:
                 return answer["result"]
             if error := answer.get("error"):
                 kind = _ERRORS.get(error["kind"])
-                raise kind(error["text"]) if kind else ProbeStopped(error["text"], reached)
-            reached.update(answer["progress"])
+                raise kind(error["text"]) if kind else ProbeStopped(error["text"], figures)
+            figures.update(answer["progress"])
 
-    def _send(self, request: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         if self._process is None or self._process.stdin is None:
             raise MachineError("the measuring process was not started")
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except OSError:
-            pass  # it has ended: how is said where its answer is waited for
+            pass  # the process has ended; waiting for its answer reports how
 
-    def _next_answer(self, call: str, reached: dict[str, int]) -> Any:
+    def _next_answer(self, call: str, figures: dict[str, int]) -> Any:
         try:
             line = self._answers.get(timeout=self.timeout_seconds)
         except Empty:
             self._kill()
-            silence = f"no sign of life for {self.timeout_seconds:g} s"
-            text = f"{self._doing(call)}: {silence}, stopped; a slow model needs a longer timeout"
-            raise ProbeStopped(text, reached) from None
+            text = (
+                f"{self._activity(call)}: no progress for {self.timeout_seconds:g} s, stopped;"
+                " a slow model needs a longer timeout"
+            )
+            raise ProbeStopped(text, figures) from None
         if not line:
-            raise ProbeStopped(f"{self._doing(call)}: {self._end()}", reached)
+            raise ProbeStopped(f"{self._activity(call)}: {self._exit_reason()}", figures)
         return json.loads(line)
 
-    def _doing(self, call: str) -> str:
-        words = {"load": "loading", "prompt": "tokenising for", "versions": "starting for"}
-        return f"{words.get(call, 'running')} {printable(self._path)}"
+    def _activity(self, call: str) -> str:
+        verbs = {"load": "loading", "prompt": "tokenising for", "versions": "starting for"}
+        return f"{verbs.get(call, 'running')} {printable(self._path)}"
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         try:
             for line in process.stdout or ():
                 self._answers.put(line)
         except ValueError:
-            pass  # closed at the end of the block
+            pass  # the pipe was closed at the end of the block
         self._answers.put("")
 
-    def _end(self) -> str:
-        """Say how the process ended."""
-        self._answers.put("")  # for whoever asks again
+    def _exit_reason(self) -> str:
+        """Return how the process ended, as text for a message."""
+        self._answers.put("")  # so that the next call also sees the end
         code = self._process.wait() if self._process else 0
-        last_words = self._last_words()
+        stderr_tail = self._stderr_tail()
         if code >= 0:
-            return f"exited with {code}" + (f": {last_words}" if last_words else "")
+            return f"exited with {code}" + (f": {stderr_tail}" if stderr_tail else "")
         name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
         text = f"killed by signal {-code} ({name})"
         if reason := _LIKELY_REASONS.get(name):
             text += f", {reason}"
-        return f"{text}: {last_words}" if last_words and -code == signal.SIGABRT else text
+        return f"{text}: {stderr_tail}" if stderr_tail and -code == signal.SIGABRT else text
 
-    def _last_words(self) -> str:
+    def _stderr_tail(self) -> str:
         if self._stderr is None:
             return ""
         end = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, end - _LAST_WORDS_BYTES))
+        self._stderr.seek(max(0, end - _STDERR_TAIL_BYTES))
         lines = self._stderr.read().decode("utf-8", "replace").split("\n")
         return next((printable(line.strip()) for line in reversed(lines) if line.strip()), "")
 
@@ -280,7 +281,7 @@ class ModelProcess:
 
 
 def require_installed(*, has_image: bool) -> None:
-    """Hold what is installed against what runs a model.
+    """Check that the libraries that run a model are installed.
 
     Raises:
         MachineError: when MLX or mlx-lm is not installed, or mlx-vlm for an image.
@@ -299,9 +300,9 @@ def _require_installed(packages: list[str], what: str, extra: str) -> None:
 
 
 def _without_code(path: Path, links: Path) -> Path:
-    """Return a directory of links to a model's files but not to its programs.
+    """Return a directory of links to all files of a model except its Python code.
 
-    Some of mlx-vlm's processors run them, whatever they are told.
+    Some of mlx-vlm's processors run that code even with trust_remote_code=False.
     """
     view = links / path.absolute().name
     view.mkdir()
@@ -316,4 +317,4 @@ def _close(pipe: IO[Any] | None) -> None:
         if pipe:
             pipe.close()
     except OSError:
-        pass  # what was not yet sent to a process that is gone
+        pass  # unsent data for a process that has ended

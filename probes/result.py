@@ -1,6 +1,6 @@
-"""What ``memfit tune`` found, as data: every renderer shows it and none computes.
+"""The result of ``memfit tune`` as data; renderers only show it.
 
-The fields mirror the JSON of ``memfit tune --json`` (docs/schema/tune.schema.json); integers are
+The fields are the keys of ``memfit tune --json`` (docs/schema/tune.schema.json). Integers are
 bytes, tokens or nanoseconds.
 """
 
@@ -20,78 +20,86 @@ from memfit.estimators.runtimes.measurement import Loaded
 from memfit.estimators.sizing.peak_fit import Line
 
 SCHEMA = "memfit.tune/1"
-Status = Literal["measured", "skipped", "failed"]
+PointStatus = Literal["measured", "skipped", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One figure measured and estimated, and what was measured less what was estimated.
+class TuneFigure:
+    """One figure, measured and estimated; None where that value does not exist."""
 
-    ``measured_bytes`` is the median, ``spread_bytes`` the largest repeat less the smallest. Any
-    side is None where it has no such figure.
-    """
-
-    name: str  # "weights", "active", "kv", "kv_held", "ssm", "prefill_peak", "unaccounted", ...
+    name: str
+    """One of `memfit.probes.figures.NAMES`."""
     estimated_bytes: int | None
-    basis: Basis | None  # of the estimate
+    basis: Basis | None
+    """Basis of the estimate."""
     measured_bytes: int | None
+    """Median of the repeats."""
     difference_bytes: int | None
+    """Measured minus estimated."""
     spread_bytes: int
+    """Largest repeat minus smallest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Medians over the repeats, and for each how far the repeats lie apart."""
+    """Medians over the repeats, each with its spread: largest minus smallest."""
 
     first_token_ns: int
-    prefill_tokens_per_second: float  # for reading only
+    prefill_tokens_per_second: float
+    """Only shown; no figure is computed from it."""
     decode_tokens_per_second: float | None
     first_token_spread_ns: int = 0
-    prefill_spread: float = 0.0  # tokens a second
+    prefill_spread: float = 0.0
+    """Tokens per second."""
     decode_spread: float | None = None
+    """Tokens per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One setting: measured, skipped because it cannot fit, or failed on the way.
-
-    A failed point keeps the figures it reached.
-    """
+    """One workload: measured, skipped because it cannot run, or failed during the run."""
 
     workload: Workload
-    status: Status
+    status: PointStatus
     reason: str | None
+    """Why it was skipped or failed."""
     repeats: int
     estimated_peak_bytes: int | None
-    peak_bytes: int | None  # median
-    figures: tuple[Figure, ...]
+    peak_bytes: int | None
+    """Median of the repeats."""
+    figures: tuple[TuneFigure, ...]
+    """A failed point has the figures that it reached."""
     speed: Speed | None
     measurement_id: str | None
+    """Id in the store; None when the measurement was not saved."""
     wired_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
-    """The answer of ``memfit tune``; the first point is the workload that was asked for.
-
-    The verdict is about its measured peak and the margin; unknown when it was not reached.
-    """
+    """The answer of ``memfit tune``."""
 
     memfit_version: str
     model: ModelSummary
     device: DeviceSummary
     mlx_version: str
     mlx_lm_version: str
-    method: str  # of the estimates beside the measurements
+    method: str
+    """Method of the estimates: "trace" or "formula"."""
     prompt_tokens: int
     loaded: Loaded | None
     points: tuple[Point, ...]
+    """The first point is the requested workload."""
     margin_bytes: int
     verdict: Verdict
+    """On the measured peak and the margin; "unknown" when there is no measured peak."""
     exceeded: tuple[str, ...]
     line: Line | None
+    """The line through the measured peaks, None without one."""
     recommendation: Recommendation
-    trade: tuple[str, ...]  # speed against memory in words
-    flags: tuple[str, ...]  # command lines of mlx_lm.generate and mlx_lm.server
+    trade: tuple[str, ...]
+    """Speed against memory, as sentences."""
+    flags: tuple[str, ...]
+    """Commands for mlx_lm.generate and mlx_lm.server."""
     notes: tuple[Note, ...]
     schema: str = SCHEMA

@@ -1,4 +1,4 @@
-"""How far the work of the measuring process is, and what caches hold then."""
+"""Report the progress of a run from the measuring process, and read what its caches hold."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,32 +8,37 @@ from typing import Any
 
 from memfit.estimators.trace.cache_stepper import leaves, length_of
 
-# How a caller is told of figures on the way: a name and bytes, tokens or nanoseconds each.
-Report = Callable[[dict[str, int]], None]
+# Called with figures during a call, by name: bytes, tokens or nanoseconds. An empty mapping only
+# shows that the process is alive.
+ReportFigures = Callable[[dict[str, int]], None]
 _REPORT_EVERY_NS = 1_000_000_000
 
 
-class Watch:
-    """What mlx-lm's loop tells on the way; reads the figures between prefill and decode."""
+class RunMonitor:
+    """Follows one run of mlx-lm's loop; reads the figures between prefill and decode."""
 
-    def __init__(self, caches: list[Any], report: Report) -> None:
+    def __init__(self, caches: list[Any], report: ReportFigures) -> None:
         self._caches, self._report = caches, report
         self._start = self._reported = 0
-        self._tokens: list[int] = []  # when the first came, and the last
+        self._token_times: list[int] = []  # of the first token and the last
         self.first_token_ns = 0
         self.prefill: dict[str, int] = {}
 
     @property
     def decode_ns(self) -> int:
-        """From the first token to the last: one token fewer than were generated."""
-        return self._tokens[-1] - self._tokens[0] if self._tokens else 0
+        """Time from the first token to the last: one token fewer than were generated."""
+        return self._token_times[-1] - self._token_times[0] if self._token_times else 0
 
     def start(self) -> None:
-        """Begin to count the time."""
+        """Start the clock."""
         self._start = perf_counter_ns()
 
-    def prompt(self, processed: int, total: int) -> None:
-        """So many tokens of the prompt are done."""
+    def on_prompt(self, processed: int, total: int) -> None:
+        """Take note that ``processed`` of ``total`` prompt tokens are done.
+
+        mlx-lm processes the last prompt token in the first decode step, so prefill ends one token
+        before the total (mlx_lm/generate.py, generate_step).
+        """
         import mlx.core as mx
 
         if processed == total - 1 or (processed == total and not self.prefill):
@@ -52,17 +57,17 @@ class Watch:
         elif processed < total - 1:
             self._report({"prompt_tokens_done": processed})
 
-    def token(self) -> None:
-        """Another token was generated."""
+    def on_token(self) -> None:
+        """Take note that another token was generated."""
         now = perf_counter_ns()
-        self._tokens[1:] = [now]
+        self._token_times[1:] = [now]
         if now - self._reported > _REPORT_EVERY_NS:
             self._reported = now
-            self._report({})  # a sign of life
+            self._report({})
 
 
 def cache_bytes(caches: list[Any], tokens: int) -> tuple[int, int, int]:
-    """Return bytes of keys and values allocated and held, and of states, by the trace's rule."""
+    """Return the bytes of keys and values allocated and held, and of states, as a trace counts."""
     kv = held = ssm = 0
     for cache in leaves(caches):
         if type(cache).__name__ == "ArraysCache":
@@ -75,7 +80,7 @@ def cache_bytes(caches: list[Any], tokens: int) -> tuple[int, int, int]:
 
 
 def state_bytes(caches: list[Any]) -> int:
-    """Return the bytes of what caches have of the tokens seen, not of their room."""
+    """Return the bytes that caches hold for the tokens seen, without unused room."""
     total = 0
     for cache in leaves(caches):
         if type(cache).__name__ == "ArraysCache":
@@ -87,25 +92,25 @@ def state_bytes(caches: list[Any]) -> int:
 
 
 @contextmanager
-def signs_of_life(report: Report, grown: Callable[[], int | None]) -> Iterator[None]:
-    """Report inside the block, each second in which a count has moved.
+def heartbeat(report: ReportFigures, counter: Callable[[], int | None]) -> Iterator[None]:
+    """Report inside the block, once in each second in which ``counter`` has changed.
 
-    For work of one long call that tells nothing of itself, such as reading weights.
+    For one long call that reports nothing itself, such as reading weights.
     """
-    over = threading.Event()
+    finished = threading.Event()
 
-    def watch() -> None:
-        before = grown()
-        while not over.wait(_REPORT_EVERY_NS / 1e9):
-            now = grown()
+    def poll() -> None:
+        before = counter()
+        while not finished.wait(_REPORT_EVERY_NS / 1e9):
+            now = counter()
             if now != before:
                 report({})
             before = now
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=poll)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         thread.join()

@@ -1,10 +1,10 @@
-"""What speed costs in memory, in words: measured points that differ in one setting.
+"""Speed against memory as sentences, from measured points that differ in one setting.
 
-    trade(points, units) -> tuple[str, ...]
+    speed_tradeoffs(points, units) -> tuple[str, ...]
     rounded_rate(tokens) -> str
 
-Speeds differ where they lie farther apart than the repeats of any point that is compared; those
-of a single run are not compared.
+Two speeds differ when their distance is larger than the spread of the repeats of any compared
+point. Speeds of a single run are not compared.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,44 +18,47 @@ from memfit.probes.result import Point, Speed
 _ONCE = "speeds of single runs are not compared"
 
 
-def trade(points: Sequence[Point], units: Units = Units.GB) -> tuple[str, ...]:
+def speed_tradeoffs(points: Sequence[Point], units: Units = Units.GB) -> tuple[str, ...]:
     """Return a sentence for each setting that was measured with more than one value.
 
-    Where several sets of points are alike in all else, that of the longest prompt speaks.
+    When several groups of points differ in that setting only, the longest prompt's group is used.
     """
     return tuple(_sentences(points, units))
 
 
 def rounded_rate(tokens: float) -> str:
-    """Return tokens a second with as many digits as can be trusted."""
+    """Return tokens per second with the digits that repeat between runs."""
     return f"{tokens:.1f}" if tokens < 100 else f"{tokens:.0f}"
 
 
 class _Measured(NamedTuple):
     setting: int | None
     nbytes: int
-    rate: float  # tokens a second
-    spread: float | None  # of the repeats; None of a single run
+    rate: float
+    """Tokens per second."""
+    spread: float | None
+    """Spread of the repeats; None for a single run."""
 
 
-class _Axis(NamedTuple):
-    """A setting, and the speed that it moves."""
+class _Tradeoff(NamedTuple):
+    """A setting, and the speed that it changes."""
 
     setting: Callable[[Workload], int | None]
-    rest: Callable[[Workload], Workload]  # the workload without it
+    rest: Callable[[Workload], Workload]
+    """The workload with the setting removed."""
     rate: Callable[[Speed], float | None]
     spread: Callable[[Speed], float | None]
     verb: str
 
 
-_STEP = _Axis(
+_STEP = _Tradeoff(
     lambda workload: workload.prefill_step,
     lambda workload: replace(workload, prefill_step=Workload(prompt_tokens=1).prefill_step),
     lambda speed: speed.prefill_tokens_per_second,
     lambda speed: speed.prefill_spread,
     "reads",
 )
-_BITS = _Axis(
+_BITS = _Tradeoff(
     lambda workload: workload.kv_bits,
     lambda workload: replace(workload, kv_bits=None, quantized_kv_start=0),
     lambda speed: speed.decode_tokens_per_second,
@@ -81,65 +84,65 @@ def _sentences(points: Sequence[Point], units: Units) -> Iterator[str]:
 
 
 def _wired(points: Sequence[Point], units: Units) -> Iterator[str]:
-    """What the wired limit did for the speed of the workload that was run with and without it."""
+    """Compare the speed of a workload with and without the wired limit."""
     without = {p.workload: p for p in points if p.wired_limit_bytes is None}
     for point in points:
         before = without.get(point.workload)
         if before is None or point.wired_limit_bytes is None:
             continue
         limit = format_bytes(point.wired_limit_bytes, units)
-        for axis in (_STEP, _BITS):
-            was, now = _measured(before, axis), _measured(point, axis)
+        for tradeoff in (_STEP, _BITS):
+            was, now = _measured(before, tradeoff), _measured(point, tradeoff)
             if was and now:
-                yield f"wired limit: with {limit}, {_compared(was, now, axis.verb)}"
+                yield f"wired limit: with {limit}, {_compared(was, now, tradeoff.verb)}"
 
 
 def _compared(was: _Measured, now: _Measured, verb: str) -> str:
-    """Two speeds; that they differ is said only where repeats lie closer."""
-    apart = _apart((was, now))
-    if apart is None:
+    """Two speeds; they differ only when the spread of the repeats is smaller."""
+    spread = _largest_spread((was, now))
+    if spread is None:
         return _ONCE
     rates = f"it {verb} {rounded_rate(now.rate)} tokens/s instead of {rounded_rate(was.rate)}"
-    if abs(now.rate - was.rate) > apart:
+    if abs(now.rate - was.rate) > spread:
         return rates
-    return f"{rates}, no clear difference: repeats lie {rounded_rate(apart)} apart"
+    return f"{rates}, no clear difference: repeats differ by {rounded_rate(spread)}"
 
 
-def _apart(measured: Sequence[_Measured]) -> float | None:
-    """How far the repeats of one point lie apart at most; None where a point has no repeats."""
+def _largest_spread(measured: Sequence[_Measured]) -> float | None:
+    """The largest spread of the repeats of one point; None when a point has no repeats."""
     spreads = [each.spread for each in measured if each.spread is not None]
     return max(spreads) if len(spreads) == len(measured) else None
 
 
-def _varied(points: Sequence[Point], axis: _Axis) -> list[_Measured]:
-    """The points that differ in the setting alone, empty when fewer than two do."""
+def _varied(points: Sequence[Point], tradeoff: _Tradeoff) -> list[_Measured]:
+    """The points that differ in this setting only, empty when there are fewer than two."""
     groups: dict[Workload, list[_Measured]] = {}
     for point in points:
-        found = _measured(point, axis)
+        found = _measured(point, tradeoff)
         if found and point.wired_limit_bytes is None:
-            groups.setdefault(axis.rest(point.workload), []).append(found)
+            groups.setdefault(tradeoff.rest(point.workload), []).append(found)
     several = (rest for rest, found in groups.items() if len(found) > 1)
     longest = max(several, key=lambda rest: rest.prompt_tokens, default=None)
     return groups[longest] if longest else []
 
 
-def _measured(point: Point, axis: _Axis) -> _Measured | None:
-    rate = axis.rate(point.speed) if point.speed else None
+def _measured(point: Point, tradeoff: _Tradeoff) -> _Measured | None:
+    rate = tradeoff.rate(point.speed) if point.speed else None
     if not point.speed or not rate or not point.peak_bytes:
         return None
-    spread = axis.spread(point.speed) if point.repeats > 1 else None
-    return _Measured(axis.setting(point.workload), point.peak_bytes, rate, spread)
+    spread = tradeoff.spread(point.speed) if point.repeats > 1 else None
+    return _Measured(tradeoff.setting(point.workload), point.peak_bytes, rate, spread)
 
 
 def _speed_for_memory(measured: list[_Measured], verb: str, units: Units) -> str:
-    """The smallest against the largest of several settings, or what is faster for more."""
+    """Compare the fastest setting with the smallest, else say that the smallest is as fast."""
     least = min(measured, key=lambda each: each.nbytes)
     most = max(measured, key=lambda each: each.nbytes)
     fastest = max(measured, key=lambda each: (each.rate, -each.nbytes))
-    apart = _apart(measured)
-    if apart is None:
+    spread = _largest_spread(measured)
+    if spread is None:
         return f"{_name(most)} takes {_more(least, most, units)} than {_name(least)}; {_ONCE}"
-    if fastest.rate - least.rate > apart:
+    if fastest.rate - least.rate > spread:
         gain = round(100 * (fastest.rate / least.rate - 1))
         return (
             f"{_name(fastest)} {verb} {gain} % faster, {rounded_rate(fastest.rate)} tokens/s, and"
@@ -147,8 +150,8 @@ def _speed_for_memory(measured: list[_Measured], verb: str, units: Units) -> str
         )
     size, rate = format_bytes(least.nbytes, units), rounded_rate(least.rate)
     return (
-        f"{_name(least)} is the smallest, {size}, and {verb} {rate} tokens/s; no other is clearly"
-        f" faster: repeats lie {rounded_rate(apart)} apart"
+        f"{_name(least)} takes the least, {size}, and {verb} {rate} tokens/s; no other is clearly"
+        f" faster: repeats differ by {rounded_rate(spread)}"
     )
 
 

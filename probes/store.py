@@ -1,4 +1,4 @@
-"""Measurements kept for this user: one file each, safe with several processes at once."""
+"""This user's saved measurements: one file each, safe for several processes at once."""
 
 import contextlib
 import os
@@ -23,60 +23,64 @@ MAX_RECORD_BYTES = 1_000_000
 _SUFFIX = ".json"
 
 
-class Kept(NamedTuple):
-    """What was found, the newest last; a warning for each file that is no measurement."""
+class StoredMeasurements(NamedTuple):
+    """The measurements of a store."""
 
     measurements: tuple[Measurement, ...]
+    """The newest is last."""
     warnings: tuple[str, ...]
+    """One for each file that is not a valid measurement."""
 
 
-class Imported(NamedTuple):
-    """How many measurements were new, and how many there already."""
+class ImportCounts(NamedTuple):
+    """How many measurements were added, and how many were already stored."""
 
     added: int
     skipped: int
 
 
 class Store:
-    """A directory of measurements, each a file named by its id; it is made with the first.
+    """A directory of measurements, one file each, named by its id.
 
-    A file that cannot be read is set aside as NAME.damaged, one of a newer memfit is left alone.
+    The directory is created with the first file. A damaged file is renamed to NAME.damaged; a file
+    from a newer memfit is not changed.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def save(self, measurement: Measurement) -> None:
-        """Keep a measurement in place of an older one of the same id.
+        """Save a measurement; it replaces an older one with the same id.
 
         Raises:
             InputError: when it cannot be written.
         """
         write_atomically(self._path(measurement.id), to_text(measurement))
 
-    def all(self) -> Kept:
+    def all(self) -> StoredMeasurements:
         """Return every measurement."""
-        return self._kept("")
+        return self._load("")
 
-    def of(self, fingerprint: str) -> Kept:
-        """Return the measurements of a checkpoint; the others are not read."""
-        kept = self._kept(fingerprint[:8])
-        found = (m for m in kept.measurements if m.fingerprint == fingerprint)
-        return Kept(tuple(found), kept.warnings)
+    def of(self, fingerprint: str) -> StoredMeasurements:
+        """Return the measurements of a checkpoint; files of others are not read."""
+        stored = self._load(fingerprint[:8])
+        found = (m for m in stored.measurements if m.fingerprint == fingerprint)
+        return StoredMeasurements(tuple(found), stored.warnings)
 
     def get(self, id: str) -> Measurement:
         """Return a measurement.
 
         Raises:
-            InputError: when there is none of that id, or it is damaged, and then set aside.
+            InputError: when there is no measurement with that id, or its file is damaged; a
+                damaged file is renamed.
         """
-        return self._read_or_set_aside(self._existing(id))
+        return self._read_or_rename(self._existing(id))
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Remove measurements, all of them or none.
+        """Remove measurements; when one id is unknown, none is removed.
 
         Raises:
-            InputError: when there is none of an id, or it cannot be removed.
+            InputError: when there is no measurement with an id, or it cannot be removed.
         """
         for path in [self._existing(id) for id in ids]:
             try:
@@ -86,62 +90,62 @@ class Store:
                     f"{printable(path)}: cannot be removed: {error.strerror}"
                 ) from None
 
-    def add(self, collection: Path) -> Imported:
-        """Keep the measurements of a collection that are not here yet: all of it is valid, or none.
+    def add(self, collection: Path) -> ImportCounts:
+        """Add the measurements of a collection that are not stored yet; a damaged one adds nothing.
 
         Raises:
-            InputError: when it is unreadable or damaged, or cannot be kept.
+            InputError: when the collection is unreadable or damaged, or cannot be saved.
         """
         content = read_whole(collection, limit=MAX_COLLECTION_BYTES)
         return self._add(parse_collection(content, collection))
 
-    def _add(self, measurements: Iterable[Measurement]) -> Imported:
+    def _add(self, measurements: Iterable[Measurement]) -> ImportCounts:
         added = [
             write_atomically(self._path(m.id), to_text(m), overwrite=False) for m in measurements
         ]
-        return Imported(sum(added), len(added) - sum(added))
+        return ImportCounts(sum(added), len(added) - sum(added))
 
-    def _kept(self, prefix: str) -> Kept:
+    def _load(self, prefix: str) -> StoredMeasurements:
         measurements, warnings = [], []
         for path in self._files(prefix):
             try:
-                measurements.append(self._read_or_set_aside(path))
+                measurements.append(self._read_or_rename(path))
             except NewerSchemaError as error:
-                warnings.append(f"{error}; it is left alone")
+                warnings.append(f"{error}; the file is not changed")
             except CheckpointError as error:
-                if os.path.lexists(path):  # else another process has removed it
+                if os.path.lexists(path):  # else another process removed it
                     warnings.append(f"{error}; the measurement is not used")
             except InputError as error:
                 warnings.append(str(error))
         measurements.sort(key=lambda m: (m.measured_at, m.id))
-        return Kept(tuple(measurements), tuple(warnings))
+        return StoredMeasurements(tuple(measurements), tuple(warnings))
 
-    def _read_or_set_aside(self, path: Path) -> Measurement:
+    def _read_or_rename(self, path: Path) -> Measurement:
         try:
             return self._read(path)
         except (NewerSchemaError, CheckpointError):
             raise
         except InputError as error:
-            raise InputError(f"{error}; {self._set_aside(path)}") from None
+            raise InputError(f"{error}; {self._rename_damaged(path)}") from None
 
     def _read(self, path: Path, id: str | None = None) -> Measurement:
         found = parse_measurement(read_whole(path, limit=MAX_RECORD_BYTES), path)
         if found.id != (id or path.stem):
-            raise InputError(f"{printable(path)}: holds the measurement {found.id}")
+            raise InputError(f"{printable(path)}: contains the measurement {found.id}")
         return found
 
-    def _set_aside(self, path: Path) -> str:
-        aside = path.with_name(f"{path.name}.damaged")
+    def _rename_damaged(self, path: Path) -> str:
+        damaged = path.with_name(f"{path.name}.damaged")
         try:
-            os.replace(path, aside)
+            os.replace(path, damaged)
         except OSError as error:
-            return f"it cannot be set aside: {error.strerror}"
+            return f"it cannot be renamed: {error.strerror}"
         with contextlib.suppress(InputError, OSError):
-            # If another process has put a whole one there in the meantime, it comes back.
-            self._read(aside, path.stem)
-            os.link(aside, path)
-            aside.unlink()
-        return f"it is set aside as {printable(aside.name)}"
+            # Another process may have replaced it with a valid file in between: restore that.
+            self._read(damaged, path.stem)
+            os.link(damaged, path)
+            damaged.unlink()
+        return f"it is renamed to {printable(damaged.name)}"
 
     def _files(self, prefix: str) -> Iterator[Path]:
         try:
@@ -158,15 +162,15 @@ class Store:
 
     def _existing(self, id: str) -> Path:
         path = self._path(id)
-        # An id is typed by someone: it may name anything.
+        # The id comes from the command line: it may be any text, such as a path.
         if not ID.fullmatch(id) or not os.path.lexists(path):
             raise InputError(
                 f"{printable(id)}: no such measurement in {printable(self.directory)}; memfit"
-                " measurements list shows which there are"
+                " measurements list shows all of them"
             )
         return path
 
 
 def user_store() -> Store:
-    """Return the user's own store: below MEMFIT_HOME, else the platform's data directory."""
+    """Return the user's store, in MEMFIT_HOME or the platform's data directory."""
     return Store(memfit_home() / "measurements")

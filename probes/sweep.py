@@ -1,6 +1,6 @@
-"""Many workloads measured one after another, whatever becomes of each.
+"""Measure many workloads one after another; a failed one does not end the sweep.
 
-sweep(bench, workloads, partial=..., force=..., units=..., sink=...) -> tuple[Point, ...]
+sweep(session, workloads, checkpoint=..., force=..., units=..., progress=...) -> SweepOutcome
 """
 
 from collections.abc import Sequence
@@ -10,78 +10,84 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.progress import Progress
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.probes.bench import REPEATS, Bench
 from memfit.probes.preflight import obstacle, require_room
 from memfit.probes.result import Point
-from memfit.probes.sweep_checkpoint import PartialSweep
+from memfit.probes.session import REPEATS, MeasurementSession
+from memfit.probes.sweep_checkpoint import SweepCheckpoint
 
-_STEPS = REPEATS + 1  # of a point: its runs, and the one by mlx-swift-lm's rule
+_STEPS = REPEATS + 1  # of a point: its runs, and one more by mlx-swift-lm's rule
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """Somebody stopped a sweep; what was measured is kept."""
+    """The user stopped a sweep; finished measurements are saved."""
 
 
-class Swept(NamedTuple):
-    """A point for each workload, and how many of them were measured before."""
+class SweepOutcome(NamedTuple):
+    """The result of a sweep."""
 
     points: tuple[Point, ...]
+    """One for each workload."""
     known: int
+    """How many of them were measured by an earlier, unfinished sweep."""
 
 
 def sweep(
-    bench: Bench,
+    session: MeasurementSession,
     workloads: Sequence[Workload],
     *,
-    partial: PartialSweep,
+    checkpoint: SweepCheckpoint,
     force: bool,
     units: Units,
     progress: Progress,
-) -> Swept:
+) -> SweepOutcome:
     """Return a point for each workload: measured, skipped with the reason, or failed.
 
-    The first workload is the one that was asked for, and has to run. What ``partial`` has is not
-    measured again. A process that dies fails its own point; only when no point has failed is
-    ``partial`` forgotten, so that the same sweep measures those again.
+    The first workload is the one that the user asked for, and must run. Measurements listed in
+    ``checkpoint`` are not repeated. A process that dies fails only its own point. The checkpoint
+    is removed when no point failed; otherwise the same sweep measures the failed ones again.
 
     Raises:
         CheckpointError: when the weights do not match the config.
-        UnsupportedError: when the first workload cannot be run.
-        RefusedError: when there is no room for the first.
-        SweepInterrupted: on Ctrl-C, with what to do next.
+        UnsupportedError: when the first workload cannot run.
+        RefusedError: when there is too little memory for the first workload.
+        SweepInterrupted: on Ctrl-C; the message says how to continue.
     """
-    known = {each.workload: each for each in partial.measured().values()}
-    asked = workloads[0]
-    if asked not in known and not force:
-        require_room(bench.sized, asked, units)
-    reasons = {} if force else _obstacles(bench.sized, workloads, units, progress)
+    known = {each.workload: each for each in checkpoint.measured().values()}
+    requested = workloads[0]
+    if requested not in known and not force:
+        require_room(session.sized, requested, units)
+    reasons = {} if force else _obstacles(session.sized, workloads, units, progress)
     left = [work for work in workloads if work not in known and work not in reasons]
     points: dict[Workload, Point] = {}
     progress.begin(_title(len(left), len(known)), sum(_cost(work) for work in left))
     try:
         for work in left:
-            points[work] = _measured(bench, work, progress, must_run=work == asked)
+            points[work] = _measured(session, work, progress, must_run=work == requested)
             if id := points[work].measurement_id:
-                _note(bench, partial, id)
+                _add_to_checkpoint(session, checkpoint, id)
     except KeyboardInterrupt:
-        raise SweepInterrupted(_resumption(len(partial.measured()), len(workloads))) from None
+        done = len(checkpoint.measured())
+        raise SweepInterrupted(
+            f"interrupted: {done} of {len(workloads)} points are measured and saved; the same"
+            " command continues from there"
+        ) from None
     finally:
         progress.end()
     if all(point.status != "failed" for point in points.values()):
-        partial.finish()
-    every = (
-        points.get(work) or _not_run(bench, work, known.get(work), reasons.get(work, ""))
-        for work in workloads
-    )
-    return Swept(tuple(every), len(known))
+        checkpoint.finish()
+    for work in workloads:
+        if measurement := known.get(work):
+            points[work] = session.from_measurement(measurement)
+        elif work not in points:
+            points[work] = session.skipped(work, reasons[work])
+    return SweepOutcome(tuple(points[work] for work in workloads), len(known))
 
 
 def _obstacles(
     sized: SizedModel, workloads: Sequence[Workload], units: Units, progress: Progress
 ) -> dict[Workload, str]:
-    """Why workloads are not to be run, of those that are not; a trace takes a second or more."""
+    """Why workloads are skipped, for those that are; a trace takes a second or more."""
     found = {}
     progress.begin(f"estimating {len(workloads)} points", len(workloads))
     try:
@@ -102,42 +108,33 @@ def _obstacle(sized: SizedModel, workload: Workload, units: Units) -> str | None
     return str(found) if found else None
 
 
-def _measured(bench: Bench, workload: Workload, progress: Progress, *, must_run: bool) -> Point:
-    told = 0
+def _measured(
+    session: MeasurementSession, workload: Workload, progress: Progress, *, must_run: bool
+) -> Point:
+    reported = 0
 
-    def tell() -> None:
-        nonlocal told
-        told += 1
+    def on_run() -> None:
+        nonlocal reported
+        reported += workload.total_tokens
         progress.advance(workload.total_tokens)
 
-    bench.tell = tell
-    point = bench.measure(workload) if must_run else bench.measure_if_supported(workload)
-    progress.advance(_cost(workload) - told * workload.total_tokens)  # of a point that ended early
+    session.on_run = on_run
+    point = session.measure(workload) if must_run else session.measure_if_supported(workload)
+    progress.advance(_cost(workload) - reported)  # the rest, when a point ended early
     return point
 
 
-def _note(bench: Bench, partial: PartialSweep, id: str) -> None:
+def _add_to_checkpoint(session: MeasurementSession, checkpoint: SweepCheckpoint, id: str) -> None:
     try:
-        partial.add(id)
+        checkpoint.add(id)
     except InputError as error:
-        bench.unkept = str(error)
+        session.save_error = str(error)
 
 
 def _cost(workload: Workload) -> int:
-    """What a point takes of the whole: time goes with the tokens."""
+    """The progress steps of a point: its time grows with the tokens."""
     return _STEPS * workload.total_tokens
 
 
-def _not_run(bench: Bench, workload: Workload, known: Measurement | None, reason: str) -> Point:
-    return bench.recalled(known) if known else bench.skipped(workload, reason)
-
-
 def _title(left: int, known: int) -> str:
-    return f"measuring {left} points" + (f", {known} were before" if known else "")
-
-
-def _resumption(done: int, points: int) -> str:
-    return (
-        f"interrupted: {done} of {points} points are measured and kept; the same command goes on"
-        " from there"
-    )
+    return f"measuring {left} points" + (f", {known} were measured before" if known else "")

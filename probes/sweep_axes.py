@@ -1,7 +1,7 @@
-"""What a sweep varies: texts such as ``kv-bits=none,8,4`` made into the workloads to measure.
+"""Turn texts such as ``kv-bits=none,8,4`` into the workloads that a sweep measures.
 
-parse_axis("context=1k,4k") -> Axis
-swept(axes, asked, quantized_kv_start=None) -> tuple[Workload, ...]
+parse_axis("context=1k,4k") -> SweepAxis
+sweep_workloads(axes, requested, quantized_kv_start=0) -> tuple[Workload, ...]
 """
 
 from collections.abc import Callable, Sequence
@@ -22,39 +22,36 @@ _NONE = "none"
 Value = TypeVar("Value")
 
 
-class Axis(NamedTuple):
-    """One setting and its values, each once, as they were given."""
+class SweepAxis(NamedTuple):
+    """One setting and its values, each once, in the given order."""
 
     name: str
     values: tuple[int | None, ...]
 
 
-def parse_axis(text: str) -> Axis:
+def parse_axis(text: str) -> SweepAxis:
     """Return the axis of a text such as ``prefill-step=256,512``.
 
     Raises:
-        InputError: when the setting is none that can be swept, or a value cannot be read or is
-            there twice.
+        InputError: when the setting cannot be swept, or a value cannot be read or is given twice.
     """
     name, equals, values = (part.strip() for part in text.partition("="))
     if not equals or name not in _SETTINGS or len(text) > _MAX_TEXT:
         *first, last = (setting.example for setting in _SETTINGS.values())
-        raise InputError(
-            f"{printable(text)}: not a sweep; write it as {', '.join(first)} or {last}"
-        )
-    axis = Axis(name, tuple(_read(name, value.strip()) for value in values.split(",")))
+        raise InputError(f"{printable(text)}: not a sweep; write {', '.join(first)} or {last}")
+    axis = SweepAxis(name, tuple(_read(name, value.strip()) for value in values.split(",")))
     if repeated := _repeated(axis.values):
         raise InputError(f"{name}: {_NONE if repeated[0] is None else repeated[0]} is given twice")
     return axis
 
 
-def swept(
-    axes: Sequence[Axis], asked: Workload, *, quantized_kv_start: int = 0
+def sweep_workloads(
+    axes: Sequence[SweepAxis], requested: Workload, *, quantized_kv_start: int = 0
 ) -> tuple[Workload, ...]:
-    """Return every combination of the axes' values, all else as asked; the last axis moves first.
+    """Return every combination of the axes' values; the last axis changes fastest.
 
-    Swept caches are quantised from ``quantized_kv_start`` on, unless told from the first token:
-    mlx-lm's own 5000 would leave those of short prompts as they are.
+    Quantised caches of the sweep start at ``quantized_kv_start``, by default the first token:
+    mlx-lm's default of 5000 would not quantise the caches of short prompts.
 
     Raises:
         InputError: when an axis is given twice, there are more than `MAX_POINTS` points, or a
@@ -62,19 +59,21 @@ def swept(
     """
     names = [axis.name for axis in axes]
     if repeated := _repeated(names):
-        raise InputError(f"{repeated[0]}: is swept twice; give all its values at once")
+        raise InputError(f"{repeated[0]}: given twice; give all its values at once")
     count = prod(len(axis.values) for axis in axes)
     if count > MAX_POINTS:
-        raise InputError(f"{count} points to measure: {MAX_POINTS} are the most; give fewer values")
+        raise InputError(f"{count} points to measure: at most {MAX_POINTS}; give fewer values")
     points = (dict(zip(names, each, strict=True)) for each in product(*(a.values for a in axes)))
-    return tuple(_workload(asked, point, quantized_kv_start) for point in points)
+    return tuple(_workload(requested, point, quantized_kv_start) for point in points)
 
 
-def _workload(asked: Workload, point: dict[str, int | None], quantized_kv_start: int) -> Workload:
+def _workload(
+    requested: Workload, point: dict[str, int | None], quantized_kv_start: int
+) -> Workload:
     changes: dict[str, Any] = {_SETTINGS[name].field: value for name, value in point.items()}
     if point.get("kv-bits") is not None:
         changes["quantized_kv_start"] = quantized_kv_start
-    return replace(asked, **changes)
+    return replace(requested, **changes)
 
 
 def _read(name: str, text: str) -> int | None:
@@ -98,7 +97,7 @@ def _tokens(text: str) -> int:
 def _bits(text: str) -> int | None:
     bits = {_NONE: None, **{str(each): each for each in KV_BITS}}
     if text not in bits:
-        raise InputError(f"{printable(text)}: MLX quantises a cache to one of {', '.join(bits)}")
+        raise InputError(f"{printable(text)}: KV bits in MLX are one of {', '.join(bits)}")
     return bits[text]
 
 

@@ -1,6 +1,6 @@
-"""A sweep that was not finished: which of its measurements there are, kept until it is.
+"""The progress of an unfinished sweep, saved so that the same sweep can continue.
 
-The file holds their ids, the store the measurements themselves.
+The file lists ids of measurements; the store holds the measurements themselves.
 """
 
 import hashlib
@@ -22,16 +22,16 @@ _MAX_BYTES = 1_000_000
 _MAX_VALUES = 10_000
 
 
-class PartialSweep:
-    """What was measured of one sweep, in a file named by all that makes the sweep what it is."""
+class SweepCheckpoint:
+    """The finished measurements of one sweep, in a file named by a hash of its settings."""
 
     def __init__(self, path: Path, store: Store) -> None:
-        """Take the file, there or not, and the store that the measurements are in."""
+        """Take the file, which need not exist, and the store with the measurements."""
         self._path, self._store = path, store
         self._ids = self._read()
 
     def measured(self) -> dict[str, Measurement]:
-        """Return the measurements that are noted, by id; those no longer kept are left out."""
+        """Return the listed measurements, by id; those removed from the store are left out."""
         found = {}
         for id in self._read():
             with suppress(InputError):
@@ -39,7 +39,7 @@ class PartialSweep:
         return found
 
     def add(self, id: str) -> None:
-        """Note that a point is measured, beside what the same sweep in another process noted.
+        """Add a measurement to the list, and keep what another process running this sweep added.
 
         Raises:
             InputError: when the file cannot be written.
@@ -50,12 +50,12 @@ class PartialSweep:
         self._ids = ids
 
     def finish(self) -> None:
-        """Forget it: the next such sweep begins anew."""
+        """Remove the file: the next such sweep starts from the beginning."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
     def _read(self) -> list[str]:
-        """The ids; a file that is missing, damaged or of another memfit holds none."""
+        """The listed ids; a missing or damaged file, or another version's, counts as empty."""
         try:
             content = read_whole(self._path, limit=_MAX_BYTES)
             data = parse_object(
@@ -71,22 +71,22 @@ class PartialSweep:
 
 @dataclass(frozen=True, slots=True)
 class Sweeps:
-    """The directory of sweeps that were not finished, and the store of their measurements."""
+    """The directory of unfinished sweeps, and the store of their measurements."""
 
     directory: Path
     store: Store
 
-    def partial(self, ids: Iterable[str], prompt: str | None) -> PartialSweep:
-        """Return what there is of a sweep.
+    def checkpoint(self, ids: Iterable[str], prompt: str | None) -> SweepCheckpoint:
+        """Return the checkpoint of the sweep with these points.
 
-        The ids of its points are made of checkpoint, device, versions and workload.
+        An id is a hash of checkpoint, device, versions and workload.
         """
         key = json.dumps([sorted(ids), prompt]).encode()
-        return PartialSweep(
+        return SweepCheckpoint(
             self.directory / f"{hashlib.sha256(key).hexdigest()[:16]}.json", self.store
         )
 
 
 def user_sweeps() -> Sweeps:
-    """Return the user's own: below MEMFIT_HOME, else the platform's data directory."""
+    """Return the user's sweeps, in MEMFIT_HOME or the platform's data directory."""
     return Sweeps(memfit_home() / "sweeps", user_store())

@@ -1,4 +1,4 @@
-"""Prompts as token ids, by the model's own tokenizer: the side of the child process."""
+"""Prompts as token ids from the model's own tokenizer: the child's part."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,10 +7,11 @@ from typing import Any
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import list_names, printable
 from memfit.estimators.checkpoint.config import CONFIG, read_model_config
+from memfit.probes.loading import one_line
 
-# What is repeated where only a number of tokens is given.
+# Repeated when only a number of tokens is given.
 SEED_TEXT = "Memory is counted in bytes: weights, caches, and what is in flight between them. "
-# Real text up to here, then over and over: what a run takes does not depend on what is said.
+# Beyond this the ids are repeated: memory does not depend on the content of a prompt.
 _MOST_SEED_TOKENS = 16_384
 _PLAIN_IDS = 256
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"}
@@ -19,10 +20,10 @@ _TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 def prompt_ids(
     path: Path, text: str | None, tokens: int | None
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Return the ids of a text as mlx_lm.generate sees it, or of ``tokens`` tokens of any text.
+    """Return the ids of a text as mlx_lm.generate makes them, or ``tokens`` ids of a seed text.
 
-    The notes say what was done instead where there is no tokenizer. Of very many tokens the ids
-    returned are the first, to be repeated.
+    Without a tokenizer the ids are plain numbers, and a note says so. For a very large number of
+    tokens only the first ids are returned, for the caller to repeat.
 
     Raises:
         InputError: when the text is empty, or cannot be tokenised.
@@ -37,20 +38,20 @@ def prompt_ids(
         if text is not None:
             raise InputError(f"{printable(path)}: {error}; use --prompt-tokens N") from None
         count = min(_PLAIN_IDS, vocabulary or _PLAIN_IDS, tokens or 1)
-        return list(range(count)), (f"{error}: the prompt is plain token ids",)
+        return list(range(count)), (f"{error}: the prompt consists of plain token ids",)
     ids = _of_text(tokenizer, text) if text is not None else _of_seed(tokenizer, tokens or 1)
     if not ids:
-        raise InputError("the prompt is empty: the tokenizer makes no tokens of it")
+        raise InputError("the prompt is empty: the tokenizer returns no tokens for it")
     if vocabulary and max(ids) >= vocabulary:
         raise InputError(
-            f"{printable(path)}: its tokenizer gives id {max(ids)}, the model has a vocabulary of"
-            f" {vocabulary}; they do not belong together"
+            f"{printable(path)}: its tokenizer returns id {max(ids)}, the model has a vocabulary of"
+            f" {vocabulary}; tokenizer and model do not match"
         )
     return ids, ()
 
 
 class _NoTokenizerError(Exception):
-    """There is none, or it cannot be loaded; the text says which."""
+    """There is no tokenizer, or it cannot be loaded; the message says which."""
 
 
 def _tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
@@ -62,15 +63,14 @@ def _tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
     eos = config.get("eos_token_id")
     try:
         return load_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=eos)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - its code is transformers' and more
-        reason = printable(" ".join(str(error).split()))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - transformers may raise anything
         raise _NoTokenizerError(
-            f"its tokenizer cannot be loaded ({type(error).__name__}: {reason})"
+            f"its tokenizer cannot be loaded ({type(error).__name__}: {one_line(error)})"
         ) from None
 
 
 def _of_text(tokenizer: Any, text: str) -> list[int]:
-    """Source: mlx-lm generate.py, main: through the chat template where there is one."""
+    # Source: mlx-lm generate.py, main: the chat template is applied when there is one.
     try:
         has_template = bool(tokenizer.has_chat_template)
         if has_template:
@@ -78,10 +78,9 @@ def _of_text(tokenizer: Any, text: str) -> list[int]:
                 [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
             )
         return list(tokenizer.encode(text, add_special_tokens=not has_template))
-    except Exception as error:  # noqa: BLE001 - a template is a program of the repository's
-        reason = printable(" ".join(str(error).split()))
+    except Exception as error:  # noqa: BLE001 - a template is code of the repository
         raise InputError(
-            f"the prompt cannot be tokenised ({type(error).__name__}: {reason});"
+            f"the prompt cannot be tokenised ({type(error).__name__}: {one_line(error)});"
             " use --prompt-tokens N"
         ) from None
 
@@ -94,7 +93,7 @@ def _of_seed(tokenizer: Any, tokens: int) -> list[int]:
         if len(ids) >= wanted:
             return ids[:wanted]
         if repeats > wanted:
-            raise InputError("the tokenizer makes no tokens of plain text")
+            raise InputError("the tokenizer returns no tokens for plain text")
         repeats = max(2 * repeats, repeats * wanted // max(1, len(ids)))
 
 

@@ -1,8 +1,8 @@
-"""``memfit tune``: a model loaded and run beside its estimate.
+"""``memfit tune``: load and run a model, and compare the measurement with the estimate.
 
-    tune(Request(model=..., checkpoint=..., workload=...), start=..., sweeps=user_sweeps())
+    tune(TuneRequest(model=..., checkpoint=..., workload=...), start=..., sweeps=user_sweeps())
 
-Nothing is loaded before the estimate says that there is room for it.
+Nothing is loaded before the estimate says that it fits.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,125 +25,139 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
 from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.probes import vision_estimate as picture
-from memfit.probes.bench import REPEATS, Bench
+from memfit.probes import vision_estimate
 from memfit.probes.command_lines import command_lines, recommended_workload
 from memfit.probes.measured_recommendation import advise, by_measurement, line_of
 from memfit.probes.preflight import MEMORY_LIMIT, limited, obstacle, require_room
-from memfit.probes.process import ModelProcess, Prompt
+from memfit.probes.process import ModelProcess, TokenizedPrompt
 from memfit.probes.result import Point, TuneResult
-from memfit.probes.speed_tradeoff import trade
-from memfit.probes.sweep import Swept, sweep
-from memfit.probes.sweep_axes import Axis, swept
+from memfit.probes.session import REPEATS, MeasurementSession
+from memfit.probes.speed_tradeoff import speed_tradeoffs
+from memfit.probes.sweep import SweepOutcome, sweep
+from memfit.probes.sweep_axes import SweepAxis, sweep_workloads
 from memfit.probes.sweep_checkpoint import Sweeps
-from memfit.probes.wired_trial import because, with_wired
+from memfit.probes.wired_trial import with_wired_reason, with_wired_trial
 from memfit.probes.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What to measure, and how it is run.
+class TuneRequest:
+    """What to measure, and how to run it."""
 
-    The prompt's tokens are counted where it is a text; else it is as long as the workload says.
-    ``has_image`` says that the processes run it with an image in it, ``tries_wired`` that it runs
-    once more under the recommended wired limit, where there is one. ``axes`` are what is swept,
-    their KV bits from the token ``swept_kv_start`` on. ``memory_limit_bytes`` is the most that the
-    processes may take; what fits is judged by it. ``force`` runs what the estimate refuses.
-    """
-
-    model: str  # as command lines of mlx-lm are to name it
+    model: str
+    """The model's name in the commands for mlx-lm."""
     checkpoint: Checkpoint
     workload: Workload
     prompt: str | None = None
-    pasted_prompt: str | None = None  # in those lines; else they read the file or standard input
+    """The text of the prompt. Without it the prompt has ``workload.prompt_tokens`` tokens."""
+    command_prompt: str | None = None
+    """The prompt in the commands; without it they read ``prompt_file`` or standard input."""
     prompt_file: str | None = None
     has_image: bool = False
+    """The prompt has an image: mlx-vlm runs the model."""
     tries_wired: bool = False
-    axes: tuple[Axis, ...] = ()
-    swept_kv_start: int = 0
+    """Run once more with the recommended wired limit, where there is one."""
+    axes: tuple[SweepAxis, ...] = ()
+    """The settings to sweep."""
+    sweep_kv_start: int = 0
+    """The first token that quantised caches of the sweep quantise."""
     margin_bytes: int = 0
     memory_limit_bytes: int | None = None
+    """The most memory that MLX may take; the verdict uses it in place of the working set."""
     force: bool = False
+    """Run even when the estimate says that it does not fit."""
     units: Units = Units.GB
 
 
 class TooLongError(InputError):
-    """A prompt beyond the model's own limit; it can be forced."""
+    """The prompt is longer than the model's own limit; the caller can force it."""
 
 
 def tune(
-    request: Request,
+    request: TuneRequest,
     *,
     start: Callable[[], ModelProcess],
     sweeps: Sweeps,
     progress: Progress = NULL_PROGRESS,
 ) -> TuneResult:
-    """Measure, compare and recommend; ``start`` makes a process, measurements go to the store.
+    """Measure, compare and recommend; ``start`` makes a process, measurements are saved.
 
     Raises:
-        InputError: when the prompt is empty, longer than the model's limit, or of a text without
-            a tokenizer; the weights do not match the config; the sweep cannot be.
+        InputError: when the prompt is empty or longer than the model's limit, when a text has no
+            tokenizer, when the weights do not match the config, or the sweep is not valid.
         UnsupportedError: when mlx-lm has no class for the model, or cannot run the workload.
-        MachineError: when MLX is not installed, or there is no room (`RefusedError`).
-        SweepInterrupted: on Ctrl-C; the same request goes on from there.
+        MachineError: when MLX is not installed, or there is too little memory (`RefusedError`).
+        SweepInterrupted: on Ctrl-C; the same request continues from there.
     """
     require_loadable(request.checkpoint)
     if request.has_image and request.axes:
-        raise InputError("a prompt with an image is measured as it is: there is nothing to sweep")
+        raise InputError("a prompt with an image cannot be swept: its length is fixed")
     with Worker(start) as worker:
         device = limited(_device(worker), request.memory_limit_bytes)
-        prompt = _prompted(worker, request)
+        prompt = _tokenized(worker, request)
         workload = replace(request.workload, prompt_tokens=prompt.tokens)
         with _progress(progress, "estimating", 1):
             sized = _sized(request, device, workload)
         _require_within_limit(sized, workload, force=request.force)
-        keep = picture.forget if request.has_image else sweeps.store.save
-        bench = Bench(sized, worker, keep, progress.advance)
+        save = vision_estimate.do_not_save if request.has_image else sweeps.store.save
+        session = MeasurementSession(sized, worker, save, progress.advance)
         if request.axes:
-            points, known = _swept(request, bench, workload, sweeps, progress)
+            points, known = _sweep(request, session, workload, sweeps, progress)
         else:
-            points, known = tuple(_points(request, bench, workload, progress)), 0
+            points, known = tuple(_points(request, session, workload, progress)), 0
         recommendation = advise(sized, points, request.units)
         if request.tries_wired:
-            points, recommendation = with_wired(bench, points, recommendation, request.units)
+            points, recommendation = with_wired_trial(
+                session, points, recommendation, request.units
+            )
         elif device.backend != "metal":
-            recommendation = because(recommendation, f"the {device.backend} backend has none")
-        return _result(request, bench, device, _Found(prompt, points, known, recommendation))
+            recommendation = with_wired_reason(
+                recommendation, f"the {device.backend} backend has none"
+            )
+        return _result(request, session, device, _Findings(prompt, points, known, recommendation))
 
 
-def _swept(
-    request: Request, bench: Bench, asked: Workload, sweeps: Sweeps, progress: Progress
-) -> Swept:
-    combined = swept(request.axes, asked, quantized_kv_start=request.swept_kv_start)
-    workloads = tuple(dict.fromkeys((asked, *combined)))
+def _sweep(
+    request: TuneRequest,
+    session: MeasurementSession,
+    requested: Workload,
+    sweeps: Sweeps,
+    progress: Progress,
+) -> SweepOutcome:
+    combined = sweep_workloads(request.axes, requested, quantized_kv_start=request.sweep_kv_start)
+    workloads = tuple(dict.fromkeys((requested, *combined)))
     return sweep(
-        bench,
+        session,
         workloads,
-        partial=sweeps.partial(map(bench.id_of, workloads), request.prompt),
+        checkpoint=sweeps.checkpoint(map(session.id_of, workloads), request.prompt),
         force=request.force,
         units=request.units,
         progress=progress,
     )
 
 
-def _points(request: Request, bench: Bench, asked: Workload, progress: Progress) -> Iterator[Point]:
+def _points(
+    request: TuneRequest, session: MeasurementSession, requested: Workload, progress: Progress
+) -> Iterator[Point]:
     if not request.force:
-        require_room(bench.sized, asked, request.units)
+        require_room(session.sized, requested, request.units)
     with _progress(progress, "measuring", REPEATS + 1):
-        point = bench.measure(asked)
+        point = session.measure(requested)
     yield point
     if point.status == "measured" and not request.has_image:
-        more = _around(request, bench.sized, asked)
+        more = _line_workloads(request, session.sized, requested)
         with _progress(progress, "measuring what a token adds", len(more)):
-            yield from (bench.measure_if_supported(workload, repeats=1) for workload in more)
+            yield from (session.measure_if_supported(workload, repeats=1) for workload in more)
 
 
-def _around(request: Request, sized: SizedModel, asked: Workload) -> tuple[Workload, ...]:
-    """What else to run for the line of a workload; nothing when its prompt is too short."""
-    found = calibration(asked)
+def _line_workloads(
+    request: TuneRequest, sized: SizedModel, requested: Workload
+) -> tuple[Workload, ...]:
+    """The further workloads that fit a line; none when the prompt is too short."""
+    found = calibration(requested)
     if isinstance(found, ShortPrompt):
         return ()
-    return tuple(w for w in found if w != asked and not obstacle(sized, w, request.units))
+    return tuple(w for w in found if w != requested and not obstacle(sized, w, request.units))
 
 
 @contextmanager
@@ -156,18 +170,19 @@ def _progress(progress: Progress, what: str, steps: int) -> Iterator[None]:
 
 
 def require_loadable(checkpoint: Checkpoint) -> None:
-    """Hold a checkpoint against what mlx-lm loads: a directory of safetensors.
+    """Require a checkpoint that mlx-lm can load: a directory of safetensors files.
 
     Raises:
         UnsupportedError: for a GGUF file.
-        InputError: for anything else that holds no weights to load.
+        InputError: for any other reference without weights.
     """
     if checkpoint.source == "gguf":
         raise UnsupportedError(
-            f"{checkpoint.id}: mlx-lm loads no GGUF file; tune a model converted by mlx_lm.convert"
+            f"{checkpoint.id}: mlx-lm does not load GGUF files; give a model converted by"
+            " mlx_lm.convert"
         )
     if checkpoint.tensors is None:
-        raise InputError(f"{checkpoint.id}: holds no safetensors to load; give a model's directory")
+        raise InputError(f"{checkpoint.id}: has no safetensors to load; give a model's directory")
 
 
 def require_room_for(
@@ -178,11 +193,11 @@ def require_room_for(
     memory_limit_bytes: int | None,
     units: Units,
 ) -> None:
-    """Hold a model that is still to be downloaded against this machine.
+    """Require that a model fits this machine, before it is downloaded.
 
     Raises:
-        UnsupportedError: when nobody could run it.
-        RefusedError: when there is no room for it.
+        UnsupportedError: when the runtime cannot run the workload.
+        RefusedError: when there is too little memory for it.
     """
     if device := detect_host():
         device = limited(device, memory_limit_bytes)
@@ -192,13 +207,13 @@ def require_room_for(
         require_room(sized, workload, units)
 
 
-def _sized(request: Request, device: Device, workload: Workload) -> SizedModel:
-    """By trace where a trace of the workload is possible, else by formula."""
+def _sized(request: TuneRequest, device: Device, workload: Workload) -> SizedModel:
+    """Size by trace when a trace supports the workload, else by formula."""
     catalog = Catalog()
     model = catalog.add(request.checkpoint)
     sized = partial(catalog.sized, model, device=device, margin_bytes=request.margin_bytes)
     if request.has_image:
-        return picture.with_tower(sized(method="formula"))
+        return vision_estimate.with_tower(sized(method="formula"))
     try:
         traced = sized(method="trace")
         traced.figures_for(workload)
@@ -215,7 +230,7 @@ def _device(worker: Worker) -> Device:
     return device
 
 
-def _prompted(worker: Worker, request: Request) -> Prompt:
+def _tokenized(worker: Worker, request: TuneRequest) -> TokenizedPrompt:
     tokens = request.workload.prompt_tokens if request.prompt is None else None
     return worker.prompt(request.prompt, tokens)
 
@@ -229,21 +244,24 @@ def _require_within_limit(sized: SizedModel, workload: Workload, *, force: bool)
         )
 
 
-class _Found(NamedTuple):
-    """What there is to tell; ``known`` points were measured before."""
+class _Findings(NamedTuple):
+    """What the result is made of."""
 
-    prompt: Prompt
+    prompt: TokenizedPrompt
     points: tuple[Point, ...]
     known: int
+    """How many points an earlier, unfinished sweep measured."""
     recommendation: Recommendation
 
 
-def _result(request: Request, bench: Bench, device: Device, found: _Found) -> TuneResult:
-    sized, points = bench.sized, found.points
+def _result(
+    request: TuneRequest, session: MeasurementSession, device: Device, found: _Findings
+) -> TuneResult:
+    sized, points = session.sized, found.points
     verdict, exceeded = _verdict(sized, points[0])
     line = line_of(points)
     flags = _flags(request, by_measurement(sized, points, line), found)
-    versions = bench.worker.versions
+    versions = session.worker.versions
     return TuneResult(
         memfit_version=__version__,
         model=model_summary(sized),
@@ -252,63 +270,66 @@ def _result(request: Request, bench: Bench, device: Device, found: _Found) -> Tu
         mlx_lm_version=versions["mlx_lm"],
         method=sized.runtime_model.method,
         prompt_tokens=found.prompt.tokens,
-        loaded=bench.loaded,
+        loaded=session.loaded,
         points=points,
         margin_bytes=sized.margin_bytes,
         verdict=verdict,
         exceeded=exceeded,
         line=line,
         recommendation=found.recommendation,
-        trade=trade(points, request.units),
+        trade=speed_tradeoffs(points, request.units),
         flags=flags,
-        notes=tuple(_notes(request, bench, found, has_flags=bool(flags))),
+        notes=tuple(_notes(request, session, found, has_flags=bool(flags))),
     )
 
 
 def _verdict(sized: SizedModel, point: Point) -> tuple[Verdict, tuple[str, ...]]:
-    """Judge the measured peak; its largest allocation is the estimate's."""
+    """The verdict on the measured peak, with the estimate's largest allocation."""
     if point.peak_bytes is None:
         return "unknown", ()
     largest = sized.figures_for(point.workload).moment.largest_buffer_bytes
     return judge(Need(point.peak_bytes + sized.margin_bytes, largest), sized.device)
 
 
-def _flags(request: Request, sized: SizedModel, found: _Found) -> tuple[str, ...]:
-    asked = found.points[0].workload
-    workload = recommended_workload(sized, asked, found.recommendation)
+def _flags(request: TuneRequest, sized: SizedModel, found: _Findings) -> tuple[str, ...]:
+    requested = found.points[0].workload
+    workload = recommended_workload(sized, requested, found.recommendation)
     if workload is None or request.has_image or found.points[0].status != "measured":
         return ()
-    if found.prompt.notes:  # no tokenizer: mlx_lm's programs cannot run the model
+    if found.prompt.notes:  # without a tokenizer mlx-lm's programs cannot run the model
         return ()
     return command_lines(
         sized,
         workload,
         model=request.model,
-        prompt=request.pasted_prompt,
+        prompt=request.command_prompt,
         prompt_file=request.prompt_file,
     )
 
 
-def _notes(request: Request, bench: Bench, found: _Found, *, has_flags: bool) -> Iterator[Note]:
-    sized, workload = bench.sized, found.points[0].workload
+def _notes(
+    request: TuneRequest, session: MeasurementSession, found: _Findings, *, has_flags: bool
+) -> Iterator[Note]:
+    sized, workload = session.sized, found.points[0].workload
     if found.known:
         text = f"{found.known} of {len(found.points)} points were measured before"
         yield Note("info", "resumed", f"{text}, in a sweep that was not finished")
-    if bench.unkept:
-        yield Note("warning", "not-kept", f"what was measured is not remembered: {bench.unkept}")
+    if session.save_error:
+        text = f"the measurement could not be saved: {session.save_error}"
+        yield Note("warning", "not-kept", text)
     if request.has_image:
-        yield from picture.notes(bench.worker.versions["mlx_vlm"])
+        yield vision_estimate.image_note(session.worker.versions["mlx_vlm"])
     if sized.device and sized.device.budget == MEMORY_LIMIT:
         limit = format_bytes(sized.device.working_set_bytes, request.units)
-        text = f"what fits is held against the memory limit of {limit}, not the working set"
+        text = f"the verdict uses the memory limit of {limit}, not the working set"
         yield Note("info", "memory-limit", text)
     for text in found.prompt.notes:
         yield Note("info", "prompt", f"{text}; mlx-lm's programs cannot run the model without one")
-    if has_flags and not (request.pasted_prompt or request.prompt_file):
-        text = "the line of mlx_lm.generate reads the prompt from standard input: pipe one in"
+    if has_flags and not (request.command_prompt or request.prompt_file):
+        text = "the command for mlx_lm.generate reads the prompt from standard input: pipe one in"
         yield Note("info", "standard-input", text)
-    if request.force and (lacking := obstacle(sized, workload, request.units)):
-        yield Note("warning", "forced", f"forced: {lacking}")
+    if request.force and (found_obstacle := obstacle(sized, workload, request.units)):
+        yield Note("warning", "forced", f"forced: {found_obstacle}")
     for warning in sized.checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     yield from sized.footprint.notes

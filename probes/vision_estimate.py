@@ -1,7 +1,6 @@
-"""What a prompt with an image changes: the tower is loaded, and little else is known."""
+"""The estimate for a prompt with an image: the vision tower is loaded too."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 from memfit.estimators.results.estimate import Note
@@ -15,15 +14,15 @@ def with_tower(sized: SizedModel) -> SizedModel:
     return sized.with_footprint(replace(sized.footprint, sizes=sizes))
 
 
-def forget(measurement: Measurement) -> None:
-    """Keep nothing: what mlx-vlm took is no answer to what mlx-lm will take."""
+def do_not_save(measurement: Measurement) -> None:
+    """Save nothing: a measurement of mlx-vlm is not valid for mlx-lm."""
 
 
-def notes(mlx_vlm_version: str) -> Iterator[Note]:
-    """Yield what is to be known of a measurement with an image."""
-    yield Note(
+def image_note(mlx_vlm_version: str) -> Note:
+    """Return the note on a measurement with an image."""
+    return Note(
         "info",
         "image",
-        f"run by mlx-vlm {mlx_vlm_version}, which loads the vision tower; what the tower takes to"
-        " see the image is measured, not estimated, and the measurement is not kept for estimates",
+        f"run by mlx-vlm {mlx_vlm_version}, which loads the vision tower; the tower's memory for"
+        " the image is measured, not estimated, and the measurement is not saved for estimates",
     )

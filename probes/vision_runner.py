@@ -1,4 +1,4 @@
-"""A model of vision and language with a picture in its prompt, by mlx-vlm's own loop."""
+"""Run a vision-language model with an image in its prompt, with mlx-vlm's own loop."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,18 +11,18 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.probes.loading import codeless_config, memory_errors, one_line, weight_errors
-from memfit.probes.measuring import Bench
-from memfit.probes.run_monitor import Report, Watch
+from memfit.probes.model_runner import ModelRunner
+from memfit.probes.run_monitor import ReportFigures, RunMonitor
 
 
-class VisionBench(Bench):
-    """A `Bench` whose prompt is a text about one image.
+class VisionRunner(ModelRunner):
+    """A `ModelRunner` with a prompt of text and one image.
 
-    The directory must hold no code: mlx-vlm has processors that would run it.
+    The directory must hold no code: some of mlx-vlm's processors would run it.
     """
 
     def __init__(
-        self, path: Path, image: Path, memory_limit_bytes: int | None, report: Report
+        self, path: Path, image: Path, memory_limit_bytes: int | None, report: ReportFigures
     ) -> None:
         super().__init__(path, memory_limit_bytes, report)
         self._image = image
@@ -33,14 +33,14 @@ class VisionBench(Bench):
         return {"mlx_vlm": version("mlx-vlm")}
 
     def prompt(self, text: str | None, tokens: int | None) -> tuple[int, tuple[str, ...]]:
-        """Make the prompt through the model's own processor and template.
+        """Make the prompt with the model's own processor and template.
 
         Raises:
-            InputError: when there is no text, or the processor takes no such image.
+            InputError: when there is no text, or the processor rejects the image.
             UnsupportedError: when mlx-vlm has no class for the model, or it brings its own code.
         """
         if text is None or not text.strip():
-            raise InputError("an image needs a text beside it: the prompt is empty")
+            raise InputError("an image needs a text prompt as well: the prompt is empty")
         self.config = codeless_config(self.path)
         with self.errors():
             _require_class(self.config)
@@ -48,26 +48,26 @@ class VisionBench(Bench):
             self._inputs = _processed(self.path, self.config, text, self._image)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a processor may raise anything
             raise InputError(
-                f"{printable(self._image)}: the model's processor does not take it"
+                f"{printable(self._image)}: the model's processor does not accept it"
                 f" ({type(error).__name__}: {one_line(error)})"
             ) from None
         return self._tokens, ()
 
-    def loaded(self) -> tuple[Any, dict[str, Any]]:
-        """Return mlx-vlm's model, the vision tower included, and its config."""
+    def load_model(self) -> tuple[Any, dict[str, Any]]:
+        """Return mlx-vlm's model, including the vision tower, and its config."""
         from mlx_vlm.utils import load_model
 
         config = codeless_config(self.path)
         with self.errors(), weight_errors(self.path), memory_errors():
             return load_model(self.path, lazy=False, trust_remote_code=False), config
 
-    def given(self, workload: Workload) -> Any:
-        """Return the prompt as it is."""
+    def model_input(self, workload: Workload) -> Any:
+        """Return the processed prompt; its length cannot be changed."""
         if not self._inputs:
-            raise InputError("a prompt comes before a run")
+            raise InputError("a run needs a prompt first")
         if workload.prompt_tokens != self._tokens:
             raise InputError(
-                f"a prompt with an image is measured as it is: it has {self._tokens} tokens, not"
+                f"a prompt with an image has a fixed length of {self._tokens} tokens, not"
                 f" {workload.prompt_tokens}"
             )
         return dict(self._inputs)
@@ -80,9 +80,9 @@ class VisionBench(Bench):
         return made
 
     def steps(
-        self, prompt: Any, workload: Workload, caches: list[Any], watch: Watch
+        self, prompt: Any, workload: Workload, caches: list[Any], monitor: RunMonitor
     ) -> Iterator[Any]:
-        """Yield the tokens of mlx-vlm's loop, which tells of the prompt by its checkpoints."""
+        """Yield the tokens of mlx-vlm's loop; its cache checkpoints report prompt progress."""
         from mlx_vlm.generate.ar import generate_step
 
         total = self._tokens
@@ -98,12 +98,12 @@ class VisionBench(Bench):
             kv_bits=workload.kv_bits,
             kv_group_size=workload.kv_group_size,
             quantized_kv_start=workload.quantized_kv_start,
-            prompt_cache_checkpoint=lambda processed, _: watch.prompt(processed, total),
+            prompt_cache_checkpoint=lambda processed, _: monitor.on_prompt(processed, total),
             prompt_cache_checkpoint_lengths=[total - 1],
             **prompt,
         )
         token = next(steps, None)
-        watch.prompt(total, total)
+        monitor.on_prompt(total, total)
         if token is not None:
             yield token
         yield from steps
@@ -115,7 +115,7 @@ class VisionBench(Bench):
         return generation_stream
 
     def swift_workspace(self, workload: Workload) -> int:
-        """Raise: the rule is one of text.
+        """Raise an error: the rule is only for text.
 
         Raises:
             UnsupportedError: always.
@@ -123,7 +123,7 @@ class VisionBench(Bench):
         raise UnsupportedError("mlx-swift-lm's rule is not described for a prompt with an image")
 
     def errors(self) -> AbstractContextManager[None]:
-        """Turn what mlx-vlm raises into one line."""
+        """Turn an exception of mlx-vlm into an error of one line."""
         return _vision_errors(printable(self.path / CONFIG), self.config)
 
     @property
@@ -132,7 +132,7 @@ class VisionBench(Bench):
 
 
 def _processed(path: Path, config: dict[str, Any], text: str, image: Path) -> dict[str, Any]:
-    """Return ids, pixels and what else the class takes; source: mlx-vlm generate/dispatch.py."""
+    """Return ids, pixels and the class's other inputs; source: mlx-vlm generate/dispatch.py."""
     from mlx_vlm.prompt_utils import apply_chat_template
     from mlx_vlm.utils import load_image_processor, load_processor, prepare_inputs
     from mlx_vlm.utils import should_add_special_tokens as adds_special_tokens
@@ -143,7 +143,7 @@ def _processed(path: Path, config: dict[str, Any], text: str, image: Path) -> di
         processor.image_processor = image_processor
     inputs: dict[str, Any] = prepare_inputs(
         processor,
-        images=[str(image)],  # absolute: never taken for an address
+        images=[str(image)],  # an absolute path is never taken for a URL
         prompts=apply_chat_template(processor, config, text, num_images=1),
         image_token_index=config.get("image_token_index"),
         add_special_tokens=adds_special_tokens(config["model_type"], processor),

@@ -1,4 +1,4 @@
-"""The wired limit of this process, shared by the requests of a server.
+"""Manage the wired limit of a server process for its concurrent requests.
 
     manager = WiredMemoryManager()
     policy = SumPolicy(cap=18_000_000_000)
@@ -29,20 +29,20 @@ from memfit.estimators.plans.wired.ledger import (
 
 
 class MetalBackend:
-    """The limit of MLX on Metal; only for machines on which `host_backend` finds one."""
+    """MLX's wired limit on Metal; use `host_backend`, which checks for Metal."""
 
     supported = True
 
     @property
     def recommended_bytes(self) -> int | None:
-        """The working set macOS recommends now: iogpu.wired_limit_mb moves it."""
+        """The working set that macOS recommends now; sysctl iogpu.wired_limit_mb changes it."""
         import mlx.core as mx
 
         working_set = mx.device_info().get("max_recommended_working_set_size")
         return working_set if isinstance(working_set, int) else None
 
     def apply(self, limit: int) -> bool:
-        """Set the limit; MLX refuses one above the recommended working set."""
+        """Set the limit; MLX rejects one above the recommended working set."""
         import mlx.core as mx
 
         try:
@@ -53,7 +53,7 @@ class MetalBackend:
 
 
 def host_backend() -> WiredBackend:
-    """Return the limit of this process on Metal; elsewhere one that is kept on paper only."""
+    """Return the backend of this process: MLX's on Metal, elsewhere a simulated one."""
     try:
         import mlx.core as mx
     except ImportError:
@@ -63,9 +63,9 @@ def host_backend() -> WiredBackend:
 
 
 class WiredMemoryManager:
-    """Starts tickets when their policy admits them, first come first served, and moves the limit.
+    """Starts tickets in order when their policy admits them, and sets the limit.
 
-    Every started ticket has to be ended; `holding` sees to it.
+    Every started ticket must be ended; `holding` does that.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class WiredMemoryManager:
         observe: Callable[[WiredEvent], None] = ignore_event,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        """Take this machine's backend unless another is given.
+        """Use this machine's backend unless another is given.
 
-        ``observe`` is told of every event, in order; it must neither raise nor call the manager.
+        ``observe`` is called with every event, in order. It must not raise or call the manager.
         """
         self._observe, self._clock_ns = observe, clock_ns
         self._admissions: dict[str, asyncio.Future[None]] = {}
@@ -86,7 +86,7 @@ class WiredMemoryManager:
 
     @property
     def limit_bytes(self) -> int:
-        """The limit applied now."""
+        """The current limit."""
         return self._ledger.limit_bytes
 
     @property
@@ -96,45 +96,45 @@ class WiredMemoryManager:
 
     @property
     def waiting(self) -> tuple[Ticket, ...]:
-        """The tickets that wait, first come first."""
+        """The tickets that wait, in the order of their requests."""
         return self._ledger.waiting
 
     async def start(self, ticket: Ticket) -> int:
-        """Start a ticket, waiting until its policy admits it, and return the limit.
+        """Start a ticket, wait until its policy admits it, and return the limit.
 
-        A task that is cancelled while it waits leaves nothing behind, nor does a ticket that is
-        cancelled or ended by another task: this call then raises asyncio.CancelledError.
+        When the waiting task is cancelled, its ticket is removed. When another task cancels or
+        ends the ticket, this call raises asyncio.CancelledError.
 
         Raises:
-            InputError: when the policy would not admit it even alone, or it waits already.
+            InputError: when the policy would not admit it even alone, or it already waits.
         """
         standing = self._ledger.request(ticket, self._now_ms())
         if standing == "refused":
             raise InputError(
-                f"ticket {ticket.name}: {ticket.size} bytes are more than its policy ever admits"
-                f" on a baseline of {self._ledger.baseline_bytes}; raise the cap"
+                f"ticket {ticket.name}: {ticket.size} bytes are more than its policy can admit"
+                f" with a baseline of {self._ledger.baseline_bytes}; raise the cap"
             )
         if standing == "waiting":
             await self._admission(ticket)
         return self.limit_bytes
 
     def end(self, ticket: Ticket) -> int:
-        """End a ticket, let those in that wait for its room, and return the limit.
+        """End a ticket, start those that wait for its memory, and return the limit.
 
-        One that waits is cancelled; one that is not known is left alone.
+        A waiting ticket is cancelled; an unknown one is ignored.
         """
         self._ledger.end(ticket.name, self._now_ms())
         return self.limit_bytes
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Take a waiting ticket out; say whether it was waiting."""
+        """Remove a waiting ticket; return whether it was waiting."""
         waited = ticket.name in self._admissions
         self._ledger.cancel(ticket.name, self._now_ms())
         return waited
 
     @asynccontextmanager
     async def holding(self, ticket: Ticket) -> AsyncIterator[int]:
-        """Hold a ticket for the length of a block; the limit is its value."""
+        """Start a ticket, and end it after the block; yields the limit."""
         limit = await self.start(ticket)
         try:
             yield limit
@@ -147,8 +147,8 @@ class WiredMemoryManager:
         try:
             await admission
         except asyncio.CancelledError:
-            # The task's own end: the ticket waits still, or was admitted a moment ago. One that
-            # another task took out is no longer here, and its name may be in use again.
+            # The task was cancelled: its ticket still waits, or was admitted a moment ago. If
+            # another task removed the ticket, it is gone, and its name may be in use again.
             if self._admissions.get(ticket.name) is admission:
                 self.end(ticket)
             raise

@@ -1,7 +1,7 @@
-"""The recommended wired limit tried: the workload again with it set, or its figures alone.
+"""Run the workload again with the recommended wired limit, or explain why not.
 
-with_wired(bench, points, recommendation, units) -> points and recommendation, with the trial's
-because(recommendation, reason) -> Recommendation    of a limit that is not tried
+with_wired_trial(session, points, recommendation, units) -> points and recommendation
+with_wired_reason(recommendation, reason) -> Recommendation
 """
 
 from dataclasses import replace
@@ -10,45 +10,48 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.wired_limit import wired_limit
 from memfit.estimators.results.estimate import Recommendation
-from memfit.probes.bench import Bench
 from memfit.probes.measured_recommendation import by_measurement, line_of
 from memfit.probes.result import Point
+from memfit.probes.session import MeasurementSession
 
 
-def with_wired(
-    bench: Bench, points: tuple[Point, ...], recommendation: Recommendation, units: Units
+def with_wired_trial(
+    session: MeasurementSession,
+    points: tuple[Point, ...],
+    recommendation: Recommendation,
+    units: Units,
 ) -> tuple[tuple[Point, ...], Recommendation]:
-    """Return the points with that of the first workload under the limit, on Metal.
+    """Return the points, on Metal with a further one: the first workload with the limit set.
 
-    Elsewhere there is no limit to set: the recommendation says what it would be, and that nothing
-    was touched. The process that runs the workload puts the limit back, and has none when it ends.
+    Other backends have no limit to set: the recommendation says what the limit would be, and that
+    nothing was changed. The measuring process restores the limit after the run.
     """
-    device, asked = bench.sized.device, points[0]
-    if device is None or asked.status != "measured":
-        return points, because(recommendation, "not tried: the workload was not measured")
+    device, first = session.sized.device, points[0]
+    if device is None or first.status != "measured":
+        return points, with_wired_reason(recommendation, "not tried: the workload was not measured")
     if device.backend != "metal":
-        return points, _on_paper(bench, points, recommendation, device, units)
+        return points, _without_wired_limit(session, points, recommendation, device, units)
     if (limit := recommendation.wired_limit_bytes) is None:
-        return points, because(recommendation, "none is recommended, so none was tried")
-    return (*points, bench.measure(asked.workload, wired_limit_bytes=limit)), recommendation
+        return points, with_wired_reason(recommendation, "none is recommended, so none was tried")
+    return (*points, session.measure(first.workload, wired_limit_bytes=limit)), recommendation
 
 
-def because(recommendation: Recommendation, reason: str) -> Recommendation:
-    """Return a recommendation that says why its wired limit is what it is."""
+def with_wired_reason(recommendation: Recommendation, reason: str) -> Recommendation:
+    """Return the recommendation with a reason for its wired limit."""
     reasons = (*recommendation.reasons, f"wired limit: {reason}")
     return replace(recommendation, reasons=reasons)
 
 
-def _on_paper(
-    bench: Bench,
+def _without_wired_limit(
+    session: MeasurementSession,
     points: tuple[Point, ...],
     recommendation: Recommendation,
     device: Device,
     units: Units,
 ) -> Recommendation:
-    asked, context = points[0].workload, recommendation.context_tokens
-    workload = replace(asked, prompt_tokens=context, max_tokens=0) if context else asked
-    sized = by_measurement(bench.sized, points, line_of(points))
+    first, context = points[0].workload, recommendation.context_tokens
+    workload = replace(first, prompt_tokens=context, max_tokens=0) if context else first
+    sized = by_measurement(session.sized, points, line_of(points))
     figures, need = sized.figures_for(workload), sized.requirement(workload)
     limit = wired_limit(need.peak_bytes, device).nbytes
     caches = figures.kv.nbytes + figures.ssm_bytes
@@ -60,4 +63,4 @@ def _on_paper(
         f" tokens ({listed}, margin {format_bytes(sized.margin_bytes, units)}); the"
         f" {device.backend} backend has no wired limit, nothing was set"
     )
-    return replace(because(recommendation, reason), wired_limit_bytes=limit)
+    return replace(with_wired_reason(recommendation, reason), wired_limit_bytes=limit)

@@ -1,4 +1,4 @@
-"""A child process with the model loaded, started again when it has died."""
+"""A child process that holds the loaded model, and is started again after it died."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -7,23 +7,23 @@ from typing import TypeVar
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
-from memfit.probes.process import ModelProcess, ProbeStopped, Prompt
+from memfit.probes.process import ModelProcess, ProbeStopped, TokenizedPrompt
 
 Answer = TypeVar("Answer")
-_TRIES = 2  # of loading, when processes die of it one after another
+_MAX_FAILED_LOADS = 2  # in a row; then no other process is started
 
 
 class Worker:
-    """Gives one loaded process at a time; whoever leaves its block leaves no process behind."""
+    """A context manager around one loaded process at a time; after the block none is left."""
 
     def __init__(self, start: Callable[[], ModelProcess]) -> None:
-        """Take what makes a process that was not started."""
+        """Take a function that makes a process, not started yet."""
         self._make = start
         self._stack = ExitStack()
         self._process: ModelProcess | None = None
-        self._asked: tuple[str | None, int | None] | None = None
+        self._prompt_arguments: tuple[str | None, int | None] | None = None
         self._loaded: Loaded | None = None
-        self._died_loading: list[ProbeStopped] = []
+        self._failed_loads: list[ProbeStopped] = []
 
     def __enter__(self) -> "Worker":
         """Start nothing yet."""
@@ -40,65 +40,65 @@ class Worker:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The process's mlx, mlx_lm, backend and device.
+        """The process's versions of mlx and mlx_lm, its backend and its device.
 
         Raises:
             MachineError: when MLX or mlx-lm is not installed.
         """
         return self._started().versions
 
-    def prompt(self, text: str | None, tokens: int | None) -> Prompt:
-        """Make the prompt, of this process and of every one after it.
+    def prompt(self, text: str | None, tokens: int | None) -> TokenizedPrompt:
+        """Make the prompt in this process and in every later one.
 
         Raises:
             InputError: when there is no tokenizer for a text.
         """
         prompt = self._started().prompt(text, tokens)
-        self._asked = (text, tokens)
+        self._prompt_arguments = (text, tokens)
         return prompt
 
     def load(self) -> Loaded:
-        """Load the model where it is not loaded.
+        """Load the model if it is not loaded.
 
         Raises:
             CheckpointError: when the weights do not match the config.
             UnsupportedError: when mlx-lm has no class for the model.
-            ProbeStopped: when the process did not live to load it; after two such processes in a
-                row no other is started.
+            ProbeStopped: when the process died while loading; after two such processes in a row
+                no other is started.
         """
-        if len(self._died_loading) == _TRIES:
-            raise self._died_loading[-1]
+        if len(self._failed_loads) == _MAX_FAILED_LOADS:
+            raise self._failed_loads[-1]
         process = self._started()
         if self._loaded is None:
             try:
                 self._loaded = process.load()
             except ProbeStopped as error:
-                self._died_loading.append(error)
+                self._failed_loads.append(error)
                 self._end()
                 raise
-            self._died_loading.clear()
+            self._failed_loads.clear()
         return self._loaded
 
     def run(self, workload: Workload, *, wired_limit_bytes: int | None = None) -> Run:
         """Run a workload once.
 
         Raises:
-            ProbeStopped: when the process did not live to its end.
+            ProbeStopped: when the process died during the run.
         """
-        return self._alive(lambda p: p.run(workload, wired_limit_bytes=wired_limit_bytes))
+        return self._call(lambda p: p.run(workload, wired_limit_bytes=wired_limit_bytes))
 
     def swift_workspace(self, workload: Workload) -> int:
-        """Return the workspace by mlx-swift-lm's rule.
+        """Return the workspace by mlx-swift-lm's rule, in bytes.
 
         Raises:
-            ProbeStopped: when the process did not live to tell it.
+            ProbeStopped: when the process died during the measurement.
         """
-        return self._alive(lambda p: p.swift_workspace(workload))
+        return self._call(lambda p: p.swift_workspace(workload))
 
-    def _alive(self, ask: Callable[[ModelProcess], Answer]) -> Answer:
+    def _call(self, function: Callable[[ModelProcess], Answer]) -> Answer:
         self.load()
         try:
-            return ask(self._started())
+            return function(self._started())
         except ProbeStopped:
             self._end()
             raise
@@ -106,8 +106,8 @@ class Worker:
     def _started(self) -> ModelProcess:
         if self._process is None:
             process = self._stack.enter_context(self._make())
-            if self._asked:
-                process.prompt(*self._asked)
+            if self._prompt_arguments:
+                process.prompt(*self._prompt_arguments)
             self._process = process
         return self._process
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from memfit.cli.exits import CommandStopped, Exit
-from memfit.cli.local_model import loadable
+from memfit.cli.local_model import local_model
 from memfit.cli.option_values import requested_workload
 from memfit.cli.options import (
     DEFAULT_MARGIN,
@@ -107,7 +107,7 @@ def tune(
     from memfit.probes.process import ModelProcess, require_installed
     from memfit.probes.sweep_axes import parse_axis
     from memfit.probes.sweep_checkpoint import user_sweeps
-    from memfit.probes.tune import Request, require_room_for
+    from memfit.probes.tune import TuneRequest, require_room_for
     from memfit.probes.tune import tune as answer
 
     if (prompt is None) == (prompt_tokens is None):
@@ -147,21 +147,21 @@ def tune(
             )
 
     with reporting(verbose=verbose) as progress, _forcible(), _interruptible():
-        checkpoint, path = loadable(
+        checkpoint, path = local_model(
             model, before_download=hold if download else None, progress=progress
         )
         result = answer(
-            Request(
+            TuneRequest(
                 model=_pasted(model, checkpoint, path),
                 checkpoint=checkpoint,
                 workload=workload,
                 prompt=text,
-                pasted_prompt=None if file or prompt == "-" else prompt,
+                command_prompt=None if file or prompt == "-" else prompt,
                 prompt_file=file,
                 has_image=image is not None,
                 tries_wired=wired,
                 axes=tuple(filter(None, axes)),
-                swept_kv_start=quantized_kv_start or 0,
+                sweep_kv_start=quantized_kv_start or 0,
                 margin_bytes=margin_bytes,
                 memory_limit_bytes=limit,
                 force=force,

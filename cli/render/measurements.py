@@ -8,8 +8,8 @@ from memfit.cli.render.tune.words import FIGURE_NAMES, NOTHING, rate, seconds, s
 from memfit.estimators.base.units import Units
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import workload_words
-from memfit.probes.figures import measured, side_by_side, speed
-from memfit.probes.result import Figure
+from memfit.probes.figures import measured_figures, median_speed, paired_figures
+from memfit.probes.result import TuneFigure
 
 _LEAST_WIDTH = 64
 
@@ -68,14 +68,16 @@ def _facts(measurement: Measurement) -> Iterator[str]:
         yield f"with a wired limit of {measurement.wired_limit_bytes} bytes"
 
 
-def _figures(measurement: Measurement) -> tuple[Figure, ...]:
-    taken = measured(measurement.loaded, measurement.runs, measurement.swift_workspace_bytes)
-    return side_by_side(taken, {})
+def _figures(measurement: Measurement) -> tuple[TuneFigure, ...]:
+    taken = measured_figures(
+        measurement.loaded, measurement.runs, measurement.swift_workspace_bytes
+    )
+    return paired_figures(taken, {})
 
 
 def _speeds(measurement: Measurement) -> Iterator[str]:
     yield f"loaded in {seconds(measurement.loaded.load_ns)}"
-    if rates := speed(measurement.workload, measurement.runs):
+    if rates := median_speed(measurement.workload, measurement.runs):
         reached = "first token after" if measurement.workload.max_tokens else "prompt read in"
         yield f"{reached} {seconds(rates.first_token_ns)}"
         yield f"prefill {rate(rates.prefill_tokens_per_second)} tokens/s"

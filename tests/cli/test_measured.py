@@ -215,7 +215,7 @@ def test_a_damaged_record_is_a_note_and_the_answer_stands(
     run = memfit("estimate", model, *ASK, "--json")
     assert (run.code, run.err) == (0, "")
     (note,) = (note for note in run.json["notes"] if note["code"] == "measurement")
-    assert note["message"].endswith(f"it is set aside as {taken().id}.json.damaged")
+    assert note["message"].endswith(f"it is renamed to {taken().id}.json.damaged")
 
 
 def test_the_table_names_the_basis_and_the_formula_its_values(

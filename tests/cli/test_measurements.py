@@ -132,4 +132,4 @@ def test_a_damaged_record_is_a_warning_and_the_rest_is_listed(memfit: Memfit, st
     assert run.code == 0
     assert [kept["id"] for kept in run.json["measurements"]] == [QUANTISED.id]
     assert run.err.count("\n") == 1
-    assert f"it is set aside as {ONE.id}.json.damaged" in run.err
+    assert f"it is renamed to {ONE.id}.json.damaged" in run.err

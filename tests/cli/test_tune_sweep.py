@@ -83,7 +83,7 @@ def test_an_interrupted_sweep_goes_on_and_outlives_a_process_that_is_killed(
         run.send_signal(signal.SIGINT)
         out, err = run.communicate(timeout=PATIENCE_SECONDS)
     assert (run.returncode, out) == (130, "")
-    said = re.search(r"(\d) of 6 points are measured and kept; the same command goes on", err)
+    said = re.search(r"(\d) of 6 points are measured and saved; the same command continues", err)
     assert said
     # One that was being written down when the signal came is measured again.
     assert measurements(home) - 1 <= int(said[1]) <= measurements(home)
@@ -121,7 +121,7 @@ def test_a_sweep_told_to_end_says_so_and_leaves_no_process(model: Path, home: Pa
         out, err = run.communicate(timeout=PATIENCE_SECONDS)
         assert not is_alive(child)
     assert (run.returncode, out) == (143, "")
-    assert "of 6 points are measured and kept" in err
+    assert "of 6 points are measured and saved" in err
     assert len(list((home / "sweeps").iterdir())) == 1
 
 
@@ -147,7 +147,7 @@ def test_a_sweep_that_was_killed_goes_on_too_and_leaves_no_process(model: Path, 
     [
         (["batch=1"], ["--sweep: batch=1: not a sweep", "kv-bits=none,8,4"]),
         (["kv-bits=7"], ["--sweep: kv-bits: 7", "none, 2, 3, 4, 5, 6, 8"]),
-        (["context=1k", "context=2k"], ["context: is swept twice"]),
+        (["context=1k", "context=2k"], ["context: given twice"]),
     ],
 )
 def test_a_bad_sweep_is_one_line(

@@ -72,7 +72,9 @@ def test_what_is_whole_in_the_cache_is_used_without_a_request(hub: FakeHub, sett
 
 
 def test_nothing_is_downloaded_unasked(hub: FakeHub, settings: Hub, tmp_path: Path) -> None:
-    with pytest.raises(NotDownloadedError, match=f"{NAME}: is not whole in Hugging Face's cache"):
+    with pytest.raises(
+        NotDownloadedError, match=f"{NAME}: is not complete in Hugging Face's cache"
+    ):
         local_snapshot(NAME, download=False, hub=settings)
     assert hub.made == []
     assert not (tmp_path / "hf").exists()
@@ -100,7 +102,7 @@ def test_a_disk_without_room_is_refused_before_a_byte_of_it(
 ) -> None:
     nbytes = wanted_bytes(model)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(nbytes, 1, nbytes - 1))
-    with pytest.raises(MachineError, match=r"3\.\d MB are to be downloaded, .* has 3\.\d MB free"):
+    with pytest.raises(MachineError, match=r"the download takes 3\.\d MB, .* has 3\.\d MB free"):
         local_snapshot(NAME, download=True, hub=settings)
     assert [made.path for made in hub.made if "resolve" in made.path] == []
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(nbytes, 0, nbytes))

@@ -27,7 +27,7 @@ def test_a_model_is_tuned_once_it_is_here(hub: FakeHub, tmp_path: Path) -> None:
     shell.environment["MEMFIT_HOME"] = str(tmp_path / "home")
     refused = shell("tune", NAME, *ASK)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith(f"memfit: {NAME}: is not whole in Hugging Face's cache (")
+    assert refused.stderr.startswith(f"memfit: {NAME}: is not complete in Hugging Face's cache (")
     weights = (hub.repos[NAME].folder / "model.safetensors").stat().st_size
     assert refused.stderr.endswith(f"; --download fetches its {format_bytes(weights)}\n")
     fetched = shell("tune", NAME, *ASK, "--download")

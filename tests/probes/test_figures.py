@@ -6,35 +6,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.workload import Workload
-from memfit.probes.figures import NAMES, Estimated, measured, reached, side_by_side, speed
-from memfit.probes.result import Figure
+from memfit.probes.figures import (
+    NAMES,
+    EstimatedFigure,
+    measured_figures,
+    median_speed,
+    paired_figures,
+    partial_figures,
+)
+from memfit.probes.result import TuneFigure
 from tests.probes.measurements import LOADED, RUN
 
 WORKLOAD = Workload(prompt_tokens=600, max_tokens=9)
 RUNS = tuple(replace(RUN, prefill_peak_bytes=peak) for peak in (4_000, 4_300, 4_100))
 ESTIMATES = {
-    "weights": Estimated(900, "exact"),
-    "active": Estimated(1_000, "exact"),
-    "kv": Estimated(500, "exact"),
-    "ssm": Estimated(0, "exact"),
-    "peak": Estimated(3_500, "traced"),
+    "weights": EstimatedFigure(900, "exact"),
+    "active": EstimatedFigure(1_000, "exact"),
+    "kv": EstimatedFigure(500, "exact"),
+    "ssm": EstimatedFigure(0, "exact"),
+    "peak": EstimatedFigure(3_500, "traced"),
 }
 
 
-def by_name(figures: tuple[Figure, ...]) -> dict[str, Figure]:
+def by_name(figures: tuple[TuneFigure, ...]) -> dict[str, TuneFigure]:
     return {figure.name: figure for figure in figures}
 
 
 def test_the_median_is_shown_with_the_spread_and_the_difference() -> None:
     runs = [replace(run, decode_peak_bytes=1) for run in RUNS]
-    peak = by_name(side_by_side(measured(LOADED, runs, None), ESTIMATES))["peak"]
+    peak = by_name(paired_figures(measured_figures(LOADED, runs, None), ESTIMATES))["peak"]
     assert (peak.measured_bytes, peak.spread_bytes) == (4_100, 300)
     assert (peak.estimated_bytes, peak.difference_bytes) == (3_500, 600)
     assert peak.basis == "traced"
 
 
 def test_of_two_repeats_the_median_is_one_that_was_measured() -> None:
-    peak = by_name(side_by_side(measured(LOADED, RUNS[:2], None), ESTIMATES))["prefill_peak"]
+    peak = by_name(paired_figures(measured_figures(LOADED, RUNS[:2], None), ESTIMATES))[
+        "prefill_peak"
+    ]
     assert peak.measured_bytes == 4_000
 
 
@@ -46,23 +55,23 @@ def test_of_two_repeats_the_median_is_one_that_was_measured() -> None:
 )
 def test_what_is_unaccounted_closes_the_sum(active: int, kv: int, ssm: int, peak: int) -> None:
     run = replace(RUN, kv_bytes=kv, ssm_bytes=ssm, prefill_peak_bytes=peak, decode_peak_bytes=0)
-    values = measured(replace(LOADED, active_bytes=active), [run], None)
-    rest = by_name(side_by_side(values, ESTIMATES))["unaccounted"].measured_bytes
+    values = measured_figures(replace(LOADED, active_bytes=active), [run], None)
+    rest = by_name(paired_figures(values, ESTIMATES))["unaccounted"].measured_bytes
     workspace = 3_500 - 1_000 - 500
     assert rest is not None
     assert active + kv + ssm + workspace + rest == peak
 
 
 def test_without_an_estimate_nothing_is_called_unaccounted() -> None:
-    figures = by_name(side_by_side(measured(LOADED, RUNS, 7), {}))
+    figures = by_name(paired_figures(measured_figures(LOADED, RUNS, 7), {}))
     assert "unaccounted" not in figures
     assert figures["swift_workspace"].measured_bytes == 7
     assert figures["kv"].difference_bytes is None
 
 
 def test_a_run_that_stopped_keeps_the_figures_that_arrived() -> None:
-    values = reached({"prefill_kv_bytes": 5, "prefill_peak_bytes": 9, "first_token_ns": 3})
-    figures = by_name(side_by_side({**values, **measured(LOADED, [], None)}, ESTIMATES))
+    values = partial_figures({"prefill_kv_bytes": 5, "prefill_peak_bytes": 9, "first_token_ns": 3})
+    figures = by_name(paired_figures({**values, **measured_figures(LOADED, [], None)}, ESTIMATES))
     assert figures["prefill_kv"].measured_bytes == 5
     assert figures["prefill_peak"].measured_bytes == 9
     assert figures["weights"].measured_bytes == LOADED.weights_bytes
@@ -70,11 +79,11 @@ def test_a_run_that_stopped_keeps_the_figures_that_arrived() -> None:
 
 
 def test_nothing_was_loaded_nothing_is_measured() -> None:
-    assert measured(None, [], None) == {}
+    assert measured_figures(None, [], None) == {}
 
 
 def test_figures_stand_in_one_order() -> None:
-    names = [figure.name for figure in side_by_side(measured(LOADED, RUNS, 7), ESTIMATES)]
+    names = [figure.name for figure in paired_figures(measured_figures(LOADED, RUNS, 7), ESTIMATES)]
     assert names == [name for name in NAMES if name in names]
 
 
@@ -82,7 +91,7 @@ def test_speeds_are_of_the_median_repeat() -> None:
     runs = [
         replace(RUN, first_token_ns=ns, decode_ns=4 * ns) for ns in (3 * 10**9, 10**9, 2 * 10**9)
     ]
-    found = speed(WORKLOAD, runs)
+    found = median_speed(WORKLOAD, runs)
     assert found is not None
     assert found.first_token_ns == 2 * 10**9
     assert found.prefill_tokens_per_second == 300
@@ -92,7 +101,7 @@ def test_speeds_are_of_the_median_repeat() -> None:
 
 
 def test_one_token_has_no_decode_speed() -> None:
-    found = speed(Workload(prompt_tokens=600, max_tokens=1), [RUN])
+    found = median_speed(Workload(prompt_tokens=600, max_tokens=1), [RUN])
     assert found is not None
     assert found.decode_tokens_per_second is None
-    assert speed(WORKLOAD, []) is None
+    assert median_speed(WORKLOAD, []) is None

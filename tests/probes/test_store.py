@@ -16,7 +16,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.probes.measurement_json import collection_text, parse_measurement, to_text
-from memfit.probes.store import Imported, Kept, Store, user_store
+from memfit.probes.store import ImportCounts, Store, StoredMeasurements, user_store
 from tests.probes.measurements import measurement
 
 ONE = measurement()
@@ -34,7 +34,7 @@ def file_of(store: Store, kept: Measurement) -> Path:
 
 
 def test_what_was_saved_is_found_by_id_and_by_checkpoint(store: Store) -> None:
-    assert store.all() == Kept((), ())
+    assert store.all() == StoredMeasurements((), ())
     for each in (OTHER_MODEL, ONE, LONGER):
         store.save(each)
     assert set(store.all().measurements) == {ONE, LONGER, OTHER_MODEL}
@@ -127,10 +127,10 @@ def test_a_damaged_record_is_set_aside_and_the_others_are_read(store: Store, tex
     assert kept.measurements == (LONGER,)
     (warning,) = kept.warnings
     assert f"{ONE.id}.json" in warning
-    assert warning.endswith(f"it is set aside as {ONE.id}.json.damaged")
+    assert warning.endswith(f"it is renamed to {ONE.id}.json.damaged")
     assert "\n" not in warning
     assert file_of(store, ONE).with_suffix(".json.damaged").read_text() == text
-    assert store.all() == Kept((LONGER,), ())
+    assert store.all() == StoredMeasurements((LONGER,), ())
     store.save(ONE)
     assert set(store.all().measurements) == {ONE, LONGER}
 
@@ -138,9 +138,9 @@ def test_a_damaged_record_is_set_aside_and_the_others_are_read(store: Store, tex
 def test_a_damaged_record_that_is_asked_for_is_set_aside_too(store: Store) -> None:
     store.save(ONE)
     file_of(store, ONE).write_text("{")
-    with pytest.raises(InputError, match=f"it is set aside as {ONE.id}.json.damaged"):
+    with pytest.raises(InputError, match=f"it is renamed to {ONE.id}.json.damaged"):
         store.get(ONE.id)
-    assert store.all() == Kept((), ())
+    assert store.all() == StoredMeasurements((), ())
 
 
 def test_what_killed_writers_left_is_cleared_by_the_next(store: Store) -> None:
@@ -161,7 +161,7 @@ def test_a_record_under_anothers_name_is_damaged(store: Store) -> None:
     file_of(store, ONE).rename(file_of(store, LONGER))
     kept = store.all()
     assert kept.measurements == ()
-    assert f"holds the measurement {ONE.id}; it is set aside" in kept.warnings[0]
+    assert f"contains the measurement {ONE.id}; it is renamed" in kept.warnings[0]
 
 
 def test_a_record_of_a_newer_memfit_is_left_alone(store: Store) -> None:
@@ -170,7 +170,7 @@ def test_a_record_of_a_newer_memfit_is_left_alone(store: Store) -> None:
     for _ in range(2):
         kept = store.all()
         assert kept.measurements == (LONGER,)
-        assert "of a newer memfit" in kept.warnings[0]
+        assert "from a newer memfit" in kept.warnings[0]
     with pytest.raises(InputError, match="update memfit"):
         store.get(ONE.id)
 
@@ -187,7 +187,7 @@ def test_files_of_other_names_are_nobodys_measurements(store: Store) -> None:
     store.save(ONE)
     (store.directory / "notes.json").write_text("{}")
     (store.directory / "tmp12345").write_text("half of a")
-    assert store.all() == Kept((ONE,), ())
+    assert store.all() == StoredMeasurements((ONE,), ())
 
 
 WRITER = """
@@ -216,7 +216,9 @@ def test_two_processes_write_at_once_and_nothing_is_lost_or_half_there(store: St
 
 def test_a_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
-    with pytest.raises(InputError, match=r"cannot be written: .*; MEMFIT_HOME names another place"):
+    with pytest.raises(
+        InputError, match=r"cannot be written: .*; set MEMFIT_HOME to another directory"
+    ):
         Store(tmp_path / "home" / "measurements").save(ONE)
 
 
@@ -225,9 +227,9 @@ def test_a_collection_brings_what_is_not_there(store: Store, tmp_path: Path) -> 
     store.save(here)
     path = tmp_path / "collection.json"
     path.write_text(collection_text([ONE, LONGER, OTHER_MODEL]))
-    assert store.add(path) == Imported(added=2, skipped=1)
+    assert store.add(path) == ImportCounts(added=2, skipped=1)
     assert set(store.all().measurements) == {here, LONGER, OTHER_MODEL}
-    assert store.add(path) == Imported(added=0, skipped=3)
+    assert store.add(path) == ImportCounts(added=0, skipped=3)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,7 @@ def test_a_collection_brings_what_is_not_there(store: Store, tmp_path: Path) -> 
         (lambda data: data.update(measurements=None), "measurements: expected a list"),
         (
             lambda data: data["measurements"][1].update(id="00000000-00000000"),
-            r"measurements\[1\].id: 00000000-00000000 is not what the record's key gives",
+            r"measurements\[1\].id: expected [0-9a-f]{8}-[0-9a-f]{8}, got 00000000-00000000",
         ),
         (
             lambda data: data["measurements"][1]["runs"][0].pop("kv_bytes"),
@@ -258,7 +260,7 @@ def test_a_damaged_collection_changes_nothing(
     path.write_text(json.dumps(data))
     with pytest.raises(InputError, match=message):
         store.add(path)
-    assert store.all() == Kept((), ())
+    assert store.all() == StoredMeasurements((), ())
 
 
 def test_the_store_lies_where_memfit_home_says(

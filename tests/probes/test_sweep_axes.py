@@ -6,24 +6,24 @@ from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.workload import Workload
-from memfit.probes.sweep_axes import MAX_POINTS, Axis, parse_axis, swept
+from memfit.probes.sweep_axes import MAX_POINTS, SweepAxis, parse_axis, sweep_workloads
 
 ASKED = Workload(prompt_tokens=700, max_tokens=8, prefill_step=512)
 
 
 def test_counts_are_read_as_they_are_everywhere() -> None:
-    assert parse_axis("context=1k,4k,16k") == Axis("context", (1024, 4096, 16384))
-    assert parse_axis(" prefill-step = 256 , 512") == Axis("prefill-step", (256, 512))
+    assert parse_axis("context=1k,4k,16k") == SweepAxis("context", (1024, 4096, 16384))
+    assert parse_axis(" prefill-step = 256 , 512") == SweepAxis("prefill-step", (256, 512))
 
 
 def test_no_quantisation_is_one_of_the_bits() -> None:
-    assert parse_axis("kv-bits=none,8,4") == Axis("kv-bits", (None, 8, 4))
+    assert parse_axis("kv-bits=none,8,4") == SweepAxis("kv-bits", (None, 8, 4))
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("", "not a sweep; write it as prefill-step=256,512,1024, kv-bits=none,8,4 or context="),
+        ("", "not a sweep; write prefill-step=256,512,1024, kv-bits=none,8,4 or context="),
         ("batch=1,2", "batch=1,2: not a sweep"),
         ("context", "context: not a sweep"),
         ("context=", "context: '' is not a count of tokens"),
@@ -31,7 +31,7 @@ def test_no_quantisation_is_one_of_the_bits() -> None:
         ("context=0", "context: 0: must be at least 1 token"),
         ("context=-1", "context: '-1' is not a count"),
         ("context=1k,1024", "context: 1024 is given twice"),
-        ("kv-bits=7", "kv-bits: 7: MLX quantises a cache to one of none, 2, 3, 4, 5, 6, 8"),
+        ("kv-bits=7", "kv-bits: 7: KV bits in MLX are one of none, 2, 3, 4, 5, 6, 8"),
         ("kv-bits=none,none", "kv-bits: none is given twice"),
         ("context=" + "9," * 4000, "not a sweep"),
     ],
@@ -56,7 +56,9 @@ def test_any_text_is_an_axis_or_refused_in_one_line(text: str) -> None:
 
 
 def test_every_combination_is_a_point_and_the_rest_is_as_asked() -> None:
-    points = swept([parse_axis("context=1k,2k"), parse_axis("prefill-step=128,256")], ASKED)
+    points = sweep_workloads(
+        [parse_axis("context=1k,2k"), parse_axis("prefill-step=128,256")], ASKED
+    )
     assert [(p.prompt_tokens, p.prefill_step) for p in points] == [
         (1024, 128),
         (1024, 256),
@@ -68,22 +70,25 @@ def test_every_combination_is_a_point_and_the_rest_is_as_asked() -> None:
 
 def test_swept_bits_count_from_the_first_token_unless_told() -> None:
     bits = [parse_axis("kv-bits=none,4")]
-    assert [p.quantized_kv_start for p in swept(bits, ASKED)] == [5000, 0]
-    told = swept(bits, ASKED, quantized_kv_start=100)
+    assert [p.quantized_kv_start for p in sweep_workloads(bits, ASKED)] == [5000, 0]
+    told = sweep_workloads(bits, ASKED, quantized_kv_start=100)
     assert [p.quantized_kv_start for p in told] == [5000, 100]
 
 
 def test_an_axis_given_twice_is_refused() -> None:
-    with pytest.raises(InputError, match="context: is swept twice"):
-        swept([parse_axis("context=1k"), parse_axis("context=2k")], ASKED)
+    with pytest.raises(InputError, match="context: given twice"):
+        sweep_workloads([parse_axis("context=1k"), parse_axis("context=2k")], ASKED)
 
 
 def test_more_points_than_anyone_waits_for_are_refused() -> None:
-    many = [Axis("context", tuple(range(1, 65))), Axis("prefill-step", tuple(range(1, 6)))]
-    with pytest.raises(InputError, match=f"320 points to measure: {MAX_POINTS} are the most"):
-        swept(many, ASKED)
+    many = [
+        SweepAxis("context", tuple(range(1, 65))),
+        SweepAxis("prefill-step", tuple(range(1, 6))),
+    ]
+    with pytest.raises(InputError, match=f"320 points to measure: at most {MAX_POINTS}"):
+        sweep_workloads(many, ASKED)
 
 
 def test_a_point_that_no_workload_can_be_is_refused() -> None:
     with pytest.raises(InputError, match="more than 100000 chunks"):
-        swept([parse_axis("context=1m"), parse_axis("prefill-step=1")], ASKED)
+        sweep_workloads([parse_axis("context=1m"), parse_axis("prefill-step=1")], ASKED)

@@ -70,7 +70,7 @@ def test_who_waits_goes_on_when_there_is_room() -> None:
 
 def test_what_can_never_start_is_refused_at_once() -> None:
     async def test() -> None:
-        with pytest.raises(InputError, match="101 bytes are more than its policy ever admits"):
+        with pytest.raises(InputError, match="101 bytes are more than its policy can admit"):
             await manager().start(Ticket(POLICY, 101))
 
     run(test())

@@ -10,10 +10,10 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Recommendation
 from memfit.estimators.sizing.sized_model import size
-from memfit.probes.bench import Bench
 from memfit.probes.process import ModelProcess
 from memfit.probes.result import Point
-from memfit.probes.wired_trial import with_wired
+from memfit.probes.session import MeasurementSession
+from memfit.probes.wired_trial import with_wired_trial
 from memfit.probes.worker import Worker
 from tests.models import QWEN3_4B, write_config
 from tests.probes.points import point, unmeasured
@@ -37,7 +37,9 @@ def never() -> ModelProcess:
 )
 def test_a_limit_that_is_not_tried_is_said(tmp_path: Path, asked: Point, reason: str) -> None:
     sized = size(open_checkpoint(str(write_config(tmp_path, QWEN3_4B))), device=MAC)
-    bench = Bench(sized, Worker(never), lambda _: None)
-    points, found = with_wired(bench, (asked,), Recommendation(reasons=("first",)), Units.GB)
+    session = MeasurementSession(sized, Worker(never), lambda _: None)
+    points, found = with_wired_trial(
+        session, (asked,), Recommendation(reasons=("first",)), Units.GB
+    )
     assert points == (asked,)
     assert found == Recommendation(reasons=("first", reason))

@@ -12,8 +12,8 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.sized_model import size
-from memfit.probes.bench import Bench
 from memfit.probes.process import ModelProcess, ProbeStopped
+from memfit.probes.session import MeasurementSession
 from memfit.probes.worker import Worker
 from tests.checkpoints import Checkpoints
 
@@ -76,15 +76,15 @@ def test_a_bench_keeps_what_is_whole_and_shows_the_rest(
     kept: list[Measurement] = []
     told: list[int] = []
     sized = size(open_checkpoint(str(model)), device=HOST)
-    bench = Bench(sized, worker, kept.append, lambda: told.append(1))
-    whole = bench.measure(WORKLOAD)
+    session = MeasurementSession(sized, worker, kept.append, lambda: told.append(1))
+    whole = session.measure(WORKLOAD)
     assert (whole.status, whole.repeats, whole.measurement_id) == ("measured", 3, kept[0].id)
     assert len(told) == 4  # three repeats, and mlx-swift-lm's rule
-    assert bench.recalled(kept[0]) == whole
-    once = bench.measure(WORKLOAD, repeats=1)
+    assert session.from_measurement(kept[0]) == whole
+    once = session.measure(WORKLOAD, repeats=1)
     assert (once.status, once.repeats, once.measurement_id) == ("measured", 1, None)
-    bench.tell = started.kill
-    cut = bench.measure(WORKLOAD)
+    session.on_run = started.kill
+    cut = session.measure(WORKLOAD)
     assert (cut.status, cut.repeats, cut.measurement_id) == ("failed", 1, None)
     assert "SIGKILL" in str(cut.reason)
     assert cut.peak_bytes is not None

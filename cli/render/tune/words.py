@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.probes.result import Figure, Point, TuneResult
+from memfit.probes.result import Point, TuneFigure, TuneResult
 from memfit.probes.speed_tradeoff import rounded_rate
 
 FIGURE_NAMES = {
@@ -156,7 +156,7 @@ def size(nbytes: int | None, units: Units) -> str:
     return NOTHING if nbytes is None else format_bytes(nbytes, units)
 
 
-def difference(figure: Figure, units: Units) -> str:
+def difference(figure: TuneFigure, units: Units) -> str:
     """What was measured less what was estimated, with its sign."""
     nbytes = figure.difference_bytes
     if nbytes is None:
@@ -164,7 +164,7 @@ def difference(figure: Figure, units: Units) -> str:
     return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes, units)}"
 
 
-def percent(figure: Figure) -> str:
+def percent(figure: TuneFigure) -> str:
     """The difference in percent of the estimate, to a hundredth, never rounded to nothing."""
     nbytes, whole = figure.difference_bytes, figure.estimated_bytes
     if nbytes is None or not whole:

@@ -1,4 +1,4 @@
-"""Workloads run one at a time, each beside its estimate; what is whole is kept for estimates."""
+"""Run workloads one after another, compare each with its estimate, save complete measurements."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +11,14 @@ from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.runtimes.measurement import Loaded, Measurement, Run
 from memfit.estimators.sizing.measurement_lookup import machine_name
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.probes.figures import Estimated, estimated, measured, reached, side_by_side, speed
+from memfit.probes.figures import (
+    EstimatedFigure,
+    estimated_figures,
+    measured_figures,
+    median_speed,
+    paired_figures,
+    partial_figures,
+)
 from memfit.probes.measurement_json import measurement_id
 from memfit.probes.process import ProbeStopped
 from memfit.probes.result import Point
@@ -20,24 +27,23 @@ from memfit.probes.worker import Worker
 REPEATS = 3
 
 
-def silent() -> None:
-    """Say nothing of a step that is done."""
+def ignore_progress() -> None:
+    """Do nothing when a run is finished."""
 
 
 @dataclass(slots=True)
-class Bench:
-    """A sizing and the worker that runs the same model.
-
-    ``keep`` is given every measurement of `REPEATS` repeats, ``tell`` is called after each run.
-    What could not be kept is shown all the same; ``unkept`` says why.
-    """
+class MeasurementSession:
+    """A sized model and the worker that runs the same model."""
 
     sized: SizedModel
     worker: Worker
-    keep: Callable[[Measurement], None]
-    tell: Callable[[], None] = silent
+    save: Callable[[Measurement], None]
+    """Called with every measurement of `REPEATS` repeats."""
+    on_run: Callable[[], None] = ignore_progress
+    """Called after each run."""
     loaded: Loaded | None = None
-    unkept: str | None = None
+    save_error: str | None = None
+    """Why the last measurement could not be saved; it is shown in the result all the same."""
 
     def measure(
         self,
@@ -46,23 +52,24 @@ class Bench:
         repeats: int = REPEATS,
         wired_limit_bytes: int | None = None,
     ) -> Point:
-        """Run a workload; a point that fails on the way keeps the figures it reached.
+        """Run a workload; a point that fails keeps the figures it reached.
 
         Raises:
             CheckpointError: when the weights do not match the config.
-            UnsupportedError: when mlx-lm has no class for the model, or it fails on the workload.
+            UnsupportedError: when mlx-lm has no class for the model, or fails on the workload.
         """
-        ran = _Ran(workload, wired_limit_bytes)
+        state = _RunState(workload, wired_limit_bytes)
         try:
             self.loaded = self.worker.load()
         except ProbeStopped as error:
-            ran.failure = error
+            state.failure = error
         else:
-            self._run(ran, repeats)
-        return self._point(ran)
+            self._run(state, repeats)
+        id = self._saved_id(state) if len(state.runs) == REPEATS else None
+        return self._point(state, self.loaded, id)
 
     def measure_if_supported(self, workload: Workload, *, repeats: int = REPEATS) -> Point:
-        """Run a workload beside the one that was asked for: what cannot be run is skipped.
+        """Run a workload that the user did not ask for: an unsupported one is skipped.
 
         Raises:
             CheckpointError: when the weights do not match the config.
@@ -82,16 +89,18 @@ class Bench:
             repeats=0,
             estimated_peak_bytes=estimates["peak"].nbytes if estimates else None,
             peak_bytes=None,
-            figures=side_by_side({}, estimates),
+            figures=paired_figures({}, estimates),
             speed=None,
             measurement_id=None,
         )
 
-    def recalled(self, measurement: Measurement) -> Point:
-        """Return the point of a measurement that was made before; nothing is run."""
-        ran = _Ran(measurement.workload, measurement.wired_limit_bytes, list(measurement.runs))
-        ran.swift_bytes = measurement.swift_workspace_bytes
-        return self._shown(ran, measurement.loaded, measurement.id)
+    def from_measurement(self, measurement: Measurement) -> Point:
+        """Return the point of an earlier measurement; nothing is run."""
+        state = _RunState(
+            measurement.workload, measurement.wired_limit_bytes, list(measurement.runs)
+        )
+        state.swift_bytes = measurement.swift_workspace_bytes
+        return self._point(state, measurement.loaded, measurement.id)
 
     def id_of(self, workload: Workload, wired_limit_bytes: int | None = None) -> str:
         """Return the id that a measurement of a workload has, or will have."""
@@ -105,61 +114,60 @@ class Bench:
             wired_limit_bytes=wired_limit_bytes,
         )
 
-    def _run(self, ran: "_Ran", repeats: int) -> None:
+    def _run(self, state: "_RunState", repeats: int) -> None:
         try:
             for _ in range(repeats):
-                ran.runs.append(self.worker.run(ran.workload, wired_limit_bytes=ran.wired))
-                self.tell()
+                state.runs.append(
+                    self.worker.run(state.workload, wired_limit_bytes=state.wired_limit_bytes)
+                )
+                self.on_run()
         except MachineError as error:
-            ran.failure = error
+            state.failure = error
             return
         if repeats == REPEATS:
-            ran.swift_bytes = self._swift(ran.workload)
-            self.tell()
+            state.swift_bytes = self._swift_workspace(state.workload)
+            self.on_run()
 
-    def _swift(self, workload: Workload) -> int | None:
-        # It evaluates logits that generation never holds: what it takes may not be there.
+    def _swift_workspace(self, workload: Workload) -> int | None:
+        # This rule evaluates logits that generation never holds, so it can run out of memory.
         try:
             return self.worker.swift_workspace(workload)
         except (MachineError, UnsupportedError):
             return None
 
-    def _point(self, ran: "_Ran") -> Point:
-        kept = self._kept(ran) if len(ran.runs) == REPEATS else None
-        return self._shown(ran, self.loaded, kept.id if kept else None)
-
-    def _shown(self, ran: "_Ran", loaded: Loaded | None, id: str | None) -> Point:
-        estimates = self._estimates(ran.workload)
-        values = measured(loaded, ran.runs, ran.swift_bytes)
-        if isinstance(ran.failure, ProbeStopped):
-            values = {**reached(ran.failure.reached), **values}
-        figures = side_by_side(values, estimates)
+    def _point(self, state: "_RunState", loaded: Loaded | None, id: str | None) -> Point:
+        estimates = self._estimates(state.workload)
+        values = measured_figures(loaded, state.runs, state.swift_bytes)
+        if isinstance(state.failure, ProbeStopped):
+            values = {**partial_figures(state.failure.partial_figures), **values}
+        figures = paired_figures(values, estimates)
         return Point(
-            workload=ran.workload,
-            status="failed" if ran.failure else "measured",
-            reason=str(ran.failure) if ran.failure else None,
-            repeats=len(ran.runs),
+            workload=state.workload,
+            status="failed" if state.failure else "measured",
+            reason=str(state.failure) if state.failure else None,
+            repeats=len(state.runs),
             estimated_peak_bytes=estimates["peak"].nbytes if estimates else None,
             peak_bytes=next((f.measured_bytes for f in figures if f.name == "peak"), None),
             figures=figures,
-            speed=speed(ran.workload, ran.runs),
+            speed=median_speed(state.workload, state.runs),
             measurement_id=id,
-            wired_limit_bytes=ran.wired,
+            wired_limit_bytes=state.wired_limit_bytes,
         )
 
-    def _estimates(self, workload: Workload) -> dict[str, Estimated]:
+    def _estimates(self, workload: Workload) -> dict[str, EstimatedFigure]:
         try:
-            return estimated(self.sized, workload)
+            return estimated_figures(self.sized, workload)
         except UnsupportedError:
             return {}
 
-    def _kept(self, ran: "_Ran") -> Measurement | None:
+    def _saved_id(self, state: "_RunState") -> str | None:
+        """Save the measurement; return its id, None when it could not be saved."""
         device = self.sized.device
         if device is None or self.loaded is None:
             return None
         versions = self.worker.versions
         measurement = Measurement(
-            id=self.id_of(ran.workload, ran.wired),
+            id=self.id_of(state.workload, state.wired_limit_bytes),
             measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             memfit_version=__version__,
             mlx_version=versions["mlx"],
@@ -168,26 +176,26 @@ class Bench:
             fingerprint=fingerprint_of(self.sized.checkpoint),
             device=machine_name(device),
             backend=device.backend,
-            workload=ran.workload,
-            wired_limit_bytes=ran.wired,
+            workload=state.workload,
+            wired_limit_bytes=state.wired_limit_bytes,
             loaded=self.loaded,
-            runs=tuple(ran.runs),
-            swift_workspace_bytes=ran.swift_bytes,
+            runs=tuple(state.runs),
+            swift_workspace_bytes=state.swift_bytes,
         )
         try:
-            self.keep(measurement)
+            self.save(measurement)
         except InputError as error:
-            self.unkept = str(error)
+            self.save_error = str(error)
             return None
-        return measurement
+        return measurement.id
 
 
 @dataclass(slots=True)
-class _Ran:
-    """What became of one workload."""
+class _RunState:
+    """What is known so far about one workload."""
 
     workload: Workload
-    wired: int | None
+    wired_limit_bytes: int | None
     runs: list[Run] = field(default_factory=list)
     swift_bytes: int | None = None
     failure: MemfitError | None = None

@@ -137,7 +137,7 @@ def test_the_whole_command_counts_the_tower(seeing: Path, picture: Path, tmp_pat
 
 @needs_mlx_vlm
 def test_a_prompt_with_a_picture_cannot_be_cut(looking: ModelProcess) -> None:
-    with pytest.raises(InputError, match="measured as it is"):
+    with pytest.raises(InputError, match="fixed length"):
         looking.run(Workload(prompt_tokens=512))
 
 
@@ -150,7 +150,7 @@ def test_a_picture_needs_a_text(seeing: Path, picture: Path) -> None:
 @needs_mlx_vlm
 def test_what_is_no_picture_is_named(seeing: Path) -> None:
     process = started(seeing, seeing / "config.json")
-    with process, pytest.raises(InputError, match=r"config.json.*does not take it"):
+    with process, pytest.raises(InputError, match=r"config.json.*does not accept it"):
         process.prompt(TEXT, None)
 
 

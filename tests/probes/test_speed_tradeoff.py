@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from memfit.estimators.base.workload import Workload
-from memfit.probes.speed_tradeoff import trade
+from memfit.probes.speed_tradeoff import speed_tradeoffs
 from tests.probes.points import point, unmeasured
 
 ASKED = Workload(prompt_tokens=4097, max_tokens=32, prefill_step=512)
@@ -13,7 +13,7 @@ GB = 10**9
 def test_a_faster_step_says_what_it_takes_more() -> None:
     small = point(replace(ASKED, prefill_step=128), GB, reads=300.0)
     large = point(ASKED, GB + GB // 10, reads=420.0)
-    assert trade([large, small]) == (
+    assert speed_tradeoffs([large, small]) == (
         "prefill step: 512 reads 40 % faster, 420 tokens/s, and takes 100.0 MB (10 %) more than"
         " 128",
     )
@@ -22,16 +22,16 @@ def test_a_faster_step_says_what_it_takes_more() -> None:
 def test_speeds_that_repeats_do_not_tell_apart_are_no_gain() -> None:
     small = point(replace(ASKED, prefill_step=128), GB, reads=300.0, apart=130.0)
     large = point(ASKED, GB + GB // 10, reads=420.0)
-    assert trade([large, small]) == (
-        "prefill step: 128 is the smallest, 1.000 GB, and reads 300 tokens/s; no other is clearly"
-        " faster: repeats lie 130 apart",
+    assert speed_tradeoffs([large, small]) == (
+        "prefill step: 128 takes the least, 1.000 GB, and reads 300 tokens/s; no other is clearly"
+        " faster: repeats differ by 130",
     )
 
 
 def test_speeds_of_single_runs_are_not_compared() -> None:
     small = replace(point(replace(ASKED, prefill_step=128), GB, reads=300.0), repeats=1)
     large = point(ASKED, GB + GB // 10, reads=420.0)
-    assert trade([large, small]) == (
+    assert speed_tradeoffs([large, small]) == (
         "prefill step: 512 takes 100.0 MB (10 %) more than 128; speeds of single runs are not"
         " compared",
     )
@@ -39,16 +39,16 @@ def test_speeds_of_single_runs_are_not_compared() -> None:
 
 def test_a_setting_that_is_best_in_both_is_named() -> None:
     slow = point(replace(ASKED, kv_bits=4, quantized_kv_start=0), GB + 1, writes=20.0)
-    assert trade([point(ASKED, GB, writes=30.0), slow]) == (
-        "KV bits: unquantised is the smallest, 1.000 GB, and writes 30.0 tokens/s; no other is"
-        " clearly faster: repeats lie 0.0 apart",
+    assert speed_tradeoffs([point(ASKED, GB, writes=30.0), slow]) == (
+        "KV bits: unquantised takes the least, 1.000 GB, and writes 30.0 tokens/s; no other is"
+        " clearly faster: repeats differ by 0.0",
     )
 
 
 def test_a_longer_context_says_what_it_takes_and_slows() -> None:
     short = point(replace(ASKED, prompt_tokens=1025), GB, writes=40.0)
     long = point(ASKED, 2 * GB, writes=30.0)
-    assert trade([long, short]) == (
+    assert speed_tradeoffs([long, short]) == (
         "context: 4097 tokens take 1.000 GB (100 %) more than 1025; it writes 30.0 tokens/s instead"
         " of 40.0",
     )
@@ -57,9 +57,9 @@ def test_a_longer_context_says_what_it_takes_and_slows() -> None:
 def test_a_wired_limit_is_said_to_help_only_beyond_what_repeats_do() -> None:
     without = point(ASKED, GB, reads=100.0, apart=15.0)
     wired = replace(point(ASKED, GB, reads=110.0, writes=30.0), wired_limit_bytes=GB)
-    assert trade([without, wired]) == (
+    assert speed_tradeoffs([without, wired]) == (
         "wired limit: with 1.000 GB, it reads 110 tokens/s instead of 100, no clear difference:"
-        " repeats lie 15.0 apart",
+        " repeats differ by 15.0",
         "wired limit: with 1.000 GB, it writes 30.0 tokens/s instead of 10.0",
     )
 
@@ -68,14 +68,14 @@ def test_the_longest_prompt_speaks_for_a_setting() -> None:
     steps = [replace(ASKED, prefill_step=step) for step in (128, 512)]
     small, large = point(steps[0], GB, writes=None), point(steps[1], 2 * GB, reads=200.0)
     short = [point(replace(work, prompt_tokens=1025), GB, writes=None) for work in steps]
-    (sentence,) = trade([*short, small, large])
+    (sentence,) = speed_tradeoffs([*short, small, large])
     assert "1.000 GB (100 %) more" in sentence
 
 
 def test_points_that_were_not_measured_say_nothing() -> None:
-    assert trade([point(ASKED, GB), unmeasured(replace(ASKED, prefill_step=128))]) == ()
+    assert speed_tradeoffs([point(ASKED, GB), unmeasured(replace(ASKED, prefill_step=128))]) == ()
 
 
 def test_a_wired_run_is_not_another_setting() -> None:
     wired = replace(point(replace(ASKED, prefill_step=128), GB), wired_limit_bytes=GB)
-    assert trade([point(ASKED, GB), wired]) == ()
+    assert speed_tradeoffs([point(ASKED, GB), wired]) == ()

@@ -27,43 +27,43 @@ def files(sweeps: Sweeps) -> list[Path]:
 
 
 def test_what_was_measured_is_found_by_the_same_sweep(sweeps: Sweeps) -> None:
-    sweeps.partial(IDS, "Hi").add(ONE.id)
-    assert sweeps.partial(reversed(IDS), "Hi").measured() == {ONE.id: ONE}
-    sweeps.partial(IDS, "Hi").add(TWO.id)
-    assert sweeps.partial(IDS, "Hi").measured() == {ONE.id: ONE, TWO.id: TWO}
+    sweeps.checkpoint(IDS, "Hi").add(ONE.id)
+    assert sweeps.checkpoint(reversed(IDS), "Hi").measured() == {ONE.id: ONE}
+    sweeps.checkpoint(IDS, "Hi").add(TWO.id)
+    assert sweeps.checkpoint(IDS, "Hi").measured() == {ONE.id: ONE, TWO.id: TWO}
 
 
 def test_other_points_or_another_prompt_are_another_sweep(sweeps: Sweeps) -> None:
-    sweeps.partial(IDS, "Hi").add(ONE.id)
-    assert sweeps.partial(IDS, None).measured() == {}
-    assert sweeps.partial(IDS, "Ho").measured() == {}
-    assert sweeps.partial(IDS[:1], "Hi").measured() == {}
+    sweeps.checkpoint(IDS, "Hi").add(ONE.id)
+    assert sweeps.checkpoint(IDS, None).measured() == {}
+    assert sweeps.checkpoint(IDS, "Ho").measured() == {}
+    assert sweeps.checkpoint(IDS[:1], "Hi").measured() == {}
 
 
 def test_the_same_sweep_twice_at_once_loses_nothing(sweeps: Sweeps) -> None:
-    first, second = sweeps.partial(IDS, "Hi"), sweeps.partial(IDS, "Hi")
+    first, second = sweeps.checkpoint(IDS, "Hi"), sweeps.checkpoint(IDS, "Hi")
     first.add(ONE.id)
     second.add(TWO.id)
-    assert sweeps.partial(IDS, "Hi").measured().keys() == {ONE.id, TWO.id}
+    assert sweeps.checkpoint(IDS, "Hi").measured().keys() == {ONE.id, TWO.id}
     first.finish()
     second.add(TWO.id)
-    assert sweeps.partial(IDS, "Hi").measured().keys() == {ONE.id, TWO.id}
+    assert sweeps.checkpoint(IDS, "Hi").measured().keys() == {ONE.id, TWO.id}
 
 
 def test_what_is_finished_begins_anew(sweeps: Sweeps) -> None:
-    partial = sweeps.partial(IDS, "Hi")
+    partial = sweeps.checkpoint(IDS, "Hi")
     partial.add(ONE.id)
     partial.finish()
     partial.finish()
     assert files(sweeps) == []
-    assert sweeps.partial(IDS, "Hi").measured() == {}
+    assert sweeps.checkpoint(IDS, "Hi").measured() == {}
 
 
 def test_a_measurement_that_is_no_longer_kept_is_made_again(sweeps: Sweeps) -> None:
     for id in IDS:
-        sweeps.partial(IDS, "Hi").add(id)
+        sweeps.checkpoint(IDS, "Hi").add(id)
     sweeps.store.remove([ONE.id])
-    assert sweeps.partial(IDS, "Hi").measured() == {TWO.id: TWO}
+    assert sweeps.checkpoint(IDS, "Hi").measured() == {TWO.id: TWO}
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_a_measurement_that_is_no_longer_kept_is_made_again(sweeps: Sweeps) -> N
     ],
 )
 def test_a_damaged_file_is_as_none(sweeps: Sweeps, content: bytes) -> None:
-    sweeps.partial(IDS, "Hi").add(ONE.id)
+    sweeps.checkpoint(IDS, "Hi").add(ONE.id)
     (path,) = files(sweeps)
     path.write_bytes(content)
-    again = sweeps.partial(IDS, "Hi")
+    again = sweeps.checkpoint(IDS, "Hi")
     assert again.measured() == {}
     again.add(TWO.id)
-    assert sweeps.partial(IDS, "Hi").measured() == {TWO.id: TWO}
+    assert sweeps.checkpoint(IDS, "Hi").measured() == {TWO.id: TWO}

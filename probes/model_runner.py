@@ -1,6 +1,6 @@
-"""A model of mlx-lm loaded and run in this process, by mlx-lm's own loop: what MLX says it took.
+"""Load and run a model of mlx-lm in this process, with mlx-lm's own loop; read what MLX took.
 
-The side of the child process; memfit.probes.process is the other.
+This is the child's part; memfit.probes.process is the parent's.
 """
 
 import gc
@@ -21,14 +21,20 @@ from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.trace.model_builder import class_errors
 from memfit.probes.loading import load_model, memory_errors
-from memfit.probes.run_monitor import Report, Watch, cache_bytes, signs_of_life, state_bytes
+from memfit.probes.run_monitor import (
+    ReportFigures,
+    RunMonitor,
+    cache_bytes,
+    heartbeat,
+    state_bytes,
+)
 from memfit.probes.tokenize_prompt import prompt_ids
 
 
-class Bench:
-    """One model and what is measured on it: `prompt` and `load` come first."""
+class ModelRunner:
+    """Measures one model; call `prompt` and `load` before `run`."""
 
-    def __init__(self, path: Path, memory_limit_bytes: int | None, report: Report) -> None:
+    def __init__(self, path: Path, memory_limit_bytes: int | None, report: ReportFigures) -> None:
         self.path, self.report = path, report
         self.model: Any = None
         self.config: dict[str, Any] = {}
@@ -37,11 +43,11 @@ class Bench:
         self._weights_bytes = 0
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of what runs the model besides MLX and mlx-lm."""
+        """Return the versions of further libraries that run the model."""
         return {}
 
     def prompt(self, text: str | None, tokens: int | None) -> tuple[int, tuple[str, ...]]:
-        """Make the prompt; return how many tokens it has, and what was done otherwise than asked.
+        """Make the prompt; return its number of tokens, and notes on what was done differently.
 
         Raises:
             InputError: when the text is empty, or cannot be tokenised.
@@ -50,13 +56,13 @@ class Bench:
         return (len(self._ids) if tokens is None else tokens), notes
 
     def load(self) -> Loaded:
-        """Load the model, evaluated.
+        """Load the model and evaluate its weights.
 
         Raises:
-            CheckpointError: when the weights are not those that the config describes.
+            CheckpointError: when the weights do not match the config.
             UnsupportedError: when the library has no class for the model, or it brings its own
                 code.
-            MachineError: when there is not memory enough.
+            MachineError: when there is not enough memory.
         """
         import mlx.core as mx
         from mlx.utils import tree_flatten
@@ -65,8 +71,8 @@ class Bench:
             mx.set_memory_limit(self._limit)
         mx.reset_peak_memory()
         start = perf_counter_ns()
-        with signs_of_life(self.report, process_bytes):
-            self.model, self.config = self.loaded()
+        with heartbeat(self.report, process_bytes):
+            self.model, self.config = self.load_model()
         load_ns = perf_counter_ns() - start
         peak_bytes = mx.get_peak_memory()
         _settle()
@@ -79,36 +85,36 @@ class Bench:
             process_bytes=process_bytes(),
             load_ns=load_ns,
         )
-        there = {"weights_bytes": loaded.weights_bytes, "active_bytes": loaded.active_bytes}
-        self._hold_to_limit(peak_bytes, there, "while loading")
+        figures = {"weights_bytes": loaded.weights_bytes, "active_bytes": loaded.active_bytes}
+        self._require_within_limit(peak_bytes, figures, "while loading")
         return loaded
 
     def run(self, workload: Workload, wired_limit_bytes: int | None) -> Run:
-        """Generate once, greedily; a prompt is repeated or cut to the tokens of the workload.
+        """Generate once, greedily; the prompt is repeated or cut to the workload's tokens.
 
         Raises:
             UnsupportedError: when the model's class fails, e.g. on KV bits of a rotating cache.
-            MachineError: when there is not memory enough.
+            MachineError: when there is not enough memory.
         """
-        prompt = self.given(workload)
+        prompt = self.model_input(workload)
         with self.errors(), memory_errors(), _wired(wired_limit_bytes):
             run = self._generate(prompt, workload)
         del prompt
         _settle()
         figures = {**asdict(run), "peak_bytes": run.peak_bytes}
-        self._hold_to_limit(run.peak_bytes, figures, "in this workload")
+        self._require_within_limit(run.peak_bytes, figures, "in this workload")
         return run
 
     def swift_workspace(self, workload: Workload) -> int:
         """Return the workspace by the rule of mlx-swift-lm's tune, in bytes.
 
-        Prefill by chunks, the last one's logits evaluated; max(0, max(peak, active at the start)
-        - weights - states).
+        Prefill runs in chunks, and the logits of the last chunk are evaluated. The workspace is
+        max(0, max(peak, active at the start) - weights - states).
         """
         import mlx.core as mx
         from mlx_lm.generate import maybe_quantize_kv_cache
 
-        prompt = self.given(workload)
+        prompt = self.model_input(workload)
         active = mx.get_active_memory()
         mx.reset_peak_memory()
         with self.errors(), memory_errors():
@@ -128,12 +134,12 @@ class Bench:
         _settle()
         return max(0, peak_bytes - self._weights_bytes - states)
 
-    def loaded(self) -> tuple[Any, dict[str, Any]]:
+    def load_model(self) -> tuple[Any, dict[str, Any]]:
         """Return the model and its config."""
         return load_model(self.path)
 
-    def given(self, workload: Workload) -> Any:
-        """Return what `steps` is given as the prompt."""
+    def model_input(self, workload: Workload) -> Any:
+        """Return the prompt that `steps` takes."""
         return _repeated(self._ids, workload.prompt_tokens)
 
     def caches(self, workload: Workload) -> list[Any]:
@@ -144,9 +150,9 @@ class Bench:
         return made
 
     def steps(
-        self, prompt: Any, workload: Workload, caches: list[Any], watch: Watch
+        self, prompt: Any, workload: Workload, caches: list[Any], monitor: RunMonitor
     ) -> Iterator[Any]:
-        """Return the library's own loop: one item a token, and the watch told of the prompt."""
+        """Return the library's own loop: one item for each token; it calls the monitor."""
         from mlx_lm.generate import generate_step
 
         steps: Iterator[Any] = generate_step(
@@ -158,7 +164,7 @@ class Bench:
             kv_bits=workload.kv_bits,
             kv_group_size=workload.kv_group_size,
             quantized_kv_start=workload.quantized_kv_start,
-            prompt_progress_callback=watch.prompt,
+            prompt_progress_callback=monitor.on_prompt,
         )
         return steps
 
@@ -169,35 +175,37 @@ class Bench:
         return generation_stream
 
     def errors(self) -> AbstractContextManager[None]:
-        """Turn what a model's class raises into one line."""
+        """Turn an exception of the model's class into an error of one line."""
         return class_errors(printable(self.path / CONFIG), self.config)
 
     def _generate(self, prompt: Any, workload: Workload) -> Run:
         import mlx.core as mx
 
         caches = self.caches(workload)
-        watch = Watch(caches, self.report)
+        monitor = RunMonitor(caches, self.report)
         mx.reset_peak_memory()
-        watch.start()
-        for _ in self.steps(prompt, workload, caches, watch):
-            watch.token()
-        # The last step was only begun.
+        monitor.start()
+        for _ in self.steps(prompt, workload, caches, monitor):
+            monitor.on_token()
+        # MLX is asynchronous: the last step was started, but may still run.
         mx.synchronize(self.stream())
         decode_peak_bytes = max(mx.get_peak_memory(), mx.get_active_memory())
         kv, held, ssm = cache_bytes(caches, workload.total_tokens)
         return Run(
-            **watch.prefill,
+            **monitor.prefill,
             kv_bytes=kv,
             kv_held_bytes=held,
             ssm_bytes=ssm,
             decode_peak_bytes=decode_peak_bytes,
-            first_token_ns=watch.first_token_ns,
-            decode_ns=watch.decode_ns,
+            first_token_ns=monitor.first_token_ns,
+            decode_ns=monitor.decode_ns,
             process_bytes=process_bytes(),
         )
 
-    def _hold_to_limit(self, peak_bytes: int, figures: Mapping[str, int | None], when: str) -> None:
-        """MLX takes its limit as a guideline: it waits for memory, then goes on without."""
+    def _require_within_limit(
+        self, peak_bytes: int, figures: Mapping[str, int | None], when: str
+    ) -> None:
+        # MLX treats its limit as a guideline: it waits for memory, then allocates more.
         if self._limit is not None and peak_bytes > self._limit:
             self.report({name: value for name, value in figures.items() if value is not None})
             peak, limit = (format_bytes(size, Units.GB) for size in (peak_bytes, self._limit))
@@ -205,7 +213,7 @@ class Bench:
 
 
 def process_bytes() -> int | None:
-    """Return the resident size of this process as the system counts it, None if it does not say."""
+    """Return the resident size of this process from the system, None when it is not known."""
     try:
         resident = Path("/proc/self/statm").read_bytes().split()[1]
         return int(resident) * os.sysconf("SC_PAGE_SIZE")
@@ -220,11 +228,11 @@ def process_bytes() -> int | None:
 
 
 def _repeated(ids: list[int], tokens: int) -> Any:
-    """Return the ids over and over, cut to so many."""
+    """Return the ids, repeated and cut to ``tokens``."""
     import mlx.core as mx
 
     if not ids:
-        raise InputError("a prompt comes before a run")
+        raise InputError("a run needs a prompt first")
     array = mx.array(ids, mx.int32)
     prompt = mx.contiguous(mx.tile(array, -(-tokens // len(ids)))[:tokens])
     mx.eval(prompt)
@@ -232,7 +240,7 @@ def _repeated(ids: list[int], tokens: int) -> Any:
 
 
 def _settle() -> None:
-    """Let go of all that nobody uses any more."""
+    """Free all memory that is no longer in use."""
     import mlx.core as mx
 
     gc.collect()
