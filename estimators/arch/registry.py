@@ -96,6 +96,7 @@ FAMILIES: dict[str, str] = {
     "rwkv7": "rwkv7",
     "seed_oss": "dense",
     "smollm3": "dense",
+    "solar_open": "moe",
     "stablelm": "dense",
     "starcoder2": "dense",
     "step3p5": "step3p5",

@@ -72,6 +72,8 @@ _IN_LAYOUT: dict[str, tuple[str, str]] = {
 }
 # Layers after the model's last, which predict further tokens.
 _DROPS_LATER_LAYERS = ("deepseek_v32", "glm_moe_dsa", "step3p5")
+# As those, but by the number of one layer.
+_DROPS_NEXT_LAYER = ("glm4_moe", "solar_open")
 # Classes that take `lm_head.weight` out where the config ties it to the embedding.
 _DROPS_TIED_HEAD = frozenset(
     """apertus bailing_moe glm granite granitemoe granitemoehybrid hunyuan_v1_dense iquestcoder
@@ -105,7 +107,7 @@ def _patterns(model: Model, tensors: Iterable[Kind]) -> Iterator[str]:
     needle, pattern = _IN_LAYOUT.get(model_type, ("", ""))
     if needle and any(needle in tensor.name for tensor in tensors):
         yield pattern
-    if model_type == "glm4_moe":
+    if model_type in _DROPS_NEXT_LAYER:
         yield rf"^model\.layers\.{len(model.layers)}"
     if model.tied_head and model_type in _DROPS_TIED_HEAD:
         yield r"^lm_head\.weight$"

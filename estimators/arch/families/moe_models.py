@@ -1,11 +1,11 @@
 """What tells the experts' decoders apart, one row of data a model type.
 
 Source: mlx-lm models/mixtral.py, phimoe.py, qwen2_moe.py, qwen3_moe.py, olmoe.py,
-granitemoe.py, minimax.py, glm4_moe.py and ernie4_5_moe.py.
+granitemoe.py, minimax.py, glm4_moe.py, solar_open.py and ernie4_5_moe.py.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from enum import Enum, auto
 
 from memfit.estimators.arch.fields import Fields
@@ -113,6 +113,21 @@ _MINIMAX = Row(
     defaults={"use_qk_norm": True, "tie_word_embeddings": False},
     unasked={"shared_intermediate_size": 0},
 )
+_GLM4_MOE = Row(
+    experts="n_routed_experts",
+    width="moe_intermediate_size",
+    shared_count="n_shared_experts",
+    head_dim=HeadDim.REQUIRED,
+    qk_norm=QKNorm.HEAD,
+    qk_norm_key="use_qk_norm",
+    bias="attention_bias",
+    output_bias=False,
+    router_is_linear=False,
+    correction="gate.e_score_correction_bias",
+    float32_scores=True,
+    dense=_first,
+    inert=("n_group", "topk_group"),
+)
 ROWS = {
     "mixtral": Row(
         experts="num_local_experts",
@@ -183,21 +198,9 @@ ROWS = {
     ),
     "minimax": _MINIMAX,
     "minimax_m2": _MINIMAX,
-    "glm4_moe": Row(
-        experts="n_routed_experts",
-        width="moe_intermediate_size",
-        shared_count="n_shared_experts",
-        head_dim=HeadDim.REQUIRED,
-        qk_norm=QKNorm.HEAD,
-        qk_norm_key="use_qk_norm",
-        bias="attention_bias",
-        output_bias=False,
-        router_is_linear=False,
-        correction="gate.e_score_correction_bias",
-        float32_scores=True,
-        dense=_first,
-        inert=("n_group", "topk_group"),
-    ),
+    "glm4_moe": _GLM4_MOE,
+    # The class is glm4_moe's, with defaults of its own.
+    "solar_open": replace(_GLM4_MOE, defaults={"attention_bias": False, "use_qk_norm": False}),
     "ernie4_5_moe": Row(
         experts="moe_num_experts",
         top_k="moe_k",
