@@ -102,18 +102,18 @@ class Fields:
 
     def section(self, key: str) -> "Fields":
         """Return a nested section; an absent one is empty."""
-        section = self.aside(key)
+        section = self.untracked(key)
         self.sections.append(section)
         return section
 
-    def aside(self, key: str) -> "Fields":
+    def untracked(self, key: str) -> "Fields":
         """Return a nested section whose unread keys are the caller's to judge."""
         value = self._take(key, {})
         if not isinstance(value, dict):
             raise self.fail(key, f"expected an object, got {_shown(value)}")
         return Fields(value, self._name, f"{self._path}{key}.")
 
-    def revised(
+    def with_overrides(
         self, forced: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
     ) -> "Fields":
         """Return this section with values put in, as a model class puts them in.
@@ -142,20 +142,20 @@ class Fields:
             problem = f"{_shown(told)}, but mlx-lm's model class takes {_shown(value)} unasked"
             raise self.fail(key, problem)
 
-    def truth(self, key: str) -> bool:
+    def required_flag(self, key: str) -> bool:
         """Return a boolean that must be there; a null is false, as Python has it."""
         return not self.null(key) and self.flag(key)
 
-    def automatic_count(self, key: str, automatic: int) -> int:
+    def count_or_auto(self, key: str, automatic: int) -> int:
         """Return an integer, or ``automatic`` where the word "auto" stands."""
         return automatic if self._take(key, _REQUIRED) == "auto" else self.count(key)
 
-    def letters(self, key: str) -> list[str]:
+    def chars(self, key: str) -> list[str]:
         """Return the letters of a text, or of a list of them."""
         value = self._take(key, _REQUIRED)
         return list(value) if isinstance(value, str) else self.texts(key) or []
 
-    def inert(self, *keys: str) -> None:
+    def ignore(self, *keys: str) -> None:
         """Mark keys that this family's model class reads without any effect on bytes."""
         self._read.update(keys)
 

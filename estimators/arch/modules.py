@@ -110,26 +110,6 @@ def under(prefix: str, modules: Iterable[Module]) -> Modules:
     return tuple(replace(module, path=f"{prefix}.{module.path}") for module in modules)
 
 
-def attention(
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    *,
-    bias: bool = False,
-    output_bias: bool | None = None,
-) -> Modules:
-    """Grouped-query projections q, k, v, o; the output has the same bias unless told."""
-    return (
-        linear("q_proj", hidden, heads * head_dim, bias=bias),
-        linear("k_proj", hidden, kv_heads * head_dim, bias=bias),
-        linear("v_proj", hidden, kv_heads * head_dim, bias=bias),
-        linear(
-            "o_proj", heads * head_dim, hidden, bias=bias if output_bias is None else output_bias
-        ),
-    )
-
-
 def gated_mlp(
     hidden: int, intermediate: int, *, bias: bool = False, part: Part = Part.MLP
 ) -> Modules:

@@ -7,7 +7,7 @@ from typing import Any
 
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.structural import unexplained
+from memfit.estimators.arch.structural import unread_keys
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 
@@ -127,7 +127,7 @@ def build_model(config: Mapping[str, Any], name: str) -> Model:
     if model_type not in FAMILIES:
         raise UnsupportedError(_unknown_type(name, model_type))
     model: Model = family(model_type).build(fields)
-    unknown = list(unexplained(fields))
+    unknown = list(unread_keys(fields))
     if unknown:
         raise UnsupportedError(
             f"{name}: {', '.join(unknown[:5])}: looks structural and is not described for"

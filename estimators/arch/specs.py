@@ -5,6 +5,7 @@ Code that treats the kinds differently uses ``match`` and ends with `assert_neve
 lists every place where a new kind must be handled.
 """
 
+from dataclasses import replace
 from enum import Enum
 from typing import ClassVar
 
@@ -46,6 +47,10 @@ class Attention:
         if self.growth is Growth.CHUNKED:
             return "chunked_attention"
         return "full_attention" if self.window is None else "sliding_attention"
+
+    def sliding(self, window: int) -> "Attention":
+        """Return attention of the same shape over the last ``window`` tokens."""
+        return replace(self, window=window, growth=Growth.ROTATING)
 
     def kv_buffers(self) -> tuple[KVBuffer, ...]:
         """Return the buffers it attends over."""

@@ -17,7 +17,7 @@ _STRUCTURAL = re.compile(
     r"|depth|channel|expand|ngram|memory|cache|recurrent|hidden|skip|dense|linear|delta"
 )
 
-_INERT_PATTERN = re.compile(
+_IGNORED_PATTERN = re.compile(
     r"(^|_)(token_ids?|token_index|token|dropout|drop|eps|epsilon|theta|base|coef|alpha|beta|std"
     r"|initializer_range|scale|multiplier|scaling|act|activation|method|type|dtype|version|impl"
     r"|implementation|init|rate|prob|loss|limit|path|name|softcap|softcapping|cap|fmt)(_|$)"
@@ -26,7 +26,7 @@ _INERT_PATTERN = re.compile(
 )
 
 # Keys that name sizes of what mlx-lm never builds, or that only training and other runtimes use.
-_INERT = frozenset(
+_IGNORED = frozenset(
     """
     chunk_size_feed_forward cross_attention_hidden_size add_cross_attention is_encoder_decoder
     pruned_heads num_return_sequences num_beams num_beam_groups no_repeat_ngram_size
@@ -40,15 +40,15 @@ _INERT = frozenset(
 )
 
 
-def unexplained(fields: Fields) -> Iterator[str]:
+def unread_keys(fields: Fields) -> Iterator[str]:
     """Yield every key, as messages show it, that looks structural, is on and was not read."""
     for key, value in fields.unread().items():
-        if _is_off(value) or key in _INERT or _INERT_PATTERN.search(key):
+        if _is_off(value) or key in _IGNORED or _IGNORED_PATTERN.search(key):
             continue
         if _STRUCTURAL.search(key):
             yield printable(fields.full_path(key))
     for section in fields.sections:
-        yield from unexplained(section)
+        yield from unread_keys(section)
 
 
 def _is_off(value: Any) -> bool:

@@ -3,15 +3,16 @@
 Source: mlx-lm models/bailing_moe.py.
 """
 
-from memfit.estimators.arch.decoder import (
+from memfit.estimators.arch.blocks import (
     FeedForwardBlock,
     at_8_bits,
+    decoder,
     decoder_layer,
     dense_mlp,
     derived_head_dim,
     ends,
     expert_modules,
-    grouped_query,
+    grouped_attention,
     mixture,
 )
 from memfit.estimators.arch.fields import Fields
@@ -22,10 +23,11 @@ from memfit.estimators.arch.specs import Attention
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``bailing_moe`` config."""
-    hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
-    qk_norm = fields.flag("use_qk_norm", False)
-    mixer = grouped_query(fields, derived_head_dim(fields, hidden), qk_norm=qk_norm)
-    modules = under("attention", _attention_modules(fields, mixer, hidden))
+    hidden = fields.count("hidden_size")
+    spec = grouped_attention(
+        fields, derived_head_dim(fields), qk_norm=fields.flag("use_qk_norm", False)
+    )
+    mixer = spec, under("attention", _attention_modules(fields, spec, hidden))
     count = fields.layers()
     bias = fields.flag("use_bias", False)
     first = min(count, fields.count("first_k_dense_replace", least=0))
@@ -34,15 +36,13 @@ def build(fields: Fields) -> Model:
     dense = dense_mlp(hidden, fields.count("intermediate_size"), bias=bias)
     sparse = _experts(fields, hidden, bias=bias) if first < count else dense
     # A normalised head, routing within groups and windows, which the class has none of.
-    fields.inert("norm_head", "n_group", "topk_group", "sliding_window", "max_window_layers")
+    fields.ignore("norm_head", "n_group", "topk_group", "sliding_window", "max_window_layers")
     tied = fields.flag("tie_word_embeddings", False)
-    return Model(
-        model_type="bailing_moe",
-        hidden_size=hidden,
-        vocab_size=vocabulary,
-        layers=(decoder_layer(mixer, modules, dense, hidden),) * first
-        + (decoder_layer(mixer, modules, sparse, hidden),) * (count - first),
-        modules=ends(hidden, vocabulary, head=not tied, words="word_embeddings"),
+    return decoder(
+        fields,
+        (decoder_layer(mixer, dense, hidden),) * first
+        + (decoder_layer(mixer, sparse, hidden),) * (count - first),
+        ends(fields, tied=tied, embedding_path="model.word_embeddings"),
     )
 
 

@@ -6,9 +6,10 @@ Source: mlx-lm models/deepseek_v2.py, deepseek_v3.py, deepseek_v32.py and glm_mo
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from memfit.estimators.arch.decoder import (
+from memfit.estimators.arch.blocks import (
     FeedForwardBlock,
     corrected_router,
+    decoder,
     decoder_layer,
     dense_mlp,
     ends,
@@ -75,10 +76,9 @@ ROWS = {
 
 def build(fields: Fields) -> Model:
     """Return the model of a config of one of the rows' types."""
-    model_type = fields.text("model_type")
-    row = ROWS[model_type]
-    fields = fields.revised({}, row.defaults)
-    hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
+    row = ROWS[fields.text("model_type")]
+    fields = fields.with_overrides({}, row.defaults)
+    hidden = fields.count("hidden_size")
     mixer = latent_attention(fields, fields.count("v_head_dim"), expanded=not row.absorbed)
     mixer_modules = latent_modules(fields, mixer, hidden)
     if row.indexed:
@@ -91,19 +91,17 @@ def build(fields: Fields) -> Model:
     if "sparse" in kinds:
         blocks["sparse"] = _experts(fields, row, hidden)
     layers = {
-        kind: decoder_layer(mixer, under("self_attn", mixer_modules), block, hidden)
+        kind: decoder_layer((mixer, under("self_attn", mixer_modules)), block, hidden)
         for kind, block in blocks.items()
     }
     # Widths that follow from others, routing within groups of experts, experts no layer has.
-    fields.inert("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
-    fields.inert("moe_intermediate_size", "num_experts_per_tok", "n_shared_experts")
-    fields.inert("indexer_rope_interleave")
-    return Model(
-        model_type=model_type,
-        hidden_size=hidden,
-        vocab_size=vocabulary,
-        layers=tuple(layers[kind] for kind in kinds),
-        modules=ends(hidden, vocabulary),
+    fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
+    fields.ignore("moe_intermediate_size", "num_experts_per_tok", "n_shared_experts")
+    fields.ignore("indexer_rope_interleave")
+    return decoder(
+        fields,
+        (layers[kind] for kind in kinds),
+        ends(fields),
         makes_own_cache=row.indexed,
         kv_quantizable=not row.absorbed,
     )

@@ -59,7 +59,7 @@ def describe(fields: Fields, row: Dense, model_type: str) -> Model:
     vocabulary = _size(fields, row, "vocab_size")
     windows = row.windows(fields, count) if row.windows else (None,) * count
     notes = _notes(fields, windows)
-    fields.inert(*row.inert, *_WINDOW_KEYS)
+    fields.ignore(*row.ignored, *_WINDOW_KEYS)
     modules = _layer_modules(fields, row, sizes)
     mlp = DenseMLP(intermediate=sizes.width, gated=row.gated)
     mixers = {window: _mixer(fields, row, sizes, window) for window in set(windows)}
@@ -81,7 +81,7 @@ def _sizes(fields: Fields, row: Dense) -> _Sizes:
     most = MAX_NORMED_HEADS if row.qk_norm is QKNorm.EACH_HEAD else MAX_VALUE
     heads = _size(fields, row, row.heads_key, most=most)
     head_dim = _head_dim(fields, row, hidden, heads)
-    if row.square and heads * head_dim != hidden:
+    if row.heads_match_hidden and heads * head_dim != hidden:
         raise fields.fail(
             row.heads_key,
             f"{heads} heads of {head_dim} are not {row.hidden_key} {hidden};"
@@ -225,7 +225,7 @@ def _on(fields: Fields, flag: Flag) -> bool:
     if isinstance(flag, bool):
         return flag
     if fields.null(flag.name):
-        fields.inert(flag.name)
+        fields.ignore(flag.name)
         return flag.inverted
     return fields.flag(flag.name, flag.default) is not flag.inverted
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from memfit.estimators.arch.families import windows
 from memfit.estimators.arch.families.dense_traits import Dense, HeadDim, Key, QKNorm, Width
 
-_TIED_UNLESS_TOLD = Key("tie_word_embeddings", True)
-_UNTIED_UNLESS_TOLD = Key("tie_word_embeddings", False)
-_TOLD_WHETHER_TIED = Key("tie_word_embeddings")
+_TIED_BY_DEFAULT = Key("tie_word_embeddings", True)
+_UNTIED_BY_DEFAULT = Key("tie_word_embeddings", False)
+_TIED_AS_GIVEN = Key("tie_word_embeddings")
 _ATTENTION_BIAS = Key("attention_bias", False)
 _MLP_BIAS = Key("mlp_bias", False)
 
@@ -17,7 +17,7 @@ _LLAMA = Dense(
     input_bias=_ATTENTION_BIAS,
     output_bias=_ATTENTION_BIAS,
     mlp_bias=_MLP_BIAS,
-    tied=_TIED_UNLESS_TOLD,
+    tied=_TIED_BY_DEFAULT,
     windows=windows.by_layer_types,
     makes_own_cache=True,
 )
@@ -35,13 +35,13 @@ _OLMO2 = replace(
     windows=None,
     makes_own_cache=False,
 )
-_QWEN2 = Dense(inert=("attention_bias",), input_bias=True, tied=_TIED_UNLESS_TOLD)
+_QWEN2 = Dense(ignored=("attention_bias",), input_bias=True, tied=_TIED_BY_DEFAULT)
 _GEMMA = Dense(head_dim=HeadDim.GIVEN, tied=True)
 _GLM = Dense(
     head_dim=HeadDim.OPTIONAL,
     input_bias=_ATTENTION_BIAS,
     mlp_projections=("gate_up_proj", "down_proj"),
-    tied=_TIED_UNLESS_TOLD,
+    tied=_TIED_BY_DEFAULT,
 )
 _COHERE = Dense(
     defaults={
@@ -72,7 +72,7 @@ ROWS: dict[str, Dense] = {
         mlp_bias=Key("mlp_bias"),
         gated=False,
         norms=("attention_layernorm", "feedforward_layernorm"),
-        tied=_TOLD_WHETHER_TIED,
+        tied=_TIED_AS_GIVEN,
     ),
     "cohere": _COHERE,
     "cohere2": replace(
@@ -87,24 +87,24 @@ ROWS: dict[str, Dense] = {
             "vocab_size": 256000,
         },
         head_dim=HeadDim.GIVEN,
-        square=True,
+        heads_match_hidden=True,
         qk_norm=QKNorm.NONE,
         windows=windows.by_interval,
         makes_own_cache=True,
-        inert=("use_parallel_block",),
+        ignored=("use_parallel_block",),
     ),
     "ernie4_5": Dense(
         head_dim=HeadDim.OPTIONAL,
         input_bias=Key("use_bias"),
         output_bias=Key("use_bias"),
         mlp_bias=Key("use_bias"),
-        tied=_TOLD_WHETHER_TIED,
+        tied=_TIED_AS_GIVEN,
     ),
     "exaone": Dense(
         layers_key="num_layers",
-        inert=("num_hidden_layers",),
+        ignored=("num_hidden_layers",),
         head_dim=HeadDim.OPTIONAL,
-        square=True,
+        heads_match_hidden=True,
         attention="attn.attention",
         projections=("q_proj", "k_proj", "v_proj", "out_proj"),
         input_bias=_ATTENTION_BIAS,
@@ -115,20 +115,20 @@ ROWS: dict[str, Dense] = {
         layers_path="transformer.h",
         embedding="transformer.wte",
         final_norm="transformer.ln_f",
-        tied=_TIED_UNLESS_TOLD,
+        tied=_TIED_BY_DEFAULT,
     ),
     "exaone4": Dense(
         head_dim=HeadDim.GIVEN,
         qk_norm=QKNorm.HEAD,
         norms=_POST_NORMS,
-        tied=_TOLD_WHETHER_TIED,
+        tied=_TIED_AS_GIVEN,
         windows=windows.by_letters,
         makes_own_cache=True,
     ),
     "gemma": _GEMMA,
     "gemma2": replace(
         _GEMMA,
-        inert=("query_pre_attn_scalar", "sliding_window_size"),
+        ignored=("query_pre_attn_scalar", "sliding_window_size"),
         norms=_SANDWICH_NORMS,
         fused=False,
         kv_quantizable=False,
@@ -152,8 +152,8 @@ ROWS: dict[str, Dense] = {
         layers_key="n_layer",
         heads_key="n_head",
         kv_heads_key=None,
-        inert=("num_key_value_heads",),
-        square=True,
+        ignored=("num_key_value_heads",),
+        heads_match_hidden=True,
         width_key="n_inner",
         width=Width.FOUR_HIDDEN,
         attention="attn",
@@ -168,8 +168,8 @@ ROWS: dict[str, Dense] = {
     "gpt_neox": replace(
         _NORM_AND_BIASES,
         kv_heads_key=None,
-        inert=("num_key_value_heads", "attention_bias"),
-        square=True,
+        ignored=("num_key_value_heads", "attention_bias"),
+        heads_match_hidden=True,
         width=Width.FOUR_HIDDEN,
         attention="attention",
         projections=("query_key_value", "dense"),
@@ -185,7 +185,7 @@ ROWS: dict[str, Dense] = {
         output_bias=Key("attention_bias"),
         mlp_bias=Key("mlp_bias"),
         outputs_8bit=True,
-        tied=_TIED_UNLESS_TOLD,
+        tied=_TIED_BY_DEFAULT,
     ),
     # The class builds the head whether tied or not.
     "helium": Dense(
@@ -194,7 +194,7 @@ ROWS: dict[str, Dense] = {
         tied=False,
     ),
     "hunyuan_v1_dense": Dense(
-        inert=(
+        ignored=(
             "attention_head_dim",
             "cla_share_factor",
             "dense_list",
@@ -208,7 +208,7 @@ ROWS: dict[str, Dense] = {
         qk_norm=QKNorm.HEAD,
         qk_norm_on=Key("use_qk_norm", True),
         qk_norms=("query_layernorm", "key_layernorm"),
-        tied=_UNTIED_UNLESS_TOLD,
+        tied=_UNTIED_BY_DEFAULT,
     ),
     "internlm2": Dense(
         kv_optional=True,
@@ -221,19 +221,19 @@ ROWS: dict[str, Dense] = {
         norms=("attention_norm", "ffn_norm"),
         embedding="model.tok_embeddings",
         head="output",
-        tied=_UNTIED_UNLESS_TOLD,
+        tied=_UNTIED_BY_DEFAULT,
     ),
     "internlm3": Dense(
         kv_optional=True,
         input_bias=Key("qkv_bias", False),
         output_bias=Key("qkv_bias", False),
         mlp_bias=Key("bias", False),
-        tied=_UNTIED_UNLESS_TOLD,
+        tied=_UNTIED_BY_DEFAULT,
     ),
     "iquestcoder": _LLAMA,
     "llama": _LLAMA,
-    "mimo": replace(_QWEN2, tied=_UNTIED_UNLESS_TOLD),
-    "minicpm": Dense(inert=("sparse_config",), tied=_UNTIED_UNLESS_TOLD),
+    "mimo": replace(_QWEN2, tied=_UNTIED_BY_DEFAULT),
+    "minicpm": Dense(ignored=("sparse_config",), tied=_UNTIED_BY_DEFAULT),
     "ministral3": replace(_LLAMA, input_bias=False, output_bias=False, mlp_bias=False),
     "mistral": _LLAMA,
     "nemotron": replace(
@@ -242,7 +242,7 @@ ROWS: dict[str, Dense] = {
         mlp_projections=("up_proj", "down_proj"),
         gated=False,
         norm_bias=True,
-        tied=_UNTIED_UNLESS_TOLD,
+        tied=_UNTIED_BY_DEFAULT,
         windows=None,
         makes_own_cache=False,
     ),
@@ -250,7 +250,7 @@ ROWS: dict[str, Dense] = {
     "olmo3": replace(
         _OLMO2,
         mlp_bias=False,
-        tied=_UNTIED_UNLESS_TOLD,
+        tied=_UNTIED_BY_DEFAULT,
         windows=windows.by_layer_types_every_fourth_full,
         makes_own_cache=True,
     ),
@@ -265,7 +265,7 @@ ROWS: dict[str, Dense] = {
             "vocab_size": 51200,
         },
         kv_optional=True,
-        square=True,
+        heads_match_hidden=True,
         projections=("q_proj", "k_proj", "v_proj", "dense"),
         mlp_projections=("fc1", "fc2"),
         norms=("input_layernorm",),
@@ -277,10 +277,10 @@ ROWS: dict[str, Dense] = {
     ),
     "phi3": Dense(
         kv_optional=True,
-        inert=("full_attn_mod",),
+        ignored=("full_attn_mod",),
         projections=("qkv_proj", "o_proj"),
         mlp_projections=("gate_up_proj", "down_proj"),
-        tied=_UNTIED_UNLESS_TOLD,
+        tied=_UNTIED_BY_DEFAULT,
     ),
     "qwen": Dense(
         defaults={
@@ -292,10 +292,10 @@ ROWS: dict[str, Dense] = {
             "vocab_size": 151936,
         },
         kv_heads_key=None,
-        inert=("num_key_value_heads", "use_flash_attn", "use_logn_attn"),
+        ignored=("num_key_value_heads", "use_flash_attn", "use_logn_attn"),
         head_dim_key="kv_channels",
         head_dim=HeadDim.GIVEN,
-        square=True,
+        heads_match_hidden=True,
         width=Width.HALF,
         attention="attn",
         projections=("c_attn", "c_proj"),
@@ -311,23 +311,23 @@ ROWS: dict[str, Dense] = {
         tied=False,
     ),
     "qwen2": _QWEN2,
-    "qwen3": Dense(head_dim=HeadDim.GIVEN, qk_norm=QKNorm.HEAD, tied=_TOLD_WHETHER_TIED),
+    "qwen3": Dense(head_dim=HeadDim.GIVEN, qk_norm=QKNorm.HEAD, tied=_TIED_AS_GIVEN),
     "seed_oss": Dense(
         head_dim=HeadDim.GIVEN,
         input_bias=_ATTENTION_BIAS,
         output_bias=Key("attention_out_bias", False),
         mlp_bias=_MLP_BIAS,
-        tied=_TIED_UNLESS_TOLD,
+        tied=_TIED_BY_DEFAULT,
     ),
     # Without make_cache of its own the class masks the window and keeps every token.
     "smollm3": replace(
         _LLAMA,
-        inert=("no_rope_layers", "no_rope_layer_interval"),
+        ignored=("no_rope_layers", "no_rope_layer_interval"),
         rotating=False,
         makes_own_cache=False,
     ),
     "stablelm": Dense(
-        square=True,
+        heads_match_hidden=True,
         input_bias=Key("use_qkv_bias"),
         qk_norm=QKNorm.EACH_HEAD,
         qk_norm_on=Key("qk_layernorm", False),
@@ -341,14 +341,14 @@ ROWS: dict[str, Dense] = {
     "starcoder2": replace(
         _NORM_AND_BIASES,
         defaults={"vocab_size": 49152},
-        inert=("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+        ignored=("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
         mlp_projections=("c_fc", "c_proj"),
-        tied=_TIED_UNLESS_TOLD,
+        tied=_TIED_BY_DEFAULT,
     ),
     "telechat3": replace(
         _LLAMA,
         kv_optional=False,
-        tied=_UNTIED_UNLESS_TOLD,
+        tied=_UNTIED_BY_DEFAULT,
         windows=None,
         makes_own_cache=False,
     ),

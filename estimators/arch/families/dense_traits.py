@@ -1,4 +1,4 @@
-"""The few axes on which dense transformers differ; the defaults are what most of them share."""
+"""The traits in which dense transformers differ; the defaults are what most of them share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
@@ -51,31 +51,28 @@ class QKNorm(Enum):
 
 @record(frozen=True, slots=True, kw_only=True)
 class Dense:
-    """One model class of mlx-lm; every path and every key as that class has it.
-
-    ``projections`` are q, k, v, o or fused qkv, o; ``mlp_projections`` are gate, up, down, or
-    fused gate_up, down, or, where not ``gated``, up, down. ``defaults`` stand for absent keys.
-    With ``parallel`` a layer has the first of its ``norms`` only. ``square`` says that the class
-    runs only where the heads together are as wide as the model. ``outputs_8bit`` says that
-    the class's `quant_predicate` keeps what writes to the residual stream and the head at 8 bits.
-    ``inert`` are keys that change no byte; ``fused`` and ``float32`` are Attention's.
-    """
+    """One model class of mlx-lm; every path and every key as that class has it."""
 
     hidden_key: str = "hidden_size"
     layers_key: str = "num_hidden_layers"
     heads_key: str = "num_attention_heads"
     kv_heads_key: str | None = "num_key_value_heads"
     kv_optional: bool = False
+    """Whether absent KV heads are as many as heads."""
     head_dim_key: str = "head_dim"
     head_dim: HeadDim = HeadDim.DERIVED
-    square: bool = False
+    heads_match_hidden: bool = False
+    """Whether the class runs only where the heads together are as wide as the model."""
     width_key: str = "intermediate_size"
     width: Width = Width.GIVEN
     defaults: Mapping[str, int] = field(default_factory=dict)
-    inert: tuple[str, ...] = ()
+    """The class's own values for absent keys."""
+    ignored: tuple[str, ...] = ()
+    """Keys that change no byte."""
 
     attention: str = "self_attn"
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """q, k, v, o; or fused qkv, o."""
     input_bias: Flag = False
     output_bias: Flag = False
     qk_norm: QKNorm = QKNorm.NONE
@@ -83,17 +80,22 @@ class Dense:
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     mlp: str = "mlp"
     mlp_projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    """gate, up, down; or fused gate_up, down; or, where not ``gated``, up, down."""
     mlp_scalars: tuple[str, ...] = ()
     mlp_bias: Flag = False
     gated: bool = True
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     norm_bias: Flag = False
     parallel: Flag = False
+    """Whether a layer has only the first of its ``norms``."""
     outputs_8bit: bool = False
+    """Whether the class's ``quant_predicate`` keeps at 8 bits what writes to the residual stream,
+    and the head."""
 
     layers_path: str = "model.layers"
     embedding: str = "model.embed_tokens"
-    positions: tuple[str, str] | None = None  # path and key of learned positions
+    positions: tuple[str, str] | None = None
+    """The path and the key of learned positions."""
     final_norm: str = "model.norm"
     head: str = "lm_head"
     head_bias: Flag = False
@@ -101,7 +103,10 @@ class Dense:
 
     windows: Windows | None = None
     rotating: bool = True
+    """False where the class masks the window but keeps every token."""
     fused: bool = True
+    """As `Attention.fused`."""
     float32: bool = False
+    """As `Attention.float32`."""
     makes_own_cache: bool = False
     kv_quantizable: bool = True

@@ -3,16 +3,20 @@
 Source: mlx-lm models/falcon_h1.py.
 """
 
-from memfit.estimators.arch.families.hybrid import (
+from dataclasses import replace
+
+from memfit.estimators.arch.blocks import (
     Mamba2,
     MixerBlock,
+    attention,
+    decoder,
+    dense_mlp,
+    ends,
     grouped_attention,
-    outside,
 )
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import attention, gated_mlp, norm, under
-from memfit.estimators.arch.specs import DenseMLP
+from memfit.estimators.arch.modules import norm, under
 
 # mlx-lm ModelArgs: what the class takes for keys the config lacks.
 _DEFAULTS = {
@@ -36,8 +40,8 @@ _DEFAULTS = {
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``falcon_h1`` config."""
-    fields = fields.revised({}, _DEFAULTS)
-    fields.inert(
+    fields = fields.with_overrides({}, _DEFAULTS)
+    fields.ignore(
         "mamba_chunk_size",
         "mamba_expand",
         "mamba_norm_before_gate",
@@ -50,37 +54,35 @@ def build(fields: Fields) -> Model:
     mamba, mamba_modules = _mamba(fields, hidden)
     attention_spec, attention_modules = _attention(fields, hidden)
     intermediate = fields.count("intermediate_size")
-    mlp = gated_mlp(hidden, intermediate, bias=fields.flag("mlp_bias", False))
+    feed_forward, mlp = dense_mlp(
+        hidden, intermediate, bias=fields.flag("mlp_bias", False), path="feed_forward"
+    )
     layer = Layer(
         (mamba, attention_spec),
-        DenseMLP(intermediate=intermediate),
+        feed_forward,
         (
             *mamba_modules,
             *attention_modules,
-            *under("feed_forward", mlp),
+            *mlp,
             norm("input_layernorm", hidden),
             norm("pre_ff_layernorm", hidden),
         ),
         mixer_paths=("mamba.", "self_attn."),
     )
     tied = fields.flag("tie_word_embeddings", False)
-    return Model(
-        model_type="falcon_h1",
-        hidden_size=hidden,
-        vocab_size=fields.count("vocab_size"),
-        layers=(layer,) * fields.layers(),
-        modules=outside(fields, tied=tied, norm_path="model.final_layernorm"),
+    return decoder(
+        fields,
+        (layer,) * fields.layers(),
+        ends(fields, tied=tied, norm_path="model.final_layernorm"),
         makes_own_cache=True,
     )
 
 
 def _attention(fields: Fields, hidden: int) -> MixerBlock:
     """Attention whose cache shares a CacheList with the state, so that it is never quantised."""
-    spec = grouped_attention(fields, fields.count("head_dim"), in_cache_list=True)
+    spec = replace(grouped_attention(fields, fields.count("head_dim")), in_cache_list=True)
     bias = fields.flag("attention_bias", False)
-    return spec, under(
-        "self_attn", attention(hidden, spec.heads, spec.kv_heads, spec.key_dim, bias=bias)
-    )
+    return spec, under("self_attn", attention(hidden, spec, bias=bias))
 
 
 def _mamba(fields: Fields, hidden: int) -> MixerBlock:

@@ -36,12 +36,12 @@ _ROW = Dense(
     # It goes by the pattern alone, whatever layer_types says.
     windows=windows.by_interval,
     makes_own_cache=True,
-    inert=("query_pre_attn_scalar", "use_bidirectional_attention"),
+    ignored=("query_pre_attn_scalar", "use_bidirectional_attention"),
 )
 
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``gemma3_text`` config."""
-    fields = fields.revised({}, _DEFAULTS)
+    fields = fields.with_overrides({}, _DEFAULTS)
     fields.texts("layer_types", fields.layers())
     return describe(fields, _ROW, "gemma3_text")

@@ -6,7 +6,7 @@ Source: mlx-lm models/gemma3n.py.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from memfit.estimators.arch.caches import Growth
+from memfit.estimators.arch.blocks import attention, dense_mlp, grouped_attention
 from memfit.estimators.arch.families.vision import with_towers
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
@@ -14,15 +14,13 @@ from memfit.estimators.arch.modules import (
     Modules,
     Part,
     array,
-    attention,
     embedding,
-    gated_mlp,
     linear,
     norm,
     sandwich_norms,
     under,
 )
-from memfit.estimators.arch.specs import Attention, DenseMLP
+from memfit.estimators.arch.specs import Attention
 
 _LANGUAGE_MODEL = "model.language_model"
 
@@ -37,7 +35,7 @@ def build(fields: Fields) -> Model:
     inputs = text.count("altup_num_inputs", most=64)
     layer_width = text.count("hidden_size_per_layer_input")
     modules = (
-        *_attention_modules(_attention_spec(text), hidden),
+        *under("self_attn", attention(hidden, _attention_spec(text))),
         *sandwich_norms(hidden),
         *under("altup", _alternating_updates(hidden, inputs)),
         *under("laurel", _low_rank_residual(hidden, text.count("laurel_rank"))),
@@ -105,9 +103,7 @@ def _layers(text: Fields, hidden: int, modules: Modules) -> Iterator[Layer]:
     full = _attention_spec(text)
     mixers = {
         "full_attention": full,
-        "sliding_attention": replace(
-            full, window=text.count("sliding_window"), growth=Growth.ROTATING
-        ),
+        "sliding_attention": full.sliding(text.count("sliding_window")),
     }
     if set(kinds) != set(mixers):
         raise text.fail(
@@ -117,25 +113,12 @@ def _layers(text: Fields, hidden: int, modules: Modules) -> Iterator[Layer]:
     streams = text.count("altup_num_inputs")
     for index, intermediate in enumerate(intermediates):
         mixer = replace(mixers[kinds[index]], owns_cache=index < own)
-        mlp = under("mlp", gated_mlp(hidden, intermediate))
-        yield Layer((mixer,), DenseMLP(intermediate=intermediate), modules + mlp, streams=streams)
+        feed_forward, mlp = dense_mlp(hidden, intermediate)
+        yield Layer((mixer,), feed_forward, modules + mlp, streams=streams)
 
 
 def _attention_spec(text: Fields) -> Attention:
-    heads, kv_heads = text.count("num_attention_heads"), text.count("num_key_value_heads")
-    text.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    head_dim = text.count("head_dim")
-    return Attention(
-        heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, qk_norm=True
-    )
-
-
-def _attention_modules(spec: Attention, hidden: int) -> Modules:
-    return (
-        *under("self_attn", attention(hidden, spec.heads, spec.kv_heads, spec.key_dim)),
-        norm("self_attn.q_norm", spec.key_dim),
-        norm("self_attn.k_norm", spec.key_dim),
-    )
+    return grouped_attention(text, text.count("head_dim"), qk_norm=True)
 
 
 def _alternating_updates(hidden: int, inputs: int) -> Modules:

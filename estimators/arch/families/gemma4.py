@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from memfit.estimators.arch.caches import Growth
+from memfit.estimators.arch.blocks import grouped_attention, mixture, router_8bit
 from memfit.estimators.arch.families.gemma3n import (
     layers_with_cache,
     per_layer_embeddings,
@@ -16,7 +16,6 @@ from memfit.estimators.arch.families.gemma3n import (
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import (
-    ROUTER_8BIT,
     Modules,
     Part,
     array,
@@ -54,7 +53,7 @@ _DEFAULTS = {
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``gemma4_text`` config."""
-    fields = fields.revised({}, _DEFAULTS)
+    fields = fields.with_overrides({}, _DEFAULTS)
     hidden, count = fields.count("hidden_size"), fields.layers()
     vocabulary = fields.count("vocab_size")
     layer_width = _unless_null(fields, "hidden_size_per_layer_input")
@@ -69,7 +68,7 @@ def build(fields: Fields) -> Model:
         outside += (linear("lm_head", hidden, vocabulary, Part.HEAD),)
     layers = tuple(_layers(fields, hidden, _kinds(fields, count), shared, modules))
     _check_overrides(fields, layers)
-    fields.inert("use_bidirectional_attention", "vocab_size_per_layer_input")
+    fields.ignore("use_bidirectional_attention", "vocab_size_per_layer_input")
     return Model(
         model_type="gemma4_text",
         hidden_size=hidden,
@@ -115,23 +114,19 @@ def _layers(
 
 
 def _mixers(fields: Fields) -> dict[str, Attention]:
-    heads, kv_heads = fields.count("num_attention_heads"), fields.count("num_key_value_heads")
-    fields.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     head_dim = fields.count("head_dim")
-    sliding = Attention(
-        heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, qk_norm=True
-    )
+    sliding = grouped_attention(fields, head_dim, qk_norm=True)
     full_dim = _unless_null(fields, "global_head_dim") or head_dim
     full = replace(sliding, key_dim=full_dim, value_dim=full_dim)
     full_kv_heads = fields.optional_count("num_global_key_value_heads")
     if full_kv_heads is not None and fields.flag("attention_k_eq_v", False):
         fields.require_multiple(
-            "num_attention_heads", heads, "num_global_key_value_heads", full_kv_heads
+            "num_attention_heads", full.heads, "num_global_key_value_heads", full_kv_heads
         )
         full = replace(full, kv_heads=full_kv_heads)
     return {
         _FULL: full,
-        _SLIDING: replace(sliding, window=fields.count("sliding_window"), growth=Growth.ROTATING),
+        _SLIDING: sliding.sliding(fields.count("sliding_window")),
     }
 
 
@@ -154,15 +149,10 @@ def _attention_modules(spec: Attention, hidden: int, keys_are_values: bool) -> M
 
 def _experts(fields: Fields, hidden: int) -> tuple[MixtureOfExperts, Modules]:
     """Routed experts beside the dense MLP, with norms of their own."""
-    spec = MixtureOfExperts(
-        experts=fields.count("num_experts"),
-        top_k=fields.count("top_k_experts"),
-        intermediate=fields.count("moe_intermediate_size"),
-    )
-    if spec.top_k > spec.experts:
-        raise fields.fail("top_k_experts", f"{spec.top_k} is more than num_experts {spec.experts}")
+    width = fields.count("moe_intermediate_size")
+    spec = mixture(fields, "num_experts", "top_k_experts", width=width)
     return spec, (
-        linear("router.proj", hidden, spec.experts, Part.ROUTER, predicate=ROUTER_8BIT),
+        *router_8bit("router.proj", hidden, spec.experts),
         array("router.scale", (hidden,), Part.ROUTER),
         array("router.per_expert_scale", (spec.experts,), Part.ROUTER),
         *under("experts.switch_glu", switch_glu(hidden, spec.intermediate, spec.experts)),

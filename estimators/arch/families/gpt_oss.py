@@ -3,11 +3,20 @@
 Source: mlx-lm models/gpt_oss.py.
 """
 
-from memfit.estimators.arch.caches import Growth
-from memfit.estimators.arch.decoder import at_8_bits, decoder_layer, ends, mixture
+from dataclasses import replace
+
+from memfit.estimators.arch.blocks import (
+    at_8_bits,
+    attention,
+    decoder,
+    decoder_layer,
+    ends,
+    grouped_attention,
+    mixture,
+)
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Part, array, attention, linear, switch_glu, under
+from memfit.estimators.arch.modules import Part, array, linear, switch_glu, under
 from memfit.estimators.arch.specs import Attention
 
 _DEFAULTS = {
@@ -26,18 +35,17 @@ _DEFAULTS = {
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``gpt_oss`` config; absent keys take the class's defaults."""
-    fields = fields.revised({}, _DEFAULTS)
-    hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
+    fields = fields.with_overrides({}, _DEFAULTS)
     fields.expect("attention_bias", True)
-    # An older name of num_experts_per_tok, which the class does not ask.
+    # An older name of num_experts_per_tok, which the class does not read.
     fields.expect("experts_per_token", fields.count("num_experts_per_tok"))
-    layers = {kind: _layer(fields, mixer, hidden) for kind, mixer in _mixers(fields).items()}
-    return Model(
-        model_type="gpt_oss",
-        hidden_size=hidden,
-        vocab_size=vocabulary,
-        layers=tuple(layers[kind] for kind in _layer_types(fields)),
-        modules=ends(hidden, vocabulary),
+    full = replace(grouped_attention(fields, fields.count("head_dim")), sinks=True)
+    sliding = full.sliding(fields.count("sliding_window"))
+    layers = {mixer.kind: _layer(fields, mixer) for mixer in (full, sliding)}
+    return decoder(
+        fields,
+        (layers[kind] for kind in _layer_types(fields)),
+        ends(fields),
         makes_own_cache=True,
         kv_quantizable=False,
     )
@@ -58,34 +66,13 @@ def _layer_types(fields: Fields) -> list[str]:
     return types
 
 
-def _mixers(fields: Fields) -> dict[str, Attention]:
-    heads, kv_heads = fields.count("num_attention_heads"), fields.count("num_key_value_heads")
-    fields.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    head_dim = fields.count("head_dim")
-    return {
-        "full_attention": Attention(
-            heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, sinks=True
-        ),
-        "sliding_attention": Attention(
-            heads=heads,
-            kv_heads=kv_heads,
-            key_dim=head_dim,
-            value_dim=head_dim,
-            sinks=True,
-            window=fields.count("sliding_window"),
-            growth=Growth.ROTATING,
-        ),
-    }
-
-
-def _layer(fields: Fields, mixer: Attention, hidden: int) -> Layer:
-    projections = attention(hidden, mixer.heads, mixer.kv_heads, mixer.key_dim, bias=True)
-    mixer_modules = under("self_attn", (*projections, array("sinks", (mixer.heads,))))
-    width = fields.count("intermediate_size")
+def _layer(fields: Fields, mixer: Attention) -> Layer:
+    hidden, width = fields.count("hidden_size"), fields.count("intermediate_size")
+    modules = (*attention(hidden, mixer, bias=True), array("sinks", (mixer.heads,)))
     spec = mixture(fields, "num_local_experts", width=width)
     experts = (
         linear("router", hidden, spec.experts, Part.ROUTER, bias=True),
         *under("experts", switch_glu(hidden, width, spec.experts, bias=True)),
     )
     block = spec, at_8_bits(under("mlp", experts), ("router",))
-    return decoder_layer(mixer, mixer_modules, block, hidden)
+    return decoder_layer((mixer, under("self_attn", modules)), block, hidden)

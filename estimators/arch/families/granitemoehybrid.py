@@ -3,28 +3,24 @@
 Source: mlx-lm models/granitemoehybrid.py.
 """
 
-from memfit.estimators.arch.families.hybrid import (
+from memfit.estimators.arch.blocks import (
+    FeedForwardBlock,
     Mamba2,
     MixerBlock,
+    attention,
+    decoder,
+    decoder_layer,
+    dense_mlp,
     derived_head_dim,
+    ends,
     grouped_attention,
-    outside,
+    mixture,
     require_kinds,
+    router_8bit,
 )
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
-    ROUTER_8BIT,
-    Modules,
-    Part,
-    attention,
-    gated_mlp,
-    linear,
-    norm,
-    switch_glu,
-    under,
-)
-from memfit.estimators.arch.specs import DenseMLP, FeedForward, MixtureOfExperts
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Part, linear, switch_glu, under
 
 _MAMBA_KEYS = (
     "mamba_n_heads",
@@ -41,26 +37,19 @@ _MAMBA_KEYS = (
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``granitemoehybrid`` config."""
-    fields = fields.revised({}, {"tie_word_embeddings": True})
-    fields.inert(*_MAMBA_KEYS)
+    fields = fields.with_overrides({}, {"tie_word_embeddings": True})
+    fields.ignore(*_MAMBA_KEYS)
     hidden = fields.count("hidden_size")
     kinds = _kinds(fields)
     makers = {"attention": _attention, "mamba": _mamba}
     mixers = {kind: makers[kind](fields, hidden) for kind in dict.fromkeys(kinds)}
-    if fields.count("num_local_experts", 0, least=0):
-        feed_forward, feed_modules = _experts(fields, hidden)
-    else:
-        feed_forward, feed_modules = _dense(fields, hidden)
-    norms = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))
-    return Model(
-        model_type="granitemoehybrid",
-        hidden_size=hidden,
-        vocab_size=fields.count("vocab_size"),
-        layers=tuple(
-            Layer((mixers[kind][0],), feed_forward, mixers[kind][1] + feed_modules + norms)
-            for kind in kinds
-        ),
-        modules=outside(fields, tied=fields.flag("tie_word_embeddings", False)),
+    make = _experts if fields.count("num_local_experts", 0, least=0) else _dense
+    feed_forward = make(fields, hidden)
+    layers = {kind: decoder_layer(mixer, feed_forward, hidden) for kind, mixer in mixers.items()}
+    return decoder(
+        fields,
+        (layers[kind] for kind in kinds),
+        ends(fields, tied=fields.flag("tie_word_embeddings", False)),
         makes_own_cache=True,
     )
 
@@ -75,10 +64,8 @@ def _kinds(fields: Fields) -> list[str]:
 
 def _attention(fields: Fields, hidden: int) -> MixerBlock:
     spec = grouped_attention(fields, derived_head_dim(fields))
-    bias = fields.truth("attention_bias")
-    return spec, under(
-        "self_attn", attention(hidden, spec.heads, spec.kv_heads, spec.key_dim, bias=bias)
-    )
+    bias = fields.required_flag("attention_bias")
+    return spec, under("self_attn", attention(hidden, spec, bias=bias))
 
 
 def _mamba(fields: Fields, hidden: int) -> MixerBlock:
@@ -98,29 +85,24 @@ def _mamba(fields: Fields, hidden: int) -> MixerBlock:
     return spec, under("mamba", modules)
 
 
-def _dense(fields: Fields, hidden: int) -> tuple[FeedForward, Modules]:
-    fields.inert("num_experts_per_tok", "shared_intermediate_size")
-    intermediate = fields.count("intermediate_size")
+def _dense(fields: Fields, hidden: int) -> FeedForwardBlock:
+    fields.ignore("num_experts_per_tok", "shared_intermediate_size")
     bias = fields.flag("mlp_bias", False)
-    return DenseMLP(intermediate=intermediate), under(
-        "mlp", gated_mlp(hidden, intermediate, bias=bias)
-    )
+    return dense_mlp(hidden, fields.count("intermediate_size"), bias=bias)
 
 
-def _experts(fields: Fields, hidden: int) -> tuple[FeedForward, Modules]:
+def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
     """Routed experts beside a shared one whose input projections are one matrix."""
-    experts = fields.count("num_local_experts")
-    spec = MixtureOfExperts(
-        experts=experts,
-        top_k=fields.count("num_experts_per_tok", most=experts),
-        intermediate=fields.count("intermediate_size"),
-        shared_intermediate=fields.count("shared_intermediate_size"),
+    spec = mixture(
+        fields,
+        "num_local_experts",
+        width=fields.count("intermediate_size"),
+        shared_width=fields.count("shared_intermediate_size"),
     )
     shared = spec.shared_intermediate
-    router = "block_sparse_moe.router.layer"
     return spec, (
         linear("shared_mlp.input_linear", hidden, 2 * shared, Part.SHARED_EXPERTS),
         linear("shared_mlp.output_linear", shared, hidden, Part.SHARED_EXPERTS),
-        linear(router, hidden, experts, Part.ROUTER, predicate=ROUTER_8BIT),
-        *under("block_sparse_moe.switch_mlp", switch_glu(hidden, spec.intermediate, experts)),
+        *router_8bit("block_sparse_moe.router.layer", hidden, spec.experts),
+        *under("block_sparse_moe.switch_mlp", switch_glu(hidden, spec.intermediate, spec.experts)),
     )

@@ -3,49 +3,42 @@
 Source: mlx-lm models/hunyuan.py.
 """
 
-from memfit.estimators.arch.decoder import (
+from memfit.estimators.arch.blocks import (
     FeedForwardBlock,
+    attention,
+    decoder,
     decoder_layer,
     dense_mlp,
     derived_head_dim,
     ends,
     expert_modules,
-    grouped_query,
+    grouped_attention,
 )
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Modules, Part, attention, linear, norm, under
+from memfit.estimators.arch.modules import Modules, Part, linear, under
 from memfit.estimators.arch.specs import Attention, MixtureOfExperts
 
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``hunyuan`` config; the class always ties the head."""
-    hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
-    head_dim = derived_head_dim(fields, hidden)
+    head_dim = derived_head_dim(fields)
     fields.expect("attention_head_dim", head_dim)
-    mixer = grouped_query(fields, head_dim, qk_norm=fields.truth("use_qk_norm"))
-    count = fields.layers()
+    spec = grouped_attention(fields, head_dim, qk_norm=fields.required_flag("use_qk_norm"))
+    hidden, count = fields.count("hidden_size"), fields.layers()
     blocks = _blocks(fields, hidden, count)
-    return Model(
-        model_type="hunyuan",
-        hidden_size=hidden,
-        vocab_size=vocabulary,
-        layers=tuple(
-            decoder_layer(mixer, under("self_attn", modules), block, hidden)
-            for modules, block in zip(
-                _attentions(fields, mixer, hidden, count), blocks, strict=True
-            )
-        ),
-        modules=ends(hidden, vocabulary, head=False),
+    mixers = ((spec, under("self_attn", m)) for m in _attentions(fields, spec, hidden, count))
+    return decoder(
+        fields,
+        (decoder_layer(*parts, hidden) for parts in zip(mixers, blocks, strict=True)),
+        ends(fields, tied=True),
     )
 
 
 def _attentions(fields: Fields, spec: Attention, hidden: int, count: int) -> list[Modules]:
-    bias = fields.truth("attention_bias")
-    own = attention(hidden, spec.heads, spec.kv_heads, spec.key_dim, bias=bias)
-    if spec.qk_norm:
-        own += (norm("query_layernorm", spec.key_dim), norm("key_layernorm", spec.key_dim))
-    every = fields.count("cla_share_factor") if fields.truth("use_cla") else 1
+    bias = fields.required_flag("attention_bias")
+    own = attention(hidden, spec, bias=bias, norms=("query_layernorm", "key_layernorm"))
+    every = fields.count("cla_share_factor") if fields.required_flag("use_cla") else 1
     # The layers between attend to the keys of the one before, yet keep a cache of them.
     borrowing = tuple(module for module in own if module.path not in ("k_proj", "v_proj"))
     return [borrowing if index % every else own for index in range(count)]
@@ -54,14 +47,16 @@ def _attentions(fields: Fields, spec: Attention, hidden: int, count: int) -> lis
 def _blocks(fields: Fields, hidden: int, count: int) -> list[FeedForwardBlock]:
     intermediate = fields.count("intermediate_size")
     # Of other runtimes, of a vision tower and of a classifier.
-    fields.inert("dense_list", "org_vocab_size", "anyres_pooling_size", "anyres_vit_max_image_size")
+    fields.ignore(
+        "dense_list", "org_vocab_size", "anyres_pooling_size", "anyres_vit_max_image_size"
+    )
     if fields.count("num_experts") == 1:
-        fields.inert("moe_topk", "moe_intermediate_size", "num_shared_expert", "use_mixed_mlp_moe")
+        fields.ignore("moe_topk", "moe_intermediate_size", "num_shared_expert", "use_mixed_mlp_moe")
         return [dense_mlp(hidden, intermediate)] * count
     widths = fields.counts("moe_intermediate_size", count) or [intermediate] * count
     chosen = _one_a_layer(fields, "moe_topk", count)
     shared = [0] * count
-    if fields.truth("use_mixed_mlp_moe"):
+    if fields.required_flag("use_mixed_mlp_moe"):
         shared = _one_a_layer(fields, "num_shared_expert", count)
     experts = fields.count("num_experts")
     return [

@@ -3,28 +3,27 @@
 Source: mlx-lm models/jamba.py.
 """
 
-from memfit.estimators.arch.families.hybrid import (
+from collections.abc import Callable
+
+from memfit.estimators.arch.blocks import (
+    FeedForwardBlock,
     MixerBlock,
+    attention,
+    decoder,
+    decoder_layer,
+    dense_mlp,
     derived_head_dim,
+    ends,
+    expert_modules,
     grouped_attention,
     mamba,
-    outside,
+    mixture,
     require_kinds,
+    router_8bit,
 )
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
-    ROUTER_8BIT,
-    Modules,
-    Part,
-    attention,
-    gated_mlp,
-    linear,
-    norm,
-    switch_glu,
-    under,
-)
-from memfit.estimators.arch.specs import DenseMLP, FeedForward, MixtureOfExperts
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import norm, under
 from memfit.estimators.base.units import ceil_div
 
 # mlx-lm ModelArgs: what the class takes for keys the config lacks.
@@ -34,26 +33,21 @@ _KINDS = ("attention", "mamba")
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``jamba`` config."""
-    fields = fields.revised({}, _DEFAULTS)
-    fields.inert("use_mamba_kernels", "use_mambapy", "use_associative_scan")
+    fields = fields.with_overrides({}, _DEFAULTS)
+    fields.ignore("use_mamba_kernels", "use_mambapy", "use_associative_scan")
     hidden = fields.count("hidden_size")
     mixers = {"attention": _attention(fields, hidden), "mamba": _mamba(fields, hidden)}
-    norms = (norm("input_layernorm", hidden), norm("pre_ff_layernorm", hidden))
-    layers = []
     kinds = _kinds(fields)
-    for kind, sparse in zip(kinds, _sparse(fields, len(kinds)), strict=True):
-        mixer, mixer_modules = mixers[kind]
-        feed_forward, modules = (_experts if sparse else _dense)(fields, hidden)
-        layers.append(
-            Layer((mixer,), feed_forward, mixer_modules + under("feed_forward", modules) + norms)
-        )
+    norms = ("input_layernorm", "pre_ff_layernorm")
+    layers = (
+        decoder_layer(mixers[kind], make(fields, hidden), hidden, norms=norms)
+        for kind, make in zip(kinds, _feed_forwards(fields, len(kinds)), strict=True)
+    )
     tied = fields.flag("tie_word_embeddings", False)
-    return Model(
-        model_type="jamba",
-        hidden_size=hidden,
-        vocab_size=fields.count("vocab_size"),
-        layers=tuple(layers),
-        modules=outside(fields, tied=tied, norm_path="model.final_layernorm"),
+    return decoder(
+        fields,
+        layers,
+        ends(fields, tied=tied, norm_path="model.final_layernorm"),
         makes_own_cache=True,
     )
 
@@ -67,30 +61,30 @@ def _kinds(fields: Fields) -> list[str]:
         key = "attn_layer_offset"
         period, offset = fields.count("attn_layer_period"), fields.count(key, least=0)
         kinds = [_KINDS[index % period != offset] for index in range(count)]
-    fields.inert("attn_layer_period", "attn_layer_offset")
+    fields.ignore("attn_layer_period", "attn_layer_offset")
     require_kinds(fields, key, kinds, _KINDS, _KINDS)
     return kinds
 
 
-def _sparse(fields: Fields, count: int) -> list[bool]:
-    """Which layers have experts; the class adds the offset where others subtract it."""
+def _feed_forwards(fields: Fields, count: int) -> list[Callable[[Fields, int], FeedForwardBlock]]:
+    """What makes each layer's block; the class adds the offset where others subtract it."""
     if fields.count("num_experts", least=0) < 2:
-        fields.inert("expert_layer_period", "expert_layer_offset", "num_experts_per_tok")
-        return [False] * count
+        fields.ignore("expert_layer_period", "expert_layer_offset", "num_experts_per_tok")
+        return [_dense] * count
     period = fields.count("expert_layer_period")
     offset = fields.count("expert_layer_offset", least=0)
-    return [(index + offset) % period == 0 for index in range(count)]
+    return [_dense if (index + offset) % period else _experts for index in range(count)]
 
 
 def _attention(fields: Fields, hidden: int) -> MixerBlock:
     spec = grouped_attention(fields, derived_head_dim(fields))
-    return spec, under("self_attn", attention(hidden, spec.heads, spec.kv_heads, spec.key_dim))
+    return spec, under("self_attn", attention(hidden, spec))
 
 
 def _mamba(fields: Fields, hidden: int) -> MixerBlock:
     """Mamba with norms on its time step, B and C."""
     state = fields.count("mamba_d_state")
-    rank = fields.automatic_count("mamba_dt_rank", ceil_div(hidden, 16))
+    rank = fields.count_or_auto("mamba_dt_rank", ceil_div(hidden, 16))
     spec, modules = mamba(
         hidden,
         fields.count("mamba_expand") * hidden,
@@ -105,19 +99,11 @@ def _mamba(fields: Fields, hidden: int) -> MixerBlock:
     return spec, under("mamba", modules + norms)
 
 
-def _dense(fields: Fields, hidden: int) -> tuple[FeedForward, Modules]:
-    intermediate = fields.count("intermediate_size")
-    return DenseMLP(intermediate=intermediate), gated_mlp(hidden, intermediate)
+def _dense(fields: Fields, hidden: int) -> FeedForwardBlock:
+    return dense_mlp(hidden, fields.count("intermediate_size"), path="feed_forward")
 
 
-def _experts(fields: Fields, hidden: int) -> tuple[FeedForward, Modules]:
-    experts = fields.count("num_experts")
-    spec = MixtureOfExperts(
-        experts=experts,
-        top_k=fields.count("num_experts_per_tok", most=experts),
-        intermediate=fields.count("intermediate_size"),
-    )
-    return spec, (
-        linear("router", hidden, experts, Part.ROUTER, predicate=ROUTER_8BIT),
-        *under("switch_mlp", switch_glu(hidden, spec.intermediate, experts)),
-    )
+def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
+    spec = mixture(fields, "num_experts", width=fields.count("intermediate_size"))
+    router = router_8bit("router", hidden, spec.experts)
+    return spec, under("feed_forward", expert_modules(spec, hidden, router))

@@ -3,53 +3,49 @@
 Source: mlx-lm models/kimi_linear.py.
 """
 
-from memfit.estimators.arch.families.hybrid import MixerBlock, outside
+from memfit.estimators.arch.blocks import (
+    FeedForwardBlock,
+    MixerBlock,
+    decoder,
+    decoder_layer,
+    dense_mlp,
+    ends,
+    expert_modules,
+    mixture,
+    router_8bit,
+)
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import (
-    ROUTER_8BIT,
-    Modules,
     Part,
     array,
     convolution,
-    gated_mlp,
     linear,
     multi_linear,
     norm,
-    switch_glu,
     under,
 )
-from memfit.estimators.arch.specs import (
-    DenseMLP,
-    FeedForward,
-    GatedDelta,
-    LatentAttention,
-    MixtureOfExperts,
-)
+from memfit.estimators.arch.specs import GatedDelta, LatentAttention
 
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``kimi_linear`` config."""
     hidden = fields.count("hidden_size")
-    fields.inert("num_key_value_heads", "use_grouped_topk", "num_expert_group", "topk_group")
-    fields.inert("moe_renormalize", "mlp_layer_types")
+    fields.ignore("num_key_value_heads", "use_grouped_topk", "num_expert_group", "topk_group")
+    fields.ignore("moe_renormalize", "mlp_layer_types")
     linear_config = fields.section("linear_attn_config")
     mixers = {True: _delta(linear_config, hidden), False: _latent(fields, hidden)}
-    norms = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))
     count = fields.layers()
-    layers = []
-    for is_linear, (feed_forward, modules) in zip(
-        _linear_layers(linear_config, count), _feed_forwards(fields, hidden, count), strict=True
-    ):
-        mixer, mixer_modules = mixers[is_linear]
-        layer_modules = under("self_attn", mixer_modules) + under("mlp", modules) + norms
-        layers.append(Layer((mixer,), feed_forward, layer_modules))
-    return Model(
-        model_type="kimi_linear",
-        hidden_size=hidden,
-        vocab_size=fields.count("vocab_size"),
-        layers=tuple(layers),
-        modules=outside(fields, tied=fields.flag("tie_word_embeddings", False)),
+    layers = (
+        decoder_layer(mixers[is_linear], feed_forward, hidden)
+        for is_linear, feed_forward in zip(
+            _linear_layers(linear_config, count), _feed_forwards(fields, hidden, count), strict=True
+        )
+    )
+    return decoder(
+        fields,
+        layers,
+        ends(fields, tied=fields.flag("tie_word_embeddings", False)),
         makes_own_cache=True,
         kv_quantizable=False,
     )
@@ -57,7 +53,7 @@ def build(fields: Fields) -> Model:
 
 def _linear_layers(linear_config: Fields, count: int) -> list[bool]:
     """Whether each layer is linear, by a list that counts from 1; the class needs both kinds."""
-    linear_config.inert("full_attn_layers")
+    linear_config.ignore("full_attn_layers")
     listed = linear_config.counts("kda_layers") or [0]
     if not 1 <= listed[0] <= count:
         raise linear_config.fail("kda_layers", f"must begin with a layer from 1 to {count}")
@@ -78,7 +74,7 @@ def _delta(linear_config: Fields, hidden: int) -> MixerBlock:
         key_heads=heads, value_heads=heads, key_dim=head_dim, value_dim=head_dim, kernel=kernel
     )
     width = heads * head_dim
-    return spec, (
+    modules = (
         *(linear(f"{name}_proj", hidden, width) for name in "qkv"),
         *(convolution(f"{name}_conv.conv", width, kernel) for name in "qkv"),
         linear("f_a_proj", hidden, head_dim),
@@ -91,6 +87,7 @@ def _delta(linear_config: Fields, hidden: int) -> MixerBlock:
         norm("o_norm", head_dim),
         linear("o_proj", width, hidden),
     )
+    return spec, under("self_attn", modules)
 
 
 def _latent(fields: Fields, hidden: int) -> MixerBlock:
@@ -103,7 +100,7 @@ def _latent(fields: Fields, hidden: int) -> MixerBlock:
     spec = LatentAttention(
         heads=heads, latent_dim=rank, rope_dim=rope, nope_dim=nope, value_dim=value
     )
-    return spec, (
+    modules = (
         linear("q_proj", hidden, heads * (nope + rope)),
         linear("kv_a_proj_with_mqa", hidden, rank + rope),
         norm("kv_a_layernorm", rank),
@@ -111,33 +108,30 @@ def _latent(fields: Fields, hidden: int) -> MixerBlock:
         multi_linear("unembed_out", heads, rank, value),
         linear("o_proj", heads * value, hidden),
     )
+    return spec, under("self_attn", modules)
 
 
-def _feed_forwards(fields: Fields, hidden: int, count: int) -> list[tuple[FeedForward, Modules]]:
+def _feed_forwards(fields: Fields, hidden: int, count: int) -> list[FeedForwardBlock]:
     first = fields.count("first_k_dense_replace", 0, least=0)
     frequency = fields.count("moe_layer_freq", 1)
-    intermediate = fields.count("intermediate_size")
-    dense = DenseMLP(intermediate=intermediate), gated_mlp(hidden, intermediate)
+    dense = dense_mlp(hidden, fields.count("intermediate_size"))
     sparse = _experts(fields, hidden) if fields.count("num_experts", least=0) else dense
     return [
         sparse if index >= first and index % frequency == 0 else dense for index in range(count)
     ]
 
 
-def _experts(fields: Fields, hidden: int) -> tuple[FeedForward, Modules]:
-    experts, width = fields.count("num_experts"), fields.count("moe_intermediate_size")
-    shared = width * fields.count("num_shared_experts", 0, least=0)
-    spec = MixtureOfExperts(
-        experts=experts,
-        top_k=fields.count("num_experts_per_token", 1, most=experts),
-        intermediate=width,
-        shared_intermediate=shared,
+def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
+    width = fields.count("moe_intermediate_size")
+    spec = mixture(
+        fields.with_overrides({}, {"num_experts_per_token": 1}),
+        "num_experts",
+        "num_experts_per_token",
+        width=width,
+        shared_width=width * fields.count("num_shared_experts", 0, least=0),
     )
-    modules = (
-        linear("gate", hidden, experts, Part.ROUTER, predicate=ROUTER_8BIT),
-        *under("switch_mlp", switch_glu(hidden, width, experts)),
-        array("e_score_correction_bias", (experts,), Part.ROUTER, float32=True),
+    router = (
+        *router_8bit("gate", hidden, spec.experts),
+        array("e_score_correction_bias", (spec.experts,), Part.ROUTER, float32=True),
     )
-    if shared:
-        modules += under("shared_experts", gated_mlp(hidden, shared, part=Part.SHARED_EXPERTS))
-    return spec, modules
+    return spec, under("mlp", expert_modules(spec, hidden, router))

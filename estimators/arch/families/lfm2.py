@@ -3,29 +3,26 @@
 Source: mlx-lm models/lfm2.py and lfm2_moe.py; the head is always the embedding.
 """
 
-from memfit.estimators.arch.families.hybrid import (
+from memfit.estimators.arch.blocks import (
+    FeedForwardBlock,
     MixerBlock,
+    attention,
+    decoder,
+    decoder_layer,
+    dense_mlp,
     derived_head_dim,
+    ends,
+    expert_modules,
     grouped_attention,
-    outside,
+    mixture,
     require_kinds,
+    router_8bit,
     short_convolution,
 )
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
-    ROUTER_8BIT,
-    Modules,
-    Part,
-    array,
-    attention,
-    gated_mlp,
-    linear,
-    norm,
-    switch_glu,
-    under,
-)
-from memfit.estimators.arch.specs import DenseMLP, FeedForward, MixtureOfExperts
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Part, array, linear, under
+from memfit.estimators.arch.specs import DenseMLP
 from memfit.estimators.base.units import round_up
 
 _KINDS = ("full_attention", "conv")
@@ -42,19 +39,14 @@ def build(fields: Fields) -> Model:
         "full_attention": _attention(fields, hidden),
         "conv": (convolution, under("conv", convolution_modules)),
     }
-    norms = (norm("operator_norm", hidden), norm("ffn_norm", hidden))
-    layers = []
-    for kind, (feed_forward, modules) in zip(kinds, make(fields, len(kinds)), strict=True):
-        mixer, mixer_modules = mixers[kind]
-        layers.append(
-            Layer((mixer,), feed_forward, mixer_modules + under("feed_forward", modules) + norms)
-        )
-    return Model(
-        model_type=model_type,
-        hidden_size=hidden,
-        vocab_size=fields.count("vocab_size"),
-        layers=tuple(layers),
-        modules=outside(fields, tied=True, norm_path="model.embedding_norm"),
+    layers = (
+        decoder_layer(mixers[kind], feed_forward, hidden, norms=("operator_norm", "ffn_norm"))
+        for kind, feed_forward in zip(kinds, make(fields, len(kinds)), strict=True)
+    )
+    return decoder(
+        fields,
+        layers,
+        ends(fields, tied=True, norm_path="model.embedding_norm"),
         makes_own_cache=True,
     )
 
@@ -63,7 +55,7 @@ def _kinds(fields: Fields) -> list[str]:
     """The mixer of each layer; indices win over names, and the class needs both kinds."""
     count = fields.layers()
     key = "full_attn_idxs" if fields.has("full_attn_idxs") else "layer_types"
-    fields.inert("full_attn_idxs", "layer_types")
+    fields.ignore("full_attn_idxs", "layer_types")
     if key == "full_attn_idxs":
         indices = set(fields.counts(key, least=0) or ())
         kinds = [_KINDS[index not in indices] for index in range(count)]
@@ -77,21 +69,15 @@ def _kinds(fields: Fields) -> list[str]:
 
 def _attention(fields: Fields, hidden: int) -> MixerBlock:
     if fields.null("num_key_value_heads"):
-        fields = fields.revised({"num_key_value_heads": fields.count("num_attention_heads")})
+        fields = fields.with_overrides({"num_key_value_heads": fields.count("num_attention_heads")})
     spec = grouped_attention(fields, derived_head_dim(fields), qk_norm=True)
-    *projections, output = attention(hidden, spec.heads, spec.kv_heads, spec.key_dim)
-    modules = (
-        *projections,
-        linear("out_proj", output.shape[1], hidden),
-        norm("q_layernorm", spec.key_dim),
-        norm("k_layernorm", spec.key_dim),
-    )
+    modules = attention(hidden, spec, output="out_proj", norms=("q_layernorm", "k_layernorm"))
     return spec, under("self_attn", modules)
 
 
-def _dense_feed_forwards(fields: Fields, count: int) -> list[tuple[FeedForward, Modules]]:
-    fields.inert("num_heads", "conv_dim", "conv_dim_out", "block_use_swiglu", "intermediate_size")
-    fields.inert("block_use_xavier_init", "conv_use_xavier_init")
+def _dense_feed_forwards(fields: Fields, count: int) -> list[FeedForwardBlock]:
+    fields.ignore("num_heads", "conv_dim", "conv_dim_out", "block_use_swiglu", "intermediate_size")
+    fields.ignore("block_use_xavier_init", "conv_use_xavier_init")
     hidden, width = fields.count("hidden_size"), _adjusted_width(fields)
     fields.expect("block_dim", hidden)
     modules = (
@@ -99,7 +85,7 @@ def _dense_feed_forwards(fields: Fields, count: int) -> list[tuple[FeedForward, 
         linear("w3", hidden, width, Part.MLP),
         linear("w2", width, hidden, Part.MLP),
     )
-    return [(DenseMLP(intermediate=width), modules)] * count
+    return [(DenseMLP(intermediate=width), under("feed_forward", modules))] * count
 
 
 def _adjusted_width(fields: Fields) -> int:
@@ -116,26 +102,17 @@ def _adjusted_width(fields: Fields) -> int:
     return width
 
 
-def _sparse_feed_forwards(fields: Fields, count: int) -> list[tuple[FeedForward, Modules]]:
+def _sparse_feed_forwards(fields: Fields, count: int) -> list[FeedForwardBlock]:
     """Dense layers first, then experts."""
     hidden = fields.count("hidden_size")
     dense_count = min(fields.count("num_dense_layers", least=0), count)
-    intermediate = fields.count("intermediate_size")
-    dense = DenseMLP(intermediate=intermediate), gated_mlp(hidden, intermediate)
+    dense = dense_mlp(hidden, fields.count("intermediate_size"), path="feed_forward")
     return [dense] * dense_count + [_experts(fields, hidden)] * (count - dense_count)
 
 
-def _experts(fields: Fields, hidden: int) -> tuple[FeedForward, Modules]:
-    experts = fields.count("num_experts")
-    spec = MixtureOfExperts(
-        experts=experts,
-        top_k=fields.count("num_experts_per_tok", most=experts),
-        intermediate=fields.count("moe_intermediate_size"),
-    )
-    modules = (
-        linear("gate", hidden, experts, Part.ROUTER, predicate=ROUTER_8BIT),
-        *under("switch_mlp", switch_glu(hidden, spec.intermediate, experts)),
-    )
-    if fields.truth("use_expert_bias"):
-        modules += (array("expert_bias", (experts,), Part.ROUTER, float32=True),)
-    return spec, modules
+def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
+    spec = mixture(fields, "num_experts", width=fields.count("moe_intermediate_size"))
+    router = router_8bit("gate", hidden, spec.experts)
+    if fields.required_flag("use_expert_bias"):
+        router += (array("expert_bias", (spec.experts,), Part.ROUTER, float32=True),)
+    return spec, under("feed_forward", expert_modules(spec, hidden, router))

@@ -2,93 +2,70 @@
 
 from dataclasses import replace
 
-from memfit.estimators.arch.decoder import (
+from memfit.estimators.arch.blocks import (
     FeedForwardBlock,
+    MixerBlock,
     at_8_bits,
+    attention,
+    decoder,
     decoder_layer,
     dense_mlp,
     derived_head_dim,
     ends,
     expert_modules,
-    grouped_query,
+    grouped_attention,
     mixture,
 )
 from memfit.estimators.arch.families.moe_models import ROWS, HeadDim, QKNorm, Row
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Modules, Part, array, attention, linear, norm, under
-from memfit.estimators.arch.specs import Attention, MixtureOfExperts
+from memfit.estimators.arch.modules import Modules, Part, array, linear, norm, under
+from memfit.estimators.arch.specs import MixtureOfExperts
 
 
 def build(fields: Fields) -> Model:
     """Return the model of a config of one of the rows' types."""
-    model_type = fields.text("model_type")
-    row = ROWS[model_type]
-    fields = fields.revised({}, row.defaults)
-    hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
+    row = ROWS[fields.text("model_type")]
+    fields = fields.with_overrides({}, row.defaults)
+    hidden, count = fields.count("hidden_size"), fields.layers()
     mixer = _attention(fields, row, hidden)
-    mixer_modules = under("self_attn", _attention_modules(fields, row, mixer, hidden))
-    count = fields.layers()
     dense_layers = row.dense(fields, count)
     sparse = len(dense_layers & set(range(count))) < count
-    bias = row.expert_bias is not None and fields.truth(row.expert_bias)
+    bias = row.expert_bias is not None and fields.required_flag(row.expert_bias)
     dense = dense_mlp(hidden, fields.count("intermediate_size"), bias=bias)
     block = _experts(fields, row, hidden, bias=bias) if sparse else dense
-    for key, value in row.unasked.items():
+    for key, value in row.forced_values.items():
         fields.expect(key, value)
-    fields.inert("sliding_window", row.experts, row.top_k, row.width, *row.inert)
-    layer, dense_layer = (
-        _layer(row, mixer, mixer_modules, feed_forward, hidden) for feed_forward in (block, dense)
-    )
-    tied = row.tied and fields.truth("tie_word_embeddings")
-    outside = ends(hidden, vocabulary, head=not tied, bias=row.biased_ends)
-    return Model(
-        model_type=model_type,
-        hidden_size=hidden,
-        vocab_size=vocabulary,
-        layers=tuple(dense_layer if i in dense_layers else layer for i in range(count)),
-        modules=at_8_bits(outside, row.eight_bit),
+    fields.ignore("sliding_window", row.experts, row.top_k, row.width, *row.ignored)
+    layer, dense_layer = (_layer(row, mixer, each, hidden) for each in (block, dense))
+    tied = row.tied and fields.required_flag("tie_word_embeddings")
+    outside = ends(fields, tied=tied, bias=row.biased_ends)
+    return decoder(
+        fields,
+        (dense_layer if index in dense_layers else layer for index in range(count)),
+        at_8_bits(outside, row.eight_bit),
     )
 
 
-def _layer(
-    row: Row, mixer: Attention, mixer_modules: Modules, block: FeedForwardBlock, hidden: int
-) -> Layer:
-    layer = decoder_layer(mixer, mixer_modules, block, hidden, norm_bias=row.biased_ends)
+def _layer(row: Row, mixer: MixerBlock, block: FeedForwardBlock, hidden: int) -> Layer:
+    layer = decoder_layer(mixer, block, hidden, norm_bias=row.biased_ends)
     return replace(layer, modules=at_8_bits(layer.modules, row.eight_bit))
 
 
-def _attention(fields: Fields, row: Row, hidden: int) -> Attention:
-    if row.head_dim is HeadDim.DERIVED or (
-        row.head_dim is HeadDim.OPTIONAL and not fields.has("head_dim")
-    ):
-        head_dim = derived_head_dim(fields, hidden)
-    else:
-        head_dim = fields.count("head_dim")
-    has_norm = row.qk_norm_key is None or fields.truth(row.qk_norm_key)
+def _attention(fields: Fields, row: Row, hidden: int) -> MixerBlock:
+    given = row.head_dim is HeadDim.REQUIRED or (
+        row.head_dim is HeadDim.OPTIONAL and fields.has("head_dim")
+    )
+    head_dim = fields.count("head_dim") if given else derived_head_dim(fields)
+    has_norm = row.qk_norm_key is None or fields.required_flag(row.qk_norm_key)
     qk_norm = row.qk_norm is not QKNorm.NONE and has_norm
-    return grouped_query(fields, head_dim, kv_optional=row.kv_optional, qk_norm=qk_norm)
-
-
-def _attention_modules(fields: Fields, row: Row, spec: Attention, hidden: int) -> Modules:
-    bias = row.bias if isinstance(row.bias, bool) else fields.truth(row.bias)
-    modules = attention(
-        hidden,
-        spec.heads,
-        spec.kv_heads,
-        spec.key_dim,
-        bias=bias,
-        output_bias=bias and row.output_bias,
-    )
-    if not spec.qk_norm:
-        return modules
-    wide = row.qk_norm is QKNorm.ALL_HEADS
-    queries, keys = (spec.heads, spec.kv_heads) if wide else (1, 1)
-    return (
-        *modules,
-        norm("q_norm", queries * spec.key_dim),
-        norm("k_norm", keys * spec.key_dim),
-    )
+    spec = grouped_attention(fields, head_dim, kv_optional=row.kv_optional, qk_norm=qk_norm)
+    bias = row.bias if isinstance(row.bias, bool) else fields.required_flag(row.bias)
+    modules = attention(hidden, spec, bias=bias, output_bias=bias and row.output_bias)
+    if qk_norm and row.qk_norm is QKNorm.ALL_HEADS:
+        widths = {"q_norm": spec.heads * head_dim, "k_norm": spec.kv_heads * head_dim}
+        modules = (*modules[:-2], *(norm(name, width) for name, width in widths.items()))
+    return spec, under("self_attn", modules)
 
 
 def _experts(fields: Fields, row: Row, hidden: int, *, bias: bool) -> FeedForwardBlock:

@@ -63,8 +63,8 @@ class Row:
     and values, ``output_bias`` says whether the output has it too. ``tied`` says whether the
     class heeds ``tie_word_embeddings``. ``biased_ends`` are LayerNorms and a head with biases.
     ``eight_bit`` are the path endings of the class's ``quant_predicate``. ``defaults`` are the
-    class's own, ``unasked`` what it takes whatever the config says; a 0 under a key of
-    ``zero_is_absent`` is no size; ``inert`` keys change no byte.
+    class's own, ``forced_values`` what it takes whatever the config says; a 0 under a key of
+    ``zero_is_absent`` is no size; ``ignored`` keys change no byte.
     """
 
     experts: str
@@ -89,9 +89,9 @@ class Row:
     biased_ends: bool = False
     eight_bit: tuple[str, ...] = ()
     defaults: Mapping[str, int | bool] = field(default_factory=dict)
-    unasked: Mapping[str, int | bool] = field(default_factory=dict)
+    forced_values: Mapping[str, int | bool] = field(default_factory=dict)
     zero_is_absent: tuple[str, ...] = ()
-    inert: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 _MIXTRAL_SIZES = {
@@ -111,7 +111,7 @@ _MINIMAX = Row(
     tied=True,
     eight_bit=("block_sparse_moe.gate",),
     defaults={"use_qk_norm": True, "tie_word_embeddings": False},
-    unasked={"shared_intermediate_size": 0},
+    forced_values={"shared_intermediate_size": 0},
 )
 _GLM4_MOE = Row(
     experts="n_routed_experts",
@@ -126,7 +126,7 @@ _GLM4_MOE = Row(
     correction="gate.e_score_correction_bias",
     float32_scores=True,
     dense=_first,
-    inert=("n_group", "topk_group"),
+    ignored=("n_group", "topk_group"),
 )
 ROWS = {
     "mixtral": Row(
@@ -153,7 +153,7 @@ ROWS = {
             "intermediate_size": 6400,
             "num_local_experts": 16,
         },
-        unasked={"attention_bias": True, "lm_head_bias": True},
+        forced_values={"attention_bias": True, "lm_head_bias": True},
     ),
     "qwen2_moe": Row(
         experts="num_experts",
@@ -162,8 +162,8 @@ ROWS = {
         kv_optional=True,
         bias=True,
         output_bias=False,
-        unasked={"decoder_sparse_step": 1},
-        inert=("max_window_layers", "use_sliding_window", "layer_types"),
+        forced_values={"decoder_sparse_step": 1},
+        ignored=("max_window_layers", "use_sliding_window", "layer_types"),
     ),
     "qwen3_moe": Row(
         experts="num_experts",
@@ -173,7 +173,7 @@ ROWS = {
         dense=_unless_sparse_step,
         tied=True,
         eight_bit=("mlp.gate",),
-        inert=("max_window_layers", "use_sliding_window"),
+        ignored=("max_window_layers", "use_sliding_window"),
     ),
     "olmoe": Row(
         experts="num_experts",
@@ -220,6 +220,6 @@ ROWS = {
             "moe_layer_interval": 1,
         },
         zero_is_absent=("moe_intermediate_size", "moe_num_shared_experts"),
-        inert=("moe_capacity", "moe_use_aux_free"),
+        ignored=("moe_capacity", "moe_use_aux_free"),
     ),
 }

@@ -4,28 +4,23 @@ Source: mlx-lm models/nemotron_h.py.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from memfit.estimators.arch.families.hybrid import (
+from memfit.estimators.arch.blocks import (
     Mamba2,
+    attention,
+    corrected_router,
+    decoder,
     derived_head_dim,
+    ends,
     grouped_attention,
-    outside,
+    mixture,
     require_kinds,
 )
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields
 from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
-    Module,
-    Modules,
-    Part,
-    array,
-    attention,
-    linear,
-    norm,
-    switch_linear,
-    under,
-)
-from memfit.estimators.arch.specs import DenseMLP, FeedForward, Mixer, MixtureOfExperts
+from memfit.estimators.arch.modules import Modules, Part, linear, norm, switch_linear, under
+from memfit.estimators.arch.specs import DenseMLP, FeedForward, Mixer
 
 _LETTERS = {
     "full_attention": "*",
@@ -36,7 +31,7 @@ _LETTERS = {
     "moe": "E",
     "mlp": "-",
 }
-_INERT = (
+_IGNORED = (
     # Of blocks that the pattern may lack.
     "intermediate_size",
     "n_routed_experts",
@@ -65,23 +60,17 @@ _Block = tuple[tuple[Mixer, ...], FeedForward | None, Modules]
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``nemotron_h`` config."""
-    fields.inert(*_INERT)
+    fields.ignore(*_IGNORED)
     hidden = fields.count("hidden_size")
     pattern = _pattern(fields)
     layers = {
         letter: _layer(_BLOCKS[letter](fields, hidden), hidden) for letter in sorted(set(pattern))
     }
-    return Model(
-        model_type="nemotron_h",
-        hidden_size=hidden,
-        vocab_size=fields.count("vocab_size"),
-        layers=tuple(layers[letter] for letter in pattern),
-        modules=outside(
-            fields,
-            tied=False,
-            embedding_path="backbone.embeddings",
-            norm_path="backbone.norm_f",
-        ),
+    modules = ends(fields, embedding_path="backbone.embeddings", norm_path="backbone.norm_f")
+    return decoder(
+        fields,
+        (layers[letter] for letter in pattern),
+        modules,
         layers_path="backbone.layers",
         makes_own_cache=True,
     )
@@ -100,11 +89,11 @@ def _pattern(fields: Fields) -> list[str]:
     spelled = [key for key in ("layers_block_type", "layer_types") if fields.has(key)]
     key = "hybrid_override_pattern"
     if fields.has(key) or not spelled:
-        letters = fields.letters(key)
+        letters = fields.chars(key)
     else:
         key = spelled[0]
         letters = [_LETTERS.get(kind, kind) for kind in fields.texts(key) or ()]
-    fields.inert("layers_block_type", "layer_types")
+    fields.ignore("layers_block_type", "layer_types")
     count = fields.count("num_hidden_layers", len(letters), most=MAX_LAYERS)
     if len(letters) != count:
         raise fields.fail(key, f"expected {count} entries, one a layer, got {len(letters)}")
@@ -115,12 +104,12 @@ def _pattern(fields: Fields) -> list[str]:
 def _attention(fields: Fields, hidden: int) -> _Block:
     head_dim = fields.optional_count("head_dim") or derived_head_dim(fields)
     spec = grouped_attention(fields, head_dim)
-    bias = fields.truth("attention_bias")
-    return (spec,), None, attention(hidden, spec.heads, spec.kv_heads, head_dim, bias=bias)
+    bias = fields.required_flag("attention_bias")
+    return (spec,), None, attention(hidden, spec, bias=bias)
 
 
 def _mamba(fields: Fields, hidden: int) -> _Block:
-    bias = fields.truth("mamba_proj_bias")
+    bias = fields.required_flag("mamba_proj_bias")
     heads, groups = fields.count("mamba_num_heads"), fields.count("n_groups")
     fields.require_multiple("mamba_num_heads", heads, "n_groups", groups)
     spec, modules = Mamba2(
@@ -129,7 +118,7 @@ def _mamba(fields: Fields, hidden: int) -> _Block:
         groups=groups,
         state=fields.count("ssm_state_size"),
         kernel=fields.count("conv_kernel", least=2),
-        conv_bias=fields.truth("use_conv_bias"),
+        conv_bias=fields.required_flag("use_conv_bias"),
         input_bias=bias,
         output_bias=bias,
         float32_decay=True,
@@ -145,22 +134,14 @@ def _dense(fields: Fields, hidden: int) -> _Block:
 
 def _experts(fields: Fields, hidden: int) -> _Block:
     """Experts without a gate, where asked for in a latent space, beside a shared one."""
-    experts, width = fields.count("n_routed_experts"), fields.count("moe_intermediate_size")
-    latent = fields.optional_count("moe_latent_size")
+    width, latent = fields.count("moe_intermediate_size"), fields.optional_count("moe_latent_size")
     shared = _shared_width(fields)
-    spec = MixtureOfExperts(
-        experts=experts,
-        top_k=fields.count("num_experts_per_tok", most=experts),
-        intermediate=width,
-        shared_intermediate=shared,
-        gated=False,
-        latent_dim=latent,
-        float32_scores=True,
+    spec = mixture(
+        fields, "n_routed_experts", width=width, shared_width=shared, float32_scores=True
     )
+    spec, experts = replace(spec, gated=False, latent_dim=latent), spec.experts
     modules: Modules = (
-        # A bare matrix: the class gives the router nothing to quantise.
-        Module("gate", (experts, hidden), Part.ROUTER),
-        array("gate.e_score_correction_bias", (experts,), Part.ROUTER, float32=True),
+        *corrected_router(hidden, experts),
         switch_linear("switch_mlp.fc1", experts, latent or hidden, width),
         switch_linear("switch_mlp.fc2", experts, width, latent or hidden),
     )
@@ -168,7 +149,7 @@ def _experts(fields: Fields, hidden: int) -> _Block:
         shared_modules = _up_down(fields, hidden, shared, Part.SHARED_EXPERTS)
         modules += under("shared_experts", shared_modules)
     if latent:
-        bias = fields.truth("mlp_bias")
+        bias = fields.required_flag("mlp_bias")
         modules += (
             linear("fc1_latent_proj", hidden, latent, Part.MLP, bias=bias),
             linear("fc2_latent_proj", latent, hidden, Part.MLP, bias=bias),
@@ -185,7 +166,7 @@ def _shared_width(fields: Fields) -> int:
 
 
 def _up_down(fields: Fields, hidden: int, intermediate: int, part: Part) -> Modules:
-    bias = fields.truth("mlp_bias")
+    bias = fields.required_flag("mlp_bias")
     return (
         linear("up_proj", hidden, intermediate, part, bias=bias),
         linear("down_proj", intermediate, hidden, part, bias=bias),

@@ -3,7 +3,7 @@
 Source: mlx-lm models/qwen3_5.py; qwen3_5_moe.py adds only a renaming of weights.
 """
 
-from memfit.estimators.arch.families.hybrid import outside
+from memfit.estimators.arch.blocks import decoder, ends
 from memfit.estimators.arch.families.qwen_delta import (
     delta_layers,
     delta_spec,
@@ -37,22 +37,21 @@ _DEFAULTS = {
 def build(fields: Fields) -> Model:
     """Return the model of a ``qwen3_5`` or ``qwen3_5_moe`` config, with or without its wrapper."""
     text = _text_section(fields)
-    hidden = text.count("hidden_size")
     delta = delta_spec(text)
     feed_forward = experts_block(text) if text.count("num_experts", least=0) else dense_block(text)
     # Every layer is sparse or none is; the class ignores these two.
-    text.inert("decoder_sparse_step", "intermediate_size", "attn_output_gate")
+    text.ignore("decoder_sparse_step", "intermediate_size", "attn_output_gate")
     layers = delta_layers(
-        text, delta, _delta_modules(delta, hidden), [feed_forward] * text.layers()
+        text,
+        delta,
+        _delta_modules(delta, text.count("hidden_size")),
+        [feed_forward] * text.layers(),
     )
-    model = Model(
-        model_type=fields.text("model_type"),
-        hidden_size=hidden,
-        vocab_size=text.count("vocab_size"),
-        layers=layers,
-        modules=under(
-            "language_model", outside(text, tied=text.flag("tie_word_embeddings", False))
-        ),
+    outside = ends(text, tied=text.flag("tie_word_embeddings", False))
+    model = decoder(
+        text.with_overrides({"model_type": fields.text("model_type")}),
+        layers,
+        under("language_model", outside),
         layers_path="language_model.model.layers",
         makes_own_cache=True,
     )
@@ -67,11 +66,11 @@ def _text_section(fields: Fields) -> Fields:
         text = fields.section("text_config")
         if not text.has("tie_word_embeddings"):
             fields.expect("tie_word_embeddings", False)
-    text = text.revised({}, _DEFAULTS)
+    text = text.with_overrides({}, _DEFAULTS)
     if text.has("head_dim"):
         return text
     head_dim = text.count("hidden_size") // text.count("num_attention_heads")
-    return text.revised({"head_dim": head_dim})
+    return text.with_overrides({"head_dim": head_dim})
 
 
 def _delta_modules(spec: GatedDelta, hidden: int) -> Modules:

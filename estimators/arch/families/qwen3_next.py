@@ -3,9 +3,8 @@
 Source: mlx-lm models/qwen3_next.py.
 """
 
-from memfit.estimators.arch.families.hybrid import outside
+from memfit.estimators.arch.blocks import FeedForwardBlock, decoder, ends
 from memfit.estimators.arch.families.qwen_delta import (
-    FeedForwardBlock,
     delta_layers,
     delta_spec,
     dense_block,
@@ -21,12 +20,10 @@ def build(fields: Fields) -> Model:
     """Return the model of a ``qwen3_next`` config."""
     hidden = fields.count("hidden_size")
     delta = delta_spec(fields)
-    return Model(
-        model_type="qwen3_next",
-        hidden_size=hidden,
-        vocab_size=fields.count("vocab_size"),
-        layers=delta_layers(fields, delta, _delta_modules(delta, hidden), _feed_forwards(fields)),
-        modules=outside(fields, tied=fields.flag("tie_word_embeddings", False)),
+    return decoder(
+        fields,
+        delta_layers(fields, delta, _delta_modules(delta, hidden), _feed_forwards(fields)),
+        ends(fields, tied=fields.flag("tie_word_embeddings", False)),
         makes_own_cache=True,
     )
 

@@ -6,29 +6,20 @@ Source: mlx-lm models/qwen3_next.py, whose attention and expert classes qwen3_5.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memfit.estimators.arch.families.hybrid import grouped_attention
+from memfit.estimators.arch.blocks import (
+    FeedForwardBlock,
+    attention,
+    decoder_layer,
+    dense_mlp,
+    expert_modules,
+    grouped_attention,
+    mixture,
+    router_8bit,
+)
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer
-from memfit.estimators.arch.modules import (
-    ROUTER_8BIT,
-    Modules,
-    Part,
-    attention,
-    gated_mlp,
-    linear,
-    norm,
-    switch_glu,
-    under,
-)
-from memfit.estimators.arch.specs import (
-    Attention,
-    DenseMLP,
-    FeedForward,
-    GatedDelta,
-    MixtureOfExperts,
-)
-
-FeedForwardBlock = tuple[FeedForward, Modules]
+from memfit.estimators.arch.modules import ROUTER_8BIT, Modules, Part, linear, under
+from memfit.estimators.arch.specs import GatedDelta
 
 
 def delta_layers(
@@ -39,19 +30,18 @@ def delta_layers(
 ) -> tuple[Layer, ...]:
     """Layers with the given feed-forward blocks; each ``full_attention_interval``-th attends."""
     hidden = fields.count("hidden_size")
-    full_mixer = replace(
-        grouped_attention(fields, fields.count("head_dim"), qk_norm=True), output_gate=True
+    spec = grouped_attention(fields, fields.count("head_dim"), qk_norm=True)
+    # The doubled query projection holds the output gate.
+    spec = replace(spec, output_gate=True)
+    bias = fields.flag("attention_bias", False)
+    full = spec, under("self_attn", attention(hidden, spec, bias=bias))
+    linear_mixer = delta, under("linear_attn", delta_modules)
+    return tuple(
+        decoder_layer(full if is_full else linear_mixer, feed_forward, hidden)
+        for is_full, feed_forward in zip(
+            _full_attention(fields, len(feed_forwards)), feed_forwards, strict=True
+        )
     )
-    linear_modules = under("linear_attn", delta_modules)
-    full_modules = under("self_attn", _attention_modules(fields, full_mixer, hidden))
-    norms = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))
-    layers = []
-    for full, (feed_forward, feed_modules) in zip(
-        _full_attention(fields, len(feed_forwards)), feed_forwards, strict=True
-    ):
-        modules = (full_modules if full else linear_modules) + feed_modules + norms
-        layers.append(Layer((full_mixer if full else delta,), feed_forward, modules))
-    return tuple(layers)
 
 
 def _full_attention(fields: Fields, count: int) -> list[bool]:
@@ -68,17 +58,6 @@ def _full_attention(fields: Fields, count: int) -> list[bool]:
                 f"{kind[:40]!r}, but mlx-lm goes by full_attention_interval {interval}",
             )
     return full
-
-
-def _attention_modules(fields: Fields, spec: Attention, hidden: int) -> Modules:
-    """Grouped-query attention whose doubled query projection holds the output gate."""
-    bias = fields.flag("attention_bias", False)
-    return (
-        linear("q_proj", hidden, 2 * spec.heads * spec.key_dim, bias=bias),
-        *attention(hidden, spec.heads, spec.kv_heads, spec.key_dim, bias=bias)[1:],
-        norm("q_norm", spec.key_dim),
-        norm("k_norm", spec.key_dim),
-    )
 
 
 def delta_spec(fields: Fields) -> GatedDelta:
@@ -101,25 +80,19 @@ def delta_spec(fields: Fields) -> GatedDelta:
 def experts_block(fields: Fields) -> FeedForwardBlock:
     """Routed experts with one gated shared expert."""
     hidden = fields.count("hidden_size")
-    spec = MixtureOfExperts(
-        experts=fields.count("num_experts"),
-        top_k=fields.count("num_experts_per_tok"),
-        intermediate=fields.count("moe_intermediate_size"),
-        shared_intermediate=fields.count("shared_expert_intermediate_size"),
+    spec = mixture(
+        fields,
+        "num_experts",
+        width=fields.count("moe_intermediate_size"),
+        shared_width=fields.count("shared_expert_intermediate_size"),
     )
-    if spec.top_k > spec.experts:
-        raise fields.fail("num_experts_per_tok", f"{spec.top_k} of {spec.experts} experts")
-    shared = gated_mlp(hidden, spec.shared_intermediate, part=Part.SHARED_EXPERTS)
-    return spec, (
-        linear("mlp.gate", hidden, spec.experts, Part.ROUTER, predicate=ROUTER_8BIT),
-        *under("mlp.switch_mlp", switch_glu(hidden, spec.intermediate, spec.experts)),
-        *under("mlp.shared_expert", shared),
-        linear("mlp.shared_expert_gate", hidden, 1, Part.SHARED_EXPERTS, predicate=ROUTER_8BIT),
+    modules = expert_modules(
+        spec, hidden, router_8bit("gate", hidden, spec.experts), shared="shared_expert"
     )
+    gate = linear("shared_expert_gate", hidden, 1, Part.SHARED_EXPERTS, predicate=ROUTER_8BIT)
+    return spec, under("mlp", (*modules, gate))
 
 
 def dense_block(fields: Fields) -> FeedForwardBlock:
     """The dense MLP of layers without experts."""
-    intermediate = fields.count("intermediate_size")
-    modules = gated_mlp(fields.count("hidden_size"), intermediate)
-    return DenseMLP(intermediate=intermediate), under("mlp", modules)
+    return dense_mlp(fields.count("hidden_size"), fields.count("intermediate_size"))

@@ -3,26 +3,22 @@
 Source: mlx-lm models/recurrent_gemma.py.
 """
 
-from memfit.estimators.arch.caches import Growth, StateBuffer
-from memfit.estimators.arch.families.hybrid import (
+from memfit.estimators.arch.blocks import (
     MixerBlock,
+    attention,
+    decoder,
+    decoder_layer,
+    dense_mlp,
     derived_head_dim,
-    outside,
+    ends,
+    grouped_attention,
     require_kinds,
 )
+from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
-    Modules,
-    array,
-    attention,
-    convolution,
-    gated_mlp,
-    linear,
-    norm,
-    under,
-)
-from memfit.estimators.arch.specs import Attention, DenseMLP, Recurrent, Scan
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import array, convolution, linear, under
+from memfit.estimators.arch.specs import Recurrent, Scan
 
 _KINDS = ("attention", "recurrent")
 _KERNEL = 4  # the class reads no key for it
@@ -33,31 +29,22 @@ def build(fields: Fields) -> Model:
     hidden = fields.count("hidden_size")
     for key, size in (("num_key_value_heads", 1), ("conv1d_width", _KERNEL), ("lru_width", hidden)):
         fields.expect(key, size)
-    fields.inert("attention_bias")
+    fields.ignore("attention_bias")
     intermediate = fields.count("intermediate_size", least=2) // 2
-    mlp = gated_mlp(hidden, intermediate, bias=True)
-    mixers = {"attention": _attention(fields, hidden), "recurrent": _recurrent(fields, hidden)}
-    rest: Modules = (
-        *under("mlp_block", mlp),
-        norm("temporal_pre_norm", hidden),
-        norm("channel_pre_norm", hidden),
-    )
+    mlp = dense_mlp(hidden, intermediate, bias=True, path="mlp_block")
     layers = {
-        kind: Layer(
-            (mixer,),
-            DenseMLP(intermediate=intermediate),
-            under("temporal_block", modules) + rest,
+        kind: decoder_layer(mixer, mlp, hidden, norms=("temporal_pre_norm", "channel_pre_norm"))
+        for kind, mixer in (
+            ("attention", _attention(fields, hidden)),
+            ("recurrent", _recurrent(fields, hidden)),
         )
-        for kind, (mixer, modules) in mixers.items()
     }
     # The class always makes a head and drops it at load when the checkpoint has none.
     tied = fields.flag("tie_word_embeddings", True)
-    return Model(
-        model_type="recurrent_gemma",
-        hidden_size=hidden,
-        vocab_size=fields.count("vocab_size"),
-        layers=tuple(layers[kind] for kind in _kinds(fields)),
-        modules=outside(fields, tied=tied, norm_path="model.final_norm"),
+    return decoder(
+        fields,
+        (layers[kind] for kind in _kinds(fields)),
+        ends(fields, tied=tied, norm_path="model.final_norm"),
         makes_own_cache=True,
     )
 
@@ -67,7 +54,7 @@ def _kinds(fields: Fields) -> list[str]:
     count = fields.layers()
     # The 2B and 9B models name this list differently.
     key = "block_types" if fields.has("block_types") else "_block_types"
-    fields.inert("block_types", "_block_types")
+    fields.ignore("block_types", "_block_types")
     cycle = fields.texts(key) or []
     require_kinds(fields, key, cycle[:count], _KINDS, ("attention",))
     return [cycle[index % len(cycle)] for index in range(count)]
@@ -75,16 +62,10 @@ def _kinds(fields: Fields) -> list[str]:
 
 def _attention(fields: Fields, hidden: int) -> MixerBlock:
     """Multi-query attention over a window."""
-    head_dim = derived_head_dim(fields)
-    spec = Attention(
-        heads=hidden // head_dim,
-        kv_heads=1,
-        key_dim=head_dim,
-        value_dim=head_dim,
-        window=fields.count("attention_window_size"),
-        growth=Growth.ROTATING,
-    )
-    return spec, attention(hidden, spec.heads, 1, head_dim, output_bias=True)
+    spec = grouped_attention(
+        fields.with_overrides({"num_key_value_heads": 1}), derived_head_dim(fields)
+    ).sliding(fields.count("attention_window_size"))
+    return spec, under("temporal_block", attention(hidden, spec, output_bias=True))
 
 
 def _recurrent(fields: Fields, hidden: int) -> MixerBlock:
@@ -97,7 +78,7 @@ def _recurrent(fields: Fields, hidden: int) -> MixerBlock:
         inner_dim=hidden,
         state=(StateBuffer((_KERNEL - 1) * hidden, view_elements=hidden), StateBuffer(hidden)),
     )
-    return spec, (
+    modules = (
         linear("linear_y", hidden, hidden, bias=True),
         linear("linear_x", hidden, hidden, bias=True),
         linear("linear_out", hidden, hidden, bias=True),
@@ -108,3 +89,4 @@ def _recurrent(fields: Fields, hidden: int) -> MixerBlock:
         array("rg_lru.recurrent_gate_weight", (heads, head_dim, head_dim)),
         array("rg_lru.recurrent_gate_bias", (heads, head_dim)),
     )
+    return spec, under("temporal_block", modules)

@@ -5,8 +5,8 @@ Source: mlx-lm models/rwkv7.py.
 
 from dataclasses import replace
 
+from memfit.estimators.arch.blocks import decoder, ends
 from memfit.estimators.arch.caches import StateBuffer
-from memfit.estimators.arch.families.hybrid import outside
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Modules, Part, array, linear, norm, under
@@ -20,7 +20,7 @@ _EIGHT_BITS = Quantization(8, 64)
 def build(fields: Fields) -> Model:
     """Return the model of an ``rwkv7`` config."""
     # The class derives heads from head_dim and always norms with a bias.
-    fields.inert("num_heads", "value_dim", "key_dim", "hidden_ratio", "norm_first")
+    fields.ignore("num_heads", "value_dim", "key_dim", "hidden_ratio", "norm_first")
     hidden, intermediate = fields.count("hidden_size"), fields.count("intermediate_size")
     head_dim = fields.count("head_dim")
     fields.require_multiple("hidden_size", hidden, "head_dim", head_dim)
@@ -40,18 +40,16 @@ def build(fields: Fields) -> Model:
         )
         for is_first in (True, False)
     )
-    embeddings, *ends = outside(
+    embeddings, *others_outside = ends(
         fields,
         tied=fields.flag("tie_word_embeddings", False),
         embedding_path="model.embeddings",
         norm_bias=True,
     )
-    return Model(
-        model_type="rwkv7",
-        hidden_size=hidden,
-        vocab_size=fields.count("vocab_size"),
-        layers=(first, *[others] * (fields.layers() - 1)),
-        modules=(replace(embeddings, predicate=_EIGHT_BITS), *ends),
+    return decoder(
+        fields,
+        (first, *[others] * (fields.layers() - 1)),
+        (replace(embeddings, predicate=_EIGHT_BITS), *others_outside),
         makes_own_cache=True,
     )
 

@@ -3,20 +3,22 @@
 Source: mlx-lm models/step3p5.py.
 """
 
-from memfit.estimators.arch.caches import Growth
-from memfit.estimators.arch.decoder import (
+from memfit.estimators.arch.blocks import (
     FeedForwardBlock,
+    MixerBlock,
     at_8_bits,
+    attention,
+    decoder,
     decoder_layer,
     dense_mlp,
     ends,
     expert_modules,
+    grouped_attention,
     mixture,
 )
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Modules, Part, array, attention, linear, norm, under
-from memfit.estimators.arch.specs import Attention
+from memfit.estimators.arch.modules import Part, array, linear, under
 
 _DEFAULTS = {
     "sliding_window": 512,
@@ -30,32 +32,22 @@ _DEFAULTS = {
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``step3p5`` config; absent keys take the class's defaults."""
-    fields = fields.revised({}, _DEFAULTS)
-    hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
-    count = fields.layers()
+    fields = fields.with_overrides({}, _DEFAULTS)
+    hidden, count = fields.count("hidden_size"), fields.layers()
     sliding, sparse = _sliding_layers(fields, count), _sparse_layers(fields, count)
-    mixers = {False: _full(fields), True: _sliding(fields)}
-    modules = {
-        kind: under("self_attn", _attention_modules(fields, mixer, hidden))
-        for kind, mixer in mixers.items()
-    }
-    blocks = {
-        False: dense_mlp(hidden, fields.count("intermediate_size")),
-        True: _experts(fields, hidden),
-    }
+    mixers = {kind: _mixer(fields, hidden, sliding=kind) for kind in (False, True)}
+    dense, experts = dense_mlp(hidden, fields.count("intermediate_size")), _experts(fields, hidden)
     fields.expect("moe_every_n_layer", 1)
-    fields.inert("swiglu_limits_shared", "yarn_only_types")
+    fields.ignore("swiglu_limits_shared", "yarn_only_types")
     # How the router scores, which the class takes from elsewhere or always does.
-    fields.inert("use_moe_router_bias", "norm_expert_weight")
-    return Model(
-        model_type="step3p5",
-        hidden_size=hidden,
-        vocab_size=vocabulary,
-        layers=tuple(
-            decoder_layer(mixers[kind], modules[kind], blocks[index in sparse], hidden)
+    fields.ignore("use_moe_router_bias", "norm_expert_weight")
+    return decoder(
+        fields,
+        (
+            decoder_layer(mixers[kind], experts if index in sparse else dense, hidden)
             for index, kind in enumerate(sliding)
         ),
-        modules=ends(hidden, vocabulary),
+        ends(fields),
         makes_own_cache=True,
     )
 
@@ -82,46 +74,20 @@ def _sparse_layers(fields: Fields, count: int) -> set[int]:
         raise fields.fail("moe_layers_enum", "expected layer numbers with commas") from None
 
 
-def _full(fields: Fields) -> Attention:
-    heads, kv_heads = _heads(fields)
-    head_dim = fields.count("head_dim")
-    return Attention(
-        heads=heads, kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, qk_norm=True
-    )
-
-
-def _sliding(fields: Fields) -> Attention:
-    """The sliding layers, whose heads another section may give."""
-    own = fields.section("attention_other_setting")
-    heads, kv_heads = _heads(own if fields.has("attention_other_setting") else fields)
-    head_dim = fields.count("head_dim")
-    for key in ("head_dim", "true_head_dim"):
-        own.expect(key, head_dim)
-    return Attention(
-        heads=heads,
-        kv_heads=kv_heads,
-        key_dim=head_dim,
-        value_dim=head_dim,
-        qk_norm=True,
-        window=fields.count("sliding_window"),
-        growth=Growth.ROTATING,
-    )
-
-
-def _heads(fields: Fields) -> tuple[int, int]:
-    heads, groups = fields.count("num_attention_heads"), fields.count("num_attention_groups")
-    fields.require_multiple("num_attention_heads", heads, "num_attention_groups", groups)
-    return heads, groups
-
-
-def _attention_modules(fields: Fields, spec: Attention, hidden: int) -> Modules:
-    gate = (linear("g_proj", hidden, spec.heads),)
-    return (
-        *attention(hidden, spec.heads, spec.kv_heads, spec.key_dim),
-        norm("q_norm", spec.key_dim),
-        norm("k_norm", spec.key_dim),
-        *(gate if fields.truth("use_head_wise_attn_gate") else ()),
-    )
+def _mixer(fields: Fields, hidden: int, *, sliding: bool) -> MixerBlock:
+    """Attention with a gate per head; another section may give the heads of sliding layers."""
+    own, head_dim = fields, fields.count("head_dim")
+    if sliding and fields.has("attention_other_setting"):
+        own = fields.section("attention_other_setting")
+        for key in ("head_dim", "true_head_dim"):
+            own.expect(key, head_dim)
+    spec = grouped_attention(own, head_dim, kv_heads_key="num_attention_groups", qk_norm=True)
+    if sliding:
+        spec = spec.sliding(fields.count("sliding_window"))
+    modules = attention(hidden, spec)
+    if fields.required_flag("use_head_wise_attn_gate"):
+        modules += (linear("g_proj", hidden, spec.heads),)
+    return spec, under("self_attn", modules)
 
 
 def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:

@@ -27,7 +27,7 @@ def siglip(section: Fields, root: Fields, hidden: int) -> Modules:
         *under("self_attn", projections(width, width, output="out_proj")),
         *under("mlp", mlp),
     )
-    section.inert("num_attention_heads")
+    section.ignore("num_attention_heads")
     positions = (section.count("image_size", 224) // size) ** 2
     channels = section.count("num_channels", 3)
     tower = (
@@ -63,7 +63,7 @@ def gemma4_vision(section: Fields, root: Fields, hidden: int) -> Modules:
         *_clippable("mlp.up_proj", width, intermediate, clipped),
         *_clippable("mlp.down_proj", intermediate, width, clipped),
     )
-    section.inert("global_head_dim", "pooling_kernel_size", "default_output_length", "layer_types")
+    section.ignore("global_head_dim", "pooling_kernel_size", "default_output_length", "layer_types")
     size = section.count("patch_size", 16)
     positions = section.count("position_embedding_size", 10240)
     tower = (
@@ -83,8 +83,8 @@ def gemma4_audio(section: Fields, root: Fields, hidden: int) -> Modules:
     clipped = section.flag("use_clipped_linears", True)
     block = _conformer(width, heads, section.count("conv_kernel_size", 5), clipped)
     first, second = section.counts("subsampling_conv_channels", 2) or (128, 32)
-    section.inert("attention_chunk_size", "attention_context_left", "attention_context_right")
-    section.inert("attention_invalid_logits_value", "attention_logit_cap")
+    section.ignore("attention_chunk_size", "attention_context_left", "attention_context_right")
+    section.ignore("attention_invalid_logits_value", "attention_logit_cap")
     out = section.optional_count("output_proj_dims")
     if out is None and not section.null("output_proj_dims"):
         out = 1536
@@ -113,14 +113,14 @@ def gemma4_unified_vision(section: Fields, root: Fields, hidden: int) -> Modules
         *layer_norms(width, "patch_ln2", "pos_norm"),
         weight("pos_embedding", section.count("mm_posemb_size", 1120), 2, width),
     )
-    section.inert("num_soft_tokens")
+    section.ignore("num_soft_tokens")
     out = section.count("output_proj_dims", 3840)
     return (*under("vision_embedder", embedder), _embedder("vision", out, hidden))
 
 
 def gemma4_unified_audio(section: Fields, root: Fields, hidden: int) -> Modules:
     """Frames of samples go straight into the text model."""
-    section.inert("hidden_size", "output_proj_dims", "audio_samples_per_token")
+    section.ignore("hidden_size", "output_proj_dims", "audio_samples_per_token")
     return (_embedder("audio", section.count("audio_embed_dim", 640), hidden),)
 
 

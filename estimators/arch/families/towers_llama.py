@@ -34,7 +34,7 @@ def llama4(section: Fields, root: Fields, hidden: int) -> Modules:
     positions = (section.count("image_size", 448) // size) ** 2 + 1
     channels = section.count("num_channels", 3)
     layers = tower_layers(section, "num_hidden_layers", 34)
-    section.inert("vision_feature_layer", "multi_modal_projector_bias")
+    section.ignore("vision_feature_layer", "multi_modal_projector_bias")
     tower = (
         weight("class_embedding", width),
         weight("positional_embedding_vlm", positions, width),
@@ -85,7 +85,7 @@ def _pixtral(section: Fields, width: int) -> Modules:
         *under("attention", projections(width, width // heads * heads, bias=False)),
         *under("feed_forward", mlp),
     )
-    section.inert("image_size", "head_dim", "vocab_size", "projection_dim")
+    section.ignore("image_size", "head_dim", "vocab_size", "projection_dim")
     tower = (
         weight("patch_conv", width, size, size, section.count("num_channels", 3)),
         *rms_norms(width, "ln_pre"),

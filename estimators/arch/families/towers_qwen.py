@@ -26,7 +26,7 @@ def qwen2_vl(section: Fields, root: Fields, hidden: int) -> Modules:
         *_attention(width),
         *_mlp("mlp", width, int(width * section.number("mlp_ratio", 4)), "fc1", "fc2"),
     )
-    section.inert(*_UNSHAPING)
+    section.ignore(*_UNSHAPING)
     merged = _merged(section, width)
     tower = (
         _patches(section, width, 14),
@@ -46,7 +46,7 @@ def qwen2_5_vl(section: Fields, root: Fields, hidden: int) -> Modules:
         *_attention(width),
         *under("mlp", gated_mlp(width, section.count("intermediate_size", 3420), bias=True)),
     )
-    section.inert(*_UNSHAPING, "fullatt_block_indexes")
+    section.ignore(*_UNSHAPING, "fullatt_block_indexes")
     merged = _merged(section, width)
     tower = (
         _patches(section, width, 14),
@@ -67,7 +67,7 @@ def qwen3_vl(section: Fields, root: Fields, hidden: int) -> Modules:
         *_attention(width),
         *_mlp("mlp", width, intermediate, "linear_fc1", "linear_fc2"),
     )
-    section.inert(*_UNSHAPING)
+    section.ignore(*_UNSHAPING)
     depth = tower_layers(section, "depth", 27)
     fed = section.counts("deepstack_visual_indexes", least=0)
     if fed is not None and len(fed) > depth:

@@ -8,7 +8,7 @@ from memfit.estimators.arch.families.tower_blocks import Tower
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Modules, Part
-from memfit.estimators.arch.structural import unexplained
+from memfit.estimators.arch.structural import unread_keys
 
 # (model type, model type of the tower's section without "_vision" or "_audio") -> tower.
 VISION: dict[tuple[str, str], Tower] = {
@@ -31,7 +31,12 @@ AUDIO: dict[tuple[str, str], Tower] = {
 }
 _TABLES = {"vision": VISION, "audio": AUDIO}
 # Root keys of multimodal configs that shape nothing where the tower does not read them.
-_INERT = ("vision_feature_layer", "spatial_merge_size", "image_seq_length", "image_grid_pinpoints")
+_IGNORED = (
+    "vision_feature_layer",
+    "spatial_merge_size",
+    "image_seq_length",
+    "image_grid_pinpoints",
+)
 
 
 def with_towers(model: Model, fields: Fields) -> Model:
@@ -47,20 +52,20 @@ def with_towers(model: Model, fields: Fields) -> Model:
         modules += tower
         if not tower:
             notes += (f"the {kind} tower is not counted on disk; mlx-lm does not load it",)
-    fields.inert(*_INERT)
+    fields.ignore(*_IGNORED)
     return replace(model, modules=modules, notes=notes)
 
 
 def _tower(kind: str, fields: Fields, hidden: int) -> Modules:
     """Return a tower's parameters, none when it is not wholly described."""
-    section = fields.aside(f"{kind}_config")
+    section = fields.untracked(f"{kind}_config")
     model_type = fields.text("model_type")
     own_type = section.text("model_type", model_type).removesuffix(f"_{kind}")
     describe = _TABLES[kind].get((model_type, own_type))
     if describe is None:
         return ()
     modules = describe(section, fields, hidden)
-    return () if list(unexplained(section)) else tuple(_unloaded(modules))
+    return () if list(unread_keys(section)) else tuple(_unloaded(modules))
 
 
 def _unloaded(modules: Modules) -> Iterator[Module]:

@@ -116,13 +116,13 @@ def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
         forced["vocab_size"] = fields.count("vocab_size", default)
     if wrapper.drops_head and fields.has("tie_word_embeddings"):
         forced["tie_word_embeddings"] = fields.flag("tie_word_embeddings")
-    return text.revised(forced, wrapper.defaults)
+    return text.with_overrides(forced, wrapper.defaults)
 
 
 def _text_model(text: Fields, wrapper: Wrapper) -> Model:
     declared = text.text("model_type", wrapper.text_type)
     text_type = declared if declared in wrapper.other_texts else wrapper.text_type
-    text = text.revised({"model_type": text_type})
+    text = text.with_overrides({"model_type": text_type})
     if wrapper.build:
         return wrapper.build(text)
     if text_type not in FAMILIES:
