@@ -7,8 +7,8 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import Estimate, ModelSummary, WorkloadSummary
 
 if TYPE_CHECKING:
-    from memfit.estimators.plans.context.plan import ContextPlan
     from memfit.estimators.results.comparison import Comparison
+    from memfit.estimators.results.context import ContextPlan
     from memfit.probes.result import TuneResult
 
 PARTS = {

@@ -6,10 +6,29 @@ The fields are those of docs/schema/plan-context.schema.json.
 from typing import Literal
 
 from memfit.estimators.base.records import record
-from memfit.estimators.results.estimate import Verdict
+from memfit.estimators.results.estimate import (
+    DeviceSummary,
+    ModelSummary,
+    Note,
+    RuntimeSummary,
+    Verdict,
+    WorkloadSummary,
+)
 
 SCHEMA = "memfit.plan-context/1"
 MemoryStatus = Literal["ok", "warn", "fail"]
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class MemoryProfile:
+    """Memory of a runtime without weights, in bytes: a fixed part, and a part for each token."""
+
+    fixed_device_local_bytes: int
+    fixed_host_visible_bytes: int
+    device_local_bytes_per_token: int
+    host_visible_bytes_per_token: int
+    gpu_ssm_bytes: int = 0
+    """Recurrent states, part of ``fixed_device_local_bytes``."""
 
 
 @record(frozen=True, slots=True)
@@ -30,6 +49,19 @@ class LargestContext:
     budget_bytes: int
     tokens: int
     """0 where nothing fits."""
+
+
+@record(frozen=True, slots=True)
+class AutoContext:
+    """The context that a runtime chooses by itself, and the right one."""
+
+    budget_bytes: int
+    """What the runtime allows itself."""
+    tokens: int | None
+    """Its own choice; None for a runtime that makes none."""
+    right_tokens: int
+    reason: str = ""
+    """Why they differ; empty when they do not."""
 
 
 @record(frozen=True, slots=True)
@@ -88,3 +120,34 @@ class TrafficPlan:
     """How many requests of that length fit at once."""
     at_once_of_mean: int | None
     """How many requests of the mean length fit at once."""
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class ContextPlan:
+    """The answer of ``memfit plan context``; what depends on a device is None without one."""
+
+    memfit_version: str
+    model: ModelSummary
+    runtime: RuntimeSummary
+    device: DeviceSummary | None
+    workload: WorkloadSummary
+    margin_bytes: int
+    weights_bytes: int
+    profile: MemoryProfile
+    ceilings: Ceilings
+    device_local: LargestContext | None
+    """Within the working set, without what lies in host memory."""
+    unified: LargestContext | None
+    """Within the working set, everything included."""
+    automatic: AutoContext | None
+    longest_context: int | None
+    """Within nine tenths of the working set, in steps of 256; None also when nothing fits."""
+    fit: ContextFit | None
+    verdict: Verdict
+    matrix: tuple[MatrixCell, ...]
+    largest_batch: int | None
+    """The most requests as long as the workload's prompt that fit at once."""
+    traffic: TrafficPlan | None
+    assumptions: tuple[str, ...]
+    notes: tuple[Note, ...]
+    schema: str = SCHEMA

@@ -10,8 +10,9 @@ from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, ceil_div, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.auto_context import AutoContext, pool_context
+from memfit.estimators.runtimes.auto_context import pool_context, within
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
@@ -106,7 +107,7 @@ class AgentMemory(TokenCacheModel):
         """Return what its pool of blocks holds."""
         token, step = figures.kv.bytes_per_token, self.runtime.kv_step
         budget = self.runtime.budget.of_device(device)
-        return pool_context(budget, token, most, step).within(longest)
+        return within(pool_context(budget, token, most, step), longest)
 
 
 def block_bytes(

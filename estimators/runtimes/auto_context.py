@@ -4,27 +4,15 @@ from dataclasses import replace
 
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_down
+from memfit.estimators.results.context import AutoContext, MemoryProfile
 
 
-@record(frozen=True, slots=True)
-class AutoContext:
-    """The context that a runtime chooses by itself, and the right one."""
-
-    budget_bytes: int
-    """What the runtime gives itself."""
-    tokens: int | None
-    """Its own choice; None for a runtime that makes none."""
-    right_tokens: int
-    reason: str = ""
-    """Why they differ; empty where they do not."""
-
-    def within(self, longest: int) -> "AutoContext":
-        """Return the same with no more tokens than fit the device."""
-        if self.right_tokens <= longest:
-            return self
-        reason = f"with weights and workspace the device holds {longest} tokens"
-        reason = "; ".join(filter(None, (self.reason, reason)))
-        return replace(self, right_tokens=longest, reason=reason)
+def within(own: AutoContext, longest: int) -> AutoContext:
+    """Return the same with no more tokens than the ``longest`` context that fits the device."""
+    if own.right_tokens <= longest:
+        return own
+    reason = f"with weights and workspace the device holds {longest} tokens"
+    return replace(own, right_tokens=longest, reason="; ".join(filter(None, (own.reason, reason))))
 
 
 def pool_context(budget_bytes: int, bytes_per_token: int, ceiling: int, step: int) -> AutoContext:
@@ -35,17 +23,8 @@ def pool_context(budget_bytes: int, bytes_per_token: int, ceiling: int, step: in
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class RuntimeMemoryProfile:
-    """Runtime memory in bytes: what does not depend on tokens, and what a token adds.
-
-    ``gpu_ssm_bytes`` are recurrent states, part of ``fixed_device_local_bytes``.
-    """
-
-    fixed_device_local_bytes: int
-    fixed_host_visible_bytes: int
-    device_local_bytes_per_token: int
-    host_visible_bytes_per_token: int
-    gpu_ssm_bytes: int = 0
+class RuntimeMemoryProfile(MemoryProfile):
+    """A memory profile with the contexts that follow from it, under zinc's names."""
 
     def device_local_context_bytes(self, context_tokens: int) -> int:
         """Return what tokens take on the device."""

@@ -9,8 +9,9 @@ from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.auto_context import AutoContext, RuntimeMemoryProfile
+from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, within
 from memfit.estimators.runtimes.growth import align_budget, align_capacity
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.runtime import Budget, Runtime
@@ -123,7 +124,7 @@ class Foundry(TokenCacheModel):
     ) -> AutoContext:
         """Return what its budget for the cache holds."""
         token = figures.kv.bytes_per_token
-        return foundry_context(self.runtime.budget.of_device(device), token, most).within(longest)
+        return within(foundry_context(self.runtime.budget.of_device(device), token, most), longest)
 
     def context_notes(
         self, workload: Workload, figures: MemoryFigures, units: Units

@@ -22,7 +22,8 @@ from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.workspace.peak import PeakMoment
 
 if TYPE_CHECKING:
-    from memfit.estimators.runtimes.auto_context import AutoContext, RuntimeMemoryProfile
+    from memfit.estimators.results.context import AutoContext
+    from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
     from memfit.estimators.runtimes.token_cost import TokenCost
 
 Method = Literal["formula", "trace", "measure"]
@@ -223,7 +224,7 @@ class RuntimeModel:
         ``most`` is the longest that the model and its settings allow, ``longest`` the longest that
         fits the device.
         """
-        from memfit.estimators.runtimes.auto_context import AutoContext
+        from memfit.estimators.results.context import AutoContext
 
         return AutoContext(self.runtime.budget.of_device(device), None, longest)
 

@@ -8,7 +8,8 @@ from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.auto_context import AutoContext, pool_context
+from memfit.estimators.results.context import AutoContext
+from memfit.estimators.runtimes.auto_context import pool_context, within
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
@@ -70,4 +71,4 @@ class Vllm(TokenCacheModel):
         budget = self.runtime.budget.of_device(device)
         left = budget - self.resident_bytes - figures.moment.workspace_bytes - figures.ssm_bytes
         token, step = figures.kv.bytes_per_token, self.runtime.kv_step
-        return pool_context(left, token, most, step).within(longest)
+        return within(pool_context(left, token, most, step), longest)

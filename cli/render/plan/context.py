@@ -7,9 +7,8 @@ from memfit.cli.render import words
 from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
 from memfit.cli.render.plot import plot_lines
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.plans.context.plan import ContextPlan
 from memfit.estimators.plans.context.traffic import PERCENTILES
-from memfit.estimators.results.context import Distribution, MatrixCell, TrafficPlan
+from memfit.estimators.results.context import ContextPlan, Distribution, MatrixCell, TrafficPlan
 from memfit.estimators.results.estimate import CurvePoint
 
 _COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}

@@ -11,22 +11,16 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.context.traffic import Request, distribution, percentile
 from memfit.estimators.results.context import (
-    SCHEMA,
+    AutoContext,
     Ceilings,
     ContextFit,
+    ContextPlan,
     LargestContext,
     MatrixCell,
     TrafficPlan,
 )
-from memfit.estimators.results.estimate import (
-    DeviceSummary,
-    ModelSummary,
-    Note,
-    RuntimeSummary,
-    Verdict,
-    WorkloadSummary,
-)
-from memfit.estimators.runtimes.auto_context import AutoContext, RuntimeMemoryProfile
+from memfit.estimators.results.estimate import Note, RuntimeSummary, WorkloadSummary
+from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.zinc.memory_plan import memory_status
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
@@ -42,37 +36,6 @@ from memfit.estimators.sizing.sized_model import SizedModel
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
 REQUESTS = (1, 2, 4, 8, 16)
 MAX_REQUESTS = 4096
-
-
-@record(frozen=True, slots=True, kw_only=True)
-class ContextPlan:
-    """The answer of ``memfit plan context``; what depends on a device is None without one."""
-
-    memfit_version: str
-    model: ModelSummary
-    runtime: RuntimeSummary
-    device: DeviceSummary | None
-    workload: WorkloadSummary
-    margin_bytes: int
-    weights_bytes: int
-    profile: RuntimeMemoryProfile
-    ceilings: Ceilings
-    device_local: LargestContext | None
-    """Within the working set, without what lies in host memory."""
-    unified: LargestContext | None
-    """Within the working set, everything included."""
-    automatic: AutoContext | None
-    longest_context: int | None
-    """Within nine tenths of the working set, in steps of 256; None also when nothing fits."""
-    fit: ContextFit | None
-    verdict: Verdict
-    matrix: tuple[MatrixCell, ...]
-    largest_batch: int | None
-    """The most requests as long as the workload's prompt that fit at once."""
-    traffic: TrafficPlan | None
-    assumptions: tuple[str, ...]
-    notes: tuple[Note, ...]
-    schema: str = SCHEMA
 
 
 @record(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from memfit.estimators.base.units import Units, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.runtimes.auto_context import AutoContext
+from memfit.estimators.results.context import AutoContext
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.llama_cpp.caches import (
     CACHE_TYPES,

@@ -12,8 +12,9 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.auto_context import AutoContext, RuntimeMemoryProfile
+from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
