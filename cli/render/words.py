@@ -104,6 +104,11 @@ def verdict(result: Estimate, units: Units) -> str:
         return f"Tight: {share}; above nine tenths of the working set it can be slow or fail."
     if "working_set" in result.exceeded:
         return f"Does not fit: {share}."
+    if "runtime_budget" in result.exceeded:
+        return f"Does not fit: {share}; more than {result.runtime.name} gives itself."
+    if "cache_budget" in result.exceeded:
+        name = result.runtime.name
+        return f"Does not fit: the cache is larger than {name} gives it ({share} in all)."
     return f"Does not fit: one allocation is larger than the device allows ({share} in all)."
 
 

@@ -17,8 +17,8 @@ class Need:
     peak_bytes: int
     """At its largest moment, with the margin."""
     largest_buffer_bytes: int
-    cache_bytes: int = 0
-    """The part that a budget for the cache has to hold."""
+    budgeted_bytes: int = 0
+    """The part that the runtime's own budget has to hold."""
     budget: Budget | None = None
 
 
@@ -34,25 +34,11 @@ def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[str, ...]]:
         exceeded.append("working_set")
     if device.max_buffer_bytes is not None and need.largest_buffer_bytes > device.max_buffer_bytes:
         exceeded.append("max_buffer")
-    exceeded += _own_limits(need, device)
+    budget = need.budget
+    if budget and budget.is_limit and need.budgeted_bytes > budget.of_device(device):
+        exceeded.append("cache_budget" if budget.for_cache else "runtime_budget")
     if exceeded:
         return "exceeds", tuple(exceeded)
     share, whole = COMFORTABLE
     tight = need.peak_bytes * whole > device.working_set_bytes * share
     return ("tight" if tight else "fits"), ()
-
-
-def _own_limits(need: Need, device: Device) -> list[str]:
-    """The runtime's own limits that a need exceeds.
-
-    A share of the working set limits nothing: mlx-lm warns above its own, mlx-moe chooses experts
-    by its own and zinc a context, and all of them run up to the whole.
-    """
-    budget = need.budget
-    if budget is None:
-        return []
-    if budget.for_cache:
-        return ["cache_budget"] if need.cache_bytes > budget.of_device(device) else []
-    if budget.of == "memory" and need.peak_bytes > budget.of_device(device):
-        return ["runtime_budget"]
-    return []

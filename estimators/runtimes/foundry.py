@@ -98,7 +98,7 @@ class Foundry(TokenCacheModel):
         """Return the tokens that it keeps logits of: a chunk's or those of speculated ones."""
         return max(rows, self.runtime.decode_batch)
 
-    def budgeted_cache_bytes(self, figures: MemoryFigures) -> int:
+    def budgeted_bytes(self, figures: MemoryFigures) -> int:
         """Return the bytes of the tokens: a capacity that doubles ends at the budget."""
         return figures.kv.held_bytes
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.records import record
-from memfit.estimators.base.units import Units
+from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
@@ -157,9 +157,9 @@ class RuntimeModel:
             return self.subject.footprint.basis, 0
         return self.workspace_basis if figure == "workspace" else ("exact", 0)
 
-    def budgeted_cache_bytes(self, figures: MemoryFigures) -> int:
-        """Return the part of the cache that a budget for the cache has to hold."""
-        return figures.kv.nbytes
+    def budgeted_bytes(self, figures: MemoryFigures) -> int:
+        """Return what the runtime's own budget has to hold: the cache or everything."""
+        return figures.kv.nbytes if self.runtime.budget.for_cache else figures.moment.nbytes
 
     def formula_view(self) -> "RuntimeModel | None":
         """Return what answers many workloads quickly, None when only a trace knows the model."""
@@ -188,8 +188,16 @@ class RuntimeModel:
             yield f"{self.name} loads GGUF files: a conversion's weights will have other sizes"
 
     def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
-        """Yield where another method or the runtime's own figure differs from those shown."""
-        return iter(())
+        """Yield where the runtime's own answer or another method differs from the figures."""
+        device, budget = self.subject.device, self.runtime.budget
+        needed = self.budgeted_bytes(figures)
+        if device and budget.is_limit and needed > budget.of_device(device):
+            what = "its cache" if budget.for_cache else "itself"
+            text = (
+                f"{self.name} gives {what} {format_bytes(budget.of_device(device), units)},"
+                f" this workload needs {format_bytes(needed, units)}"
+            )
+            yield Note("warning", "runtime-budget", text)
 
     def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
         """Yield the lines that derive resident weights, caches and states."""

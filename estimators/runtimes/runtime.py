@@ -33,6 +33,15 @@ class Budget:
         """Whether it limits the cache alone."""
         return self.of in ("cache", "working_set_for_cache")
 
+    @property
+    def is_limit(self) -> bool:
+        """Whether nothing runs above it.
+
+        A share of the working set ends no run: mlx-lm warns above its own, mlx-moe chooses experts
+        by it and zinc a context. All of them run up to the whole.
+        """
+        return self.of != "working_set"
+
 
 @record(frozen=True, slots=True, kw_only=True)
 class Runtime:

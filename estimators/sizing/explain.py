@@ -64,6 +64,12 @@ def _verdict(sized: SizedModel, workload: Workload, units: Units) -> Iterator[st
             f"fits when need <= 9 / 10 of the working set {working_set}"
             f" = {working_set * 9 // 10} bytes ({format_bytes(working_set * 9 // 10, units)})"
         )
+    if sized.device and need.budget and need.budget.is_limit:
+        part = "the cache's" if need.budget.for_cache else "its own"
+        yield (
+            f"and {part} {need.budgeted_bytes} bytes <= the budget of {sized.runtime},"
+            f" {need.budget.of_device(sized.device)} bytes"
+        )
 
 
 def _capacity(sized: SizedModel) -> Iterator[str]:

@@ -214,6 +214,12 @@ class _Advice:
         except UnsupportedError as error:
             return f"{tokens} cannot be run: {error}"
         by = " by formula" if self.search.caveat(longer) else ""
+        if need.budget and "cache_budget" in judge(need, self.device)[1]:
+            return (
+                f"{tokens} would need{by} a cache of {self._size(need.budgeted_bytes)}, above"
+                f" {self._size(need.budget.of_device(self.device))}, what {self.sized.runtime}"
+                " gives its cache"
+            )
         largest = self.device.max_buffer_bytes
         if largest is not None and need.largest_buffer_bytes > largest:
             return (

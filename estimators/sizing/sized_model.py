@@ -102,11 +102,12 @@ class SizedModel:
     def requirement(self, workload: Workload) -> Need:
         """Return what must fit, and the budget that it must fit in."""
         figures, runtime_model = self.figures_for(workload), self.runtime_model
+        draft, budget = self.draft_bytes(workload), runtime_model.runtime.budget
         return Need(
-            figures.moment.nbytes + self.draft_bytes(workload) + self.margin_bytes,
+            figures.moment.nbytes + draft + self.margin_bytes,
             figures.moment.largest_buffer_bytes,
-            runtime_model.budgeted_cache_bytes(figures),
-            runtime_model.runtime.budget,
+            runtime_model.budgeted_bytes(figures) + (0 if budget.for_cache else draft),
+            budget,
         )
 
     def workspace_basis(self, workload: Workload) -> tuple[Basis, int]:

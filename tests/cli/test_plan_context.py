@@ -76,10 +76,12 @@ def test_foundrys_budget_is_exceeded_by_its_own_context(
     assert "aligns up after dividing" in own["reason"]
 
 
+@pytest.mark.parametrize("value", ["1", "0"])
 def test_foundrys_shared_cache_lies_in_host_memory(
-    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    monkeypatch.setenv("METALLIC_KV_CACHE_SHARED", "1")
+    # As in plan static: the variable shares by being set, to any value.
+    monkeypatch.setenv("METALLIC_KV_CACHE_SHARED", value)
     monkeypatch.setenv("METALLIC_MAX_CONTEXT_LEN", "2048")
     plan = memfit("plan", "context", DENSE, "--runtime", "foundry", "--json").json
     assert plan["profile"]["host_visible_bytes_per_token"] == TOKEN

@@ -1,8 +1,7 @@
-"""What an engine that allocates everything before the first token would provision (Foundry).
+"""What a runtime that allocates everything before the first token would provision (Foundry).
 
 Sources: Foundry's memory architecture page, and its executor: RoPE tables are two of F16, half a
-head wide, as long as the capacity; a METALLIC_*_SHARED variable counts when it is set, to
-whatever value.
+head wide, as long as the capacity.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,16 +23,10 @@ from memfit.estimators.results.static import (
     StaticPlan,
     StorageMode,
 )
+from memfit.estimators.runtimes.foundry import FOUNDRY, SHARED_BY, shared_buffers
 from memfit.estimators.trace.graph_format import Call, Trace
 
-# Foundry's own: capacities are multiples of 128 tokens, tables and caches are F16.
-CAPACITY_STEP = 128
-_F16_BYTES = 2
-SHARED_BY = {
-    "intermediates": "METALLIC_INTERMEDIATES_SHARED",
-    "kv_cache": "METALLIC_KV_CACHE_SHARED",
-    "rope_tables": "METALLIC_ROPE_SHARED",
-}
+_F16_BYTES = 2  # of an element of Foundry's tables and caches
 
 
 def plan_static(
@@ -58,7 +51,7 @@ def plan_static(
         raise InputError(f"context {context_tokens}: must be from 1 to {MAX_TOKENS} tokens")
     if not trace.calls:
         raise InputError("the trace holds no call")
-    capacity = round_up(context_tokens, CAPACITY_STEP)
+    capacity = round_up(context_tokens, FOUNDRY.kv_step)
     planned = [(call, needs(call)) for call in trace.calls]
     arenas = [arena(need.intermediates) for _, need in planned]
     largest = max(arenas, key=lambda each: each.nbytes)
@@ -137,8 +130,10 @@ def _provisions(
     capacity: int,
     environment: Mapping[str, str],
 ) -> Iterator[Provision]:
+    shared = shared_buffers(environment)
+
     def mode(name: str) -> StorageMode:
-        return "shared" if SHARED_BY[name] in environment else "private"
+        return "shared" if name in shared else "private"
 
     yield Provision("weights", sum(trace.weights.values()), "private")
     yield Provision("kv_cache", kv_capacity_bytes(model, capacity), mode("kv_cache"))
@@ -163,8 +158,9 @@ def _notes(calls: tuple[Call, ...], environment: Mapping[str, str]) -> Iterator[
         yield Note(
             "warning", "no-chunk", "the trace holds no chunk of a prompt: prefill is missing"
         )
-    for variable in SHARED_BY.values():
-        if variable in environment:
+    shared = shared_buffers(environment)
+    for name, variable in SHARED_BY.items():
+        if name in shared:
             text = f"{variable} is set: Foundry goes by that alone, 0 shares too"
             yield Note("info", "shared", text)
     text = (

@@ -1,0 +1,119 @@
+"""One budget for each runtime: the verdict of every command obeys it, to the byte."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import find_device
+from memfit.estimators.machine.working_set import DEFAULT_REGIME
+from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.runtimes.runtime import Budget
+from memfit.estimators.sizing.estimate import estimate
+from memfit.estimators.sizing.explain import explain
+from memfit.estimators.sizing.sized_model import SizedModel, size
+from tests.cli.running import Memfit
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+LLAMA = SAMPLES / "llama-3.1-8b.yaml"
+OWN_LIMIT = 52_944  # tokens: what `memfit plan context` says vLLM chooses on an RTX 4090
+MAC = Device("a Mac", "metal", 32 * 2**30, 24 * 2**30, None, "flag")
+
+
+@pytest.fixture(scope="module")
+def on_vllm() -> SizedModel:
+    device = find_device("rtx-4090", os_regime=DEFAULT_REGIME)
+    return size(open_checkpoint(str(LLAMA)), device=device).with_runtime(get_runtime("vllm"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "verdict", "exceeded"),
+    [
+        (OWN_LIMIT, "tight", ()),
+        (OWN_LIMIT + 16, "exceeds", ("runtime_budget",)),
+        (56 * 1024, "exceeds", ("runtime_budget",)),
+    ],
+)
+def test_vllm_ends_where_its_share_of_the_memory_does(
+    on_vllm: SizedModel, tokens: int, verdict: str, exceeded: tuple[str, ...]
+) -> None:
+    result = estimate(on_vllm, Workload(prompt_tokens=tokens))
+    assert (result.verdict, result.exceeded) == (verdict, exceeded)
+
+
+def test_estimate_compare_and_plan_agree_on_vllms_limit(memfit: Memfit) -> None:
+    where = ("--device", "rtx-4090", "--context", "56k", "--json")
+    alone = memfit("estimate", LLAMA, "--runtime", "vllm", *where)
+    plan = memfit("plan", "context", LLAMA, "--runtime", "vllm", *where)
+    compared = memfit("compare", LLAMA, "--runtimes", "vllm,llama.cpp", *where).json["models"][0]
+    assert (alone.code, plan.code) == (1, 1)
+    assert alone.json["verdict"] == plan.json["verdict"] == compared["verdict"] == "exceeds"
+    assert alone.json["exceeded"] == compared["exceeded"] == ["runtime_budget"]
+    assert plan.json["automatic"]["tokens"] == OWN_LIMIT
+
+
+def test_what_exceeds_a_budget_is_said_with_its_figures(memfit: Memfit) -> None:
+    out = memfit(
+        *("estimate", LLAMA, "--runtime", "vllm", "--device", "rtx-4090", "--context", "56k")
+    ).out
+    text = " ".join(out.split())
+    assert "Does not fit: 24.337 GB of 24.469 GB (100 %); more than vllm gives itself." in text
+    assert "vllm gives itself 23.697 GB, this workload needs 24.273 GB" in text
+
+
+def test_the_budget_is_one_of_the_explained_lines(on_vllm: SizedModel) -> None:
+    lines = explain(on_vllm, Workload(prompt_tokens=OWN_LIMIT), Units.GB)
+    assert any("23696509440 bytes <= the budget of vllm, 23696643194 bytes" in s for s in lines)
+
+
+def test_a_gpu_that_is_no_graphics_card_has_the_smaller_working_set(on_vllm: SizedModel) -> None:
+    sized = on_vllm.on(MAC)
+    workload = Workload(prompt_tokens=72 * 1024)
+    assert judge(sized.requirement(workload), MAC)[1] == ("working_set",)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "batch", "budget_mb"), [("foundry", 1, 1000), ("agent-memory", 4, 8192)]
+)
+def test_a_budget_for_the_cache_holds_the_cache_alone(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch, runtime: str, batch: int, budget_mb: int
+) -> None:
+    monkeypatch.setenv("METALLIC_KV_MEMORY_BUDGET_MB", "1000")
+    arguments = (LLAMA, "--runtime", runtime, "--memory", "128GB", "--batch", str(batch), "--json")
+    token = memfit("estimate", *arguments).json["components"]["kv"]["bytes_per_token"]
+    most = budget_mb * 2**20 // (batch * token) // 256 * 256
+    within = memfit("estimate", *arguments, "--context", str(most)).json
+    beyond = memfit("estimate", *arguments, "--context", str(most + 256)).json
+    assert within["verdict"] == "fits"
+    assert (beyond["verdict"], beyond["exceeded"]) == ("exceeds", ["cache_budget"])
+    assert beyond["recommendation"]["context_tokens"] == most
+    reasons = " ".join(beyond["recommendation"]["reasons"])
+    assert f"what {runtime} gives its cache" in reasons
+
+
+@pytest.mark.parametrize("name", ["mlx-lm", "mlx-swift-lm", "mlx-moe", "zinc", "llama.cpp"])
+def test_a_share_of_the_working_set_ends_no_run(name: str) -> None:
+    budget = get_runtime(name).budget
+    need = Need(MAC.working_set_bytes, 0, MAC.working_set_bytes, budget)
+    assert judge(need, MAC) == ("tight", ())
+    assert judge(replace(need, peak_bytes=need.peak_bytes + 1), MAC)[1] == ("working_set",)
+
+
+def test_exactly_at_a_budget_is_within_it() -> None:
+    budget = Budget("cache", bytes=1000)
+    assert judge(Need(2000, 0, 1000, budget), MAC) == ("fits", ())
+    assert judge(Need(2000, 0, 1001, budget), MAC) == ("exceeds", ("cache_budget",))
+
+
+def test_python_keeps_the_margin_free_that_the_command_line_keeps(memfit: Memfit) -> None:
+    device = find_device("m4-max-64", os_regime=DEFAULT_REGIME)
+    sized = size(open_checkpoint(str(LLAMA)), device=device)
+    by_library = estimate(sized, Workload(prompt_tokens=4096))
+    run = memfit("estimate", LLAMA, "--device", "m4-max-64", "--context", "4096", "--json")
+    assert run.json["components"]["margin"]["bytes"] == by_library.components.margin.bytes > 0
+    assert run.json["recommendation"]["context_tokens"] == by_library.recommendation.context_tokens

@@ -1,0 +1,94 @@
+"""What a runtime is like is asked of its `RuntimeModel`, never read off its name or class."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.runtimes import registry
+from memfit.estimators.runtimes.registry import runtime_names
+from tests.test_imports import modules_after
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("benchmarks", "cli", "estimators", "probes")
+RUNTIMES = ROOT / "estimators" / "runtimes"
+OUTSIDE = sorted(
+    path
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*.py")
+    if RUNTIMES not in path.parents
+)
+
+
+def names_in_runtimes() -> set[str]:
+    """Return the names of all runtimes' facts and classes."""
+    found = set()
+    for path in RUNTIMES.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                if ast.unparse(node.value.func).endswith("Runtime"):
+                    found.add(ast.unparse(node.targets[0]))
+            elif isinstance(node, ast.ClassDef):
+                bases = {ast.unparse(base) for base in node.bases}
+                if bases & {"Runtime", "RuntimeModel"} or bases & found:
+                    found.add(node.name)
+    classes = {name for _, name in registry._CLASSES.values()}
+    return found | classes | {"RuntimeModel"}
+
+
+def questions_about_a_runtime(tree: ast.AST, names: set[str]) -> Iterator[str]:
+    """Yield comparisons with a runtime's name, and tests of its class."""
+    for node in ast.walk(tree):
+        operands: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            operands = node.args[1:]
+        elif isinstance(node, ast.Dict):
+            operands = [key for key in node.keys if key is not None]
+        elif isinstance(node, ast.MatchValue):
+            operands = [node.value]
+        elif isinstance(node, ast.MatchClass):
+            operands = [node.cls]
+        for operand in operands:
+            for part in ast.walk(operand):
+                named = isinstance(part, ast.Name | ast.Attribute) and (
+                    ast.unparse(part).split(".")[-1] in names
+                )
+                if named or (isinstance(part, ast.Constant) and part.value in runtime_names()):
+                    yield f"{node.lineno if hasattr(node, 'lineno') else 0}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_runtime_is_told_by_its_name_or_class(path: Path) -> None:
+    found = list(questions_about_a_runtime(ast.parse(path.read_text()), names_in_runtimes()))
+    allowed = {"estimators/trace/libraries.py"}  # the version of the package mlx-lm
+    assert found == [] or str(path.relative_to(ROOT)) in allowed
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sized.runtime == 'vllm'",
+        "runtime.name in ('zinc', 'foundry')",
+        "isinstance(model, MlxLmTrace)",
+        "isinstance(model, Zinc | vllm.Vllm)",
+        "{'mlx-lm': 1}[name]",
+        "match name:\n    case 'zinc': pass",
+        "match model:\n    case Measured(): pass",
+        "model.runtime is FOUNDRY",
+    ],
+)
+def test_every_way_to_ask_is_found(code: str) -> None:
+    assert list(questions_about_a_runtime(ast.parse(code), names_in_runtimes()))
+
+
+@pytest.mark.parametrize("name", runtime_names())
+def test_a_runtime_is_imported_alone(name: str) -> None:
+    code = f"from memfit.estimators.runtimes.registry import get_runtime\nget_runtime({name!r})"
+    loaded = modules_after(code)
+    modules = {f"memfit.estimators.runtimes.{module}" for module, _ in registry._CLASSES.values()}
+    own = f"memfit.estimators.runtimes.{registry._CLASSES[name][0]}"
+    # mlx-swift-lm and mlx-moe run mlx-lm's classes.
+    assert loaded & modules <= {own, "memfit.estimators.runtimes.mlx_lm"}
