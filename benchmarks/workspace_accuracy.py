@@ -18,7 +18,7 @@ from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.weights import Plan, derive
+from memfit.estimators.weights import QuantizationPlan, derive
 from memfit.estimators.workspace.peak import peak
 
 CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"
@@ -101,7 +101,7 @@ def compare(path: Path, workload: Workload, options: list[str], *, quantized: bo
 def predict(path: Path, workload: Workload, *, quantized: bool) -> int:
     """Return the formula's workspace: the peak less weights, caches and states at the end."""
     model = build_model(_config(path), path.name)
-    plan = Plan(Quantization(BITS, GROUP), converting=True) if quantized else None
+    plan = QuantizationPlan(Quantization(BITS, GROUP), converting=True) if quantized else None
     weights = derive(model, plan).loaded_bytes
     return peak(model, workload, resident_bytes=weights, plan=plan, device=HOST).workspace_bytes
 

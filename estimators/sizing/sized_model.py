@@ -18,7 +18,7 @@ from memfit.estimators.runtimes.registry import bind, native_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
-from memfit.estimators.weights.derived import Plan
+from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.weights.footprint import (
     WeightFootprint,
     add_adapter,
@@ -215,7 +215,7 @@ def _size_safetensors(
         return _size_by_trace(checkpoint, device, quantize, error)
     block = declared(checkpoint.config, model, checkpoint.config_name)
     if quantize:
-        footprint = convert(model, Plan(quantize, converting=True), block)
+        footprint = convert(model, QuantizationPlan(quantize, converting=True), block)
     else:
         footprint = load_footprint(checkpoint, model, block)
     if method != "trace":

@@ -7,7 +7,7 @@ from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.weights.footprint import as_loaded
 from memfit.estimators.weights.quantization_plan import Declared, text_class
-from memfit.estimators.weights.tensor_groups import kinds
+from memfit.estimators.weights.tensor_groups import tensor_groups
 
 _FLOATING = frozenset({"F16", "BF16", "F32"})
 _MATRICES = frozenset({Part.ATTENTION, Part.MLP, Part.EXPERTS, Part.SHARED_EXPERTS})
@@ -24,7 +24,7 @@ def activation_type(checkpoint: Checkpoint, model: Model, declared: Declared) ->
     modules = dict(model.all_modules())
     first = (t for t in checkpoint.tensors or () if _is_of_first_layer(t.name))
     reader = text_class(checkpoint.config, model)
-    loaded = as_loaded(kinds(first), reader, model.model_type, declared.method, modules)
+    loaded = as_loaded(tensor_groups(first), reader, model.model_type, declared.method, modules)
     deciding = set(_deciding(model, modules))
     types = {
         tensor.dtype

@@ -13,23 +13,21 @@ from memfit.estimators.base.records import record
 
 
 @record(frozen=True, slots=True)
-class Plan:
-    """Which module is quantised how.
-
-    ``overrides`` are a published config's per-path entries (None: left unquantised). With
-    ``converting`` the model class's own predicates decide the bits, as mlx_lm.convert lets them;
-    a published config has written those down, so that only refusals still count.
-    """
+class QuantizationPlan:
+    """Which module is quantised, and how (mlx-lm utils.py, quantize_model and load_model)."""
 
     default: Quantization
     overrides: Mapping[str, Quantization | None] = field(default_factory=dict)
+    """A published config's entries by path; None: not quantised."""
     converting: bool = False
+    """Whether the class's own ``quant_predicate`` decides the bits, as in mlx_lm.convert; a
+    published config already contains its answers, so that only refusals still count."""
 
     def quantization(self, path: str, module: Module) -> Quantization | None:
         """Return the format of a module's weight, None when it stays as it is.
 
         Raises:
-            UnsupportedError: when the groups asked for this very matrix do not divide its rows.
+            UnsupportedError: when the group size given for this matrix does not divide its rows.
         """
         chosen = self._chosen(path, module)
         if chosen and module.shape[-1] % chosen.group_size:
@@ -53,12 +51,14 @@ class Plan:
 
 @dataclass(slots=True)
 class WeightTotals:
-    """Sums over the tensors of a model; ``sizes`` counts how many tensors have each size."""
+    """Sums over the tensors of a model."""
 
     parameters: int = 0
     by_part: Counter[Part] = field(default_factory=Counter)
     sizes: Counter[int] = field(default_factory=Counter)
-    unloaded: int = 0  # bytes of what the runtime drops at load
+    """How many loaded tensors there are of each size in bytes."""
+    unloaded: int = 0
+    """Bytes of what the runtime drops at load."""
     unloaded_parameters: int = 0
 
     def add(self, part: Part, nbytes: int, *, parameters: int, loaded: bool = True) -> None:
@@ -82,7 +82,7 @@ class WeightTotals:
         return sum(size * count for size, count in self.sizes.items())
 
 
-def derive(model: Model, plan: Plan | None) -> WeightTotals:
+def derive(model: Model, plan: QuantizationPlan | None) -> WeightTotals:
     """Return the totals of a model built from its config alone, as mlx-lm would write it."""
     totals = WeightTotals()
     for path, module in model.all_modules():

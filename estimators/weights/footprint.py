@@ -11,31 +11,32 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.records import record
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Basis, Note
-from memfit.estimators.weights.derived import Plan, WeightTotals, derive
-from memfit.estimators.weights.headers import read
-from memfit.estimators.weights.match_tensors import Match, match
+from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
+from memfit.estimators.weights.headers import read_headers
+from memfit.estimators.weights.match_tensors import Match, match_tensors
 from memfit.estimators.weights.quantization_plan import Declared, text_class
-from memfit.estimators.weights.sanitize_conversions import by_class, repacked_awq
-from memfit.estimators.weights.sanitize_dropped import dropping
-from memfit.estimators.weights.sanitize_names import renamed
-from memfit.estimators.weights.tensor_groups import Kind, kinds, sizes
+from memfit.estimators.weights.sanitize_conversions import repacked_awq, sanitize_conversions
+from memfit.estimators.weights.sanitize_dropped import drop_rule
+from memfit.estimators.weights.sanitize_names import sanitize_names
+from memfit.estimators.weights.tensor_groups import TensorGroup, sizes, tensor_groups
 
 
 @record(frozen=True, slots=True)
 class WeightFootprint:
-    """Weights as the checkpoint holds them and as the runtime does.
-
-    ``sizes`` counts the loaded tensors by bytes; ``plan`` is their format after loading.
-    """
+    """Weights as the checkpoint holds them and as the runtime does."""
 
     nbytes: int
+    """Bytes on disk."""
     by_part: dict[str, int]
     parameters: int
     sizes: Counter[int]
+    """How many loaded tensors there are of each size in bytes."""
     basis: Basis
-    plan: Plan | None
+    plan: QuantizationPlan | None
+    """Their format after loading."""
     notes: tuple[Note, ...] = ()
     unloaded_bytes: int = 0
+    """Bytes on disk that the runtime does not load."""
 
     @property
     def loaded_bytes(self) -> int:
@@ -66,7 +67,7 @@ def load_footprint(checkpoint: Checkpoint, model: Model, declared: Declared) -> 
     return _as_declared(result, declared)
 
 
-def convert(model: Model, plan: Plan, source: Declared) -> WeightFootprint:
+def convert(model: Model, plan: QuantizationPlan, source: Declared) -> WeightFootprint:
     """Return the weights after conversion by mlx_lm.convert with a plan.
 
     ``source`` is the format of what would be converted; mlx-lm leaves quantised matrices as
@@ -84,7 +85,7 @@ def convert(model: Model, plan: Plan, source: Declared) -> WeightFootprint:
 
 
 def add_adapter(footprint: WeightFootprint, tensors: tuple[Tensor, ...]) -> WeightFootprint:
-    """Return the weights with an adapter's tensors, which stay beside them in memory."""
+    """Return the weights with an adapter's tensors, which stay in memory with them."""
     extra = Counter(tensor.nbytes for tensor in tensors)
     total = sum(size * count for size, count in extra.items())
     parts = {**footprint.by_part, "other": footprint.by_part["other"] + total}
@@ -93,7 +94,7 @@ def add_adapter(footprint: WeightFootprint, tensors: tuple[Tensor, ...]) -> Weig
     )
 
 
-def _result(totals: WeightTotals, basis: Basis, plan: Plan | None) -> WeightFootprint:
+def _result(totals: WeightTotals, basis: Basis, plan: QuantizationPlan | None) -> WeightFootprint:
     parts = {part.value: totals.by_part[part] for part in Part}
     return WeightFootprint(
         totals.nbytes,
@@ -128,13 +129,13 @@ def _from_headers(
     checkpoint: Checkpoint, tensors: tuple[Tensor, ...], model: Model, declared: Declared
 ) -> WeightFootprint:
     model = _with_own_head(model, tensors)
-    modules, found = dict(model.all_modules()), kinds(tensors)
-    totals = read(found, modules, declared, dropping(model, found))
+    modules, found = dict(model.all_modules()), tensor_groups(tensors)
+    totals = read_headers(found, modules, declared, drop_rule(model, found))
     if not totals.parameters:
         raise CheckpointError(f"{checkpoint.id}: its weight files hold no parameters")
     reader = text_class(checkpoint.config, model)
     loaded = as_loaded(totals.kept, reader, model.model_type, declared.method, modules)
-    fit = match(loaded, modules, declared)
+    fit = match_tensors(loaded, modules, declared)
     plan = _plan(fit, modules, declared)
     result = _result(totals, "exact", plan)
     if unreadable := next((t for t in tensors if t.dtype in _UNREADABLE), None):
@@ -165,21 +166,21 @@ _REWRITTEN = Note(
 
 
 def as_loaded(
-    kept: Iterable[Kind],
+    kept: Iterable[TensorGroup],
     reader: str,
     model_type: str,
     method: str | None,
     modules: Mapping[str, Module],
-) -> tuple[Kind, ...]:
+) -> tuple[TensorGroup, ...]:
     """Return the tensors as the runtime holds them, where the class's layout is known."""
-    loaded = renamed(by_class(tuple(kept), reader), model_type, modules)
+    loaded = sanitize_names(sanitize_conversions(tuple(kept), reader), model_type, modules)
     if method == "awq":
         loaded = tuple(repacked_awq(loaded))
-    # A name that two tensors come to have is the last one's, as in mlx-lm's own dict.
-    return tuple({kind.name: kind for kind in loaded}.values())
+    # Of two tensors with one name the last is kept, as in mlx-lm's own dict.
+    return tuple({group.name: group for group in loaded}.values())
 
 
-def _sized(result: WeightFootprint, loaded: tuple[Kind, ...]) -> WeightFootprint:
+def _sized(result: WeightFootprint, loaded: tuple[TensorGroup, ...]) -> WeightFootprint:
     return replace(result, sizes=sizes(loaded))
 
 
@@ -199,20 +200,20 @@ def _with_own_head(model: Model, tensors: tuple[Tensor, ...]) -> Model:
     return replace(model, modules=(*model.modules, head))
 
 
-def _plan(fit: Match, modules: Mapping[str, Module], declared: Declared) -> Plan | None:
-    """The formats the headers tell, over what the config declares."""
+def _plan(fit: Match, modules: Mapping[str, Module], declared: Declared) -> QuantizationPlan | None:
+    """The formats found in the headers, over what the config declares."""
     found = {path: value for path, value in fit.formats.items() if modules[path].quantizable}
     default = declared.plan.default if declared.plan else declared.quantises
     if default is None or not any(found.values()):
         return declared.plan
     declared_overrides = declared.plan.overrides if declared.plan else {}
-    return Plan(default, {**declared_overrides, **found})
+    return QuantizationPlan(default, {**declared_overrides, **found})
 
 
 def _unmatched(
     result: WeightFootprint, fit: Match, totals: WeightTotals, derived: WeightTotals
 ) -> WeightFootprint:
-    """Names that are not the class's: still right when the parameters are as many."""
+    """Names that are not the class's: still right when the number of parameters is the same."""
     have = totals.parameters - totals.unloaded_parameters
     as_many = have == derived.parameters - derived.unloaded_parameters
     if as_many and fit.unknown and fit.missing and not fit.wrong:

@@ -2,33 +2,30 @@
 
 import re
 from collections import Counter
-from functools import lru_cache
 from math import prod
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.weights.footprint import WeightFootprint
+from memfit.estimators.weights.parts import part_rules
 
-# Names as llama.cpp gives them (src/llama-arch.cpp, LLM_TENSOR_NAMES); the first match decides.
-_RULES: tuple[tuple[Part, re.Pattern[str]], ...] = tuple(
-    (part, re.compile(pattern))
-    for part, pattern in (
-        (Part.VISION, r"(v|mm|a|resampler)\."),
-        (
-            Part.OTHER,
-            r"(blk\.0\.)?(nextn\.|rope_freqs|rope_factors|altup_|laurel_|inp_gate|proj\.)",
-        ),
-        (Part.NORM, r"(.*[._])?(norm|layer_out_scale)([._].*)?"),
-        (Part.EMBEDDING, r"(token_embd|per_layer_token_embd|position_embd|token_types)\..*"),
-        (Part.HEAD, r"output\..*"),
-        (Part.ROUTER, r"blk\.0\.(ffn_gate_inp|exp_probs).*"),
-        (Part.SHARED_EXPERTS, r"blk\.0\.ffn_.*_shexp.*"),
-        (Part.EXPERTS, r"blk\.0\.ffn_(.*_(exps|chexps)|(gate|down|up)\.\d)\..*"),
-        (Part.MLP, r"blk\.0\.(ffn_|channel_mix).*"),
-        (Part.ATTENTION, r"blk\.0\.(attn_|ssm_|time_mix|shortconv|indexer|hc_).*"),
-    )
+# Names as llama.cpp gives them: src/llama-arch.cpp, LLM_TENSOR_NAMES.
+_part_of = part_rules(
+    r"(?<=\.)\d+(?=\.)",
+    (Part.VISION, r"^(v|mm|a|resampler)\."),
+    (
+        Part.OTHER,
+        r"^(blk\.0\.)?(nextn\.|rope_freqs|rope_factors|altup_|laurel_|inp_gate|proj\.)",
+    ),
+    (Part.NORM, r"^(.*[._])?(norm|layer_out_scale)([._].*)?"),
+    (Part.EMBEDDING, r"^(token_embd|per_layer_token_embd|position_embd|token_types)\..*"),
+    (Part.HEAD, r"^output\..*"),
+    (Part.ROUTER, r"^blk\.0\.(ffn_gate_inp|exp_probs).*"),
+    (Part.SHARED_EXPERTS, r"^blk\.0\.ffn_.*_shexp.*"),
+    (Part.EXPERTS, r"^blk\.0\.ffn_(.*_(exps|chexps)|(gate|down|up)\.\d)\..*"),
+    (Part.MLP, r"^blk\.0\.(ffn_|channel_mix).*"),
+    (Part.ATTENTION, r"^blk\.0\.(attn_|ssm_|time_mix|shortconv|indexer|hc_).*"),
 )
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
@@ -61,12 +58,4 @@ def part_of(name: str) -> Part:
     >>> part_of("blk.7.ffn_gate_exps.weight").value
     'experts'
     """
-    return _part_of_shape(_NUMBER.sub("0", name))
-
-
-@lru_cache(maxsize=4096)
-def _part_of_shape(name: str) -> Part:
-    for part, pattern in _RULES:
-        if pattern.match(name):
-            return part
-    return Part.OTHER
+    return _part_of(name)

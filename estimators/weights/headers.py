@@ -8,9 +8,10 @@ from memfit.estimators.arch.modules import Module
 from memfit.estimators.weights.derived import WeightTotals
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import Declared
-from memfit.estimators.weights.tensor_groups import Kind
+from memfit.estimators.weights.tensor_groups import TensorGroup
 
-# Tensors that carry no parameter: scales, zero points and shapes of packed formats.
+# Tensors that hold no parameters: scales, zero points and shapes of packed formats, as MLX,
+# AutoAWQ, GPTQ, compressed-tensors, ModelOpt and bitsandbytes name them.
 _COMPANIONS = (
     ".scales",
     ".biases",
@@ -38,44 +39,45 @@ _COMPANIONS = (
 
 @dataclass(slots=True)
 class HeaderTotals(WeightTotals):
-    """Totals of headers; ``kept`` are the tensors that the model class does not drop."""
+    """Totals of headers."""
 
-    kept: list[Kind] = field(default_factory=list)
+    kept: list[TensorGroup] = field(default_factory=list)
+    """The tensors that the model class does not drop."""
 
 
-def read(
-    kinds: Iterable[Kind],
+def read_headers(
+    groups: Iterable[TensorGroup],
     modules: Mapping[str, Module],
     declared: Declared,
     is_dropped: Callable[[str], bool],
 ) -> HeaderTotals:
     """Return the totals of a checkpoint's tensors, by the modules of the model class.
 
-    A tensor of another layout's name belongs to the part its name speaks of, and is loaded
-    unless the class drops it.
+    A tensor whose name is not the class's belongs to the part that its name suggests, and is
+    loaded unless the class drops it.
     """
     totals = HeaderTotals()
-    for kind in kinds:
-        name = kind.name
+    for group in groups:
+        name = group.name
         module = modules.get(name) or modules.get(name.rpartition(".")[0])
         if module:
             part, loaded = module.part, module.loaded
         else:
             part, loaded = part_of(name), not is_dropped(name)
         if loaded:
-            totals.kept.append(kind)
+            totals.kept.append(group)
         totals.add(
             part,
-            kind.copies * kind.nbytes,
-            parameters=kind.copies * _parameters(kind, module, declared),
+            group.copies * group.nbytes,
+            parameters=group.copies * _parameters(group, module, declared),
             loaded=loaded,
         )
     return totals
 
 
-def _parameters(kind: Kind, module: Module | None, declared: Declared) -> int:
-    """The number of parameters a tensor stands for: packed ones unpacked, scales none."""
-    name, dtype, shape, *_ = kind
+def _parameters(group: TensorGroup, module: Module | None, declared: Declared) -> int:
+    """The number of parameters in a tensor: packed ones are unpacked, scales have none."""
+    name, dtype, shape, *_ = group
     stored = prod(shape)
     if dtype in ("BF16", "F16", "F32") and name.endswith(".weight"):
         return stored
@@ -90,7 +92,7 @@ def _parameters(kind: Kind, module: Module | None, declared: Declared) -> int:
 
 
 def _values_per_element(name: str, dtype: str, declared: Declared) -> int:
-    """How many parameters one element of a foreign format's tensor packs."""
+    """How many parameters one element of another library's format packs."""
     if name.endswith((".qweight", ".weight_packed")):
         return {"I32": 32, "U8": 8}.get(dtype, declared.bits) // declared.bits
     if dtype != "U8":

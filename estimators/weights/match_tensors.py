@@ -1,4 +1,7 @@
-"""A checkpoint's tensors held against the model class, as mlx-lm's strict load holds them."""
+"""A checkpoint's tensors compared with the model class, as mlx-lm's strict load does.
+
+Source: mlx-lm utils.py, load_model; mlx nn/layers/base.py, load_weights.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,37 +12,39 @@ from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import FLOAT_MODES, Quantization
 from memfit.estimators.weights.quantization_plan import Declared
-from memfit.estimators.weights.tensor_groups import Kind
+from memfit.estimators.weights.tensor_groups import TensorGroup
 
 _LEAVES = frozenset({"weight", "bias", "scales", "biases", "global_scale", "weight_scale"})
 _NOT_LINEAR = (Part.EMBEDDING, Part.EXPERTS)
 
-Pieces = dict[str, Kind]
+TensorParts = dict[str, TensorGroup]
 
 
 @dataclass(slots=True)
 class Match:
-    """``formats`` is what each matrix is kept in; the rest is why mlx-lm refuses the load.
-
-    ``unknown`` are tensors the class has no place for, ``missing`` names it finds no tensor for,
-    ``wrong`` tensors of another shape than the class's.
-    """
+    """How the tensors fit the class, and where not, why mlx-lm refuses to load them."""
 
     formats: dict[str, Quantization | None] = field(default_factory=dict)
+    """The format of each matrix; None: not quantised."""
     unknown: list[str] = field(default_factory=list)
+    """Tensors that the class has no place for."""
     missing: list[str] = field(default_factory=list)
+    """Names in the class without a tensor."""
     wrong: list[str] = field(default_factory=list)
+    """Tensors of another shape than the class's."""
 
     @property
     def loads(self) -> bool:
-        """Whether every tensor has its place and every place its tensor."""
+        """Whether every tensor has a place and every place a tensor."""
         return not (self.unknown or self.missing or self.wrong)
 
 
-def match(tensors: Iterable[Kind], modules: Mapping[str, Module], declared: Declared) -> Match:
+def match_tensors(
+    tensors: Iterable[TensorGroup], modules: Mapping[str, Module], declared: Declared
+) -> Match:
     """Return how loaded tensors, less those the class drops, fit the class's modules."""
     result = Match()
-    found: dict[str, Pieces] = defaultdict(dict)
+    found: dict[str, TensorParts] = defaultdict(dict)
     for tensor in tensors:
         base, _, leaf = tensor.name.rpartition(".")
         if tensor.name in modules:
@@ -54,8 +59,10 @@ def match(tensors: Iterable[Kind], modules: Mapping[str, Module], declared: Decl
     return result
 
 
-def _check(path: str, module: Module, pieces: Pieces, declared: Declared, result: Match) -> None:
-    weight, bias = pieces.get("weight"), pieces.get("bias")
+def _check(
+    path: str, module: Module, parts: TensorParts, declared: Declared, result: Match
+) -> None:
+    weight, bias = parts.get("weight"), parts.get("bias")
     if weight is None:
         result.missing.append(path)
         return
@@ -64,50 +71,51 @@ def _check(path: str, module: Module, pieces: Pieces, declared: Declared, result
     elif bias is not None and prod(bias.shape) != module.bias:
         (result.wrong if module.bias else result.unknown).append(bias.name)
     if declared.method == "bitnet" and weight.dtype == "U8":
-        _check_ternary(module, weight, pieces, result)
-    elif "scales" in pieces:
-        _check_quantised(path, module, pieces, declared, result)
+        _check_ternary(module, weight, parts, result)
+    elif "scales" in parts:
+        _check_quantised(path, module, parts, declared, result)
     else:
         result.formats[path] = None
-        result.unknown += [pieces[leaf].name for leaf in pieces if leaf not in ("weight", "bias")]
+        result.unknown += [parts[leaf].name for leaf in parts if leaf not in ("weight", "bias")]
         if prod(weight.shape) != module.elements:
             result.wrong.append(weight.name)
         elif declared.method == "mlx" and declared.plan and declared.plan.overrides.get(path):
             result.missing.append(f"{path}.scales")
 
 
-def _check_ternary(module: Module, weight: Kind, pieces: Pieces, result: Match) -> None:
-    """Four weights a byte along the outputs, and one scale: mlx-lm models/bitlinear_layers.py."""
+def _check_ternary(module: Module, weight: TensorGroup, parts: TensorParts, result: Match) -> None:
+    """Four weights per byte along the outputs, one scale (mlx-lm models/bitlinear_layers.py)."""
     outputs = module.shape[0]
     if module.part in _NOT_LINEAR or weight.shape != (-(-outputs // 4), *module.shape[1:]):
         result.wrong.append(weight.name)
-    elif "weight_scale" not in pieces:
+    elif "weight_scale" not in parts:
         result.missing.append(f"{weight.name}_scale")
 
 
 def _check_quantised(
-    path: str, module: Module, pieces: Pieces, declared: Declared, result: Match
+    path: str, module: Module, parts: TensorParts, declared: Declared, result: Match
 ) -> None:
-    scales = pieces["scales"]
+    scales = parts["scales"]
+    # load_model quantises a module where the weights have its scales, if it can be quantised.
     if declared.quantises is None or not module.quantizable:
         result.unknown.append(scales.name)
         return
-    quantization = _inferred(module, pieces["weight"], scales)
+    quantization = _inferred(module, parts["weight"], scales)
     overrides = declared.plan.overrides if declared.method == "mlx" and declared.plan else {}
     if quantization is None or overrides.get(path, quantization) != quantization:
-        result.wrong.append(pieces["weight"].name)
+        result.wrong.append(parts["weight"].name)
         return
     result.formats[path] = quantization
-    has_biases, affine = "biases" in pieces, quantization.mode == "affine"
+    has_biases, affine = "biases" in parts, quantization.mode == "affine"
     if has_biases and not affine:
-        result.unknown.append(pieces["biases"].name)
+        result.unknown.append(parts["biases"].name)
     elif affine and not has_biases:
         result.missing.append(f"{path}.biases")
-    elif has_biases and pieces["biases"].shape != scales.shape:
-        result.wrong.append(pieces["biases"].name)
+    elif has_biases and parts["biases"].shape != scales.shape:
+        result.wrong.append(parts["biases"].name)
 
 
-def _inferred(module: Module, weight: Kind, scales: Kind) -> Quantization | None:
+def _inferred(module: Module, weight: TensorGroup, scales: TensorGroup) -> Quantization | None:
     """The format by the shapes of weight and scales: mlx-lm utils.py, infer_quant_config."""
     *rows, inputs = module.shape
     if not weight.shape or not scales.shape or not scales.shape[-1]:

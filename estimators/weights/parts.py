@@ -1,66 +1,72 @@
 """Which part of a model a tensor belongs to, by its name in MLX's or the Hub's layout."""
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 from memfit.estimators.arch.modules import Part
 
-# The first pattern that is found decides; order matters (shared experts before experts).
-_RULES: tuple[tuple[Part, re.Pattern[str]], ...] = tuple(
-    (part, re.compile(pattern))
-    for part, pattern in (
-        (
-            Part.VISION,
-            r"(^|\.)(vision|visual|vit|vqmodel|audio|image|img|speech|sound|multi_modal|multimodal"
-            r"|mm_|aligner|patch_merger|perceiver|resampler|conformer)|embed_(vision|audio)"
-            r"|^encoder\.(conv|layers|embed)",
-        ),
-        (
-            Part.NORM,
-            r"norm\d?(\.(weight|bias|scale|\d+\.weight|\d+\.bias))?$"
-            r"|(^|\.)(norm|ln|ln_f|ln_\w{1,4}|final_ln|layernorm\w*)\.(weight|bias)$"
-            r"|norm\w*\.(weight|bias)$",
-        ),
-        (Part.SHARED_EXPERTS, r"shared?_(experts?|mlp)"),
-        (
-            Part.ROUTER,
-            r"router|\.gate\.(weight|scales|biases|bias|wg|gate|gate_proj|qweight|qzeros|e_score\w*"
-            r"|expert_bias|router_bias)|expert_bias|e_score_correction_bias|gate\.wg|\.moe\.gate\.",
-        ),
-        (Part.EXPERTS, r"experts?[._]|switch_(mlp|glu)|input_linear|output_linear|\.moe\."),
-        (Part.HEAD, r"(^|\.)(lm_head|embed_out|output|head)\.[a-z_]+$"),
-        (
-            Part.EMBEDDING,
-            r"(^|\.)(embed_tokens\w*|tok_embeddings|word_embeddings|wte|wpe|embed_in|embeddings?"
-            r"|embed_positions)\.",
-        ),
-        (
-            Part.ATTENTION,
-            r"attn|attention|mixer|mamba|ssm|conv|temporal_block|time_mix|recurrent|rotary"
-            r"|[._](qkvo|qkv|[qkvo])_proj|\.(A_log|D|dt_bias)$",
-        ),
-        (
-            Part.MLP,
-            r"mlp|feed_forward|ffn|channel_mix|feedforward|[._](gate|up|down)_proj|\.(fc|w)\d?\.",
-        ),
-    )
+
+def part_rules(number: str, *rules: tuple[Part, str]) -> Callable[[str], Part]:
+    """Return a function from a tensor's name to its part: the first pattern found decides.
+
+    Layers and experts have the same names except for their numbers: what ``number`` finds counts
+    as 0, so that each name is searched once.
+    """
+    numbers = re.compile(number)
+    patterns = [(part, re.compile(pattern)) for part, pattern in rules]
+
+    @lru_cache(maxsize=4096)
+    def of_shape(name: str) -> Part:
+        return next((part for part, found in patterns if found.search(name)), Part.OTHER)
+
+    return lambda name: of_shape(numbers.sub("0", name))
+
+
+# Order matters: shared experts before experts.
+_part_of = part_rules(
+    r"\d+",
+    (
+        Part.VISION,
+        r"(^|\.)(vision|visual|vit|vqmodel|audio|image|img|speech|sound|multi_modal|multimodal"
+        r"|mm_|aligner|patch_merger|perceiver|resampler|conformer)|embed_(vision|audio)"
+        r"|^encoder\.(conv|layers|embed)",
+    ),
+    (
+        Part.NORM,
+        r"norm\d?(\.(weight|bias|scale|\d+\.weight|\d+\.bias))?$"
+        r"|(^|\.)(norm|ln|ln_f|ln_\w{1,4}|final_ln|layernorm\w*)\.(weight|bias)$"
+        r"|norm\w*\.(weight|bias)$",
+    ),
+    (Part.SHARED_EXPERTS, r"shared?_(experts?|mlp)"),
+    (
+        Part.ROUTER,
+        r"router|\.gate\.(weight|scales|biases|bias|wg|gate|gate_proj|qweight|qzeros|e_score\w*"
+        r"|expert_bias|router_bias)|expert_bias|e_score_correction_bias|gate\.wg|\.moe\.gate\.",
+    ),
+    (Part.EXPERTS, r"experts?[._]|switch_(mlp|glu)|input_linear|output_linear|\.moe\."),
+    (Part.HEAD, r"(^|\.)(lm_head|embed_out|output|head)\.[a-z_]+$"),
+    (
+        Part.EMBEDDING,
+        r"(^|\.)(embed_tokens\w*|tok_embeddings|word_embeddings|wte|wpe|embed_in|embeddings?"
+        r"|embed_positions)\.",
+    ),
+    (
+        Part.ATTENTION,
+        r"attn|attention|mixer|mamba|ssm|conv|temporal_block|time_mix|recurrent|rotary"
+        r"|[._](qkvo|qkv|[qkvo])_proj|\.(A_log|D|dt_bias)$",
+    ),
+    (
+        Part.MLP,
+        r"mlp|feed_forward|ffn|channel_mix|feedforward|[._](gate|up|down)_proj|\.(fc|w)\d?\.",
+    ),
 )
-_NUMBER = re.compile(r"\d+")
 
 
 def part_of(name: str) -> Part:
-    """Return the part a tensor's name speaks of; ``OTHER`` when no rule knows it.
+    """Return the part that a tensor's name suggests; ``OTHER`` when no rule knows it.
 
     >>> part_of("model.layers.0.mlp.switch_mlp.up_proj.scales").value
     'experts'
     """
-    # Layers and experts have the same names but for their numbers: each is looked at once.
-    return _part_of_shape(_NUMBER.sub("0", name))
-
-
-@lru_cache(maxsize=4096)
-def _part_of_shape(name: str) -> Part:
-    for part, pattern in _RULES:
-        if pattern.search(name):
-            return part
-    return Part.OTHER
+    return _part_of(name)

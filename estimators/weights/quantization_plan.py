@@ -9,26 +9,24 @@ from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base.errors import ConfigError, InputError
 from memfit.estimators.base.quantization import DEFAULTS, Quantization
 from memfit.estimators.base.records import record
-from memfit.estimators.weights.derived import Plan
+from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.weights.sanitize_conversions import DEQUANTISES_FP8, UNPACKS_INTEGERS
 
 
 @record(frozen=True, slots=True)
 class Declared:
-    """What a config says of its weights' format.
-
-    ``method`` is None for plain weights, ``mlx`` for MLX's own block, else the foreign method.
-    ``quantises`` is the format mlx-lm takes quantised tensors to have, None when it takes none.
-    ``plan`` is how the weights are kept once loaded, as far as the config tells; None:
-    unquantised. ``bound`` says why the plan is an upper bound only, unless the headers tell
-    more. ``bits`` are of the method's own packing.
-    """
+    """The format of the weights as a config declares it."""
 
     method: str | None = None
+    """None for plain weights, ``mlx`` for MLX's own block, otherwise ``quant_method``."""
     quantises: Quantization | None = None
-    plan: Plan | None = None
+    """The format mlx-lm expects of quantised tensors, None where it accepts none."""
+    plan: QuantizationPlan | None = None
+    """How the weights are kept once loaded, as far as the config says; None: not quantised."""
     bound: str | None = None
+    """Why the plan is only an upper bound, unless the headers say more."""
     bits: int = 4
+    """Bits of the method's own packing."""
 
 
 def declared(config: Mapping[str, Any], model: Model, name: str) -> Declared:
@@ -79,7 +77,7 @@ def _mlx(block: Mapping[str, Any], name: str, key: str) -> Declared:
             raise ConfigError(
                 f"{name}: {key}.{path}: expected an object, true or false, got {value!r:.40}"
             )
-    plan = Plan(default, overrides)
+    plan = QuantizationPlan(default, overrides)
     return Declared("mlx", default, plan, bits=default.bits)
 
 
@@ -163,7 +161,9 @@ def _awq(block: Mapping[str, Any], model: Model) -> Declared:
     return Declared("awq", quantization, _awq_plan(block, model, quantization))
 
 
-def _awq_plan(block: Mapping[str, Any], model: Model, quantization: Quantization) -> Plan:
+def _awq_plan(
+    block: Mapping[str, Any], model: Model, quantization: Quantization
+) -> QuantizationPlan:
     names = block.get("modules_to_not_convert")
     skipped = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     kept = (Part.EMBEDDING, Part.HEAD, Part.ROUTER, Part.VISION)
@@ -212,16 +212,16 @@ def _dequantised(model: Model, what: str) -> str:
     )
 
 
-def _only_experts(model: Model, quantization: Quantization) -> Plan:
+def _only_experts(model: Model, quantization: Quantization) -> QuantizationPlan:
     return _all_but(model, quantization, lambda _, module: module.part is not Part.EXPERTS)
 
 
 def _all_but(
     model: Model, quantization: Quantization, is_kept: Callable[[str, Module], bool]
-) -> Plan:
+) -> QuantizationPlan:
     overrides = {
         path: None
         for path, module in model.all_modules()
         if module.quantizable and is_kept(path, module)
     }
-    return Plan(quantization, overrides)
+    return QuantizationPlan(quantization, overrides)

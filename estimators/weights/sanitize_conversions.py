@@ -1,4 +1,4 @@
-"""What mlx-lm makes of foreign formats while it loads them: dequantised, repacked or cast.
+"""What mlx-lm does to formats of other libraries at load: it dequantises, repacks or casts.
 
 Source: the `sanitize` methods of mlx-lm's model classes, and utils.py, _transform_awq_weights.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import prod
 
 from memfit.estimators.base import dtypes
-from memfit.estimators.weights.tensor_groups import Kind
+from memfit.estimators.weights.tensor_groups import TensorGroup
 
 # Classes whose `sanitize` multiplies FP8 weights with their weight_scale_inv.
 DEQUANTISES_FP8 = frozenset(
@@ -27,8 +27,10 @@ DEQUANTISES_FP8 = frozenset(
 UNPACKS_INTEGERS = frozenset({"deepseek_v3", "joyai_llm_flash", "kimi_k2"})
 
 
-def by_class(tensors: tuple[Kind, ...], text_class: str) -> tuple[Kind, ...]:
-    """Return the tensors as the class of a model type rewrites them, its names apart."""
+def sanitize_conversions(
+    tensors: tuple[TensorGroup, ...], text_class: str
+) -> tuple[TensorGroup, ...]:
+    """Return the tensors as the class of a model type converts them; names change elsewhere."""
     if text_class in UNPACKS_INTEGERS:
         tensors = tuple(_unpacked_integers(tensors))
     if text_class in DEQUANTISES_FP8:
@@ -36,7 +38,7 @@ def by_class(tensors: tuple[Kind, ...], text_class: str) -> tuple[Kind, ...]:
     return tuple(_split_gpt_oss(tensors)) if text_class == "gpt_oss" else tensors
 
 
-def repacked_awq(tensors: tuple[Kind, ...]) -> Iterator[Kind]:
+def repacked_awq(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup]:
     """Yield AWQ's tensors in MLX's layout: packed columns become packed rows, zero points
     biases, and every other floating tensor takes the type of the scales."""
     scales = [tensor for tensor in tensors if tensor.name.endswith(".scales")]
@@ -51,16 +53,16 @@ def repacked_awq(tensors: tuple[Kind, ...]) -> Iterator[Kind]:
             yield tensor
 
 
-def _as_type(tensor: Kind, dtype: str) -> Kind:
+def _as_type(tensor: TensorGroup, dtype: str) -> TensorGroup:
     nbytes = dtypes.nbytes(prod(tensor.shape), dtype)
     return tensor._replace(dtype=dtype, nbytes=nbytes)
 
 
-def _named(tensors: Iterable[Kind]) -> dict[str, Kind]:
+def _named(tensors: Iterable[TensorGroup]) -> dict[str, TensorGroup]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def _dequantised_fp8(tensors: tuple[Kind, ...], text_class: str) -> Iterator[Kind]:
+def _dequantised_fp8(tensors: tuple[TensorGroup, ...], text_class: str) -> Iterator[TensorGroup]:
     """Weights times their scales: bfloat16; ministral3 has one scale, whose type it
     takes, and drops those of activations."""
     scalar = text_class == "ministral3"
@@ -79,8 +81,8 @@ def _dequantised_fp8(tensors: tuple[Kind, ...], text_class: str) -> Iterator[Kin
             yield tensor
 
 
-def _is_scale_of(scale: Kind, weight: Kind, text_class: str) -> bool:
-    """One scale a block of 128 x 128; mimo_v2_flash pads the weight to its scales."""
+def _is_scale_of(scale: TensorGroup, weight: TensorGroup, text_class: str) -> bool:
+    """One scale per block of 128 x 128; mimo_v2_flash pads the weight to its scales."""
     if text_class == "ministral3":
         return prod(scale.shape) == 1
     blocks = tuple(-(-extent // 128) for extent in weight.shape)
@@ -89,7 +91,7 @@ def _is_scale_of(scale: Kind, weight: Kind, text_class: str) -> bool:
     return scale.shape == blocks
 
 
-def _unpacked_integers(tensors: tuple[Kind, ...]) -> Iterator[Kind]:
+def _unpacked_integers(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup]:
     """weight_packed, weight_scale and weight_shape become weight, scales and biases."""
     names = _named(tensors)
     for tensor in tensors:
@@ -104,8 +106,8 @@ def _unpacked_integers(tensors: tuple[Kind, ...]) -> Iterator[Kind]:
             yield tensor
 
 
-def _split_gpt_oss(tensors: tuple[Kind, ...]) -> Iterator[Kind]:
-    """Interleaved gate and up projections part; blocks of 16 bytes become rows of uint32."""
+def _split_gpt_oss(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup]:
+    """Interleaved gate and up projections are split; blocks of 16 bytes become rows of uint32."""
     done = any("gate_proj.weight" in tensor.name for tensor in tensors)
     for tensor in tensors:
         name, is_bias = tensor.name, tensor.name.endswith("_proj_bias")
@@ -124,14 +126,14 @@ def _split_gpt_oss(tensors: tuple[Kind, ...]) -> Iterator[Kind]:
             yield tensor._replace(name=name)
 
 
-def _half(tensor: Kind, name: str, axis: int) -> Kind:
+def _half(tensor: TensorGroup, name: str, axis: int) -> TensorGroup:
     shape = list(tensor.shape)
     if len(shape) >= -axis:
         shape[axis] //= 2
     return tensor._replace(name=name, shape=tuple(shape), nbytes=tensor.nbytes // 2)
 
 
-def _repacked_weight(tensor: Kind) -> Iterator[Kind]:
+def _repacked_weight(tensor: TensorGroup) -> Iterator[TensorGroup]:
     name = f"{tensor.name.removesuffix('qweight')}weight"
     if len(tensor.shape) == 2:
         inputs, outputs = tensor.shape
@@ -140,13 +142,13 @@ def _repacked_weight(tensor: Kind) -> Iterator[Kind]:
         yield tensor
 
 
-def _transposed_scales(tensor: Kind) -> Iterator[Kind]:
+def _transposed_scales(tensor: TensorGroup) -> Iterator[TensorGroup]:
     biases = f"{tensor.name.removesuffix('scales')}biases"
     for name in (tensor.name, biases):
         yield tensor._replace(name=name, shape=tensor.shape[::-1])
 
 
-_AWQ: dict[str, Callable[[Kind], Iterable[Kind]]] = {
+_AWQ: dict[str, Callable[[TensorGroup], Iterable[TensorGroup]]] = {
     "qweight": _repacked_weight,
     "qzeros": lambda _: (),
     "scales": _transposed_scales,

@@ -1,6 +1,6 @@
-"""Tensors that a model class takes out of a checkpoint before it loads the rest.
+"""Tensors that a model class removes from a checkpoint before it loads the rest.
 
-Source: the `sanitize` method of each mlx-lm model class; a name that none of them takes out is
+Source: the `sanitize` method of each mlx-lm model class; a name that none of them removes is
 refused by the strict load.
 """
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.weights.tensor_groups import Kind
+from memfit.estimators.weights.tensor_groups import TensorGroup
 
 _ROTARY = r"self_attn\.rotary_emb\.inv_freq"
 _ROPE = r"attention\.rope\.inv_freq"
@@ -63,7 +63,7 @@ _PATTERNS: dict[str, str] = {
     "xverse": _ROTARY,
 }
 _NESTED_TOWERS = ("model.language_model.", r"^model\.(?!language_model\.)")
-# What is taken out of a layout that is known by a part of some name.
+# What is removed from one layout only, which some tensor's name shows.
 _IN_LAYOUT: dict[str, tuple[str, str]] = {
     "qwen2_5_vl": _NESTED_TOWERS,
     "qwen2_vl": _NESTED_TOWERS,
@@ -83,8 +83,8 @@ _DROPS_TIED_HEAD = frozenset(
 _DROPS_NESTED_HEAD = frozenset({"llava", "mistral3"})
 
 
-def dropping(model: Model, tensors: Iterable[Kind]) -> Callable[[str], bool]:
-    """Return the test whether the model's class takes a tensor of a name out."""
+def drop_rule(model: Model, tensors: Iterable[TensorGroup]) -> Callable[[str], bool]:
+    """Return a function that says whether the model's class removes a tensor, by its name."""
     patterns = list(_patterns(model, tensors))
     found = re.compile("|".join(patterns)).search if patterns else None
     later = model.model_type in _DROPS_LATER_LAYERS
@@ -100,7 +100,7 @@ def dropping(model: Model, tensors: Iterable[Kind]) -> Callable[[str], bool]:
     return is_dropped
 
 
-def _patterns(model: Model, tensors: Iterable[Kind]) -> Iterator[str]:
+def _patterns(model: Model, tensors: Iterable[TensorGroup]) -> Iterator[str]:
     model_type = model.model_type
     if model_type in _PATTERNS:
         yield _PATTERNS[model_type]
@@ -120,7 +120,7 @@ def _sharing(model: Model) -> frozenset[str]:
     return frozenset(
         f"{index}.self_attn.{name}"
         for index, layer in enumerate(model.layers)
-        if not any(module.path == "self_attn.k_proj" and module.loaded for module in layer.modules)
+        if not all(mixer.owns_cache for mixer in layer.mixers)
         for name in ("k_proj", "v_proj", "k_norm")
     )
 

@@ -1,4 +1,4 @@
-"""Names and shapes of the Hub's layout, put as the model class has them.
+"""Names and shapes of the Hub's layout, changed to those of the model class.
 
 Source: the `sanitize` methods of mlx-lm's model classes.
 """
@@ -9,7 +9,7 @@ from math import prod
 
 from memfit.estimators.arch.modules import Module
 from memfit.estimators.base import dtypes
-from memfit.estimators.weights.tensor_groups import EXPERTS, Kind
+from memfit.estimators.weights.tensor_groups import EXPERTS, TensorGroup
 
 Modules = Mapping[str, Module]
 
@@ -55,11 +55,13 @@ _RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def renamed(tensors: Iterable[Kind], model_type: str, modules: Modules) -> tuple[Kind, ...]:
+def sanitize_names(
+    tensors: Iterable[TensorGroup], model_type: str, modules: Modules
+) -> tuple[TensorGroup, ...]:
     """Return the tensors under the class's names: stacked, split and renamed."""
     if rules := [(re.compile(old), new) for old, new in _RENAMES.get(model_type, ())]:
         tensors = (tensor._replace(name=_rename(tensor.name, rules)) for tensor in tensors)
-    tensors = _stacked(_parted(tensors, model_type, modules), model_type, modules)
+    tensors = _stacked(_split_joined(tensors, model_type, modules), model_type, modules)
     return tuple(_split_latent(tensors, modules))
 
 
@@ -71,7 +73,7 @@ def _rename(name: str, rules: list[tuple[re.Pattern[str], str]]) -> str:
     return name
 
 
-# What a class calls the experts' matrices that the checkpoint calls otherwise, where it stacks.
+# How a class names the experts' matrices when it stacks them, where the checkpoint has other names.
 _W = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _SAME = {name: name for name in _W.values()}
 _NOT_STACKED: dict[str, str] = {}
@@ -90,20 +92,22 @@ _EXPERT_NAMES: dict[str, dict[str, str]] = {
 }
 
 
-def _stacked(tensors: Iterable[Kind], model_type: str, modules: Modules) -> Iterator[Kind]:
-    """One tensor an expert becomes one of all experts where the class has such a module."""
+def _stacked(
+    tensors: Iterable[TensorGroup], model_type: str, modules: Modules
+) -> Iterator[TensorGroup]:
+    """One tensor per expert becomes one of all experts, where the class stacks them."""
     names = _EXPERT_NAMES.get(model_type, _SAME)
-    for kind in tensors:
-        parent, found, place = kind.name.partition(EXPERTS)
+    for group in tensors:
+        parent, found, place = group.name.partition(EXPERTS)
         matrix, _, leaf = place.partition(".")
         path = None
         if found and leaf in ("weight", "scales", "biases"):
             path = _first_of(_parents(parent, "switch_mlp"), names.get(matrix, ""), modules)
         if path is None:
-            yield kind
+            yield group
         else:
-            shape = (kind.copies, *kind.shape)
-            yield Kind(f"{path}.{leaf}", kind.dtype, shape, kind.copies * kind.nbytes)
+            shape = (group.copies, *group.shape)
+            yield TensorGroup(f"{path}.{leaf}", group.dtype, shape, group.copies * group.nbytes)
 
 
 def _parents(parent: str, *stacks: str) -> tuple[str, ...]:
@@ -130,7 +134,7 @@ _HUNYUAN = (
     (".qkv_proj.weight", ("q_proj", "k_proj", "v_proj")),
     (".gate_and_up_proj.weight", ("up_proj", "gate_proj")),
 )
-# Matrices that a checkpoint keeps in one tensor and the class apart, by the end of its name.
+# Matrices that are one tensor in the checkpoint and several in the class, by the end of its name.
 _JOINED: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "gemma4": _GATE_UP,
     "gemma4_text": _GATE_UP,
@@ -144,15 +148,17 @@ _JOINED: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 }
 
 
-def _parted(tensors: Iterable[Kind], model_type: str, modules: Modules) -> Iterator[Kind]:
-    """One tensor of several matrices becomes one for each."""
+def _split_joined(
+    tensors: Iterable[TensorGroup], model_type: str, modules: Modules
+) -> Iterator[TensorGroup]:
+    """One tensor of several matrices becomes one for each (`mx.split` in granitemoe.py)."""
     joined = _JOINED.get(model_type, ())
     for tensor in tensors:
         paths = _paths_in(tensor.name, joined, modules)
         if paths and sum(modules[path].elements for path in paths) == prod(tensor.shape):
             for path in paths:
                 nbytes = dtypes.nbytes(modules[path].elements, tensor.dtype)
-                yield Kind(f"{path}.weight", tensor.dtype, modules[path].shape, nbytes)
+                yield TensorGroup(f"{path}.weight", tensor.dtype, modules[path].shape, nbytes)
         else:
             yield tensor
 
@@ -168,8 +174,8 @@ def _paths_in(
     return []
 
 
-def _split_latent(tensors: Iterable[Kind], modules: Modules) -> Iterator[Kind]:
-    """kv_b_proj becomes one matrix a head for keys and one for values."""
+def _split_latent(tensors: Iterable[TensorGroup], modules: Modules) -> Iterator[TensorGroup]:
+    """kv_b_proj becomes a matrix per head for keys and one for values (deepseek_v3.py)."""
     for tensor in tensors:
         parent, found, leaf = tensor.name.rpartition(".kv_b_proj.")
         keys, values = modules.get(f"{parent}.embed_q"), modules.get(f"{parent}.unembed_out")
@@ -186,4 +192,4 @@ def _split_latent(tensors: Iterable[Kind], modules: Modules) -> Iterator[Kind]:
             ("unembed_out", (heads, values.shape[1], columns)),
         ):
             nbytes = dtypes.nbytes(prod(shape), tensor.dtype)
-            yield Kind(f"{parent}.{name}.{leaf}", tensor.dtype, shape, nbytes)
+            yield TensorGroup(f"{parent}.{name}.{leaf}", tensor.dtype, shape, nbytes)

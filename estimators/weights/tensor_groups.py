@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint, the experts' taken together: a hundred thousand are a few thousand."""
+"""Tensors of a checkpoint in groups: a hundred thousand of experts become a few thousand."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,22 +9,24 @@ from memfit.estimators.checkpoint.manifest import Tensor
 EXPERTS = ".experts.*."
 
 
-class Kind(NamedTuple):
-    """A tensor, or ``copies`` of one that differ in the expert's number, a star in ``name``."""
+class TensorGroup(NamedTuple):
+    """A tensor, or several that differ only in the number of their expert."""
 
     name: str
+    """Its name; a star is in the place of the expert's number."""
     dtype: str
     shape: tuple[int, ...]
-    nbytes: int  # of one copy
+    nbytes: int
+    """Bytes of one copy."""
     copies: int = 1
 
 
-def kinds(tensors: Iterable[Tensor]) -> tuple[Kind, ...]:
-    """Return the tensors in order, those of a layer's experts as one kind.
+def tensor_groups(tensors: Iterable[Tensor]) -> tuple[TensorGroup, ...]:
+    """Return the tensors in order, those of a layer's experts as one group.
 
     >>> experts = [Tensor(f"layer.experts.{index}.w1", "U8", (2,), 2) for index in range(3)]
-    >>> kinds(experts)
-    (Kind(name='layer.experts.*.w1', dtype='U8', shape=(2,), nbytes=2, copies=3),)
+    >>> tensor_groups(experts)
+    (TensorGroup(name='layer.experts.*.w1', dtype='U8', shape=(2,), nbytes=2, copies=3),)
     """
     counts: Counter[tuple[str, str, tuple[int, ...], int]] = Counter()
     for name, dtype, shape, nbytes in tensors:
@@ -34,12 +36,12 @@ def kinds(tensors: Iterable[Tensor]) -> tuple[Kind, ...]:
             if index.isdecimal():
                 name = f"{parent}{EXPERTS}{place}"
         counts[name, dtype, shape, nbytes] += 1
-    return tuple(Kind(*key, copies) for key, copies in counts.items())
+    return tuple(TensorGroup(*key, copies) for key, copies in counts.items())
 
 
-def sizes(kinds: Iterable[Kind]) -> Counter[int]:
+def sizes(groups: Iterable[TensorGroup]) -> Counter[int]:
     """Return how many tensors there are of each size in bytes."""
     result: Counter[int] = Counter()
-    for kind in kinds:
-        result[kind.nbytes] += kind.copies
+    for group in groups:
+        result[group.nbytes] += group.copies
     return result

@@ -46,7 +46,7 @@ class PeakMoment:
 
 
 class QuantizationPlan(Protocol):
-    """Says how each module is packed (weights/quantization_plan.py, Plan)."""
+    """Says how each module is packed (weights/quantization_plan.py, QuantizationPlan)."""
 
     def quantization(self, path: str, module: Module) -> Quantization | None:
         """Return the format of a module's weight, None when it stays as it is."""

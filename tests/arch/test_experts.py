@@ -14,7 +14,7 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.cache_growth import grown
 from memfit.estimators.mlx.kv_cache import kv_buffers, kv_cache
-from memfit.estimators.weights import Plan, derive
+from memfit.estimators.weights import QuantizationPlan, derive
 
 _CASES = Path(__file__).parent / "cases"
 
@@ -58,7 +58,7 @@ def test_minimax_m2_5_in_4_bits_has_the_published_size() -> None:
     model = build_model(MINIMAX_M2_5, "config.json")
     routers = _overridden(model, "block_sparse_moe.gate", Quantization(8, 32))
     assert len(routers) == 62
-    assert derive(model, Plan(Quantization(4, 64), routers)).nbytes == 128_666_664_960
+    assert derive(model, QuantizationPlan(Quantization(4, 64), routers)).nbytes == 128_666_664_960
 
 
 def test_gpt_oss_20b_as_published_quantises_only_its_experts() -> None:
@@ -67,7 +67,7 @@ def test_gpt_oss_20b_as_published_quantises_only_its_experts() -> None:
     plain = _overridden(model, "", None)
     kept = {path: None for path in plain if ".mlp.experts." not in path}
     mxfp4 = Quantization(4, 32, "mxfp4")
-    assert derive(model, Plan(mxfp4, kept)).nbytes == 13_761_264_768
+    assert derive(model, QuantizationPlan(mxfp4, kept)).nbytes == 13_761_264_768
 
 
 def test_sliding_layers_of_gpt_oss_hold_the_window_and_a_chunk_in_prefill() -> None:

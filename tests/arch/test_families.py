@@ -16,7 +16,7 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.weights import Plan, derive
+from memfit.estimators.weights import QuantizationPlan, derive
 
 pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")
 from tests.oracle import Oracle, cache_bytes
@@ -64,7 +64,7 @@ def test_quantised_bytes_equal_conversion_by_mlx_lm(
 ) -> None:
     model, oracle = build_model(config, "config.json"), Oracle(config)
     oracle.quantize(quantization.bits, quantization.group_size, quantization.mode)
-    derived = derive(model, Plan(quantization, converting=True))
+    derived = derive(model, QuantizationPlan(quantization, converting=True))
     assert derived.nbytes - derived.unloaded == oracle.weight_bytes()
 
 

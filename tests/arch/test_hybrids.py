@@ -9,7 +9,7 @@ import pytest
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.weights.derived import Plan, derive
+from memfit.estimators.weights.derived import QuantizationPlan, derive
 
 CASES = Path(__file__).parent / "cases"
 
@@ -56,7 +56,7 @@ def test_lfm2_experts_in_4_bits_have_the_published_size() -> None:
         layer_types=["full_attention" if i in attends else "conv" for i in range(24)],
     )
     model = build_model(config, "config.json")
-    plan = Plan(Quantization(4, 64), converting=True)
+    plan = QuantizationPlan(Quantization(4, 64), converting=True)
     assert derive(model, plan).nbytes == 4_764_197_120
 
 
@@ -97,7 +97,7 @@ def test_a_tied_head_named_only_at_the_root_is_refused() -> None:
 
 def test_a_router_is_refused_in_groups_that_do_not_divide_it() -> None:
     config = _case("lfm2_moe", hidden_size=96)
-    plan = Plan(Quantization(4, 32), converting=True)
+    plan = QuantizationPlan(Quantization(4, 32), converting=True)
     with pytest.raises(UnsupportedError, match=r"feed_forward\.gate"):
         derive(build_model(config, "config.json"), plan)
 

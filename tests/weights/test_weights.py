@@ -20,7 +20,7 @@ from memfit.estimators.base.errors import CheckpointError, ConfigError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.weights.derived import Plan, derive
+from memfit.estimators.weights.derived import QuantizationPlan, derive
 from memfit.estimators.weights.footprint import (
     WeightFootprint,
     add_adapter,
@@ -29,7 +29,7 @@ from memfit.estimators.weights.footprint import (
 )
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import Declared, declared
-from memfit.estimators.weights.tensor_groups import kinds
+from memfit.estimators.weights.tensor_groups import tensor_groups
 from tests.models import QWEN3_4B, QWEN3_4B_4BIT, QWEN3_NEXT_80B
 
 QWEN3_NEXT_4BIT = {**QWEN3_NEXT_80B, "quantization": {"group_size": 64, "bits": 4}}
@@ -88,7 +88,7 @@ def test_a_router_is_at_8_bits_after_conversion_and_as_written_before() -> None:
     # Without the routers' entries a published config says 4 bits of them, too.
     assert weigh_config(QWEN3_NEXT_4BIT).nbytes == 44_818_845_184
     model = build_model(QWEN3_NEXT_80B, "config.json")
-    plan = Plan(Quantization(4, 64), converting=True)
+    plan = QuantizationPlan(Quantization(4, 64), converting=True)
     assert convert(model, plan, Declared()).nbytes == 44_844_060_160
 
 
@@ -182,7 +182,7 @@ def test_fp8_of_a_class_that_dequantises_it_says_that_the_files_are_smaller() ->
 
 def test_conversion_of_a_quantised_checkpoint_says_that_mlx_lm_would_not_do_it() -> None:
     model = build_model(QWEN3_4B, "config.json")
-    plan = Plan(Quantization(4, 64), converting=True)
+    plan = QuantizationPlan(Quantization(4, 64), converting=True)
     assert convert(model, plan, Declared()).notes == ()
     notes = convert(model, plan, Declared("gptq")).notes
     assert [note.code for note in notes] == ["already-quantised"]
@@ -273,16 +273,16 @@ def test_parts_add_up_to_the_headers_bytes_whatever_they_hold(
 def test_experts_taken_together_are_as_many_bytes(experts: int, odd: int) -> None:
     tensors = [tensor(f"l.experts.{index}.w1.weight", "BF16", 4, 8) for index in range(experts)]
     tensors += [tensor(f"l.experts.{index}.w2.weight", "U8", 4, 8) for index in range(odd)]
-    found = kinds(tensors)
+    found = tensor_groups(tensors)
     assert len(found) == (2 if odd else 1)
     assert sum(kind.copies * kind.nbytes for kind in found) == sum(t.nbytes for t in tensors)
 
 
-def test_a_hundred_thousand_tensors_are_few_kinds() -> None:
+def test_a_hundred_thousand_tensors_are_few_groups() -> None:
     names = (
         f"model.layers.{n // 1500}.mlp.experts.{n % 1500}.up_proj.weight" for n in range(10**5)
     )
-    assert len(kinds(tensor(name, "BF16", 2, 2) for name in names)) == 67
+    assert len(tensor_groups(tensor(name, "BF16", 2, 2) for name in names)) == 67
 
 
 # Names as published checkpoints spell them, each with its part.

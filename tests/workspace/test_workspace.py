@@ -13,7 +13,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.scheduler import BatchLimits
-from memfit.estimators.weights import Plan, derive
+from memfit.estimators.weights import QuantizationPlan, derive
 from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment, peak
 from memfit.estimators.workspace.schedule import transient_peak
 from memfit.estimators.workspace.tape import Step, Tape
@@ -67,7 +67,7 @@ def moment(
 ) -> tuple[PeakMoment, int]:
     """The largest moment and the bytes of the weights."""
     model = build_model(config, "config.json")
-    plan = Plan(quantization, converting=True) if quantization else None
+    plan = QuantizationPlan(quantization, converting=True) if quantization else None
     weights = derive(model, plan).loaded_bytes
     return peak(model, workload, resident_bytes=weights, plan=plan, device=device), weights
 

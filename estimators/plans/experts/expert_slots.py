@@ -12,7 +12,7 @@ from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.results.estimate import Basis
-from memfit.estimators.weights.derived import Plan, tensor_bytes
+from memfit.estimators.weights.derived import QuantizationPlan, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.parts import part_of
 
@@ -177,7 +177,7 @@ def _stored(model: Model, tensors: Iterable[Tensor]) -> Iterator[Piece]:
             yield Piece(tensor.nbytes, layer, not _SINGLE.search(tensor.name))
 
 
-def _derived(model: Model, plan: Plan | None) -> Iterator[Piece]:
+def _derived(model: Model, plan: QuantizationPlan | None) -> Iterator[Piece]:
     first, *rest = model.modules
     layers = [
         (index, f"{model.layers_path}.{index}.{module.path}", module)
