@@ -75,6 +75,7 @@ def build(
         )
     nn = library.load("mlx.nn")
     with class_errors(name, config), _few_modules(nn, name):
+        _reject_many_layers(config, name)
         utils = library.load("mlx_lm.utils")
         settings = utils._decode_tagged_floats(copy.deepcopy(dict(config)))
         if tensors is not None:
@@ -130,6 +131,22 @@ def _what(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def _reject_many_layers(config: Mapping[str, Any], name: str) -> None:
+    """Reject what `_few_modules` would see too late: classes first list something per layer."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            _reject_many_layers(value, name)
+        elif key.endswith(("layer", "layers")) and isinstance(value, int) and value > MAX_MODULES:
+            raise _too_many_modules(name)
+
+
+def _too_many_modules(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name}: num_hidden_layers and the like make more than {MAX_MODULES} modules;"
+        " a trace builds no larger model"
+    )
+
+
 @contextmanager
 def _few_modules(nn: Any, name: str) -> Iterator[None]:
     """Stop a class that builds more than ``MAX_MODULES`` modules."""
@@ -140,10 +157,7 @@ def _few_modules(nn: Any, name: str) -> Iterator[None]:
         nonlocal made
         made += 1
         if made > MAX_MODULES:
-            raise UnsupportedError(
-                f"{name}: num_hidden_layers and the like make more than {MAX_MODULES} modules;"
-                " a trace builds no larger model"
-            )
+            raise _too_many_modules(name)
         original(module)
 
     with changed(nn, {"Module.__init__": counted}):
