@@ -1,0 +1,317 @@
+"""Gate, compare and plan give the figures and the verdict of an estimate for the same question."""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memfit.estimators.base.errors import InputError, MemfitError, UnsupportedError
+from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.compare.axes import Scenario, parse_axis
+from memfit.estimators.compare.compare import ComparedModel, RuntimeChoice, compare
+from memfit.estimators.gate.evaluate import run_gate
+from memfit.estimators.gate.policy import read_policy
+from memfit.estimators.gate.report import TargetReport
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import find_device, memory_device
+from memfit.estimators.machine.working_set import DEFAULT_REGIME
+from memfit.estimators.plans.context.plan import ContextPlan, ContextQuestion, plan_context
+from memfit.estimators.results.comparison import Comparison
+from memfit.estimators.results.estimate import Estimate
+from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.estimate import estimate
+from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
+from tests.cli.running import Memfit
+from tests.gguf.writing import recorded, write
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+NAMES = (
+    "qwen3-4b-4bit",
+    "gemma-2-2b",
+    "mistral-nemo-12b",
+    "qwen3-30b-a3b-4bit",
+    "qwen3-next-80b-a3b-4bit",
+    "falcon-h1-7b",
+    "gguf",
+)
+DEVICES = ("m4-pro-24", "m4-max-64", "rtx-4090")
+RUNTIMES = tuple(runtime.name for runtime in list_runtimes())
+
+
+class Question(NamedTuple):
+    """One question in a policy's words; what is not in ``workload`` is the runtime's default."""
+
+    model: str
+    machine: str
+    runtime: str | None
+    quantize: int | None
+    workload: Mapping[str, int]
+    margin_bytes: int
+
+    @property
+    def device(self) -> Device:
+        if self.machine in DEVICES:
+            return find_device(self.machine)
+        return memory_device(int(self.machine.removesuffix("GB")) * 2**30)
+
+    @property
+    def partial(self) -> PartialWorkload:
+        return PartialWorkload(Workload(**self.workload), frozenset(self.workload))
+
+
+questions = st.builds(
+    Question,
+    st.sampled_from(NAMES),
+    st.sampled_from((*DEVICES, "16GB", "32GB", "128GB")),
+    st.none() | st.sampled_from(RUNTIMES),
+    st.sampled_from((None, None, None, 3, 4, 8)),
+    st.fixed_dictionaries(
+        {"prompt_tokens": st.integers(1, 20_000)},
+        optional={
+            "max_tokens": st.integers(0, 300),
+            "batch": st.integers(1, 4),
+            "prefill_step": st.sampled_from((300, 512, 1024, 4096)),
+            "kv_bits": st.sampled_from((4, 8)),
+            "kv_group_size": st.sampled_from((32, 64)),
+            "quantized_kv_start": st.sampled_from((0, 3000)),
+        },
+    ),
+    st.sampled_from((MARGIN_BYTES, MARGIN_BYTES, 0, 10**9)),
+)
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    entry = recorded()["qwen3"]
+    return write(tmp_path_factory.mktemp("gguf") / "qwen3.gguf", entry.metadata, entry.tensors)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the policy that each example writes."""
+    return tmp_path_factory.mktemp("policy")
+
+
+def path_of(question: Question, gguf: Path) -> str:
+    return str(gguf if question.model == "gguf" else SAMPLES / f"{question.model}.yaml")
+
+
+@lru_cache(maxsize=1)
+def catalog() -> Catalog:
+    """The models of all examples, each read once."""
+    return Catalog()
+
+
+def estimated(question: Question, path: str) -> Estimate:
+    models = catalog()
+    runtime = get_runtime(question.runtime) if question.runtime else models.native_runtime(path)
+    sized = models.sized(
+        path,
+        quantize=converted(question.quantize) if question.quantize else None,
+        device=question.device,
+        runtime=runtime,
+        margin_bytes=question.margin_bytes,
+    )
+    return estimate(sized, question.partial.under(runtime), runtime=runtime)
+
+
+def policy_of(question: Question, path: str) -> dict[str, Any]:
+    key = "device" if question.machine in DEVICES else "memory"
+    target = {
+        "model": path,
+        key: question.machine,
+        "workload": dict(question.workload),
+        "limits": {"peak": "90%", "context": 1024, "basis": "bound"},
+    }
+    optional = {"runtime": question.runtime, "quantize": question.quantize}
+    target |= {name: value for name, value in optional.items() if value is not None}
+    return {"schema": "memfit.policy/1", "targets": {"it": target}}
+
+
+def gated(question: Question, path: str, place: Path) -> TargetReport:
+    file = place / "memfit.yaml"
+    file.write_text(json.dumps(policy_of(question, path)))
+    outcome = run_gate(read_policy(file), None, allow_bounds=False)
+    return outcome.report.targets[0]
+
+
+def compared(question: Question, path: str) -> Comparison:
+    # The prompt is an axis, so that the matrix answers the same question once more.
+    work = {**question.workload, "prompt_tokens": 1}
+    axis = parse_axis(
+        f"context={question.workload['prompt_tokens']}",
+        find_device=find_device,
+        os_regime=DEFAULT_REGIME,
+    )
+    return compare(
+        catalog(),
+        [ComparedModel("it", path)],
+        Scenario(
+            PartialWorkload(Workload(**work), frozenset(work)),
+            question.device,
+            converted(question.quantize) if question.quantize else None,
+            question.margin_bytes,
+        ),
+        [axis],
+        choice=RuntimeChoice(get_runtime(question.runtime)) if question.runtime else None,
+    )
+
+
+def planned(question: Question, path: str) -> ContextPlan:
+    models = catalog()
+    runtime = get_runtime(question.runtime) if question.runtime else models.native_runtime(path)
+    sized = models.sized(
+        path,
+        quantize=converted(question.quantize) if question.quantize else None,
+        device=question.device,
+        method="formula",
+        margin_bytes=question.margin_bytes,
+    ).with_runtime(runtime)
+    work = question.partial.under(runtime)
+    asked = ContextQuestion(contexts=(work.prompt_tokens,), requests=(work.batch,))
+    return plan_context(sized, work, runtime, asked)
+
+
+@settings(max_examples=120, deadline=None)
+@given(questions)
+def test_every_command_gives_the_answer_of_an_estimate(
+    gguf: Path, place: Path, question: Question
+) -> None:
+    path = path_of(question, gguf)
+    try:
+        expected = estimated(question, path)
+    except UnsupportedError as error:
+        check_refusal(question, path, place, error)
+        return
+    check_gate(expected, gated(question, path, place), question)
+    check_comparison(expected, compared(question, path))
+    check_plan(expected, planned(question, path))
+
+
+def check_refusal(question: Question, path: str, place: Path, error: MemfitError) -> None:
+    report = gated(question, path, place)
+    assert (report.status, report.message) == ("undecided", str(error))
+    comparison = compared(question, path)
+    assert comparison.matrix
+    for undecided in (comparison.models[0].undecided, comparison.matrix.cells[0].undecided):
+        assert undecided
+        assert undecided.reason == str(error)
+    # Of two reasons a plan may come to the other one first.
+    with pytest.raises(UnsupportedError):
+        planned(question, path)
+
+
+def check_gate(expected: Estimate, report: TargetReport, question: Question) -> None:
+    parts, figures, peak = expected.components, report.figures, expected.peak_bytes
+    assert figures
+    assert report.message is None
+    assert figures.peak_bytes == peak
+    assert figures.wired_limit_bytes == peak + MARGIN_BYTES
+    assert figures.weights_bytes == parts.weights.loaded_bytes
+    assert figures.load_peak_bytes == parts.weights.resident_bytes
+    assert figures.kv_bytes_per_token == parts.kv.bytes_per_token
+    assert figures.kv_bytes == parts.kv.bytes
+    assert figures.state_bytes == parts.ssm.bytes
+    assert figures.workspace_bytes == parts.workspace.bytes
+    assert figures.basis == parts.weights.basis
+    passed = {check.limit: check.passed for check in report.checks}
+    assert passed["peak"] == (peak <= question.device.working_set_bytes * 9 // 10)
+    assert passed["context"] == ((figures.context_tokens or 0) >= 1024)
+    if question.margin_bytes == MARGIN_BYTES:
+        assert figures.context_tokens == expected.recommendation.context_tokens
+
+
+def check_comparison(expected: Estimate, comparison: Comparison) -> None:
+    (model,) = comparison.models
+    parts, needed = expected.components, expected.peak_bytes + expected.components.margin.bytes
+    assert comparison.workload == expected.workload
+    assert (model.verdict, model.exceeded) == (expected.verdict, expected.exceeded)
+    assert model.needed_bytes == needed
+    assert model.notes == expected.notes
+    shown = {figure.name: figure.values[0] for figure in comparison.figures}
+    for name, component in {"weights": parts.weights, "kv": parts.kv, "state": parts.ssm}.items():
+        value = shown[name]
+        assert value
+        assert (value.value, value.basis) == (component.bytes, component.basis)
+    context = shown["recommended_context"]
+    assert (context and context.value) == expected.recommendation.context_tokens
+    assert comparison.matrix
+    (cell,) = comparison.matrix.cells
+    assert (cell.verdict, cell.exceeded) == (expected.verdict, expected.exceeded)
+    assert (cell.peak_bytes, cell.needed_bytes) == (expected.peak_bytes, needed)
+
+
+def check_plan(expected: Estimate, plan: ContextPlan) -> None:
+    assert plan.verdict == expected.verdict
+    assert plan.weights_bytes == expected.components.weights.resident_bytes
+    assert plan.longest_context == expected.recommendation.context_tokens
+    assert plan.fit
+    assert plan.fit.required_bytes == expected.peak_bytes + plan.margin_bytes
+    if not expected.workload.max_tokens and plan.matrix:
+        assert plan.matrix[0].verdict == expected.verdict
+        assert plan.matrix[0].needed_bytes == plan.fit.required_bytes
+
+
+def test_a_prompt_that_no_runtime_reads_is_refused_by_every_command(
+    gguf: Path, place: Path
+) -> None:
+    # 100,000,000 tokens are 48,829 chunks for mlx-lm, and 195,313 for llama.cpp.
+    question = Question("gguf", "128GB", None, None, {"prompt_tokens": 10**8}, MARGIN_BYTES)
+    for answer in (estimated, compared, planned):
+        with pytest.raises(InputError, match="in chunks of 512"):
+            answer(question, str(gguf))
+    report = gated(question, str(gguf), place)
+    assert report.status == "invalid"
+    assert "in chunks of 512" in (report.message or "")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question("qwen3-4b-4bit", "16GB", "zinc", None, {"prompt_tokens": 40_960}, MARGIN_BYTES),
+        Question("gguf", "m4-pro-24", None, None, {"prompt_tokens": 8192}, MARGIN_BYTES),
+        Question(
+            "qwen3-30b-a3b-4bit",
+            "rtx-4090",
+            "agent-memory",
+            3,
+            {"prompt_tokens": 9000, "batch": 2, "prefill_step": 1024},
+            MARGIN_BYTES,
+        ),
+    ],
+    ids=lambda question: question.model,
+)
+def test_the_command_line_gives_one_answer(
+    memfit: Memfit, gguf: Path, place: Path, question: Question
+) -> None:
+    path = path_of(question, gguf)
+    options = ["--device" if question.machine in DEVICES else "--memory", question.machine]
+    optional = {"runtime": question.runtime, "quantize": question.quantize}
+    options += [f"--{name}={value}" for name, value in optional.items() if value is not None]
+    work = {**question.workload, "context": question.workload["prompt_tokens"]}
+    del work["prompt_tokens"]
+    options += [f"--{name.replace('_', '-')}={value}" for name, value in work.items()]
+    alone = memfit("estimate", path, *options, "--json")
+    peak, verdict = alone.json["peak_bytes"], alone.json["verdict"]
+    context = alone.json["recommendation"]["context_tokens"]
+
+    (place / "memfit.yaml").write_text(json.dumps(policy_of(question, path)))
+    run = memfit("gate", "--policy", place / "memfit.yaml", "--format", "json")
+    figures = run.json["targets"][0]["figures"]
+    assert (figures["peak_bytes"], figures["context_tokens"]) == (peak, context)
+
+    compared = memfit("compare", path, path, *options, "--json").json
+    assert [model["verdict"] for model in compared["models"]] == [verdict] * 2
+    assert next(f for f in compared["figures"] if f["name"] == "peak")["values"][0]["value"] == peak
+
+    planned = memfit("plan", "context", path, *options, "--json")
+    assert (planned.json["verdict"], planned.json["longest_context"]) == (verdict, context)
+    assert planned.json["fit"]["required_bytes"] == peak + MARGIN_BYTES
+    assert planned.code == alone.code
