@@ -51,7 +51,7 @@ from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
 
 if TYPE_CHECKING:
-    from memfit.estimators.compare.axes import Axis
+    from memfit.estimators.compare.axes import MatrixAxis
     from memfit.estimators.compare.compare import ComparedModel
     from memfit.estimators.results.comparison import Comparison
 
@@ -162,10 +162,10 @@ def compare(
     raise typer.Exit(Exit.YES if _any_will_do(runtimes, result) else _code(result))
 
 
-def _axes(texts: Sequence[str], regime: OsRegime) -> "list[Axis]":
+def _axes(texts: Sequence[str], regime: OsRegime) -> "list[MatrixAxis]":
     from memfit.estimators.compare.axes import parse_axis
 
-    def read(text: str) -> "Axis":
+    def read(text: str) -> "MatrixAxis":
         return parse_axis(
             text, find_device=lambda name: named_device(name, regime), os_regime=regime
         )

@@ -15,10 +15,10 @@ from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.progress import Progress
 
 if TYPE_CHECKING:
-    from memfit.estimators.gate.baseline import Lock
+    from memfit.estimators.gate.baseline import Baseline
     from memfit.estimators.gate.evaluate import Outcome
     from memfit.estimators.gate.policy import Policy
-    from memfit.estimators.gate.report import Status
+    from memfit.estimators.results.gate import TargetStatus
 
 POLICY = Path("memfit.yaml")
 
@@ -133,14 +133,14 @@ def _answer(
     return outcome
 
 
-def _lock(policy: Path) -> "Lock | None":
-    from memfit.estimators.gate.baseline import NAME, read_lock
+def _lock(policy: Path) -> "Baseline | None":
+    from memfit.estimators.gate.baseline import NAME, read_baseline
 
     path = policy.with_name(NAME)
-    return read_lock(path) if path.is_symlink() or path.exists() else None
+    return read_baseline(path) if path.is_symlink() or path.exists() else None
 
 
-def _write_lock(path: Path, outcome: "Outcome", kept: "Lock | None", policy: "Policy") -> None:
+def _write_lock(path: Path, outcome: "Outcome", kept: "Baseline | None", policy: "Policy") -> None:
     from memfit.cli.render.output import write_whole
     from memfit.estimators.gate.baseline import NAME, to_text
     from memfit.estimators.gate.evaluate import updated
@@ -150,7 +150,7 @@ def _write_lock(path: Path, outcome: "Outcome", kept: "Lock | None", policy: "Po
     print(f"memfit: wrote {path.with_name(NAME)}", file=sys.stderr)
 
 
-def _exit(status: "Status") -> Exit:
+def _exit(status: "TargetStatus") -> Exit:
     return {
         "passed": Exit.YES,
         "broken": Exit.NO,

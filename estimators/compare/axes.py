@@ -42,7 +42,7 @@ class Scenario:
 
 
 @record(frozen=True, slots=True)
-class Setting:
+class AxisValue:
     """One value of an axis, and the field of the workload or the scenario that it sets."""
 
     value: SettingValue
@@ -51,14 +51,16 @@ class Setting:
 
 
 @record(frozen=True, slots=True)
-class Axis:
+class MatrixAxis:
     """A setting that is varied, with its values as they were given."""
 
     name: str
-    settings: tuple[Setting, ...]
+    settings: tuple[AxisValue, ...]
 
 
-def parse_axis(text: str, *, find_device: Callable[[str], Device], os_regime: OsRegime) -> Axis:
+def parse_axis(
+    text: str, *, find_device: Callable[[str], Device], os_regime: OsRegime
+) -> MatrixAxis:
     """Return the axis of a text such as ``context=4k,32k`` or ``kv-bits=none,8``.
 
     Raises:
@@ -68,16 +70,16 @@ def parse_axis(text: str, *, find_device: Callable[[str], Device], os_regime: Os
     name, equals, values = (part.strip() for part in text.partition("="))
     if not equals or name not in AXES:
         raise InputError(f"{text!r} is no axis; write context=4k,32k with one of {', '.join(AXES)}")
-    settings: list[Setting] = []
+    settings: list[AxisValue] = []
     for written in values.split(","):
         setting = _setting(name, written.strip(), find_device, os_regime)
         if any(setting.value == other.value for other in settings):
             raise InputError(f"{name}: {written.strip()!r} is given twice")
         settings.append(setting)
-    return Axis(name, tuple(settings))
+    return MatrixAxis(name, tuple(settings))
 
 
-def check_axes(axes: Sequence[Axis], models: int) -> None:
+def check_axes(axes: Sequence[MatrixAxis], models: int) -> None:
     """Check that the axes can be combined.
 
     Raises:
@@ -95,7 +97,7 @@ def check_axes(axes: Sequence[Axis], models: int) -> None:
 
 
 def scenarios(
-    base: Scenario, axes: Sequence[Axis]
+    base: Scenario, axes: Sequence[MatrixAxis]
 ) -> Iterator[tuple[dict[str, SettingValue], Scenario]]:
     """Yield every combination of the axes, the last changing fastest; the base without axes.
 
@@ -113,25 +115,25 @@ def scenarios(
 
 def _setting(
     name: str, text: str, find_device: Callable[[str], Device], os_regime: OsRegime
-) -> Setting:
+) -> AxisValue:
     if name == "device":
-        return Setting(text, "device", find_device(text))
+        return AxisValue(text, "device", find_device(text))
     if name == "memory":
         device = memory_device(parse_size(text), os_regime=os_regime)
-        return Setting(text, "device", device)
+        return AxisValue(text, "device", device)
     if name == "quantize":
         return _conversion(text)
     nothing = name == "kv-bits" and text.lower() == "none"
     value = None if nothing else parse_count(text)
-    return Setting(value, _COUNTS[name], value)
+    return AxisValue(value, _COUNTS[name], value)
 
 
-def _conversion(text: str) -> Setting:
+def _conversion(text: str) -> AxisValue:
     """A conversion by bits or mode, with the default group size of mlx_lm.convert."""
     wanted = text.lower()
     if wanted == "none":
-        return Setting(None, "quantize", None)
+        return AxisValue(None, "quantize", None)
     if wanted in FLOAT_MODES:
-        return Setting(wanted, "quantize", Quantization(*FLOAT_MODES[wanted], wanted))
+        return AxisValue(wanted, "quantize", Quantization(*FLOAT_MODES[wanted], wanted))
     bits = parse_count(text)
-    return Setting(bits, "quantize", converted(bits))
+    return AxisValue(bits, "quantize", converted(bits))

@@ -8,17 +8,17 @@ from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.compare.axes import Axis, Scenario, check_axes, scenarios
+from memfit.estimators.compare.axes import MatrixAxis, Scenario, check_axes, scenarios
 from memfit.estimators.results.comparison import (
     Compared,
+    ComparedCell,
+    ComparedFigure,
+    ComparedValue,
     Comparison,
     Difference,
-    Figure,
     Matrix,
-    MatrixCell,
     SettingValue,
     Unavailable,
-    Value,
     try_or_reason,
 )
 from memfit.estimators.results.estimate import Basis, Estimate, RuntimeSummary, WorkloadSummary
@@ -46,7 +46,7 @@ def compare(
     catalog: Catalog,
     models: Sequence[ComparedModel],
     base: Scenario,
-    axes: Sequence[Axis] = (),
+    axes: Sequence[MatrixAxis] = (),
     *,
     runtime: Runtime | None = None,
     units: Units = Units.GB,
@@ -141,7 +141,7 @@ def _compared(model: ComparedModel, result: Estimate | Unavailable) -> Compared:
     )
 
 
-def _figures(estimates: Sequence[Estimate | Unavailable]) -> Iterator[Figure]:
+def _figures(estimates: Sequence[Estimate | Unavailable]) -> Iterator[ComparedFigure]:
     columns = [
         {} if isinstance(result, Unavailable) else dict(_amounts(result)) for result in estimates
     ]
@@ -151,7 +151,7 @@ def _figures(estimates: Sequence[Estimate | Unavailable]) -> Iterator[Figure]:
         if name.startswith("weights.") and not any(amount and amount[0] for amount in amounts):
             continue
         values = (_value(amounts[0], None), *(_value(a, amounts[0]) for a in amounts[1:]))
-        yield Figure(name, "tokens" if name == "recommended_context" else "bytes", values)
+        yield ComparedFigure(name, "tokens" if name == "recommended_context" else "bytes", values)
 
 
 def _amounts(result: Estimate) -> Iterator[tuple[str, tuple[int, Basis] | None]]:
@@ -171,11 +171,13 @@ def _amounts(result: Estimate) -> Iterator[tuple[str, tuple[int, Basis] | None]]
     yield "recommended_context", None if context is None else (context, result.peak_basis)
 
 
-def _value(amount: tuple[int, Basis] | None, first: tuple[int, Basis] | None) -> Value | None:
+def _value(
+    amount: tuple[int, Basis] | None, first: tuple[int, Basis] | None
+) -> ComparedValue | None:
     if amount is None:
         return None
     value, basis = amount
-    return Value(value, basis, difference(value, first[0]) if first else None)
+    return ComparedValue(value, basis, difference(value, first[0]) if first else None)
 
 
 def difference(value: int, first: int) -> Difference:
@@ -194,7 +196,7 @@ def difference(value: int, first: int) -> Difference:
 def _matrix(
     catalog: Catalog,
     models: Sequence[ComparedModel],
-    axes: Sequence[Axis],
+    axes: Sequence[MatrixAxis],
     combinations: Sequence[tuple[dict[str, SettingValue], Scenario]],
     runtime: Runtime,
 ) -> Matrix:
@@ -213,15 +215,15 @@ def _cell(
     settings: dict[str, SettingValue],
     scenario: Scenario,
     ready: _Ready | Unavailable,
-) -> MatrixCell:
+) -> ComparedCell:
     if isinstance(ready, Unavailable):
-        return MatrixCell(settings=settings, model=label, undecided=ready)
+        return ComparedCell(settings=settings, model=label, undecided=ready)
     sized = ready.sized
     need = try_or_reason(lambda: sized.requirement(ready.workload))
     if isinstance(need, Unavailable):
-        return MatrixCell(settings=settings, model=label, undecided=need)
+        return ComparedCell(settings=settings, model=label, undecided=need)
     verdict, exceeded = judge(need, scenario.device)
-    return MatrixCell(
+    return ComparedCell(
         settings=settings,
         model=label,
         verdict=verdict,

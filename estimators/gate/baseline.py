@@ -1,6 +1,6 @@
-"""The baseline: figures of each target, kept in memfit.lock.json beside the policy.
+"""The baseline: the figures of each target, in memfit.lock.json next to the policy.
 
-The bytes are stable: names sorted, no dates, so that a diff of the file is a change of figures.
+The bytes are stable, with sorted names and no dates: a diff of the file is a change of figures.
 """
 
 import json
@@ -18,8 +18,8 @@ from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import config_sha256
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.gate.figures import Figures
 from memfit.estimators.machine.device import Device
+from memfit.estimators.results.gate import FigureChange, GateFigures
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
 from memfit.estimators.runtimes.runtime import Runtime
 
@@ -30,35 +30,47 @@ MAX_LOCK_BYTES = 6_000_000  # a target takes two kilobytes
 MAX_LOCK_VALUES = 200_000
 _BASES = ("exact", "traced", "derived", "measured", "bound")
 _OPTIONAL = ("context_tokens", "expert_capacity", "experts")
+_COMPARED = (
+    "weights_bytes",
+    "kv_bytes_per_token",
+    "state_bytes",
+    "workspace_bytes",
+    "peak_bytes",
+    "context_tokens",
+    "expert_capacity",
+)
 
 
 @record(frozen=True, slots=True)
 class Fingerprint:
-    """Which checkpoint the figures are of: its revision and digests of its config and headers."""
+    """Which checkpoint the figures are of: its revision, and digests of config and headers."""
 
     revision: str | None
     config_sha256: str
-    headers_sha256: Mapping[str, str]  # by file name
+    headers_sha256: Mapping[str, str]
+    """By file name."""
 
 
 @record(frozen=True, slots=True)
-class Entry:
-    """One target as it was: ``asked`` is the question but for the model, ``figures`` the answer."""
+class BaselineEntry:
+    """One target as it was."""
 
     model: str
     quantize: int | None
     model_type: str
     asked: Mapping[str, Any]
+    """The question without its model, as `asked` returns it."""
     checkpoint: Fingerprint
-    figures: Figures
+    figures: GateFigures
 
 
 @record(frozen=True, slots=True)
-class Lock:
-    """The entries by target, and the memfit that computed them."""
+class Baseline:
+    """The entries of all targets."""
 
     memfit_version: str
-    targets: Mapping[str, Entry]
+    """The memfit that computed them."""
+    targets: Mapping[str, BaselineEntry]
 
 
 def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
@@ -73,7 +85,7 @@ def asked(device: Device, runtime: Runtime, workload: Workload) -> dict[str, Any
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield in words how a question differs from the one of the baseline."""
+    """Yield how a question differs from the baseline's."""
     for key in ("device", "runtime"):
         if before[key] != now[key]:
             yield f"{key} {before[key]}, now {now[key]}"
@@ -83,7 +95,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
 
 
 def replaced(before: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
-    """Return what differs of two checkpoints that go by one name."""
+    """Return what differs between two checkpoints of one name."""
     parts = []
     if before.revision != now.revision:
         parts.append(f"revision {before.revision}, now {now.revision}")
@@ -99,14 +111,21 @@ def replaced(before: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def to_text(lock: Lock) -> str:
-    """Return the lock as the text of its file."""
-    data = {"schema": SCHEMA, **asdict(lock)}
+def changes(before: GateFigures, now: GateFigures) -> Iterator[FigureChange]:
+    """Yield the compared figures, those that did not change as well."""
+    for name in _COMPARED:
+        old, new = getattr(before, name), getattr(now, name)
+        yield FigureChange(name, old, new, None if old is None or new is None else new - old)
+
+
+def to_text(baseline: Baseline) -> str:
+    """Return the text of the baseline's file."""
+    data = {"schema": SCHEMA, **asdict(baseline)}
     return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def read_lock(path: Path) -> Lock:
-    """Return the lock of a file.
+def read_baseline(path: Path) -> Baseline:
+    """Return the baseline of a file.
 
     Raises:
         CheckpointError: when the file is missing or unreadable.
@@ -119,10 +138,10 @@ def read_lock(path: Path) -> Lock:
         error=InputError,
         max_values=MAX_LOCK_VALUES,
     )
-    _refuse_newer(data, path)
+    _reject_newer(data, path)
     try:
         entries = {name: _entry(value) for name, value in data["targets"].items()}
-        return Lock(_text(data["memfit_version"]), entries)
+        return Baseline(_text(data["memfit_version"]), entries)
     except (AttributeError, KeyError, TypeError, ValueError) as fault:
         raise InputError(
             f"{printable(path)}: the baseline is damaged ({printable(fault)}); restore it from"
@@ -130,7 +149,7 @@ def read_lock(path: Path) -> Lock:
         ) from None
 
 
-def _refuse_newer(data: Mapping[str, Any], path: Path) -> None:
+def _reject_newer(data: Mapping[str, Any], path: Path) -> None:
     schema = re.fullmatch(r"memfit\.lock/([0-9]{1,6})", str(data.get("schema")))
     if not schema or int(schema[1]) < 1:
         raise InputError(f"{printable(path)}: schema: expected {SCHEMA}; is it a baseline?")
@@ -147,17 +166,17 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, release[0].split("."))) if release else ()
 
 
-def _entry(value: Any) -> Entry:
+def _entry(value: Any) -> BaselineEntry:
     model, model_type = _text(value["model"]), _text(value["model_type"])
     # Where a baseline names no runtime, it is of this one.
     question = {"runtime": DEFAULT_RUNTIME, **value["asked"]}
     _text(question["device"]), _text(question["runtime"])
     if not isinstance(question["workload"], dict):
-        raise TypeError("asked.workload is no object")
+        raise TypeError("asked.workload: not an object")
     print_ = value["checkpoint"]
     revision = None if print_["revision"] is None else _text(print_["revision"])
     headers = {name: _text(digest) for name, digest in print_["headers_sha256"].items()}
-    return Entry(
+    return BaselineEntry(
         model=model,
         quantize=_optional(value["quantize"], "quantize"),
         model_type=model_type,
@@ -167,8 +186,8 @@ def _entry(value: Any) -> Entry:
     )
 
 
-def _figures(value: Any) -> Figures:
-    names = {field.name for field in fields(Figures)}
+def _figures(value: Any) -> GateFigures:
+    names = {field.name for field in fields(GateFigures)}
     if set(value) != names:
         raise ValueError(f"figures: {', '.join(sorted(names ^ set(value)))}")
     for name in names - {"basis"}:
@@ -176,17 +195,17 @@ def _figures(value: Any) -> Figures:
         if figure is None and name not in _OPTIONAL:
             raise TypeError(f"{name} is null")
     if value["basis"] not in _BASES:
-        raise ValueError("basis is none of the known")
-    return Figures(**value)
+        raise ValueError("basis: not a known one")
+    return GateFigures(**value)
 
 
 def _optional(value: Any, name: str) -> int | None:
     if value is not None and (type(value) is not int or value < 0):
-        raise TypeError(f"{name} is no count")
+        raise TypeError(f"{name} is not a count")
     return value if value is None else int(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{printable(repr(value)[:40])} is no text")
+        raise TypeError(f"{printable(repr(value)[:40])} is not a text")
     return value

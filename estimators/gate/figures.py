@@ -1,39 +1,13 @@
 """The figures of a target that limits are set on and that a baseline keeps."""
 
-from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Basis
+from memfit.estimators.results.gate import GateFigures
 from memfit.estimators.sizing.recommend import capacity_of
 from memfit.estimators.sizing.search import longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Integers are bytes or tokens."""
-
-    weights_bytes: int
-    kv_bytes_per_token: int
-    kv_bytes: int
-    state_bytes: int
-    workspace_bytes: int
-    peak_bytes: int
-    """The peak as memfit estimate gives it."""
-    load_peak_bytes: int
-    """The weights once loaded."""
-    wired_limit_bytes: int
-    """What must stay resident: the peak with the margin of memfit estimate."""
-    context_tokens: int | None
-    """The longest prompt that fits nine tenths of the working set, None when none does."""
-    expert_capacity: int | None
-    """Experts of each layer that fit, None for a model without experts."""
-    experts: int | None
-    """Experts a layer has, None for a model without experts."""
-    basis: Basis
-    """How far the figure of the weights can be trusted."""
-
-
-def figures_of(sized: SizedModel, workload: Workload, *, with_context: bool = True) -> Figures:
+def figures_of(sized: SizedModel, workload: Workload, *, with_context: bool = True) -> GateFigures:
     """Return the figures of a model on a device; the context costs a search.
 
     Raises:
@@ -41,7 +15,7 @@ def figures_of(sized: SizedModel, workload: Workload, *, with_context: bool = Tr
     """
     at = sized.figures_for(workload)
     capacity = capacity_of(sized, sized.device) if sized.device else None
-    return Figures(
+    return GateFigures(
         weights_bytes=sized.footprint.loaded_bytes,
         kv_bytes_per_token=at.kv.bytes_per_token,
         kv_bytes=at.kv.nbytes,

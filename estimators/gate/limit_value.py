@@ -11,7 +11,7 @@ _SHARE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)\s*%")
 
 
 @record(frozen=True, slots=True)
-class Allowance:
+class LimitValue:
     """An amount as written; a share is ``numerator / denominator``, bytes have no denominator."""
 
     text: str
@@ -21,7 +21,7 @@ class Allowance:
     def most(self, whole: int) -> int:
         """Return the largest integer within the amount: exactly at a limit is within it.
 
-        >>> parse_allowance("12.5%").most(1001)
+        >>> parse_limit_value("12.5%").most(1001)
         125
         """
         if self.denominator is None:
@@ -31,7 +31,7 @@ class Allowance:
     def least(self, whole: int) -> int:
         """Return the smallest integer that reaches the amount.
 
-        >>> parse_allowance("12.5%").least(1001)
+        >>> parse_limit_value("12.5%").least(1001)
         126
         """
         if self.denominator is None:
@@ -39,36 +39,36 @@ class Allowance:
         return ceil_div(self.numerator * whole, self.denominator)
 
 
-def parse_allowance(value: Any) -> Allowance:
+def parse_limit_value(value: Any) -> LimitValue:
     """Return the amount of ``90%``, ``12.5%``, ``16GB``, ``500MiB``, ``123B`` or ``0``.
 
     Raises:
         InputError: when it is none of these; a bare number does not say which it is.
 
-    >>> parse_allowance("12.5%")
-    Allowance(text='12.5%', numerator=125, denominator=1000)
+    >>> parse_limit_value("12.5%")
+    LimitValue(text='12.5%', numerator=125, denominator=1000)
     """
     if type(value) is int and value == 0:
-        return Allowance("0", 0)
+        return LimitValue("0", 0)
     if isinstance(value, str):
         if share := _SHARE.fullmatch(value.strip()):
             digits, _, decimals = share[1].partition(".")
-            return Allowance(value.strip(), int(digits + decimals), 100 * 10 ** len(decimals))
+            return LimitValue(value.strip(), int(digits + decimals), 100 * 10 ** len(decimals))
         if value.strip()[-1:].isalpha():
-            return Allowance(value.strip(), parse_size(value))
+            return LimitValue(value.strip(), parse_size(value))
     raise InputError(f"expected a share or a size such as 90% or 16GB, got {_shown(value)}")
 
 
-def parse_experts(value: Any) -> Allowance:
+def parse_experts(value: Any) -> LimitValue:
     """Return a number of experts such as ``64``, or a share of a layer's such as ``50%``.
 
     Raises:
         InputError: when it is neither.
     """
     if type(value) is int and 1 <= value <= 2**20:
-        return Allowance(str(value), value)
+        return LimitValue(str(value), value)
     if isinstance(value, str) and _SHARE.fullmatch(value.strip()):
-        return parse_allowance(value)
+        return parse_limit_value(value)
     raise InputError(f"expected experts a layer such as 64 or 50%, got {_shown(value)}")
 
 

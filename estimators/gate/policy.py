@@ -16,7 +16,7 @@ from memfit.estimators.base.reading.values import one_of, short
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
 from memfit.estimators.base.workload import MAX_TOKENS, Workload
-from memfit.estimators.gate.limit_value import Allowance, parse_allowance, parse_experts
+from memfit.estimators.gate.limit_value import LimitValue, parse_experts, parse_limit_value
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
@@ -50,7 +50,7 @@ OS_REGIMES = tuple(regime.value for regime in OsRegime)
 
 
 @record(frozen=True, slots=True)
-class Limit:
+class PolicyLimit:
     """One limit of a target; ``name`` is its key, such as ``peak`` or ``growth.peak``.
 
     Shares of ``peak``, ``load_peak`` and ``wired_limit`` are of the working set, of
@@ -59,7 +59,7 @@ class Limit:
 
     name: str
     line: int
-    amount: Allowance
+    amount: LimitValue
 
 
 @record(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class BasisLimit:
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class Target:
+class PolicyTarget:
     """One thing the gate decides about: a model on a machine at a workload, and its limits."""
 
     name: str
@@ -83,7 +83,7 @@ class Target:
     """None for the native runtime of the model's checkpoint."""
 
     workload: PartialWorkload
-    limits: tuple[Limit, ...]
+    limits: tuple[PolicyLimit, ...]
     basis: BasisLimit | None = None
 
     @property
@@ -97,7 +97,7 @@ class Policy:
     """The targets of one file, in its order."""
 
     path: Path
-    targets: tuple[Target, ...]
+    targets: tuple[PolicyTarget, ...]
 
 
 def read_policy(path: Path) -> Policy:
@@ -120,7 +120,7 @@ def read_policy(path: Path) -> Policy:
     return Policy(path, tuple(target for target in found if target is not None))
 
 
-def _target(section: Section, name: str) -> Target | None:
+def _target(section: Section, name: str) -> PolicyTarget | None:
     if not _NAME.fullmatch(name):
         section.add_error("a target's name is made of letters, digits, and . _ + -, at most 80")
     runtime = section.take("runtime", _runtime)
@@ -131,7 +131,7 @@ def _target(section: Section, name: str) -> Target | None:
     quantize = section.take("quantize", _bits)
     if device is None or workload is None:
         return None
-    return Target(
+    return PolicyTarget(
         name=name,
         line=section.line(),
         model=model,
@@ -194,7 +194,9 @@ def _setting(name: str, value: Any) -> int:
     return count
 
 
-def _limits(target: Section, device: Device | None) -> tuple[tuple[Limit, ...], BasisLimit | None]:
+def _limits(
+    target: Section, device: Device | None
+) -> tuple[tuple[PolicyLimit, ...], BasisLimit | None]:
     section = target.section("limits", LIMIT_KEYS)
     growth = section.section("growth", GROWTH_KEYS)
     if not any(key in section for key in LIMIT_KEYS if key != "growth") and not growth.values:
@@ -212,9 +214,9 @@ def _limits(target: Section, device: Device | None) -> tuple[tuple[Limit, ...], 
     )
 
 
-def _limit(section: Section, key: str, name: str) -> Limit | None:
-    amount = section.take(key, AMOUNTS.get(name, parse_allowance))
-    return Limit(name, section.line(key), amount) if amount else None
+def _limit(section: Section, key: str, name: str) -> PolicyLimit | None:
+    amount = section.take(key, AMOUNTS.get(name, parse_limit_value))
+    return PolicyLimit(name, section.line(key), amount) if amount else None
 
 
 def _text(value: Any) -> str:
@@ -237,11 +239,11 @@ def _count(value: Any) -> int:
     return value
 
 
-def _context(value: Any) -> Allowance:
+def _context(value: Any) -> LimitValue:
     count = _count(value)
     if not 0 < count <= MAX_COUNT:
         raise InputError(f"{short(count)}: must be from 1 to {MAX_COUNT} tokens")
-    return Allowance(str(value), count)
+    return LimitValue(str(value), count)
 
 
 def _bits(value: Any) -> int:
@@ -254,10 +256,10 @@ def _runtime(value: Any) -> Runtime:
     return get_runtime(_text(value))
 
 
-AMOUNTS: dict[str, Callable[[Any], Allowance]] = {
-    "peak": parse_allowance,
-    "load_peak": parse_allowance,
-    "wired_limit": parse_allowance,
+AMOUNTS: dict[str, Callable[[Any], LimitValue]] = {
+    "peak": parse_limit_value,
+    "load_peak": parse_limit_value,
+    "wired_limit": parse_limit_value,
     "context": _context,
     "expert_capacity": parse_experts,
 }

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from memfit.estimators.base.quantization import AFFINE_BITS
 from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.gate import Remedy, RemedySetting
 from memfit.estimators.sizing.search import (
     KV_BITS,
     PREFILL_STEPS,
@@ -15,13 +15,11 @@ from memfit.estimators.sizing.search import (
     with_kv_bits,
 )
 
-Setting = Literal["context", "kv_bits", "prefill_step", "quantize"]
-
 _UNQUANTISED_BITS = 16
 
 # Which settings change which figure.
-_ON_MEMORY: tuple[Setting, ...] = ("context", "kv_bits", "prefill_step", "quantize")
-SETTINGS: dict[str, tuple[Setting, ...]] = {
+_ON_MEMORY: tuple[RemedySetting, ...] = ("context", "kv_bits", "prefill_step", "quantize")
+SETTINGS: dict[str, tuple[RemedySetting, ...]] = {
     "peak": _ON_MEMORY,
     "wired_limit": _ON_MEMORY,
     "growth.peak": _ON_MEMORY,
@@ -32,16 +30,6 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
     "growth.kv_per_token": ("kv_bits",),
     "basis": (),
 }
-
-
-@record(frozen=True, slots=True)
-class Remedy:
-    """One setting that alone makes the limit pass."""
-
-    setting: Setting
-    value: int
-    """The largest that passes: of ``context`` a multiple of 256 tokens, of ``kv_bits`` from the
-    first token on."""
 
 
 @record(frozen=True, slots=True)
@@ -64,7 +52,7 @@ def remedies(
     ``bits_per_weight`` is what the weights have now, rounded up: only fewer are tried.
     """
 
-    def largest(setting: Setting) -> int | None:
+    def largest(setting: RemedySetting) -> int | None:
         return first_fitting(
             _smaller(setting, asked.workload, bits_per_weight),
             lambda value: passes(_changed(asked, setting, value)),
@@ -76,7 +64,7 @@ def remedies(
             yield Remedy(setting, value)
 
 
-def _smaller(setting: Setting, now: Workload, bits_per_weight: int) -> Sequence[int]:
+def _smaller(setting: RemedySetting, now: Workload, bits_per_weight: int) -> Sequence[int]:
     """The values of a setting below what it is now, the largest first."""
     match setting:
         case "context":
@@ -89,7 +77,7 @@ def _smaller(setting: Setting, now: Workload, bits_per_weight: int) -> Sequence[
             return [bits for bits in reversed(AFFINE_BITS) if bits < bits_per_weight]
 
 
-def _changed(asked: Question, setting: Setting, value: int) -> Question:
+def _changed(asked: Question, setting: RemedySetting, value: int) -> Question:
     """The question with one setting changed.
 
     Raises:

@@ -1,70 +1,63 @@
 """A policy's limits against figures: pure, in integers, and exactly at a limit passes."""
 
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
 
 from memfit.estimators.base.records import record
-from memfit.estimators.gate.figures import Figures
-from memfit.estimators.gate.policy import BasisLimit, Limit
-from memfit.estimators.gate.remedies import Remedy
+from memfit.estimators.gate.policy import BasisLimit, PolicyLimit
+from memfit.estimators.results.gate import (
+    GateFigures,
+    LimitCheck,
+    Sense,
+    TargetReport,
+    TargetStatus,
+    Unit,
+)
 
-Sense = Literal["at most", "at least"]
-Unit = Literal["bytes", "tokens", "experts", "basis"]
-
-
-@record(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One limit against its figure; both are integers of ``unit``, or the names of bases.
-
-    ``figure`` is None where there is none: no context fits, or the model has no experts.
-    ``whole`` names what a share is of; ``missed_by`` is how far a broken limit is away.
-    """
-
-    limit: str
-    line: int
-    passed: bool
-    unit: Unit
-    sense: Sense
-    figure: int | str | None
-    allowed: int | str
-    written: str
-    whole: str
-    missed_by: int | None = None
-    mends: tuple[Remedy, ...] = ()
+# A broken limit decides whatever the other targets say; then comes what the user can correct, what
+# may pass on another try, and what memfit does not know.
+_WORST_FIRST: tuple[TargetStatus, ...] = (
+    "broken",
+    "invalid",
+    "unreachable",
+    "undecided",
+    "passed",
+)
 
 
 @record(frozen=True, slots=True)
-class Reference:
-    """What shares are of: the machine's working set, and the figures of the baseline."""
+class Totals:
+    """What shares are of."""
 
     working_set_bytes: int
-    baseline: Figures | None
+    """The machine's, of which limits on memory are shares."""
+    baseline: GateFigures | None
+    """What growth is measured from, None without a baseline."""
 
 
 def judge_limits(
-    limits: tuple[Limit, ...], basis: BasisLimit | None, figures: Figures, reference: Reference
-) -> Iterator[Check]:
+    limits: tuple[PolicyLimit, ...], basis: BasisLimit | None, figures: GateFigures, totals: Totals
+) -> Iterator[LimitCheck]:
     """Yield a check for every limit, in the order of the policy's keys."""
     for limit in limits:
-        yield judge_limit(limit, figures, reference)
+        yield judge_limit(limit, figures, totals)
     if basis:
         yield _judge_basis(basis, figures)
 
 
-def judge_limit(limit: Limit, figures: Figures, reference: Reference) -> Check:
-    """Return the check of one limit; a limit on growth needs a baseline in ``reference``."""
+def judge_limit(limit: PolicyLimit, figures: GateFigures, totals: Totals) -> LimitCheck:
+    """Return the check of one limit; a limit on growth needs a baseline in ``totals``."""
     rule = RULES[limit.name]
     figure = rule.figure(figures)
-    allowed = rule.allowed(limit, figures, reference)
+    allowed = rule.allowed(limit, figures, totals)
     passed = figure is not None and (
         figure <= allowed if rule.sense == "at most" else figure >= allowed
     )
-    missed = None if passed or figure is None else abs(figure - allowed)
-    return Check(
+    excess = None if passed or figure is None else abs(figure - allowed)
+    return LimitCheck(
         limit=limit.name,
         line=limit.line,
         passed=passed,
-        missed_by=missed,
+        missed_by=excess,
         unit=rule.unit,
         sense=rule.sense,
         figure=figure,
@@ -74,9 +67,9 @@ def judge_limit(limit: Limit, figures: Figures, reference: Reference) -> Check:
     )
 
 
-def _judge_basis(limit: BasisLimit, figures: Figures) -> Check:
+def _judge_basis(limit: BasisLimit, figures: GateFigures) -> LimitCheck:
     order = {"bound": 0, "derived": 1}  # everything else is exact or as good
-    return Check(
+    return LimitCheck(
         limit="basis",
         line=limit.line,
         passed=order.get(figures.basis, 2) >= order.get(limit.least, 2),
@@ -91,32 +84,38 @@ def _judge_basis(limit: BasisLimit, figures: Figures) -> Check:
 
 @record(frozen=True, slots=True)
 class _Rule:
-    figure: Callable[[Figures], int | None]
-    allowed: Callable[[Limit, Figures, Reference], int]
+    figure: Callable[[GateFigures], int | None]
+    allowed: Callable[[PolicyLimit, GateFigures, Totals], int]
     sense: Sense = "at most"
     unit: Unit = "bytes"
     whole: str = "the working set"
 
 
-def _of_working_set(limit: Limit, _: Figures, reference: Reference) -> int:
-    return limit.amount.most(reference.working_set_bytes)
+def _of_working_set(limit: PolicyLimit, _: GateFigures, totals: Totals) -> int:
+    return limit.amount.most(totals.working_set_bytes)
 
 
-def _of_experts(limit: Limit, figures: Figures, _: Reference) -> int:
+def _of_experts(limit: PolicyLimit, figures: GateFigures, _: Totals) -> int:
     return limit.amount.least(figures.experts or 0)
 
 
-def _tokens(limit: Limit, _: Figures, __: Reference) -> int:
+def _tokens(limit: PolicyLimit, _: GateFigures, __: Totals) -> int:
     return limit.amount.numerator
 
 
-def _grown(figure: Callable[[Figures], int]) -> _Rule:
-    def allowed(limit: Limit, _: Figures, reference: Reference) -> int:
-        assert reference.baseline is not None
-        before = figure(reference.baseline)
+def _grown(figure: Callable[[GateFigures], int]) -> _Rule:
+    def allowed(limit: PolicyLimit, _: GateFigures, totals: Totals) -> int:
+        assert totals.baseline is not None
+        before = figure(totals.baseline)
         return before + limit.amount.most(before)
 
     return _Rule(figure, allowed, whole="the baseline")
+
+
+def worst(targets: Iterable[TargetReport]) -> TargetStatus:
+    """Return the worst status of targets, of which there is at least one."""
+    found = {target.status for target in targets}
+    return next(status for status in _WORST_FIRST if status in found)
 
 
 RULES = {

@@ -49,7 +49,7 @@ class Difference:
 
 
 @record(frozen=True, slots=True)
-class Value:
+class ComparedValue:
     """One model's figure; ``difference`` is None for the first model, or where it has none."""
 
     value: int
@@ -58,12 +58,12 @@ class Value:
 
 
 @record(frozen=True, slots=True)
-class Figure:
+class ComparedFigure:
     """One figure of every model, in their order; None where a model has none."""
 
     name: str
     unit: Literal["bytes", "tokens"]
-    values: tuple[Value | None, ...]
+    values: tuple[ComparedValue | None, ...]
 
 
 @record(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Compared:
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class MatrixCell:
+class ComparedCell:
     """One model under one combination of settings; ``working_set_bytes`` is the budget."""
 
     settings: dict[str, SettingValue]
@@ -107,7 +107,7 @@ class Matrix:
     """Every combination of the axes for every model, the last axis changing fastest."""
 
     axes: dict[str, tuple[SettingValue, ...]]
-    cells: tuple[MatrixCell, ...]
+    cells: tuple[ComparedCell, ...]
 
 
 @record(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Comparison:
     quantize: Quantization | None
     margin_bytes: int
     models: tuple[Compared, ...]
-    figures: tuple[Figure, ...]
+    figures: tuple[ComparedFigure, ...]
     matrix: Matrix | None
     schema: str = SCHEMA
 

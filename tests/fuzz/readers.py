@@ -29,7 +29,7 @@ from memfit.estimators.checkpoint.safetensors import (
     parse_header,
 )
 from memfit.estimators.checkpoint.shards import read_index
-from memfit.estimators.gate.baseline import read_lock
+from memfit.estimators.gate.baseline import read_baseline
 from memfit.estimators.gate.policy import read_policy
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.sized_model import size
@@ -109,7 +109,7 @@ def _policy(content: bytes, directory: Path) -> None:
 
 def _lock(content: bytes, directory: Path) -> None:
     (directory / "memfit.lock").write_bytes(content)
-    read_lock(directory / "memfit.lock")
+    read_baseline(directory / "memfit.lock")
 
 
 def _index(content: bytes, directory: Path) -> None:

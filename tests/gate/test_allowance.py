@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.gate.limit_value import Allowance, parse_allowance, parse_experts
+from memfit.estimators.gate.limit_value import LimitValue, parse_experts, parse_limit_value
 
 
 @given(st.integers(0, 10**6 - 1), st.integers(0, 9), st.data(), st.integers(0, 2**60))
@@ -17,18 +17,18 @@ def test_a_share_is_exact_however_it_is_written(
     decimals = data.draw(st.integers(0, 10**digits - 1))
     text = f"{whole}.{decimals:0{digits}d}%" if digits else f"{whole}%"
     share = Fraction(text[:-1]) / 100
-    allowance = parse_allowance(text)
+    allowance = parse_limit_value(text)
     assert allowance.most(of) <= share * of < allowance.most(of) + 1
     assert allowance.least(of) - 1 < share * of <= allowance.least(of)
 
 
 @pytest.mark.parametrize(("text", "nbytes"), [("16GB", 16 * 10**9), ("1MiB", 2**20), ("7B", 7)])
 def test_a_size_does_not_depend_on_what_it_is_held_against(text: str, nbytes: int) -> None:
-    assert parse_allowance(text).most(5) == parse_allowance(text).least(10**12) == nbytes
+    assert parse_limit_value(text).most(5) == parse_limit_value(text).least(10**12) == nbytes
 
 
 def test_zero_needs_no_unit_and_experts_take_numbers() -> None:
-    assert parse_allowance(0) == Allowance("0", 0)
+    assert parse_limit_value(0) == LimitValue("0", 0)
     assert parse_experts(64).least(512) == 64
     assert parse_experts("12.5%").least(100) == 13
 
@@ -36,7 +36,7 @@ def test_zero_needs_no_unit_and_experts_take_numbers() -> None:
 @pytest.mark.parametrize("value", [90, 1.5, True, None, "90", "90 percent", "-5%", "%", "1e3%", []])
 def test_an_amount_without_its_unit_is_refused(value: object) -> None:
     with pytest.raises(InputError):
-        parse_allowance(value)
+        parse_limit_value(value)
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "8GB", "64", 2**21, None])

@@ -14,16 +14,16 @@ from memfit.estimators.base.errors import InputError, MemfitError, UnsupportedEr
 from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.compare.axes import Scenario, parse_axis
-from memfit.estimators.compare.compare import ComparedModel, RuntimeChoice, compare
+from memfit.estimators.compare.compare import ComparedModel, compare
 from memfit.estimators.gate.evaluate import run_gate
 from memfit.estimators.gate.policy import read_policy
-from memfit.estimators.gate.report import TargetReport
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.plans.context.plan import ContextPlan, ContextQuestion, plan_context
 from memfit.estimators.results.comparison import Comparison
 from memfit.estimators.results.estimate import Estimate
+from memfit.estimators.results.gate import TargetReport
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
@@ -119,12 +119,12 @@ def estimated(question: Question, path: str) -> Estimate:
         runtime=runtime,
         margin_bytes=question.margin_bytes,
     )
-    return estimate(sized, question.partial.under(runtime), runtime=runtime)
+    return estimate(sized, question.partial.under(runtime))
 
 
 def policy_of(question: Question, path: str) -> dict[str, Any]:
     key = "device" if question.machine in DEVICES else "memory"
-    target = {
+    target: dict[str, Any] = {
         "model": path,
         key: question.machine,
         "workload": dict(question.workload),
@@ -160,7 +160,7 @@ def compared(question: Question, path: str) -> Comparison:
             question.margin_bytes,
         ),
         [axis],
-        choice=RuntimeChoice(get_runtime(question.runtime)) if question.runtime else None,
+        runtime=get_runtime(question.runtime) if question.runtime else None,
     )
 
 
@@ -176,7 +176,7 @@ def planned(question: Question, path: str) -> ContextPlan:
     ).with_runtime(runtime)
     work = question.partial.under(runtime)
     asked = ContextQuestion(contexts=(work.prompt_tokens,), requests=(work.batch,))
-    return plan_context(sized, work, runtime, asked)
+    return plan_context(sized, work, asked)
 
 
 @settings(max_examples=120, deadline=None)

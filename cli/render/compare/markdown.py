@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from memfit.cli.render import words as estimate_words
 from memfit.cli.render.compare import words
 from memfit.estimators.base.units import Units
-from memfit.estimators.results.comparison import Comparison, Figure, Matrix
+from memfit.estimators.results.comparison import ComparedFigure, Comparison, Matrix
 
 _MINUS = "−"
 
@@ -42,7 +42,7 @@ def _figures(result: Comparison, units: Units) -> Iterator[str]:
         yield _row([words.figure_name(figure.name), *_values(figure, result, units)])
 
 
-def _values(figure: Figure, result: Comparison, units: Units) -> Iterator[str]:
+def _values(figure: ComparedFigure, result: Comparison, units: Units) -> Iterator[str]:
     for index, (value, model) in enumerate(zip(figure.values, result.models, strict=True)):
         if value is None and figure.name == "recommended_context":
             yield words.context_text(model, result)

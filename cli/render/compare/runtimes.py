@@ -6,7 +6,7 @@ from memfit.cli.render import grid
 from memfit.cli.render.compare import words
 from memfit.cli.render.terminal import Page
 from memfit.estimators.base.units import Units
-from memfit.estimators.results.comparison import Comparison, Figure
+from memfit.estimators.results.comparison import ComparedFigure, Comparison
 
 _SHOWN = {
     "resident_weights": "Weights",
@@ -34,7 +34,9 @@ def draw(page: Page, result: Comparison, units: Units) -> None:
     grid.draw(page, headings, rows, left=2)
 
 
-def _cells(figures: list[Figure], index: int, result: Comparison, units: Units) -> Iterator[str]:
+def _cells(
+    figures: list[ComparedFigure], index: int, result: Comparison, units: Units
+) -> Iterator[str]:
     for figure in figures:
         value = figure.values[index]
         if value is None and figure.name == "recommended_context":

@@ -10,7 +10,7 @@ from memfit.cli.render import words as estimate_words
 from memfit.cli.render.compare import runtimes, words
 from memfit.cli.render.terminal import Page, open_page
 from memfit.estimators.base.units import Units
-from memfit.estimators.results.comparison import Comparison, Figure, Matrix
+from memfit.estimators.results.comparison import ComparedFigure, Comparison, Matrix
 
 _LEAST_WIDTH = 64
 _WIDEST_HEADING = 30
@@ -83,7 +83,7 @@ def _rows(result: Comparison, index: int, units: Units, minus: str) -> list[tupl
     return rows
 
 
-def _value(result: Comparison, figure: Figure, index: int, units: Units) -> str:
+def _value(result: Comparison, figure: ComparedFigure, index: int, units: Units) -> str:
     value = figure.values[index]
     if value is None and figure.name == "recommended_context":
         return words.context_text(result.models[index], result)

@@ -8,11 +8,11 @@ from memfit.cli.render.words import title as estimate_title
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.comparison import (
     Compared,
+    ComparedCell,
+    ComparedValue,
     Comparison,
     Matrix,
-    MatrixCell,
     SettingValue,
-    Value,
 )
 
 _FIGURES = {
@@ -61,7 +61,7 @@ def figure_name(name: str) -> str:
     return f"  {PARTS[part]}" if part else _FIGURES[kind]
 
 
-def value_text(value: Value | None, unit: str, units: Units) -> str:
+def value_text(value: ComparedValue | None, unit: str, units: Units) -> str:
     """A figure with its unit; an upper bound says so."""
     if value is None:
         return "-"
@@ -70,7 +70,9 @@ def value_text(value: Value | None, unit: str, units: Units) -> str:
     return f"up to {text}" if value.basis == "bound" and unit == "bytes" else text
 
 
-def difference_texts(value: Value | None, unit: str, units: Units, minus: str) -> tuple[str, str]:
+def difference_texts(
+    value: ComparedValue | None, unit: str, units: Units, minus: str
+) -> tuple[str, str]:
     """What a figure is above the first model's: in its unit, and in percent."""
     if value is None or value.difference is None:
         return "-", "-"
@@ -97,7 +99,7 @@ def context_text(model: Compared, result: Comparison) -> str:
     return "-" if model.undecided or result.device is None else "none fits"
 
 
-def cell_texts(cell: MatrixCell, units: Units, notes: Footnotes) -> tuple[str, str, str, str]:
+def cell_texts(cell: ComparedCell, units: Units, notes: Footnotes) -> tuple[str, str, str, str]:
     """A cell's verdict, need, share of the working set and footnotes."""
     if cell.undecided or cell.verdict is None or cell.needed_bytes is None:
         reason = cell.undecided.reason if cell.undecided else "no figure"

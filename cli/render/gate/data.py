@@ -3,10 +3,10 @@
 import json
 from dataclasses import asdict
 
-from memfit.estimators.gate.report import Report
+from memfit.estimators.results.gate import GateReport
 
 
-def to_json(report: Report) -> str:
+def to_json(report: GateReport) -> str:
     """Return the report as JSON text that ends with a line feed."""
     data = asdict(report)
     ordered = {"schema": data.pop("schema"), **data}

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from memfit.cli.render.gate import words
 from memfit.estimators.base.errors import PolicyError
-from memfit.estimators.gate.report import Report, TargetReport
+from memfit.estimators.results.gate import GateReport, TargetReport
 
 
-def to_github(report: Report) -> str:
+def to_github(report: GateReport) -> str:
     """Return one annotation for each thing to see, and the verdict as plain text."""
     return "\n".join(_lines(report)) + "\n"
 
@@ -26,7 +26,7 @@ def mistakes_to_github(error: PolicyError) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: GateReport) -> Iterator[str]:
     for target in report.targets:
         yield from _target(target, report.policy)
     yield words.headline(report)

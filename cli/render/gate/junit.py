@@ -4,13 +4,13 @@ import re
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from memfit.cli.render.gate import words
-from memfit.estimators.gate.report import Report, TargetReport
+from memfit.estimators.results.gate import GateReport, TargetReport
 
 # What XML 1.0 cannot hold, escaped or not (https://www.w3.org/TR/xml/#charsets).
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def to_junit(report: Report) -> str:
+def to_junit(report: GateReport) -> str:
     """Return the report as an XML document that ends with a line feed."""
     suites = [_suite(target, report) for target in report.targets]
     root = Element("testsuites", _totals("memfit gate", suites))
@@ -19,7 +19,7 @@ def to_junit(report: Report) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
 
 
-def _suite(target: TargetReport, report: Report) -> Element:
+def _suite(target: TargetReport, report: GateReport) -> Element:
     cases = _cases(target, report.policy)
     suite = Element("testsuite", _totals(target.name, cases))
     suite.extend(cases)

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.gate import words
-from memfit.estimators.gate.report import Report, TargetReport
+from memfit.estimators.results.gate import GateReport, TargetReport
 
 
-def to_markdown(report: Report) -> str:
+def to_markdown(report: GateReport) -> str:
     """Return the report as a Markdown section that ends with a line feed."""
     return "\n".join(_lines(report)) + "\n"
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: GateReport) -> Iterator[str]:
     yield f"## {'✅' if report.verdict == 'passed' else '❌'} {words.headline(report)}"
     for target in report.targets:
         yield ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memfit.cli.render.output import write_whole
 from memfit.estimators.base.errors import InputError, PolicyError
-from memfit.estimators.gate.report import Report
+from memfit.estimators.results.gate import GateReport
 
 # The file whose Markdown GitHub shows on the page of a run (docs.github.com, "Workflow commands").
 SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -32,7 +32,7 @@ def parse_outputs(texts: Sequence[str], formats: Sequence[str]) -> tuple[tuple[s
     return tuple(found)
 
 
-def deliver(report: Report, form: str, files: Sequence[tuple[str, Path]]) -> None:
+def deliver(report: GateReport, form: str, files: Sequence[tuple[str, Path]]) -> None:
     """Write the report to standard output and to files.
 
     In the format ``github`` the job summary gets the Markdown as well.
@@ -57,7 +57,7 @@ def deliver_mistakes(error: PolicyError, form: str) -> None:
         sys.stdout.flush()
 
 
-def _rendered(report: Report, form: str, *, to_file: bool) -> str:
+def _rendered(report: GateReport, form: str, *, to_file: bool) -> str:
     if form == "github":
         from memfit.cli.render.gate.github import to_github
 

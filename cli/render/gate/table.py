@@ -7,7 +7,7 @@ from rich.text import Text
 
 from memfit.cli.render.gate import words
 from memfit.cli.render.terminal import open_page
-from memfit.estimators.gate.report import Report, TargetReport
+from memfit.estimators.results.gate import GateReport, TargetReport
 
 _LEAST_WIDTH = 80
 _COLOURS = {
@@ -19,7 +19,7 @@ _COLOURS = {
 }
 
 
-def to_table(report: Report, *, to_file: bool) -> str:
+def to_table(report: GateReport, *, to_file: bool) -> str:
     """Return the report as text; numbers are never cut."""
     page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
     for target in report.targets:

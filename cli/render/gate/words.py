@@ -1,10 +1,16 @@
 """A gate's report in words, the same for every format that people read."""
 
 from memfit.estimators.base.units import format_bytes
-from memfit.estimators.gate.diff import Change
-from memfit.estimators.gate.remedies import SETTINGS, Remedy, Setting
-from memfit.estimators.gate.report import Report, Status, TargetReport
-from memfit.estimators.gate.verdict import Check
+from memfit.estimators.gate.remedies import SETTINGS
+from memfit.estimators.results.gate import (
+    FigureChange,
+    GateReport,
+    LimitCheck,
+    Remedy,
+    RemedySetting,
+    TargetReport,
+    TargetStatus,
+)
 
 _LIMITS = {
     "peak": "peak",
@@ -26,13 +32,13 @@ _FIGURES = {
     "context_tokens": "longest context",
     "expert_capacity": "expert capacity",
 }
-_SETTINGS: dict[Setting, str] = {
+_SETTINGS: dict[RemedySetting, str] = {
     "context": "shorter prompts",
     "kv_bits": "KV bits",
     "prefill_step": "a smaller prefill step",
     "quantize": "fewer bits of the weights",
 }
-_STATUSES: dict[Status, str] = {
+_STATUSES: dict[TargetStatus, str] = {
     "passed": "passed",
     "broken": "limit broken",
     "invalid": "invalid input",
@@ -41,7 +47,7 @@ _STATUSES: dict[Status, str] = {
 }
 
 
-def headline(report: Report) -> str:
+def headline(report: GateReport) -> str:
     """The verdict in one sentence, with how many targets it is about."""
     total = len(report.targets)
     targets = "1 target" if total == 1 else f"{total} targets"
@@ -70,7 +76,7 @@ def subject(target: TargetReport) -> str:
     return text
 
 
-def footer(report: Report) -> str:
+def footer(report: GateReport) -> str:
     """Which versions the figures are of."""
     text = f"memfit {report.memfit_version}, policy {report.policy}"
     if report.baseline_version not in (None, report.memfit_version):
@@ -78,24 +84,24 @@ def footer(report: Report) -> str:
     return text
 
 
-def limit_name(check: Check) -> str:
+def limit_name(check: LimitCheck) -> str:
     """The limit, as people call it."""
     return _LIMITS[check.limit]
 
 
-def figure_name(change: Change) -> str:
+def figure_name(change: FigureChange) -> str:
     """The figure, as people call it."""
     return _FIGURES[change.figure]
 
 
-def figure(check: Check) -> str:
+def figure(check: LimitCheck) -> str:
     """The figure of a check with its unit."""
     if check.figure is None:
         return "none fits" if check.unit == "tokens" else "no experts"
     return _amount(check.figure, check.unit)
 
 
-def allowed(check: Check) -> str:
+def allowed(check: LimitCheck) -> str:
     """What the limit allows: the amount, and how the policy writes it."""
     share = f" ({check.written} of {check.whole})" if "%" in check.written else ""
     if check.limit.startswith("growth.") and not share:
@@ -103,7 +109,7 @@ def allowed(check: Check) -> str:
     return f"{check.sense} {_amount(check.allowed, check.unit)}{share}"
 
 
-def broken(check: Check) -> str:
+def broken(check: LimitCheck) -> str:
     """A broken limit in one line: its numbers, and by how much it is missed."""
     text = f"{limit_name(check)}: {figure(check)}, allowed {allowed(check)}"
     if check.missed_by is not None:
@@ -112,7 +118,7 @@ def broken(check: Check) -> str:
     return text
 
 
-def mending(check: Check) -> str:
+def mending(check: LimitCheck) -> str:
     """What would make a broken limit pass, in one line."""
     if check.limit == "basis":
         return "give a checkpoint whose shard headers can be read"
@@ -127,7 +133,7 @@ def mending(check: Check) -> str:
     return text
 
 
-def amounts(change: Change) -> tuple[str, str, str]:
+def amounts(change: FigureChange) -> tuple[str, str, str]:
     """A changed figure: before, now, and the difference with its percent."""
     unit = "bytes" if "bytes" in change.figure else "tokens"
     if change.figure == "expert_capacity":
@@ -137,7 +143,7 @@ def amounts(change: Change) -> tuple[str, str, str]:
     return before, now, _difference(change, unit)
 
 
-def _difference(change: Change, unit: str) -> str:
+def _difference(change: FigureChange, unit: str) -> str:
     if change.by is None or change.before is None:
         return "-" if change.before == change.now else "changed"
     if not change.by:

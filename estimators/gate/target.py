@@ -1,0 +1,192 @@
+"""One target of a policy: its figures, their checks, and what makes broken limits pass."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.gate.baseline import (
+    NAME,
+    BaselineEntry,
+    asked,
+    changes,
+    differences,
+    fingerprint,
+    replaced,
+)
+from memfit.estimators.gate.figures import figures_of
+from memfit.estimators.gate.policy import PolicyLimit, PolicyTarget
+from memfit.estimators.gate.remedies import Question, remedies
+from memfit.estimators.gate.verdict import Totals, judge_limit, judge_limits
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.gate import LimitCheck, TargetReport, TargetStatus
+from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.search import fits_comfortably
+from memfit.estimators.sizing.sized_model import SizedModel
+
+
+@record(frozen=True, slots=True)
+class TargetModel:
+    """A model in a target's place."""
+
+    catalog: Catalog
+    target: PolicyTarget
+    model: str
+    """The reference to it."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """The target's runtime, else the native one of the checkpoint."""
+        return self.target.runtime or self.catalog.native_runtime(self.model)
+
+    @property
+    def workload(self) -> Workload:
+        """The target's workload with the runtime's defaults."""
+        return self.target.workload.under(self.runtime)
+
+    def sized(self, quantize: int | None) -> SizedModel:
+        """Return the model as it is, or converted to so many bits."""
+        return self.catalog.sized(
+            self.model,
+            quantize=converted(quantize) if quantize else None,
+            device=self.target.device,
+            runtime=self.target.runtime,
+        )
+
+    def entry(self) -> BaselineEntry:
+        """Return the figures that a baseline keeps."""
+        target, workload = self.target, self.workload
+        sized = self.sized(target.quantize)
+        return BaselineEntry(
+            model=self.model,
+            quantize=target.quantize,
+            model_type=sized.model.model_type,
+            asked=asked(target.device, self.runtime, workload),
+            checkpoint=fingerprint(sized.checkpoint),
+            figures=figures_of(sized, workload),
+        )
+
+
+@record(frozen=True, slots=True)
+class Evaluation:
+    """One target with its present figures and those of the baseline."""
+
+    subject: TargetModel
+    now: BaselineEntry
+    before: BaselineEntry | None
+
+    @property
+    def target(self) -> PolicyTarget:
+        """The target of the policy."""
+        return self.subject.target
+
+    @property
+    def sized(self) -> SizedModel:
+        """The model as the target has it."""
+        return self.subject.sized(self.target.quantize)
+
+    def report(self, allow_bounds: bool) -> TargetReport:
+        """Return the target's report.
+
+        Raises:
+            InputError: when a limit on growth has no baseline, or one for another question.
+        """
+        target = self.target
+        self._require_baseline()
+        figures, before = self.now.figures, self.before
+        checks = tuple(
+            check if check.passed else self._with_remedies(check)
+            for check in judge_limits(target.limits, target.basis, figures, self._totals)
+        )
+        status: TargetStatus = "passed" if all(check.passed for check in checks) else "broken"
+        bound = None if allow_bounds else self._bound()
+        return TargetReport(
+            name=target.name,
+            line=target.line,
+            model=self.now.model,
+            device=target.device.name,
+            working_set_bytes=target.device.working_set_bytes,
+            status="undecided" if bound else status,
+            message=bound,
+            checks=checks,
+            figures=figures,
+            baseline_model=before.model if before else None,
+            changes=tuple(changes(before.figures, figures)) if before else (),
+            notes=tuple(self._notes()),
+        )
+
+    @property
+    def _totals(self) -> Totals:
+        before = self.before.figures if self.before else None
+        return Totals(self.target.device.working_set_bytes, before)
+
+    def _require_baseline(self) -> None:
+        if not self.target.needs_baseline:
+            return
+        if self.before is None:
+            raise InputError(f"no baseline to grow from; memfit gate --update writes {NAME}")
+        if different := self._differences():
+            raise InputError(
+                f"the baseline answers another question ({different});"
+                " memfit gate --update makes a new one"
+            )
+
+    def _differences(self) -> str:
+        before = self.before.asked if self.before else self.now.asked
+        return "; ".join(differences(before, self.now.asked))
+
+    def _bound(self) -> str | None:
+        """Why bounds do not decide, None where the figures are no bounds or a bound is accepted."""
+        basis = self.target.basis
+        if basis and basis.least == "bound":
+            return None
+        # A basis that the policy requires is judged as a limit; it is not about the baseline.
+        now = None if basis else self.now
+        before = self.before if self.target.needs_baseline else None
+        for name, entry in (("the weights", now), ("the baseline's weights", before)):
+            if entry and entry.figures.basis == "bound":
+                reason = next((n.message for n in self.sized.footprint.notes), entry.model)
+                return f"{name} are a bound ({reason}); --allow-bounds accepts it"
+        return None
+
+    def _notes(self) -> Iterator[Note]:
+        before = self.before
+        if before and before.model == self.now.model:
+            parts = replaced(before.checkpoint, self.now.checkpoint)
+            if parts:
+                text = f"{self.now.model} was replaced behind its name: {', '.join(parts)}"
+                yield Note("warning", "checkpoint-changed", text)
+        if different := self._differences():
+            yield Note("warning", "other-question", f"the baseline is of {different}")
+        for note in self.sized.footprint.notes:
+            if note.level == "warning":
+                yield note
+        for warning in self.sized.checkpoint.warnings:
+            yield Note("warning", "checkpoint", warning)
+
+    def _with_remedies(self, check: LimitCheck) -> LimitCheck:
+        limit = next((one for one in self.target.limits if one.name == check.limit), None)
+        if limit is None:
+            return check
+        footprint = self.sized.footprint
+        found = remedies(
+            limit.name,
+            Question(self.subject.workload, self.target.quantize),
+            ceil_div(8 * footprint.nbytes, footprint.parameters),
+            lambda question: self._passes(limit, question),
+        )
+        return replace(check, mends=tuple(found))
+
+    def _passes(self, limit: PolicyLimit, question: Question) -> bool:
+        sized = self.subject.sized(question.quantize)
+        is_context = limit.name == "context"
+        if is_context:
+            prompt = question.workload.prompt_only(limit.amount.numerator)
+            if not fits_comfortably(sized, prompt):
+                return False  # one evaluation in place of a search
+        figures = figures_of(sized, question.workload, with_context=is_context)
+        return judge_limit(limit, figures, self._totals).passed
