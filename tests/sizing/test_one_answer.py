@@ -20,8 +20,9 @@ from memfit.estimators.gate.policy import read_policy
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
-from memfit.estimators.plans.context.plan import ContextPlan, ContextQuestion, plan_context
+from memfit.estimators.plans.context.plan import ContextQuestion, plan_context
 from memfit.estimators.results.comparison import Comparison
+from memfit.estimators.results.context import ContextPlan
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.results.gate import TargetReport
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
