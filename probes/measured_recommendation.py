@@ -1,8 +1,6 @@
-"""Settings recommended from what was measured: the search of estimates, over measured peaks.
+"""Recommendations after a measurement: the search of estimates, over measured peaks.
 
-line_of(points) -> Line | None
-advise(sizing, points, units=..., notes) -> Recommendation
-by_measurement(sizing, points) -> Sizing    needs are measured where points or their line tell
+A peak is the measured one where there is one, else that of the line through measured peaks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,12 +27,12 @@ from memfit.probes.result import Point
 
 @record(frozen=True, slots=True)
 class MeasuredLine(MlxLm):
-    """Measured peaks where there are any, then the line through them, else ``inner``'s."""
+    """A runtime with measured peaks, then those of the line through them, then estimates."""
 
     inner: RuntimeModel
-    """What estimates everything else."""
+    """The estimate of everything else."""
     asked: Workload
-    """The line holds for workloads that differ from it in prompt and prefill step alone."""
+    """The line is valid for workloads that differ from it only in prompt and prefill step."""
     peaks: dict[Workload, int]
     line: Line | None
 
@@ -43,9 +41,9 @@ class MeasuredLine(MlxLm):
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes.
 
-        By the line never less than its weights and caches, which are known to the byte; steps
-        beyond the line's own take what the estimate says if that is more, since scores grow with
-        step and prompt together.
+        The line never gives less than weights and caches, which are exact. A step larger than
+        the line's own takes at least the estimate, since attention scores grow with the product
+        of step and prompt.
         """
         figures = self.inner.figures(workload)
         kept = self.resident_bytes + figures.kv.nbytes + figures.ssm_bytes
@@ -55,17 +53,17 @@ class MeasuredLine(MlxLm):
             return figures
         step = min(workload.prefill_step, max(1, workload.prompt_tokens - 1))
         tokens = workload.prompt_tokens
-        peak = self.line.at(tokens, step) + self.line.allowance(tokens)
+        peak = self.line.peak_bytes(tokens, step) + self.line.error_bytes(tokens)
         if step > self.line.prefill_step:
             peak = max(peak, figures.moment.nbytes)
         return _with_peak(figures, max(peak, kept), kept)
 
 
 def line_of(points: Sequence[Point]) -> Line | None:
-    """Return the line through the points that were measured like the first, None without one.
+    """Return the line through the points with the settings of the first, None without one.
 
-    It is at the step that was asked for, or at the largest that was swept with several prompts.
-    A line that falls with the prompt is none: it is of peaks that have another cause.
+    It is at the first point's prefill step, or at the largest with several prompts. A line that
+    falls with the prompt is not used: such peaks have another cause.
     """
     asked = points[0].workload
     peaks = [
@@ -82,7 +80,7 @@ def line_of(points: Sequence[Point]) -> Line | None:
 
 
 def by_measurement(sized: SizedModel, points: Sequence[Point], line: Line | None) -> SizedModel:
-    """Return the sizing with measured needs, for the settings that the points tell of."""
+    """Return the model with measured peaks instead of estimates, where points give them."""
     inner = (sized.formula_view() or sized).runtime_model
     peaks = {p.workload: p.peak_bytes for p in points if _counts(p) and p.peak_bytes is not None}
     asked = points[0].workload

@@ -49,13 +49,13 @@ class Line:
     points: int
     """How many peaks the line is made from."""
 
-    def at(self, tokens: int, prefill_step: int) -> int:
+    def peak_bytes(self, tokens: int, prefill_step: int) -> int:
         """Return the peak of a prompt; with one measured step, the peak at that step."""
         slope = Fraction(*self.per_chunk_token) if self.per_chunk_token else 0
         # `fixed_bytes` is less than a byte too large: rounding down gives measured points exactly.
         return floor(self.fixed_bytes + Fraction(*self.per_token) * tokens + slope * prefill_step)
 
-    def allowance(self, tokens: int) -> int:
+    def error_bytes(self, tokens: int) -> int:
         """Return the bytes the line may be wrong by: the residual within the measured prompts.
 
         Beyond them it grows in proportion to the distance, as an error of the slope does.

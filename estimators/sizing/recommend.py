@@ -38,12 +38,12 @@ def recommend(sized: SizedModel, workload: Workload, units: Units) -> Recommenda
     formula = sized.formula_view()
     if formula is None:
         return _by_trace_alone(sized, workload, device, units)
-    advice = _Advice(sized, workload, device, units, _search(sized, formula, workload))
-    context, why_context = advice.context()
-    step, why_step = advice.prefill_step()
-    bits, why_bits = advice.kv_bits()
-    wired, why_wired = advice.wired_limit(context)
-    experts, why_experts = advice.expert_capacity()
+    recommender = _Recommender(sized, workload, device, units, _search(sized, formula, workload))
+    context, why_context = recommender.context()
+    step, why_step = recommender.prefill_step()
+    bits, why_bits = recommender.kv_bits()
+    wired, why_wired = recommender.wired_limit(context)
+    experts, why_experts = recommender.expert_capacity()
     return Recommendation(
         context_tokens=context,
         wired_limit_bytes=wired,
@@ -70,10 +70,10 @@ def capacity_of(sized: SizedModel, device: Device) -> ExpertCapacity | None:
 
 @dataclass(slots=True)
 class DirectSearch:
-    """The search for settings of a workload where the model is asked about each of them."""
+    """The search for settings of a workload, each judged by the figures of one model."""
 
     sized: SizedModel
-    """The model that is asked."""
+    """The model with the figures that decide."""
     workload: Workload
     """The workload that settings are searched for."""
     too_long: int | None = None
@@ -112,16 +112,16 @@ def _search(
 def _by_trace_alone(
     sized: SizedModel, workload: Workload, device: Device, units: Units
 ) -> Recommendation:
-    advice = _Advice(sized, workload, device, units, DirectSearch(sized, workload))
+    recommender = _Recommender(sized, workload, device, units, DirectSearch(sized, workload))
     # A trace takes long, and finds no less than the weights.
     has_room = judge(Need(sized.resident_bytes, 0), device)[0] == "fits"
-    step, why_step = advice.prefill_step(has_room=has_room)
+    step, why_step = recommender.prefill_step(has_room=has_room)
     other = "formulas do not describe this model, and other settings are searched by them"
     return Recommendation(prefill_step=step, reasons=(why_step, other))
 
 
 @record(frozen=True, slots=True)
-class _Advice:
+class _Recommender:
     """One method for each setting: its value, and the reason in words."""
 
     sized: SizedModel

@@ -58,7 +58,7 @@ def is_accepted(fits: Callable[[Candidate], bool], candidate: Candidate) -> bool
 
 
 def fits_comfortably(sized: SizedModel, workload: Workload) -> bool:
-    """Return whether a workload needs at most nine tenths of the device's working set.
+    """Return whether a workload fits the device and leaves a tenth of the working set free.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.

@@ -13,7 +13,7 @@ TRAFFIC = SAMPLES / "plans" / "traffic.csv"
 TOKEN = 147_456
 
 
-def test_the_plan_and_the_estimate_tell_the_same(memfit: Memfit) -> None:
+def test_the_plan_and_the_estimate_agree(memfit: Memfit) -> None:
     plan = memfit("plan", "context", DENSE, "--memory", "16GB", "--json").json
     alone = memfit("estimate", DENSE, "--memory", "16GB", "--json").json
     assert plan["longest_context"] == alone["recommendation"]["context_tokens"]
@@ -48,7 +48,7 @@ def test_ceilings_bound_every_context(memfit: Memfit) -> None:
     assert {cell["context_tokens"] for cell in plan["matrix"]} == {4096}
 
 
-def test_zincs_floor_is_shown_beside_does_not_fit(memfit: Memfit) -> None:
+def test_zincs_floor_is_shown_next_to_does_not_fit(memfit: Memfit) -> None:
     run = memfit("plan", "context", HYBRID, "--memory", "32GB", "--runtime", "zinc", "--json")
     own = run.json["automatic"]
     assert (own["tokens"], own["right_tokens"]) == (4096, 0)
@@ -160,7 +160,7 @@ def test_growth_shows_every_rule(memfit: Memfit) -> None:
     assert rules["vllm"]["allocated_bytes"] == 5008 * TOKEN
 
 
-def test_growth_tells_where_the_budget_ends(memfit: Memfit) -> None:
+def test_growth_says_where_the_budget_ends(memfit: Memfit) -> None:
     arguments = ("--turns", "10", "--turn-tokens", "1000", "--budget", f"{6144 * TOKEN - 1}")
     run = memfit("plan", "growth", DENSE, *arguments, "--runtime", "foundry")
     assert run.code == 1

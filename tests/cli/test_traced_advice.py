@@ -1,4 +1,4 @@
-"""What is recommended by trace is true of the trace, and what is not by trace says so."""
+"""Recommendations by trace agree with the trace; those by formula say so."""
 
 import json
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_a_loop_too_long_to_follow_leaves_weights_and_states_by_trace(
 
 
 @pytest.mark.parametrize(("device", "percent"), [("m4-max-64", 10), ("rtx-4090", 0)])
-def test_no_error_is_stated_of_a_backend_that_nobody_measured(
+def test_no_error_is_stated_for_a_backend_without_measurements(
     memfit: Memfit, tmp_path: Path, device: str, percent: int
 ) -> None:
     path = write_config(tmp_path, SMALL)

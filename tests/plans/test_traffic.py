@@ -84,7 +84,7 @@ def test_a_percentile_serves_its_share(tokens: list[int], percent: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6)), min_size=1, max_size=20))
-def test_csv_and_json_lines_tell_the_same(requests: list[tuple[int, int]]) -> None:
+def test_csv_and_json_lines_give_the_same(requests: list[tuple[int, int]]) -> None:
     import json
     import tempfile
 

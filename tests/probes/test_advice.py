@@ -62,9 +62,11 @@ def test_a_margin_and_how_far_the_third_point_lies_off_are_kept_free(sized: Size
     context, line = advise(sized, points).context_tokens, line_of(points)
     assert context
     assert line
-    free = [line.at(n, 512) + line.allowance(n) + GB // 8 for n in (context, context + 256)]
+    free = [
+        line.peak_bytes(n, 512) + line.error_bytes(n) + GB // 8 for n in (context, context + 256)
+    ]
     assert free[0] <= budget < free[1]
-    assert line.allowance(context) > GB // 8
+    assert line.error_bytes(context) > GB // 8
 
 
 def test_a_line_never_says_less_than_weights_and_caches(sized: SizedModel) -> None:

@@ -1,4 +1,4 @@
-"""Lines through peaks: exact arithmetic on points, and which points are asked for."""
+"""Lines through peaks: exact arithmetic on points, and which points to measure."""
 
 from fractions import Fraction
 
@@ -25,7 +25,7 @@ def solved(*peaks: Peak, prefill_step: int = 512) -> Line:
 
 
 @given(BYTES, st.integers(0, 2**20), st.integers(0, 2**20), STEPS, st.integers(3, 400))
-def test_points_on_a_line_give_back_its_coefficients(
+def test_points_on_a_line_give_its_coefficients(
     fixed: int, per_token: int, per_chunk_token: int, step: int, chunks: int
 ) -> None:
     asked = calibration(Workload(prompt_tokens=chunks * step + 1, prefill_step=step))
@@ -51,9 +51,9 @@ def test_a_line_goes_through_the_points_that_solved_it_to_the_byte(
     long: int, short: int, small: int
 ) -> None:
     line = solved(Peak(4097, 512, long), Peak(1025, 512, short), Peak(4097, 256, small))
-    assert line.at(4097, 512) == long
-    assert line.at(1025, 512) == short
-    assert line.at(4097, 256) == small
+    assert line.peak_bytes(4097, 512) == long
+    assert line.peak_bytes(1025, 512) == short
+    assert line.peak_bytes(4097, 256) == small
 
 
 @given(BYTES, BYTES, BYTES)
@@ -75,29 +75,29 @@ def test_the_farther_of_two_third_points_is_the_residual() -> None:
 def test_an_error_of_the_slope_grows_with_the_distance() -> None:
     line = solved(Peak(4097, 512, 4000), Peak(2049, 512, 2000), Peak(1025, 512, 1010))
     assert line.measured_tokens == (1025, 4097)
-    assert [line.allowance(tokens) for tokens in (1, 4097, 4098, 7169)] == [10, 10, 11, 20]
+    assert [line.error_bytes(tokens) for tokens in (1, 4097, 4098, 7169)] == [10, 10, 11, 20]
 
 
-def test_without_a_third_point_nothing_is_allowed_for() -> None:
-    assert solved(Peak(4097, 512, 4000), Peak(2049, 512, 2000)).allowance(10**6) == 0
+def test_without_a_third_point_no_error_is_known() -> None:
+    assert solved(Peak(4097, 512, 4000), Peak(2049, 512, 2000)).error_bytes(10**6) == 0
 
 
-def test_one_prompt_tells_no_line() -> None:
+def test_one_prompt_gives_no_line() -> None:
     assert line_through([Peak(4097, 512, 9), Peak(4097, 256, 8)], prefill_step=512) is None
 
 
-def test_a_chunk_that_is_cut_short_tells_nothing_of_its_step() -> None:
+def test_prompts_with_a_shorter_last_chunk_are_left_out() -> None:
     cut = [Peak(700, 512, 9), Peak(400, 512, 8), Peak(1500, 512, 7)]
     assert line_through([*cut, Peak(4097, 512, 9)], prefill_step=512) is None
 
 
-def test_one_step_tells_no_coefficient_of_chunks_and_counts_as_measured() -> None:
+def test_one_step_gives_no_coefficient_of_steps() -> None:
     line = solved(Peak(4096, 512, 4000), Peak(2048, 512, 2000))
     assert (line.per_chunk_token, line.residual_bytes, line.points) == (None, None, 2)
-    assert line.at(4096, 2048) == 4000
+    assert line.peak_bytes(4096, 2048) == 4000
 
 
-def test_the_longest_prompts_solve_as_what_is_asked_lies_beyond_them() -> None:
+def test_the_longest_prompts_give_the_slope() -> None:
     # Caches of windows stop growing: the shorter prompts would make the line too steep.
     line = solved(Peak(8193, 512, 500), Peak(4097, 512, 500), Peak(1025, 512, 100))
     assert line.per_token == (0, 1)
@@ -117,7 +117,7 @@ def test_every_chunk_of_a_calibration_is_full(tokens: int, step: int) -> None:
 
 
 @given(st.integers(4, 100_000), st.integers(1, 4096))
-def test_what_a_short_prompt_is_told_to_give_is_enough(tokens: int, step: int) -> None:
+def test_what_a_short_prompt_needs_is_enough(tokens: int, step: int) -> None:
     asked = calibration(Workload(prompt_tokens=tokens, prefill_step=step))
     if isinstance(asked, ShortPrompt):
         longer = Workload(prompt_tokens=asked.least_tokens, prefill_step=step)
@@ -127,11 +127,11 @@ def test_what_a_short_prompt_is_told_to_give_is_enough(tokens: int, step: int) -
         assert isinstance(calibration(smaller), tuple)
 
 
-def test_a_prompt_of_three_tokens_has_no_step_that_tells() -> None:
+def test_a_prompt_of_three_tokens_has_no_step_for_a_line() -> None:
     assert calibration(Workload(prompt_tokens=3, prefill_step=512)) == ShortPrompt(1537, None)
 
 
-def test_no_step_is_asked_for_that_takes_more_chunks_than_a_workload_may_have() -> None:
+def test_no_step_takes_more_chunks_than_a_workload_may_have() -> None:
     asked = calibration(Workload(prompt_tokens=250_001, prefill_step=4))
     assert isinstance(asked, tuple)
     assert {work.prefill_step for work in asked} == {4}

@@ -114,9 +114,9 @@ class _Plan:
     def _largest(
         self, ceilings: Ceilings, device: Device, profile: RuntimeMemoryProfile | None = None
     ) -> LargestContext:
-        """The largest context in all of the working set, margin kept free.
+        """The largest context in all of the working set, with the margin free.
 
-        With a profile, what it says of host memory is not counted.
+        With a profile, its part in host memory is not counted.
         """
         budget = device.working_set_bytes
 
