@@ -1,4 +1,4 @@
-"""``memfit runtimes``: whose allocation rules memfit follows, and where each goes wrong."""
+"""``memfit runtimes``: the runtimes that memfit knows, and what is wrong in their answers."""
 
 import json
 from dataclasses import asdict, fields

@@ -35,7 +35,7 @@ AGENT_MEMORY = Runtime(
         "blocks of 256 tokens of one layer, 4-bit with scales and biases, from a pool of 8 GiB"
     ),
     source="https://github.com/yshk-mxim/agent-memory, src/agent_memory",
-    faults=("it tells that 4 bits save 75 % of a cache; with scales and biases they save 71.9 %",),
+    faults=("it states that 4 bits save 75 % of a cache; with scales and biases they save 71.9 %",),
 )
 # Positions from which its chunk is whole, half, a quarter and the least.
 CHUNK_POSITIONS = (0, 2000, 8000, 20000)
@@ -43,7 +43,7 @@ CHUNK_POSITIONS = (0, 2000, 8000, 20000)
 
 @record(frozen=True, slots=True)
 class AgentMemory(TokenCacheModel):
-    """agent-memory; a window's cache is quantised too, its operations are taken for plain ones."""
+    """agent-memory; a window's cache is quantised too, its operations are counted as plain ones."""
 
     defaults = AGENT_MEMORY
     on_mlx = True

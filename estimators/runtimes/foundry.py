@@ -72,8 +72,8 @@ class Foundry(TokenCacheModel):
     def configured(cls, environ: Mapping[str, str]) -> FoundryRuntime:
         """Return Foundry with the settings of its variables.
 
-        Chunks are brought into the range that Foundry allows. Where Foundry would pass over a
-        value it cannot read, memfit rejects it.
+        Chunks are brought into the range that Foundry allows. Where Foundry would ignore a value
+        that it cannot read, memfit rejects it.
 
         Raises:
             InputError: when a variable is not a whole number.
@@ -178,5 +178,5 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not _NUMBER.fullmatch(text):
-        raise InputError(f"{name}: {text[:40]!r} is no whole number")
+        raise InputError(f"{name}: {text[:40]!r} is not a whole number")
     return int(text)

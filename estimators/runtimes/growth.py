@@ -1,7 +1,7 @@
 """How caches get room for more tokens: capacity, what is copied, and what lives meanwhile.
 
-Each rule is one pure function of tokens; ``allocated`` is where a session's cache stands, and
-``growth_events`` every reallocation on the way there. mlx-lm's own caches with their windows are
+Each rule is one pure function of tokens; ``last_growth`` gives the capacity of a session, and
+``growth_events`` every reallocation up to it. mlx-lm's own caches with their windows are
 arch/caches.py's; the rule of steps here is what they do while one token follows another.
 """
 
@@ -56,7 +56,7 @@ class GrowthRule:
 
 @record(frozen=True, slots=True)
 class GrowthEvent:
-    """One reallocation: the token that asked for it, capacities and tokens copied.
+    """One reallocation: the token that needed it, capacities and tokens copied.
 
     ``alive`` are the tokens that have room while old and new live together.
     """
@@ -86,24 +86,12 @@ def align_capacity(tokens: int, alignment: int = 128) -> int:
 
 
 def align_budget(tokens: int, alignment: int = 128) -> int:
-    """Return tokens aligned down: what a budget pays for, never more.
+    """Return tokens aligned down: what fits a budget.
 
     >>> align_budget(200)
     128
     """
     return round_down(tokens, alignment)
-
-
-def allocated(rule: GrowthRule, tokens: int) -> int:
-    """Return the capacity after ``tokens`` were added one by one.
-
-    >>> allocated(GrowthRule("doubling", 128, 2048), 5000)
-    8192
-    """
-    capacity = 0
-    for event in growth_events(rule, tokens):
-        capacity = event.after
-    return capacity
 
 
 def growth_events(

@@ -166,7 +166,7 @@ class RuntimeModel:
         return self
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
-        """Yield what an estimate takes for granted."""
+        """Yield what an estimate assumes."""
         if self.subject.checkpoint.tensors is None:
             yield f"floating parameters are {self.subject.model.dtype}, from the config"
         if self.subject.device is None:
@@ -183,7 +183,7 @@ class RuntimeModel:
         if self.on_mlx:
             yield "the workspace follows the operations of mlx-lm's class of this model"
         else:
-            yield "the workspace is a bound by the widest layer, without what kernels take besides"
+            yield "the workspace is a bound by the widest layer, without what kernels add to it"
         if self.loads_only_gguf and self.subject.checkpoint.source != "gguf":
             yield f"{self.name} loads GGUF files: a conversion's weights will have other sizes"
 

@@ -55,15 +55,15 @@ class Measured(MlxLm):
         return self.inner.formula_view()
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
-        """Yield how it was measured, and what an estimate takes for granted."""
+        """Yield how it was measured, and what an estimate assumes."""
         taken = self.measurement
         peaks = [run.peak_bytes for run in taken.runs]
         spread = format_bytes(max(peaks) - min(peaks), units)
         runs = f"the median of {len(peaks)} runs, {spread} apart" if len(peaks) > 1 else "one run"
         yield (
             f"measured on {taken.measured_at[:10]} on {taken.device} with mlx {taken.mlx_version}"
-            f" and mlx-lm {taken.mlx_lm_version}: {runs} ({taken.id}); --method formula leaves it"
-            " aside"
+            f" and mlx-lm {taken.mlx_lm_version}: {runs} ({taken.id}); --method formula ignores"
+            " it"
         )
         yield from MlxLm.assumptions(self, workload, units)
 

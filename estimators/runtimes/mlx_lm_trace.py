@@ -159,7 +159,7 @@ class MlxLmTrace(MlxLm):
         return MlxLm(self.runtime, self.subject) if self.trace.is_described else None
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
-        """Yield the versions of what was run, and what an estimate takes for granted."""
+        """Yield the versions of what was run, and what an estimate assumes."""
         yield f"traced with {self.trace.versions()}"
         yield from MlxLm.assumptions(self, workload, units)
 
@@ -180,9 +180,7 @@ class MlxLmTrace(MlxLm):
             )
             yield Note("warning", "graph-too-large", text)
         elif device and device.backend == "cuda":
-            text = (
-                "no figure of the trace was held against MLX on CUDA: how far it may be is unknown"
-            )
+            text = "the trace was never compared with MLX on CUDA: its error there is unknown"
             yield Note("warning", "unmeasured", text)
 
     def run_calls(self, workload: Workload) -> tuple[RunCall, ...]:
@@ -247,7 +245,7 @@ def traced_weights(
         if method is None:
             return footprint
         text = (
-            f"quantisation method {method!r}: how mlx-lm would hold it is not described; the"
+            f"quantisation method {method!r}: how mlx-lm stores it is not described; the"
             " weights are bounded by the unquantised model"
         )
         return bounded(footprint, "dequantised", text)

@@ -58,8 +58,8 @@ class MlxMoe(MlxLm):
         has_experts = footprint.by_part[Part.EXPERTS.value] and footprint.basis != "bound"
         if len(set(counts)) != 1 or not has_experts:
             raise UnsupportedError(
-                f"{subject.checkpoint.id}: mlx-moe keeps experts, as many in every layer; this has"
-                " none such"
+                f"{subject.checkpoint.id}: mlx-moe needs the same number of experts in every layer"
+                " that has them"
             )
         return cls(runtime, subject, counts[0], len(counts))
 
@@ -80,7 +80,7 @@ class MlxMoe(MlxLm):
             size = format_bytes((its_own - right) * self._expert_bytes // self.experts, units)
             text = (
                 f"mlx-moe's own capacity is {its_own}, {size} more than 71 % of the working set"
-                " pays for: it divides decimal megabytes by 1024"
+                " allows: it divides decimal megabytes by 1024"
             )
             yield Note("warning", "runtime-fault", text)
 

@@ -50,7 +50,7 @@ class MlxSwiftLm(MlxLm):
         if workload.kv_bits:
             guide = self._cache_bytes(replace(workload, kv_bits=None)) * workload.kv_bits // 16
             text = (
-                f"mlx-swift-lm's guide tells {format_bytes(guide, units)} of cache at"
+                f"mlx-swift-lm's guide states {format_bytes(guide, units)} of cache at"
                 f" {workload.kv_bits} bits; with scales and biases it is"
                 f" {format_bytes(self._cache_bytes(workload), units)}"
             )
@@ -60,7 +60,7 @@ class MlxSwiftLm(MlxLm):
         if deltas:
             guide = 2 * sum(state.elements for mixer in deltas for state in mixer.states())
             text = (
-                f"mlx-swift-lm's guide tells {format_bytes(guide, units)} of recurrent states; in"
+                f"mlx-swift-lm's guide states {format_bytes(guide, units)} of recurrent states; in"
                 f" float32 they are {format_bytes(state_bytes(model, 1), units)}"
             )
             yield Note("warning", "runtime-fault", text)

@@ -1,4 +1,4 @@
-"""Runtimes by name; a runtime's module is imported when it is asked for."""
+"""Runtimes by name; a runtime's module is imported when it is needed."""
 
 from collections.abc import Mapping
 from importlib import import_module

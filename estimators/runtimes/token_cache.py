@@ -60,7 +60,7 @@ class TokenCacheModel(RuntimeModel):
                 f"KV bits {workload.kv_bits}: {name} quantises its cache to these: {possible}"
             )
         if workload.max_kv_size is not None:
-            raise UnsupportedError(f"{name} has no limit of a rotating cache; leave it away")
+            raise UnsupportedError(f"{name} has no rotating cache: leave out max_kv_size")
 
     @classmethod
     def buffers(cls, model: Model) -> Iterable[KVBuffer]:

@@ -10,7 +10,7 @@ from memfit.estimators.base.errors import CheckpointError, MachineError, Unsuppo
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
@@ -66,11 +66,6 @@ class SizedModel:
     def device(self) -> Device | None:
         """The machine, None where none was named."""
         return self.runtime_model.subject.device
-
-    @property
-    def backend(self) -> Backend:
-        """The device's backend; Metal's rules when no device is given."""
-        return self.runtime_model.subject.backend
 
     @property
     def runtime(self) -> str:

@@ -95,7 +95,7 @@ def test_the_swift_guide_is_held_against_the_bytes(memfit: Memfit) -> None:
         "estimate", DENSE, "--context", "8k", "--kv-bits", "4", "--runtime", "mlx-swift-lm"
     )
     text = " ".join(run.out.split())
-    assert "guide tells 302.0 MB of cache at 4 bits; with scales and biases it is 339.7 MB" in text
+    assert "guide states 302.0 MB of cache at 4 bits; with scales and biases it is 339.7 MB" in text
 
 
 def test_foundry_takes_its_environment(memfit: Memfit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_foundry_takes_its_environment(memfit: Memfit, monkeypatch: pytest.Monke
     monkeypatch.setenv("METALLIC_PREFILL_CHUNK_SIZE", "some")
     run = memfit("estimate", DENSE, "--runtime", "foundry")
     assert run.code == 2
-    assert run.err == "memfit: METALLIC_PREFILL_CHUNK_SIZE: 'some' is no whole number\n"
+    assert run.err == "memfit: METALLIC_PREFILL_CHUNK_SIZE: 'some' is not a whole number\n"
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_foundry_takes_its_environment(memfit: Memfit, monkeypatch: pytest.Monke
     [
         (("--runtime", "zinc", "--kv-bits", "8"), "zinc quantises its cache to these: none"),
         (("--runtime", "vllm", "--kv-bits", "4"), "vllm quantises its cache to these: 8"),
-        (("--runtime", "mlx-moe"), "mlx-moe keeps experts"),
-        (("--runtime", "foundry", "--max-kv-size", "512"), "no limit of a rotating cache"),
+        (("--runtime", "mlx-moe"), "mlx-moe needs the same number of experts"),
+        (("--runtime", "foundry", "--max-kv-size", "512"), "no rotating cache"),
     ],
 )
 def test_what_a_runtime_cannot_do_is_not_supported(
@@ -146,7 +146,7 @@ def test_a_comparison_agrees_with_the_estimates(memfit: Memfit) -> None:
 def test_a_runtime_that_cannot_says_why_and_the_others_answer(memfit: Memfit) -> None:
     run = memfit("compare", DENSE, "--runtimes", "all")
     assert run.code == 0
-    assert "3: Qwen3-8B-4bit: mlx-moe keeps experts" in run.out
+    assert "3: Qwen3-8B-4bit: mlx-moe needs the same number of experts" in run.out
     assert memfit("compare", DENSE, "--runtimes", "mlx-lm,mlx-moe").code == 3
 
 

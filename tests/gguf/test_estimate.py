@@ -86,7 +86,7 @@ def test_kv_bits_are_blocks_of_llama_cpps_types(memfit: Memfit, qwen: Path) -> N
     [
         (["--runtime", "mlx-lm"], 3, "mlx-lm loads no GGUF file"),
         (["--kv-bits", "6"], 3, "KV bits 6: llama.cpp keeps its cache in 16, 8, 5 or 4 bits"),
-        (["--max-kv-size", "64"], 3, "no limit of a rotating cache"),
+        (["--max-kv-size", "64"], 3, "no rotating cache"),
         (["--cache-type", "q3_k"], 2, "--cache-type: 'q3_k': llama.cpp keeps a cache in f32"),
         (["--cache-type", "f16,f16,f16"], 2, "--cache-type: 'f16,f16,f16'"),
         (["--quantize", "4"], 3, "conversions of a GGUF file are not described"),

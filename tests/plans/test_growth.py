@@ -13,7 +13,6 @@ from memfit.estimators.runtimes.growth import (
     GrowthRule,
     align_budget,
     align_capacity,
-    allocated,
     growth_events,
     last_growth,
     rule_of,
@@ -49,14 +48,14 @@ def test_growing_holds_old_and_new_three_times_the_old() -> None:
 def test_doubling_stops_at_the_longest_context() -> None:
     # Foundry, ensure_kv_capacity: min(max_context_len), then aligned up.
     rule = GrowthRule("doubling", 128, 2048, most=5000)
-    assert allocated(rule, 4097) == 5120
+    assert last_growth(rule, 4097).after == 5120
 
 
 def test_foundrys_cache_of_its_own_test() -> None:
     # Foundry, test_memory_estimation: d_model 512, 8 heads, 2 KV heads, 4 layers, 2048 tokens.
     layers, kv_heads, head_dim = 4, 2, 512 // 8
     token = layers * 2 * kv_heads * head_dim * 2
-    assert token * allocated(FOUNDRY, 2048) == 4_194_304
+    assert token * last_growth(FOUNDRY, 2048).after == 4_194_304
 
 
 def test_aligning_up_after_dividing_exceeds_the_budget() -> None:
@@ -128,7 +127,7 @@ def test_chunks_shrink_as_the_cache_grows(position: int, chunk: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 255, 256, 257, 2304, 5000])
 def test_steps_are_those_of_mlx_lms_own_cache(tokens: int) -> None:
     rule = rule_of(get_runtime("mlx-lm"))
-    assert allocated(rule, tokens) == grown_singly(KVBuffer(8, 128, 128), 0, 0, tokens)
+    assert last_growth(rule, tokens).after == grown_singly(KVBuffer(8, 128, 128), 0, 0, tokens)
 
 
 def test_pages_are_never_copied() -> None:
@@ -151,7 +150,7 @@ def test_capacity_holds_the_tokens_and_never_shrinks(
     assert capacities[-1] >= tokens
     assert capacities == sorted(capacities)
     assert all(capacity % rule.step == 0 for capacity in capacities)
-    assert capacities[-1] == last_growth(rule, tokens).after == allocated(rule, tokens)
+    assert capacities[-1] == last_growth(rule, tokens).after
 
 
 @given(st.integers(0, 2**45), st.integers(1, 2**24), st.integers(1, 2**20))

@@ -26,7 +26,7 @@ from memfit.estimators.runtimes.runtime import Runtime
 
 # What --cache-type-k and --cache-type-v of llama.cpp take (common/arg.cpp, kv_cache_types).
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-# The type that has so many bits and is symmetric, as is the one of MLX that the option means.
+# The symmetric type of those bits: the option means MLX's, which is symmetric.
 _BY_BITS = {None: "f16", 8: "q8_0", 5: "q5_0", 4: "q4_0"}
 _STATE_BYTES = 4  # recurrent states are always float32
 
@@ -86,7 +86,7 @@ class Caches:
 def cells(workload: Workload, runtime: Runtime) -> Cells:
     """Return the cells of a context that has room for the workload.
 
-    A context is padded to ``kv_step`` cells; the batch is at most the context that was asked for,
+    A context is padded to ``kv_step`` cells; the batch is at most the context,
     and the micro-batch at most the batch (llama-context.cpp).
     """
     sequences = workload.batch
@@ -101,14 +101,14 @@ def cells(workload: Workload, runtime: Runtime) -> Cells:
     )
 
 
-def cache_types(workload: Workload, told: CacheTypes | None) -> CacheTypes:
-    """Return the types of the cache: as told, else by the workload's KV bits.
+def cache_types(workload: Workload, given: CacheTypes | None) -> CacheTypes:
+    """Return the types of the cache: those given, else by the workload's KV bits.
 
     Raises:
         UnsupportedError: for bits that llama.cpp has no type for.
     """
-    if told is not None:
-        return told
+    if given is not None:
+        return given
     name = _BY_BITS.get(workload.kv_bits)
     if name is None:
         raise UnsupportedError(
@@ -193,7 +193,7 @@ def _widths(mixer: Mixer) -> Iterator[tuple[int, int]]:
 
 
 def _require_possible(model: Model, types: CacheTypes) -> None:
-    """Hold the types against the checks of llama-context.cpp, llama_init_from_model."""
+    """Check the types as llama-context.cpp, llama_init_from_model."""
     # Only a latent has keys without values.
     latent = any(not values for mixer in model.mixers() for _, values in _widths(mixer))
     if latent and types.keys != types.values:
@@ -212,7 +212,7 @@ def _require_possible(model: Model, types: CacheTypes) -> None:
         if not _is_fused(mixer) and not plain:
             raise UnsupportedError(
                 f"{model.model_type}: llama.cpp quantises values only with flash attention, which"
-                " this model goes without; keep the values in f16"
+                " this model does not use; keep the values in f16"
             )
 
 

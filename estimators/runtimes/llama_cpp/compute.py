@@ -45,7 +45,7 @@ class Compute(NamedTuple):
 def compute_bound(model: Model, tensors: Iterable[Tensor], room: Cells) -> Compute:
     """Return the bound for one micro-batch on a full context, with flash attention.
 
-    Where the model's attention goes without it, its scores are counted too.
+    Where the model's attention does not use it, its scores are counted too.
     """
     tokens = room.microbatch
     widths = _layer_widths(model, tensors)

@@ -75,7 +75,7 @@ class LlamaCpp(TokenCacheModel):
         """Return the model's own context, and the longest that fits."""
         reason = ""
         if most > longest:
-            reason = f"llama.cpp takes the model's own {most} tokens unless told otherwise"
+            reason = f"llama.cpp takes the model's own {most} tokens unless a context is set"
         return AutoContext(self.runtime.budget.of_device(device), most, longest, reason)
 
 
@@ -99,7 +99,7 @@ class LlamaCppGguf(LlamaCpp):
             UnsupportedError: for a limit of a rotating cache, or a cache of impossible types.
         """
         if workload.max_kv_size is not None:
-            raise UnsupportedError("llama.cpp has no limit of a rotating cache; leave it away")
+            raise UnsupportedError("llama.cpp has no rotating cache: leave out max_kv_size")
         model, weights = self.subject.model, self.resident_bytes
         room, types = self._layout(workload)
         kept = caches(model, room, types, workload.total_tokens)
@@ -127,7 +127,7 @@ class LlamaCppGguf(LlamaCpp):
         return cells(workload, self.runtime), cache_types(workload, self.types)
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
-        """Yield what is taken for granted of llama.cpp."""
+        """Yield what is assumed of llama.cpp."""
         room, types = self._layout(workload)
         yield (
             f"llama.cpp's context is as long as the workload: {room.full} cells for each of"
@@ -135,8 +135,8 @@ class LlamaCppGguf(LlamaCpp):
         )
         yield (
             "flash attention is on, as llama.cpp decides where the backend has it; everything lies"
-            " in one memory, and what a backend's kernels take beside the compute buffer is not"
-            " counted"
+            " in one memory, and what a backend's kernels allocate outside the compute buffer is"
+            " not counted"
         )
         yield (
             "the workspace is an upper bound: llama.cpp's compute buffer with nothing sharing room"

@@ -176,7 +176,7 @@ def model_config(model: Model) -> ModelConfig:
     """Return the config zinc would read of a model.
 
     Raises:
-        UnsupportedError: for recurrent layers whose dimensions zinc's plan has no names for.
+        UnsupportedError: for recurrent layers that zinc's plan has no names for.
     """
     config = ModelConfig(
         n_layers=len(model.layers),

@@ -1,7 +1,7 @@
 """What a request may still generate in a context window, and whether a server takes it.
 
 All counts are tokens and saturate: nothing is ever negative or above the capacity. Source:
-zinc, src/gpu/memory_plan.zig, whose exported names these are in snake case.
+zinc, src/gpu/memory_plan.zig; the names are its exported ones in snake case.
 """
 
 from typing import Literal
