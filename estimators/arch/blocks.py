@@ -4,7 +4,7 @@ Sources: mlx-lm models/jamba.py and mamba.py (Mamba), ssm.py, mamba2.py and gran
 (Mamba-2), lfm2.py (short convolution). Convolution states hold ``kernel - 1`` tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from memfit.estimators.arch.caches import StateBuffer
@@ -33,7 +33,6 @@ from memfit.estimators.arch.specs import (
     Recurrent,
     Scan,
 )
-from memfit.estimators.base.records import record
 
 MixerBlock = tuple[Mixer, Modules]
 FeedForwardBlock = tuple[FeedForward, Modules]
@@ -213,20 +212,6 @@ def at_8_bits(modules: Iterable[Module], endings: tuple[str, ...]) -> Modules:
     )
 
 
-def require_kinds(
-    fields: Fields, key: str, kinds: Sequence[str], known: Sequence[str], needed: Sequence[str] = ()
-) -> None:
-    """Raise when a layer's kind is unknown, or when no layer is of a kind the class looks for."""
-    for index, kind in enumerate(kinds):
-        if kind not in known:
-            raise fields.fail(
-                f"{key}[{index}]", f"expected {' or '.join(known)}, got {kind[:40]!r}"
-            )
-    for kind in needed:
-        if kind not in kinds:
-            raise fields.fail(key, f"no layer is {kind!r}; the model class needs one")
-
-
 def mamba(
     hidden: int,
     inner: int,
@@ -265,44 +250,48 @@ def mamba(
     )
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Mamba2:
-    """Sizes of a Mamba-2 mixer; ``float32_decay`` where `cast_predicate` refuses A_log."""
+def mamba2(
+    fields: Fields,
+    *,
+    heads_key: str = "mamba_n_heads",
+    head_dim_key: str = "mamba_d_head",
+    groups_key: str = "mamba_n_groups",
+    state_key: str = "mamba_d_state",
+    kernel_key: str = "mamba_d_conv",
+    conv_bias: bool,
+    input_bias: bool,
+    output_bias: bool,
+    normed: bool = True,
+    float32_decay: bool = False,
+) -> MixerBlock:
+    """Mamba-2; its state (heads, head_dim, state) is float32, as its time steps are.
 
-    heads: int
-    head_dim: int
-    groups: int
-    state: int
-    kernel: int
-    conv_bias: bool
-    input_bias: bool
-    output_bias: bool
-    normed: bool = True
-    float32_decay: bool = False
-
-    def block(self, hidden: int) -> MixerBlock:
-        """The mixer; its state (heads, head_dim, state) is float32, as its time steps are."""
-        inner = self.heads * self.head_dim
-        conv = inner + 2 * self.groups * self.state
-        spec = Recurrent(
-            kind="mamba2",
-            scan=Scan.MATRIX,
-            inner_dim=inner,
-            heads=self.heads,
-            state=(
-                StateBuffer((self.kernel - 1) * conv, view_elements=conv),
-                StateBuffer(inner * self.state, float32=True),
-            ),
-        )
-        modules = (
-            linear("in_proj", hidden, inner + conv + self.heads, bias=self.input_bias),
-            convolution("conv1d", conv, self.kernel, bias=self.conv_bias),
-            array("dt_bias", (self.heads,)),
-            array("A_log", (self.heads,), float32=self.float32_decay),
-            array("D", (self.heads,)),
-            linear("out_proj", inner, hidden, bias=self.output_bias),
-        )
-        return spec, (*modules, norm("norm", inner)) if self.normed else modules
+    ``float32_decay`` is for classes with a ``cast_predicate`` that excludes A_log.
+    """
+    hidden, heads, groups = (fields.count(key) for key in ("hidden_size", heads_key, groups_key))
+    fields.require_multiple(heads_key, heads, groups_key, groups)
+    state, kernel = fields.count(state_key), fields.count(kernel_key, least=2)
+    inner = heads * fields.count(head_dim_key)
+    conv = inner + 2 * groups * state
+    spec = Recurrent(
+        kind="mamba2",
+        scan=Scan.MATRIX,
+        inner_dim=inner,
+        heads=heads,
+        state=(
+            StateBuffer((kernel - 1) * conv, view_elements=conv),
+            StateBuffer(inner * state, float32=True),
+        ),
+    )
+    modules = (
+        linear("in_proj", hidden, inner + conv + heads, bias=input_bias),
+        convolution("conv1d", conv, kernel, bias=conv_bias),
+        array("dt_bias", (heads,)),
+        array("A_log", (heads,), float32=float32_decay),
+        array("D", (heads,)),
+        linear("out_proj", inner, hidden, bias=output_bias),
+    )
+    return spec, (*modules, norm("norm", inner)) if normed else modules
 
 
 def short_convolution(fields: Fields) -> MixerBlock:

@@ -1,7 +1,7 @@
 """Typed reading of a config that knows the path of every key and which keys were read."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from memfit.estimators.base.errors import ConfigError
@@ -131,15 +131,27 @@ class Fields:
                 key, f"{value} is not a multiple of {unit_key} {unit}; heads share keys in groups"
             )
 
+    def require_kinds(
+        self, key: str, kinds: Sequence[str], known: Sequence[str], needed: Sequence[str] = ()
+    ) -> None:
+        """Raise when a layer's kind is not known, or no layer is of a kind the class needs."""
+        for index, kind in enumerate(kinds):
+            if kind not in known:
+                expected = " or ".join(known)
+                raise self.fail(f"{key}[{index}]", f"expected {expected}, got {kind[:40]!r}")
+        for kind in needed:
+            if kind not in kinds:
+                raise self.fail(key, f"no layer is {kind}; the model class needs one")
+
     def layers(self, key: str = "num_hidden_layers", default: int | None = None) -> int:
         """Return the number of layers, which bounds the work that follows."""
         return self.count(key, default, most=MAX_LAYERS)
 
     def expect(self, key: str, value: Any) -> None:
-        """Raise when the key is there and contradicts what mlx-lm's class takes unasked."""
-        told = self._take(key, value)
-        if told != value:
-            problem = f"{_shown(told)}, but mlx-lm's model class takes {_shown(value)} unasked"
+        """Raise when the key is there and contradicts what mlx-lm's class always takes."""
+        given = self._take(key, value)
+        if given != value:
+            problem = f"{_shown(given)}, but mlx-lm's model class takes {_shown(value)} always"
             raise self.fail(key, problem)
 
     def required_flag(self, key: str) -> bool:

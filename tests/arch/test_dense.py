@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.arch.caches import Growth
-from memfit.estimators.arch.families.dense_models import ROWS
+from memfit.estimators.arch.families.dense_models import MODELS
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.arch.specs import Attention, DenseMLP
@@ -100,7 +100,7 @@ def test_an_mlp_without_gate_is_known_as_such() -> None:
     assert build("phi3").layers[0].feed_forward == DenseMLP(intermediate=224)
 
 
-@given(st.sampled_from(sorted(ROWS)), st.data())
+@given(st.sampled_from(sorted(MODELS)), st.data())
 def test_hostile_values_raise_nothing_but_memfit_errors(case: str, data: st.DataObject) -> None:
     keys = sorted(json.loads((CASES / f"{case}.json").read_text()).keys() - {"model_type"})
     keys += ["head_dim", "layer_types", "tie_word_embeddings", "use_sliding_window"]

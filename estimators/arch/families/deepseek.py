@@ -40,27 +40,27 @@ _SIZES = {
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class Row:
-    """How one class differs; ``defaults`` are its own.
-
-    ``absorbed`` classes keep the latent and split kv_b_proj into one matrix a head; the others
-    cache keys and values of every head. ``indexed`` ones have an indexer in every layer.
-    ``corrected`` routers have a float32 correction of their scores.
-    """
+class Traits:
+    """How one class differs from the others."""
 
     absorbed: bool = True
+    """Whether it keeps the latent, with kv_b_proj split into one matrix per head; otherwise keys
+    and values of every head are cached."""
     indexed: bool = False
+    """Whether every layer has an indexer."""
     corrected: bool = True
+    """Whether routers have a float32 correction of their scores."""
     defaults: Mapping[str, int] = field(default_factory=dict)
+    """The class's own values for absent keys."""
 
 
-_V3 = Row(defaults={**_SIZES, "num_experts_per_tok": 1})
-ROWS = {
-    "deepseek_v2": Row(absorbed=False, corrected=False, defaults=_SIZES),
+_V3 = Traits(defaults={**_SIZES, "num_experts_per_tok": 1})
+MODELS = {
+    "deepseek_v2": Traits(absorbed=False, corrected=False, defaults=_SIZES),
     "deepseek_v3": _V3,
     "kimi_k2": _V3,
     "joyai_llm_flash": _V3,
-    "deepseek_v32": Row(
+    "deepseek_v32": Traits(
         indexed=True,
         defaults={
             **_SIZES,
@@ -70,26 +70,26 @@ ROWS = {
             "index_topk": 2048,
         },
     ),
-    "glm_moe_dsa": Row(indexed=True),
+    "glm_moe_dsa": Traits(indexed=True),
 }
 
 
 def build(fields: Fields) -> Model:
-    """Return the model of a config of one of the rows' types."""
-    row = ROWS[fields.text("model_type")]
-    fields = fields.with_overrides({}, row.defaults)
+    """Return the model of a config of one of these types."""
+    traits = MODELS[fields.text("model_type")]
+    fields = fields.with_overrides({}, traits.defaults)
     hidden = fields.count("hidden_size")
-    mixer = latent_attention(fields, fields.count("v_head_dim"), expanded=not row.absorbed)
+    mixer = latent_attention(fields, fields.count("v_head_dim"), expanded=not traits.absorbed)
     mixer_modules = latent_modules(fields, mixer, hidden)
-    if row.indexed:
+    if traits.indexed:
         indexer = _indexer(fields)
         mixer = replace(mixer, indexer=indexer)
         mixer_modules += under("indexer", _indexer_modules(fields, indexer, hidden))
-    kinds = _layer_kinds(fields, fields.layers(), indexed=row.indexed)
+    kinds = _layer_kinds(fields, fields.layers(), indexed=traits.indexed)
     dense = dense_mlp(hidden, fields.count("intermediate_size"))
     blocks = {"dense": dense}
     if "sparse" in kinds:
-        blocks["sparse"] = _experts(fields, row, hidden)
+        blocks["sparse"] = _experts(fields, traits, hidden)
     layers = {
         kind: decoder_layer((mixer, under("self_attn", mixer_modules)), block, hidden)
         for kind, block in blocks.items()
@@ -102,8 +102,8 @@ def build(fields: Fields) -> Model:
         fields,
         (layers[kind] for kind in kinds),
         ends(fields),
-        makes_own_cache=row.indexed,
-        kv_quantizable=not row.absorbed,
+        makes_own_cache=traits.indexed,
+        kv_quantizable=not traits.absorbed,
     )
 
 
@@ -188,7 +188,7 @@ def _layer_kinds(fields: Fields, count: int, *, indexed: bool) -> list[str]:
     return kinds
 
 
-def _experts(fields: Fields, row: Row, hidden: int) -> FeedForwardBlock:
+def _experts(fields: Fields, traits: Traits, hidden: int) -> FeedForwardBlock:
     width = fields.count("moe_intermediate_size")
     shared = fields.optional_count("n_shared_experts") or 0
     spec = mixture(
@@ -196,9 +196,9 @@ def _experts(fields: Fields, row: Row, hidden: int) -> FeedForwardBlock:
         "n_routed_experts",
         width=width,
         shared_width=width * shared,
-        float32_scores=row.corrected,
+        float32_scores=traits.corrected,
     )
     router = corrected_router(hidden, spec.experts)
-    if not row.corrected:
+    if not traits.corrected:
         router = (array("gate", (spec.experts, hidden), Part.ROUTER),)
     return spec, under("mlp", expert_modules(spec, hidden, router))

@@ -1,10 +1,10 @@
-"""Dense transformers: one description for all, each model type a row of dense_rows.
+"""Dense transformers: one description for all, each model type is an entry of dense_models.
 
 Source: the mlx-lm module of the model type's name.
 """
 
 from memfit.estimators.arch.caches import Growth
-from memfit.estimators.arch.families.dense_models import ROWS
+from memfit.estimators.arch.families.dense_models import MODELS
 from memfit.estimators.arch.families.dense_traits import Dense, Flag, HeadDim, QKNorm, Width
 from memfit.estimators.arch.families.windows import SLIDING
 from memfit.estimators.arch.fields import MAX_LAYERS, MAX_VALUE, Fields
@@ -47,178 +47,182 @@ class _Sizes:
 
 
 def build(fields: Fields) -> Model:
-    """Return the model of a config whose ``model_type`` is one of the rows."""
+    """Return the model of a config whose ``model_type`` is one of dense_models."""
     model_type = fields.text("model_type")
-    return describe(fields, ROWS[model_type], model_type)
+    return describe(fields, MODELS[model_type], model_type)
 
 
-def describe(fields: Fields, row: Dense, model_type: str) -> Model:
-    """Return the model of a config, or of a section of one, read as ``row`` says."""
-    sizes = _sizes(fields, row)
-    count = _size(fields, row, row.layers_key, most=MAX_LAYERS)
-    vocabulary = _size(fields, row, "vocab_size")
-    windows = row.windows(fields, count) if row.windows else (None,) * count
+def describe(fields: Fields, traits: Dense, model_type: str) -> Model:
+    """Return the model of a config, or of a section of one, read by its traits."""
+    sizes = _sizes(fields, traits)
+    count = _size(fields, traits, traits.layers_key, most=MAX_LAYERS)
+    vocabulary = _size(fields, traits, "vocab_size")
+    windows = traits.windows(fields, count) if traits.windows else (None,) * count
     notes = _notes(fields, windows)
-    fields.ignore(*row.ignored, *_WINDOW_KEYS)
-    modules = _layer_modules(fields, row, sizes)
-    mlp = DenseMLP(intermediate=sizes.width, gated=row.gated)
-    mixers = {window: _mixer(fields, row, sizes, window) for window in set(windows)}
+    fields.ignore(*traits.ignored, *_WINDOW_KEYS)
+    modules = _layer_modules(fields, traits, sizes)
+    mlp = DenseMLP(intermediate=sizes.width, gated=traits.gated)
+    mixers = {window: _mixer(fields, traits, sizes, window) for window in set(windows)}
     return Model(
         model_type=model_type,
         hidden_size=sizes.hidden,
         vocab_size=vocabulary,
         layers=tuple(Layer((mixers[window],), mlp, modules) for window in windows),
-        modules=_outside(fields, row, sizes.hidden, vocabulary),
-        layers_path=row.layers_path,
-        makes_own_cache=row.makes_own_cache,
-        kv_quantizable=row.kv_quantizable,
+        modules=_outside(fields, traits, sizes.hidden, vocabulary),
+        layers_path=traits.layers_path,
+        makes_own_cache=traits.makes_own_cache,
+        kv_quantizable=traits.kv_quantizable,
         notes=notes,
     )
 
 
-def _sizes(fields: Fields, row: Dense) -> _Sizes:
-    hidden = _size(fields, row, row.hidden_key)
-    most = MAX_NORMED_HEADS if row.qk_norm is QKNorm.EACH_HEAD else MAX_VALUE
-    heads = _size(fields, row, row.heads_key, most=most)
-    head_dim = _head_dim(fields, row, hidden, heads)
-    if row.heads_match_hidden and heads * head_dim != hidden:
+def _sizes(fields: Fields, traits: Dense) -> _Sizes:
+    hidden = _size(fields, traits, traits.hidden_key)
+    most = MAX_NORMED_HEADS if traits.qk_norm is QKNorm.EACH_HEAD else MAX_VALUE
+    heads = _size(fields, traits, traits.heads_key, most=most)
+    head_dim = _head_dim(fields, traits, hidden, heads)
+    if traits.heads_match_hidden and heads * head_dim != hidden:
         raise fields.fail(
-            row.heads_key,
-            f"{heads} heads of {head_dim} are not {row.hidden_key} {hidden};"
+            traits.heads_key,
+            f"{heads} heads of {head_dim} are not {traits.hidden_key} {hidden};"
             " the model class needs them to be",
         )
-    kv_heads = _kv_heads(fields, row, heads)
-    return _Sizes(hidden, heads, kv_heads, head_dim, _width(fields, row, hidden))
+    kv_heads = _kv_heads(fields, traits, heads)
+    return _Sizes(hidden, heads, kv_heads, head_dim, _width(fields, traits, hidden))
 
 
-def _size(fields: Fields, row: Dense, key: str, *, most: int = MAX_VALUE) -> int:
+def _size(fields: Fields, traits: Dense, key: str, *, most: int = MAX_VALUE) -> int:
     # A null takes the place of the class's default, which then cannot be built.
-    default = None if fields.null(key) else row.defaults.get(key)
+    default = None if fields.null(key) else traits.defaults.get(key)
     return fields.count(key, default, most=most)
 
 
-def _head_dim(fields: Fields, row: Dense, hidden: int, heads: int) -> int:
-    if row.head_dim is HeadDim.GIVEN:
-        return _size(fields, row, row.head_dim_key)
-    if row.head_dim is HeadDim.OPTIONAL and fields.has(row.head_dim_key):
-        return fields.count(row.head_dim_key)
+def _head_dim(fields: Fields, traits: Dense, hidden: int, heads: int) -> int:
+    if traits.head_dim is HeadDim.GIVEN:
+        return _size(fields, traits, traits.head_dim_key)
+    if traits.head_dim is HeadDim.OPTIONAL and fields.has(traits.head_dim_key):
+        return fields.count(traits.head_dim_key)
     derived = hidden // heads
     if not derived:
-        raise fields.fail(row.heads_key, f"{heads} heads in a {row.hidden_key} of {hidden}")
-    fields.expect(row.head_dim_key, derived)
+        raise fields.fail(traits.heads_key, f"{heads} heads in a {traits.hidden_key} of {hidden}")
+    fields.expect(traits.head_dim_key, derived)
     return derived
 
 
-def _kv_heads(fields: Fields, row: Dense, heads: int) -> int:
-    key = row.kv_heads_key
+def _kv_heads(fields: Fields, traits: Dense, heads: int) -> int:
+    key = traits.kv_heads_key
     if key is None:
         return heads
-    default = heads if row.kv_optional else None
+    default = heads if traits.kv_optional else None
     if not fields.null(key):
-        default = row.defaults.get(key, default)
+        default = traits.defaults.get(key, default)
     kv_heads = fields.count(key, default)
-    fields.require_multiple(row.heads_key, heads, key, kv_heads)
+    fields.require_multiple(traits.heads_key, heads, key, kv_heads)
     return kv_heads
 
 
-def _width(fields: Fields, row: Dense, hidden: int) -> int:
-    if row.width is Width.FOUR_HIDDEN:
-        fields.expect(row.width_key, 4 * hidden)
+def _width(fields: Fields, traits: Dense, hidden: int) -> int:
+    if traits.width is Width.FOUR_HIDDEN:
+        fields.expect(traits.width_key, 4 * hidden)
         return 4 * hidden
-    width = _size(fields, row, row.width_key)
-    return width // 2 if row.width is Width.HALF else width
+    width = _size(fields, traits, traits.width_key)
+    return width // 2 if traits.width is Width.HALF else width
 
 
-def _mixer(fields: Fields, row: Dense, sizes: _Sizes, window: int | None) -> Attention:
+def _mixer(fields: Fields, traits: Dense, sizes: _Sizes, window: int | None) -> Attention:
     return Attention(
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
         key_dim=sizes.head_dim,
         value_dim=sizes.head_dim,
         window=window,
-        growth=Growth.ROTATING if window and row.rotating else Growth.STEPS,
-        qk_norm=_has_qk_norm(fields, row),
-        fused=row.fused,
-        float32=row.float32,
+        growth=Growth.ROTATING if window and traits.rotating else Growth.STEPS,
+        qk_norm=_has_qk_norm(fields, traits),
+        fused=traits.fused,
+        float32=traits.float32,
     )
 
 
-def _layer_modules(fields: Fields, row: Dense, sizes: _Sizes) -> Modules:
-    bias = _on(fields, row.norm_bias)
-    norms = row.norms[:1] if _on(fields, row.parallel) else row.norms
+def _layer_modules(fields: Fields, traits: Dense, sizes: _Sizes) -> Modules:
+    bias = _on(fields, traits.norm_bias)
+    norms = traits.norms[:1] if _on(fields, traits.parallel) else traits.norms
     return (
-        *under(row.attention, _attention(fields, row, sizes) + _qk_norms(fields, row, sizes)),
-        *under(row.mlp, _mlp(fields, row, sizes)),
+        *under(
+            traits.attention, _attention(fields, traits, sizes) + _qk_norms(fields, traits, sizes)
+        ),
+        *under(traits.mlp, _mlp(fields, traits, sizes)),
         *(norm(name, sizes.hidden, bias=bias) for name in norms),
     )
 
 
-def _attention(fields: Fields, row: Dense, sizes: _Sizes) -> Modules:
+def _attention(fields: Fields, traits: Dense, sizes: _Sizes) -> Modules:
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    fused = len(row.projections) == 2
+    fused = len(traits.projections) == 2
     outputs = [queries + 2 * keys] if fused else [queries, keys, keys]
-    bias, output_bias = _on(fields, row.input_bias), _on(fields, row.output_bias)
+    bias, output_bias = _on(fields, traits.input_bias), _on(fields, traits.output_bias)
     inputs = (
         linear(name, sizes.hidden, width, bias=bias)
-        for name, width in zip(row.projections[:-1], outputs, strict=True)
+        for name, width in zip(traits.projections[:-1], outputs, strict=True)
     )
-    predicate = _residual_predicate(row)
+    predicate = _residual_predicate(traits)
     return (
         *inputs,
-        linear(row.projections[-1], queries, sizes.hidden, bias=output_bias, predicate=predicate),
+        linear(
+            traits.projections[-1], queries, sizes.hidden, bias=output_bias, predicate=predicate
+        ),
     )
 
 
-def _has_qk_norm(fields: Fields, row: Dense) -> bool:
-    return row.qk_norm is not QKNorm.NONE and _on(fields, row.qk_norm_on)
+def _has_qk_norm(fields: Fields, traits: Dense) -> bool:
+    return traits.qk_norm is not QKNorm.NONE and _on(fields, traits.qk_norm_on)
 
 
-def _qk_norms(fields: Fields, row: Dense, sizes: _Sizes) -> Modules:
-    if not _has_qk_norm(fields, row):
+def _qk_norms(fields: Fields, traits: Dense, sizes: _Sizes) -> Modules:
+    if not _has_qk_norm(fields, traits):
         return ()
     dim = sizes.head_dim
     modules: list[Module] = []
-    for path, heads in zip(row.qk_norms, (sizes.heads, sizes.kv_heads), strict=True):
-        if row.qk_norm is QKNorm.HEAD:
+    for path, heads in zip(traits.qk_norms, (sizes.heads, sizes.kv_heads), strict=True):
+        if traits.qk_norm is QKNorm.HEAD:
             modules.append(norm(path, dim))
-        elif row.qk_norm is QKNorm.ALL_HEADS:
+        elif traits.qk_norm is QKNorm.ALL_HEADS:
             modules.append(norm(path, heads * dim))
-        elif row.qk_norm is QKNorm.TABLE:
+        elif traits.qk_norm is QKNorm.TABLE:
             modules.append(array(path, (heads, dim), Part.NORM))
         else:
             modules.extend(norm(f"{path}.norms.{i}", dim) for i in range(heads))
     return tuple(modules)
 
 
-def _mlp(fields: Fields, row: Dense, sizes: _Sizes) -> Modules:
-    *names, last = row.mlp_projections
-    bias = _on(fields, row.mlp_bias)
-    fused = row.gated and len(names) == 1
+def _mlp(fields: Fields, traits: Dense, sizes: _Sizes) -> Modules:
+    *names, last = traits.mlp_projections
+    bias = _on(fields, traits.mlp_bias)
+    fused = traits.gated and len(names) == 1
     width = 2 * sizes.width if fused else sizes.width
-    predicate = _residual_predicate(row)
+    predicate = _residual_predicate(traits)
     return (
         *(linear(name, sizes.hidden, width, Part.MLP, bias=bias) for name in names),
         linear(last, sizes.width, sizes.hidden, Part.MLP, bias=bias, predicate=predicate),
-        *(array(name, (), Part.MLP) for name in row.mlp_scalars),
+        *(array(name, (), Part.MLP) for name in traits.mlp_scalars),
     )
 
 
-def _outside(fields: Fields, row: Dense, hidden: int, vocabulary: int) -> Modules:
-    modules = [embedding(row.embedding, vocabulary, hidden)]
-    if row.positions:
-        path, key = row.positions
+def _outside(fields: Fields, traits: Dense, hidden: int, vocabulary: int) -> Modules:
+    modules = [embedding(traits.embedding, vocabulary, hidden)]
+    if traits.positions:
+        path, key = traits.positions
         modules.append(embedding(path, fields.count(key), hidden))
-    modules.append(norm(row.final_norm, hidden, bias=_on(fields, row.norm_bias)))
-    if not _on(fields, row.tied):
-        bias, predicate = _on(fields, row.head_bias), _residual_predicate(row)
+    modules.append(norm(traits.final_norm, hidden, bias=_on(fields, traits.norm_bias)))
+    if not _on(fields, traits.tied):
+        bias, predicate = _on(fields, traits.head_bias), _residual_predicate(traits)
         modules.append(
-            linear(row.head, hidden, vocabulary, Part.HEAD, bias=bias, predicate=predicate)
+            linear(traits.head, hidden, vocabulary, Part.HEAD, bias=bias, predicate=predicate)
         )
     return tuple(modules)
 
 
-def _residual_predicate(row: Dense) -> Quantization | bool:
-    return Quantization(8, 64) if row.outputs_8bit else True
+def _residual_predicate(traits: Dense) -> Quantization | bool:
+    return Quantization(8, 64) if traits.outputs_8bit else True
 
 
 def _on(fields: Fields, flag: Flag) -> bool:

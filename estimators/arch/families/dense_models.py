@@ -64,7 +64,7 @@ _NORM_AND_BIASES = Dense(
     input_bias=True, output_bias=True, mlp_bias=True, gated=False, norm_bias=True, tied=True
 )
 
-ROWS: dict[str, Dense] = {
+MODELS: dict[str, Dense] = {
     "apertus": Dense(
         qk_norm=QKNorm.HEAD,
         mlp_projections=("up_proj", "down_proj"),

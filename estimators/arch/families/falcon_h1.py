@@ -6,13 +6,13 @@ Source: mlx-lm models/falcon_h1.py.
 from dataclasses import replace
 
 from memfit.estimators.arch.blocks import (
-    Mamba2,
     MixerBlock,
     attention,
     decoder,
     dense_mlp,
     ends,
     grouped_attention,
+    mamba2,
 )
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
@@ -51,7 +51,7 @@ def build(fields: Fields) -> Model:
         "ssm_multipliers",
     )
     hidden = fields.count("hidden_size")
-    mamba, mamba_modules = _mamba(fields, hidden)
+    mamba, mamba_modules = _mamba(fields)
     attention_spec, attention_modules = _attention(fields, hidden)
     intermediate = fields.count("intermediate_size")
     feed_forward, mlp = dense_mlp(
@@ -85,21 +85,15 @@ def _attention(fields: Fields, hidden: int) -> MixerBlock:
     return spec, under("self_attn", attention(hidden, spec, bias=bias))
 
 
-def _mamba(fields: Fields, hidden: int) -> MixerBlock:
-    heads, head_dim = fields.count("mamba_n_heads"), fields.count("mamba_d_head")
-    groups = fields.count("mamba_n_groups")
-    fields.require_multiple("mamba_n_heads", heads, "mamba_n_groups", groups)
-    if fields.count("mamba_d_ssm") != heads * head_dim:
-        raise fields.fail("mamba_d_ssm", f"is not mamba_n_heads {heads} * mamba_d_head {head_dim}")
-    spec, modules = Mamba2(
-        heads=heads,
-        head_dim=head_dim,
-        groups=groups,
-        state=fields.count("mamba_d_state"),
-        kernel=fields.count("mamba_d_conv", least=2),
+def _mamba(fields: Fields) -> MixerBlock:
+    inner = fields.count("mamba_n_heads") * fields.count("mamba_d_head")
+    if fields.count("mamba_d_ssm") != inner:
+        raise fields.fail("mamba_d_ssm", f"is not mamba_n_heads * mamba_d_head, {inner}")
+    spec, modules = mamba2(
+        fields,
         conv_bias=fields.flag("mamba_conv_bias", False),
         input_bias=fields.flag("mamba_proj_bias", False),
         output_bias=fields.flag("projectors_bias", False),
         normed=fields.flag("mamba_rms_norm", False),
-    ).block(hidden)
+    )
     return spec, under("mamba", modules)

@@ -22,7 +22,7 @@ _DEFAULTS = {
     "sliding_window_pattern": 6,
 }
 
-_ROW = Dense(
+_TRAITS = Dense(
     head_dim=HeadDim.GIVEN,
     qk_norm=QKNorm.HEAD,
     norms=(
@@ -44,4 +44,4 @@ def build(fields: Fields) -> Model:
     """Return the model of a ``gemma3_text`` config."""
     fields = fields.with_overrides({}, _DEFAULTS)
     fields.texts("layer_types", fields.layers())
-    return describe(fields, _ROW, "gemma3_text")
+    return describe(fields, _TRAITS, "gemma3_text")

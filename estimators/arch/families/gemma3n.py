@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from memfit.estimators.arch.blocks import attention, dense_mlp, grouped_attention
 from memfit.estimators.arch.families.vision import with_towers
+from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import (
@@ -102,13 +103,10 @@ def _layers(text: Fields, hidden: int, modules: Modules) -> Iterator[Layer]:
         raise text.fail(key, "missing; the model class needs it")
     full = _attention_spec(text)
     mixers = {
-        "full_attention": full,
-        "sliding_attention": full.sliding(text.count("sliding_window")),
+        FULL: full,
+        SLIDING: full.sliding(text.count("sliding_window")),
     }
-    if set(kinds) != set(mixers):
-        raise text.fail(
-            "layer_types", f"the model class needs both {' and '.join(mixers)}, no others"
-        )
+    text.require_kinds("layer_types", kinds, tuple(mixers), tuple(mixers))
     own = layers_with_cache(text, kinds, text.count("num_kv_shared_layers", least=0))
     streams = text.count("altup_num_inputs")
     for index, intermediate in enumerate(intermediates):

@@ -13,6 +13,7 @@ from memfit.estimators.arch.families.gemma3n import (
     per_layer_embeddings,
     per_layer_gate,
 )
+from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import (
@@ -28,8 +29,6 @@ from memfit.estimators.arch.modules import (
     under,
 )
 from memfit.estimators.arch.specs import Attention, DenseMLP, FeedForward, MixtureOfExperts
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 # mlx-lm gemma4_text.ModelArgs: what the class takes for keys the config lacks.
 _DEFAULTS = {
@@ -85,9 +84,8 @@ def _kinds(fields: Fields, count: int) -> list[str]:
     kinds = fields.texts("layer_types", count)
     interval = fields.count("sliding_window_pattern")
     if kinds is None:
-        return [_SLIDING if (index + 1) % interval else _FULL for index in range(count)]
-    if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
-        raise fields.fail("layer_types", f"the model class does not know {unknown[0][:40]!r}")
+        return [SLIDING if (index + 1) % interval else FULL for index in range(count)]
+    fields.require_kinds("layer_types", kinds, (FULL, SLIDING))
     return kinds
 
 
@@ -95,7 +93,7 @@ def _layers(
     fields: Fields, hidden: int, kinds: list[str], shared: int, modules: Modules
 ) -> Iterator[Layer]:
     mixers = _mixers(fields)
-    keys_are_values = {_FULL: fields.flag("attention_k_eq_v", False), _SLIDING: False}
+    keys_are_values = {FULL: fields.flag("attention_k_eq_v", False), SLIDING: False}
     intermediate = fields.count("intermediate_size")
     width_of_sharers = intermediate * (2 if _switch(fields, "use_double_wide_mlp") else 1)
     experts = _experts(fields, hidden) if fields.flag("enable_moe_block", False) else None
@@ -125,8 +123,8 @@ def _mixers(fields: Fields) -> dict[str, Attention]:
         )
         full = replace(full, kv_heads=full_kv_heads)
     return {
-        _FULL: full,
-        _SLIDING: sliding.sliding(fields.count("sliding_window")),
+        FULL: full,
+        SLIDING: sliding.sliding(fields.count("sliding_window")),
     }
 
 

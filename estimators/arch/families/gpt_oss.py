@@ -14,6 +14,7 @@ from memfit.estimators.arch.blocks import (
     grouped_attention,
     mixture,
 )
+from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Part, array, linear, switch_glu, under
@@ -58,11 +59,8 @@ def _layer_types(fields: Fields) -> list[str]:
         if count % 2:
             problem = f"{count} is odd; without layer_types mlx-lm would leave the last layer out"
             raise fields.fail("num_hidden_layers", problem)
-        return ["sliding_attention", "full_attention"] * (count // 2)
-    unknown = set(types) - {"sliding_attention", "full_attention"}
-    if unknown or len(set(types)) < 2:
-        problem = "expected both sliding_attention and full_attention, and nothing else"
-        raise fields.fail("layer_types", f"{problem}; got {sorted(set(types))[:3]}")
+        return [SLIDING, FULL] * (count // 2)
+    fields.require_kinds("layer_types", types, (FULL, SLIDING), (FULL, SLIDING))
     return types
 
 

@@ -5,7 +5,6 @@ Source: mlx-lm models/granitemoehybrid.py.
 
 from memfit.estimators.arch.blocks import (
     FeedForwardBlock,
-    Mamba2,
     MixerBlock,
     attention,
     decoder,
@@ -14,8 +13,8 @@ from memfit.estimators.arch.blocks import (
     derived_head_dim,
     ends,
     grouped_attention,
+    mamba2,
     mixture,
-    require_kinds,
     router_8bit,
 )
 from memfit.estimators.arch.fields import Fields
@@ -58,7 +57,7 @@ def _kinds(fields: Fields) -> list[str]:
     kinds = fields.texts("layer_types", fields.layers())
     if kinds is None:
         raise fields.fail("layer_types", "missing; the model class needs it")
-    require_kinds(fields, "layer_types", kinds, ("attention", "mamba"))
+    fields.require_kinds("layer_types", kinds, ("attention", "mamba"))
     return kinds
 
 
@@ -70,18 +69,12 @@ def _attention(fields: Fields, hidden: int) -> MixerBlock:
 
 def _mamba(fields: Fields, hidden: int) -> MixerBlock:
     bias = fields.flag("mamba_proj_bias", False)
-    heads, groups = fields.count("mamba_n_heads"), fields.count("mamba_n_groups")
-    fields.require_multiple("mamba_n_heads", heads, "mamba_n_groups", groups)
-    spec, modules = Mamba2(
-        heads=heads,
-        head_dim=fields.count("mamba_d_head"),
-        groups=groups,
-        state=fields.count("mamba_d_state"),
-        kernel=fields.count("mamba_d_conv", least=2),
+    spec, modules = mamba2(
+        fields,
         conv_bias=fields.flag("mamba_conv_bias", False),
         input_bias=bias,
         output_bias=bias,
-    ).block(hidden)
+    )
     return spec, under("mamba", modules)
 
 

@@ -18,7 +18,6 @@ from memfit.estimators.arch.blocks import (
     grouped_attention,
     mamba,
     mixture,
-    require_kinds,
     router_8bit,
 )
 from memfit.estimators.arch.fields import Fields
@@ -62,7 +61,7 @@ def _kinds(fields: Fields) -> list[str]:
         period, offset = fields.count("attn_layer_period"), fields.count(key, least=0)
         kinds = [_KINDS[index % period != offset] for index in range(count)]
     fields.ignore("attn_layer_period", "attn_layer_offset")
-    require_kinds(fields, key, kinds, _KINDS, _KINDS)
+    fields.require_kinds(key, kinds, _KINDS, _KINDS)
     return kinds
 
 

@@ -15,7 +15,6 @@ from memfit.estimators.arch.blocks import (
     expert_modules,
     grouped_attention,
     mixture,
-    require_kinds,
     router_8bit,
     short_convolution,
 )
@@ -63,7 +62,7 @@ def _kinds(fields: Fields) -> list[str]:
             raise fields.fail(key, f"names a layer beyond the {count} there are")
     else:
         kinds = fields.texts(key, count) or []
-    require_kinds(fields, key, kinds, _KINDS, _KINDS)
+    fields.require_kinds(key, kinds, _KINDS, _KINDS)
     return kinds
 
 

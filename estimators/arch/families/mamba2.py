@@ -3,7 +3,7 @@
 Source: mlx-lm models/mamba2.py.
 """
 
-from memfit.estimators.arch.blocks import Mamba2, decoder, ends
+from memfit.estimators.arch.blocks import decoder, ends, mamba2
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import norm, under
@@ -15,18 +15,17 @@ def build(fields: Fields) -> Model:
     fields.ignore("intermediate_size", "expand", "chunk_size", "time_step_rank")
     hidden = fields.count("hidden_size")
     bias = fields.required_flag("use_bias")
-    heads, groups = fields.count("num_heads"), fields.count("n_groups")
-    fields.require_multiple("num_heads", heads, "n_groups", groups)
-    mixer, mixer_modules = Mamba2(
-        heads=heads,
-        head_dim=fields.count("head_dim"),
-        groups=groups,
-        state=fields.optional_count("ssm_state_size") or fields.count("state_size"),
-        kernel=fields.count("conv_kernel", least=2),
+    mixer, mixer_modules = mamba2(
+        fields,
+        heads_key="num_heads",
+        head_dim_key="head_dim",
+        groups_key="n_groups",
+        state_key="ssm_state_size" if fields.has("ssm_state_size") else "state_size",
+        kernel_key="conv_kernel",
         conv_bias=fields.required_flag("use_conv_bias"),
         input_bias=bias,
         output_bias=bias,
-    ).block(hidden)
+    )
     fields.ignore("state_size")
     layer = Layer((mixer,), None, (*under("mixer", mixer_modules), norm("norm", hidden)))
     modules = ends(

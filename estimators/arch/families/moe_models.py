@@ -1,4 +1,4 @@
-"""What tells the experts' decoders apart, one row of data a model type.
+"""Decoders with experts by model type: what each mlx-lm class has that the others have not.
 
 Source: mlx-lm models/mixtral.py, phimoe.py, qwen2_moe.py, qwen3_moe.py, olmoe.py,
 granitemoe.py, minimax.py, glm4_moe.py, solar_open.py and ernie4_5_moe.py.
@@ -6,26 +6,10 @@ granitemoe.py, minimax.py, glm4_moe.py, solar_open.py and ernie4_5_moe.py.
 
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
-from enum import Enum, auto
 
+from memfit.estimators.arch.families.dense_traits import HeadDim, QKNorm
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.base.records import record
-
-
-class HeadDim(Enum):
-    """Where a class takes the width of a head from."""
-
-    DERIVED = auto()
-    OPTIONAL = auto()
-    REQUIRED = auto()
-
-
-class QKNorm(Enum):
-    """What the norms of queries and keys span."""
-
-    NONE = auto()
-    HEAD = auto()
-    ALL_HEADS = auto()
 
 
 def _none(fields: Fields, count: int) -> frozenset[int]:
@@ -55,43 +39,53 @@ def _outside_span(fields: Fields, count: int) -> frozenset[int]:
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class Row:
-    """How one model type differs from the rest.
-
-    ``experts``, ``top_k``, ``width``, the shared ones and a ``bias`` that is a text are config
-    keys; ``block``, ``router`` and ``correction`` are module paths. ``bias`` is of queries, keys
-    and values, ``output_bias`` says whether the output has it too. ``tied`` says whether the
-    class heeds ``tie_word_embeddings``. ``biased_ends`` are LayerNorms and a head with biases.
-    ``eight_bit`` are the path endings of the class's ``quant_predicate``. ``defaults`` are the
-    class's own, ``forced_values`` what it takes whatever the config says; a 0 under a key of
-    ``zero_is_absent`` is no size; ``ignored`` keys change no byte.
-    """
+class MoE:
+    """The traits of one model class; every path and every key as that class has it."""
 
     experts: str
+    """The key of their number."""
     top_k: str = "num_experts_per_tok"
     width: str = "intermediate_size"
+    """The key of the width of one expert."""
     shared_width: str | None = None
+    """The key of the width of the shared expert."""
     shared_count: str | None = None
+    """The key of how many shared experts there are, each as wide as a routed one."""
     head_dim: HeadDim = HeadDim.DERIVED
     qk_norm: QKNorm = QKNorm.NONE
     qk_norm_key: str | None = None
+    """The key that turns the norm on."""
     kv_optional: bool = False
+    """Whether absent KV heads are as many as heads."""
     bias: bool | str = False
+    """Of queries, keys and values: whether there is one, or the key that says it."""
     output_bias: bool = True
+    """Whether the output has it too."""
     expert_bias: str | None = None
+    """The key of a bias in MLPs and experts."""
     block: str = "mlp"
     router: str = "gate"
     router_is_linear: bool = True
     correction: str | None = None
+    """The path of the router's correction of its scores."""
     float32_scores: bool = False
+    """As `MixtureOfExperts.float32_scores`."""
     dense: Callable[[Fields, int], frozenset[int]] = _none
+    """Which layers are dense."""
     tied: bool = False
+    """Whether the class reads ``tie_word_embeddings``."""
     biased_ends: bool = False
+    """Whether norms are LayerNorms and they and the head have biases."""
     eight_bit: tuple[str, ...] = ()
+    """Path endings of the class's ``quant_predicate``."""
     defaults: Mapping[str, int | bool] = field(default_factory=dict)
+    """The class's own values for absent keys."""
     forced_values: Mapping[str, int | bool] = field(default_factory=dict)
+    """What it takes for any value in the config."""
     zero_is_absent: tuple[str, ...] = ()
+    """Keys where a 0 is no size."""
     ignored: tuple[str, ...] = ()
+    """Keys that change no byte."""
 
 
 _MIXTRAL_SIZES = {
@@ -101,7 +95,7 @@ _MIXTRAL_SIZES = {
     "num_key_value_heads": 8,
     "num_experts_per_tok": 2,
 }
-_MINIMAX = Row(
+_MINIMAX = MoE(
     experts="num_local_experts",
     head_dim=HeadDim.OPTIONAL,
     qk_norm=QKNorm.ALL_HEADS,
@@ -113,11 +107,11 @@ _MINIMAX = Row(
     defaults={"use_qk_norm": True, "tie_word_embeddings": False},
     forced_values={"shared_intermediate_size": 0},
 )
-_GLM4_MOE = Row(
+_GLM4_MOE = MoE(
     experts="n_routed_experts",
     width="moe_intermediate_size",
     shared_count="n_shared_experts",
-    head_dim=HeadDim.REQUIRED,
+    head_dim=HeadDim.GIVEN,
     qk_norm=QKNorm.HEAD,
     qk_norm_key="use_qk_norm",
     bias="attention_bias",
@@ -128,8 +122,8 @@ _GLM4_MOE = Row(
     dense=_first,
     ignored=("n_group", "topk_group"),
 )
-ROWS = {
-    "mixtral": Row(
+MODELS = {
+    "mixtral": MoE(
         experts="num_local_experts",
         kv_optional=True,
         block="block_sparse_moe",
@@ -142,7 +136,7 @@ ROWS = {
             "tie_word_embeddings": False,
         },
     ),
-    "phimoe": Row(
+    "phimoe": MoE(
         experts="num_local_experts",
         bias=True,
         block="block_sparse_moe",
@@ -155,7 +149,7 @@ ROWS = {
         },
         forced_values={"attention_bias": True, "lm_head_bias": True},
     ),
-    "qwen2_moe": Row(
+    "qwen2_moe": MoE(
         experts="num_experts",
         width="moe_intermediate_size",
         shared_width="shared_expert_intermediate_size",
@@ -165,17 +159,17 @@ ROWS = {
         forced_values={"decoder_sparse_step": 1},
         ignored=("max_window_layers", "use_sliding_window", "layer_types"),
     ),
-    "qwen3_moe": Row(
+    "qwen3_moe": MoE(
         experts="num_experts",
         width="moe_intermediate_size",
-        head_dim=HeadDim.REQUIRED,
+        head_dim=HeadDim.GIVEN,
         qk_norm=QKNorm.HEAD,
         dense=_unless_sparse_step,
         tied=True,
         eight_bit=("mlp.gate",),
         ignored=("max_window_layers", "use_sliding_window"),
     ),
-    "olmoe": Row(
+    "olmoe": MoE(
         experts="num_experts",
         head_dim=HeadDim.OPTIONAL,
         qk_norm=QKNorm.ALL_HEADS,
@@ -185,7 +179,7 @@ ROWS = {
         tied=True,
         defaults={"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
     ),
-    "granitemoe": Row(
+    "granitemoe": MoE(
         experts="num_local_experts",
         bias="attention_bias",
         block="block_sparse_moe",
@@ -201,7 +195,7 @@ ROWS = {
     "glm4_moe": _GLM4_MOE,
     # The class is glm4_moe's, with defaults of its own.
     "solar_open": replace(_GLM4_MOE, defaults={"attention_bias": False, "use_qk_norm": False}),
-    "ernie4_5_moe": Row(
+    "ernie4_5_moe": MoE(
         experts="moe_num_experts",
         top_k="moe_k",
         width="moe_intermediate_size",

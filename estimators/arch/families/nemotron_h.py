@@ -7,15 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memfit.estimators.arch.blocks import (
-    Mamba2,
     attention,
     corrected_router,
     decoder,
     derived_head_dim,
     ends,
     grouped_attention,
+    mamba2,
     mixture,
-    require_kinds,
 )
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields
 from memfit.estimators.arch.model import Layer, Model
@@ -97,7 +96,7 @@ def _pattern(fields: Fields) -> list[str]:
     count = fields.count("num_hidden_layers", len(letters), most=MAX_LAYERS)
     if len(letters) != count:
         raise fields.fail(key, f"expected {count} entries, one a layer, got {len(letters)}")
-    require_kinds(fields, key, letters, tuple(_BLOCKS), ("M", "*"))
+    fields.require_kinds(key, letters, tuple(_BLOCKS), ("M", "*"))
     return letters
 
 
@@ -110,19 +109,18 @@ def _attention(fields: Fields, hidden: int) -> _Block:
 
 def _mamba(fields: Fields, hidden: int) -> _Block:
     bias = fields.required_flag("mamba_proj_bias")
-    heads, groups = fields.count("mamba_num_heads"), fields.count("n_groups")
-    fields.require_multiple("mamba_num_heads", heads, "n_groups", groups)
-    spec, modules = Mamba2(
-        heads=heads,
-        head_dim=fields.count("mamba_head_dim"),
-        groups=groups,
-        state=fields.count("ssm_state_size"),
-        kernel=fields.count("conv_kernel", least=2),
+    spec, modules = mamba2(
+        fields,
+        heads_key="mamba_num_heads",
+        head_dim_key="mamba_head_dim",
+        groups_key="n_groups",
+        state_key="ssm_state_size",
+        kernel_key="conv_kernel",
         conv_bias=fields.required_flag("use_conv_bias"),
         input_bias=bias,
         output_bias=bias,
         float32_decay=True,
-    ).block(hidden)
+    )
     return (spec,), None, modules
 
 

@@ -12,7 +12,6 @@ from memfit.estimators.arch.blocks import (
     derived_head_dim,
     ends,
     grouped_attention,
-    require_kinds,
 )
 from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.fields import Fields
@@ -56,7 +55,7 @@ def _kinds(fields: Fields) -> list[str]:
     key = "block_types" if fields.has("block_types") else "_block_types"
     fields.ignore("block_types", "_block_types")
     cycle = fields.texts(key) or []
-    require_kinds(fields, key, cycle[:count], _KINDS, ("attention",))
+    fields.require_kinds(key, cycle[:count], _KINDS, ("attention",))
     return [cycle[index % len(cycle)] for index in range(count)]
 
 

@@ -16,6 +16,7 @@ from memfit.estimators.arch.blocks import (
     grouped_attention,
     mixture,
 )
+from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, array, linear, under
@@ -59,10 +60,8 @@ def _sliding_layers(fields: Fields, count: int) -> list[bool]:
     # The entries beyond the layers are of multi-token prediction, which mlx-lm drops.
     if len(types) < count:
         raise fields.fail("layer_types", f"expected {count} entries, one a layer, got {len(types)}")
-    unknown = set(types) - {"sliding_attention", "full_attention"}
-    if unknown:
-        raise fields.fail("layer_types", f"unknown layer type {sorted(unknown)[0]!r:.40}")
-    return [kind == "sliding_attention" for kind in types[:count]]
+    fields.require_kinds("layer_types", types, (FULL, SLIDING))
+    return [kind == SLIDING for kind in types[:count]]
 
 
 def _sparse_layers(fields: Fields, count: int) -> set[int]:

@@ -14,8 +14,7 @@ def by_layer_types_every_fourth_full(fields: Fields, layers: int) -> tuple[int |
     """``layer_types``, or every fourth layer full; the class looks for both (mlx-lm olmo3.py)."""
     kinds = fields.texts("layer_types", layers)
     kinds = kinds or [SLIDING if (i + 1) % 4 else FULL for i in range(layers)]
-    if SLIDING not in kinds:
-        raise fields.fail("layer_types", f"no layer is {SLIDING}; the model class needs one")
+    fields.require_kinds("layer_types", kinds, (FULL, SLIDING), (SLIDING,))
     return _of_kinds(fields, kinds)
 
 
@@ -49,13 +48,7 @@ def by_letters(fields: Fields, layers: int) -> tuple[int | None, ...]:
 
 
 def _of_kinds(fields: Fields, kinds: list[str]) -> tuple[int | None, ...]:
-    for i, kind in enumerate(kinds):
-        if kind not in (FULL, SLIDING):
-            raise fields.fail(
-                f"layer_types[{i}]", f"expected {FULL} or {SLIDING}, got {kind[:40]!r}"
-            )
-    if FULL not in kinds:
-        raise fields.fail("layer_types", f"no layer is {FULL}; the model class needs one")
+    fields.require_kinds("layer_types", kinds, (FULL, SLIDING), (FULL,))
     if SLIDING not in kinds:
         return (None,) * len(kinds)
     window = fields.count("sliding_window")
