@@ -1,4 +1,4 @@
-"""mlx-lm's own model classes, built and run lazily: the truth the formulas are held against.
+"""mlx-lm's own model classes, built and run lazily: the truth that formulas are compared with.
 
 MLX arrays are lazy, so that building a class from a config, casting, quantising and pushing
 zero tokens through it gives exact shapes without allocating.

@@ -1,4 +1,4 @@
-"""Every sample, held against memfit's answer and, where mlx-lm is installed, against its classes.
+"""Every sample, compared with memfit's answer and, where mlx-lm is installed, with its classes.
 
 A file in sample_configs/ is a case; its README says what the figures mean.
 """

@@ -74,7 +74,7 @@ class Fields:
         return value
 
     def counts(self, key: str, length: int | None = None, *, least: int = 1) -> list[int] | None:
-        """Return a list of integers (one integer stands for all), or None when absent."""
+        """Return a list of integers (one integer is for all), or None when absent."""
         value = self._take(key, None)
         if value is None:
             return None
@@ -107,7 +107,7 @@ class Fields:
         return section
 
     def untracked(self, key: str) -> "Fields":
-        """Return a nested section whose unread keys are the caller's to judge."""
+        """Return a nested section that leaves its unread keys to the caller."""
         value = self._take(key, {})
         if not isinstance(value, dict):
             raise self.fail(key, f"expected an object, got {_shown(value)}")
@@ -159,7 +159,7 @@ class Fields:
         return not self.null(key) and self.flag(key)
 
     def count_or_auto(self, key: str, automatic: int) -> int:
-        """Return an integer, or ``automatic`` where the word "auto" stands."""
+        """Return an integer, or ``automatic`` where the value is "auto"."""
         return automatic if self._take(key, _REQUIRED) == "auto" else self.count(key)
 
     def chars(self, key: str) -> list[str]:
@@ -199,7 +199,7 @@ class Fields:
         if not isinstance(value, list):
             raise self.fail(key, f"expected a list, got {_shown(value)}")
         if length is not None and len(value) != length:
-            raise self.fail(key, f"expected {length} entries, one a layer, got {len(value)}")
+            raise self.fail(key, f"expected {length} entries, one per layer, got {len(value)}")
         return value
 
 

@@ -1,4 +1,4 @@
-"""A model as its layers in order, with what stands before and after them."""
+"""A model: its layers in order, and what is before and after them."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ from memfit.estimators.base.records import record
 
 
 class Part(str, Enum):
-    """What a parameter belongs to; ``attention`` holds every token mixer, SSMs included."""
+    """What a parameter belongs to; ``attention`` is every token mixer, SSMs included."""
 
     EMBEDDING = "embedding"
     ATTENTION = "attention"
@@ -30,22 +30,22 @@ ROUTER_8BIT = Quantization(8, 64)
 
 @record(frozen=True, slots=True)
 class Module:
-    """One weight of the mlx-lm model class, with its bias; shapes as MLX holds them.
-
-    ``quantizable`` says whether the class has ``to_quantized`` (Linear, Embedding, SwitchLinear);
-    ``predicate`` is the answer of the model class's ``quant_predicate`` (True: the defaults).
-    ``float32`` marks a parameter that stays float32 whatever the model's dtype.
-    ``loaded`` is False for what a checkpoint holds and mlx-lm drops (vision towers).
-    """
+    """One weight of the mlx-lm model class, with its bias."""
 
     path: str
     shape: tuple[int, ...]
+    """As MLX has it."""
     part: Part
     bias: int = 0
+    """Elements of its bias."""
     quantizable: bool = False
+    """Whether the class has ``to_quantized`` (Linear, Embedding, SwitchLinear)."""
     predicate: Quantization | bool = True
+    """The answer of the model class's ``quant_predicate``; True: the defaults."""
     float32: bool = False
+    """Whether it stays float32 for any type of the model."""
     loaded: bool = True
+    """False for what a checkpoint holds and mlx-lm drops (vision towers)."""
 
     @property
     def elements(self) -> int:
@@ -70,7 +70,7 @@ def linear(
 
 
 def multi_linear(path: str, heads: int, inputs: int, outputs: int) -> Module:
-    """One matrix a head, as latent attention absorbs them: weight (heads, outputs, inputs)."""
+    """One matrix per head, as latent attention absorbs them: weight (heads, outputs, inputs)."""
     return Module(path, (heads, outputs, inputs), Part.ATTENTION, 0, True)
 
 

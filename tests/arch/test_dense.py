@@ -1,4 +1,4 @@
-"""Dense transformers: what is refused, with which words, and what the reader is told."""
+"""Dense transformers: what is refused, with which words, and the notes for the reader."""
 
 import json
 from contextlib import suppress

@@ -1,6 +1,6 @@
 """Code that treats layer kinds differently handles every one of them, and mypy says where.
 
-A kind is told apart by ``match``, which ends with `assert_never`; never by ``isinstance``.
+Kinds are distinguished by ``match``, which ends with `assert_never`; never by ``isinstance``.
 """
 
 import ast
@@ -54,7 +54,7 @@ def _classes(match: ast.Match) -> set[str]:
     }
 
 
-def test_no_layer_kind_is_told_apart_by_isinstance() -> None:
+def test_no_layer_kind_is_distinguished_by_isinstance() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path, tree in _sources()

@@ -1,4 +1,4 @@
-"""Every family, held against mlx-lm's own class built lazily from the same config.
+"""Every family, compared with mlx-lm's own class built lazily from the same config.
 
 A case is a small config in cases/; its name is the file's. Add a file to add a case.
 """

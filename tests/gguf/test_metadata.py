@@ -127,7 +127,7 @@ def test_glm_with_shared_indexers_must_list_them() -> None:
         ({"llama.block_count": 10**6}, "llama.block_count: expected 1 to 4096"),
         ({"llama.block_count": None}, "llama.block_count: missing"),
         ({"llama.embedding_length": "x"}, "llama.embedding_length: expected an integer"),
-        ({"llama.attention.head_count": [1, 2, 3]}, "expected 2 entries, one a layer, got 3"),
+        ({"llama.attention.head_count": [1, 2, 3]}, "expected 2 entries, one per layer, got 3"),
         ({"llama.attention.head_count": 0}, "llama.attention.head_count: expected at least 1"),
         ({"llama.nextn_predict_layers": 2}, "llama.nextn_predict_layers: expected 0 to 1"),
         ({"general.architecture": None}, "general.architecture: missing"),

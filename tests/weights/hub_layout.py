@@ -123,7 +123,7 @@ def _granite(tensors: Tensors) -> Tensors:
 
 
 def _gpt2(tensors: Tensors) -> Tensors:
-    """Its matrices are written for inputs from the left, beside a mask for each layer."""
+    """Its matrices are written for inputs from the left, with a mask for each layer."""
     result = renamed((r"^model\.", ""))(tensors)
     for name in result:
         if re.search(r"\.c_\w+\.weight$", name):

@@ -67,7 +67,7 @@ _STRANGERS = (
 
 
 @every_case
-def test_a_tensor_beside_the_class_is_dropped_or_refused_as_mlx_lm_does(
+def test_a_tensor_that_the_class_lacks_is_dropped_or_refused_as_mlx_lm_does(
     case: Path, tmp_path: Path
 ) -> None:
     config = config_of(case)

@@ -33,7 +33,7 @@ from memfit.estimators.weights.tensor_groups import tensor_groups
 from tests.models import QWEN3_4B, QWEN3_4B_4BIT, QWEN3_NEXT_80B
 
 QWEN3_NEXT_4BIT = {**QWEN3_NEXT_80B, "quantization": {"group_size": 64, "bits": 4}}
-# mlx-lm's own conversion writes the 8-bit routers of its predicate beside the defaults.
+# mlx-lm's own conversion writes the 8-bit routers of its predicate next to the defaults.
 _ROUTERS = {
     f"model.layers.{layer}.mlp.{name}": {"group_size": 64, "bits": 8}
     for layer in range(48)
@@ -188,7 +188,7 @@ def test_conversion_of_a_quantised_checkpoint_says_that_mlx_lm_would_not_do_it()
     assert [note.code for note in notes] == ["already-quantised"]
 
 
-def test_an_adapter_stays_beside_the_weights() -> None:
+def test_an_adapter_stays_in_memory_with_the_weights() -> None:
     base = weigh_config(small())
     added = add_adapter(base, (tensor("a.lora_a", "F32", 128, 8), tensor("a.lora_b", "F32", 8, 3)))
     assert added.nbytes - base.nbytes == added.loaded_bytes - base.loaded_bytes == 4 * 8 * 131
@@ -292,7 +292,7 @@ PART_NAMES = [line.split() for line in _LINES if not line.startswith("#")]
 
 @pytest.mark.parametrize("part", Part, ids=lambda part: part.value)
 def test_a_published_name_speaks_of_its_part(part: Part) -> None:
-    names = [name for told, name in PART_NAMES if told == part.value]
+    names = [name for expected, name in PART_NAMES if expected == part.value]
     assert names
     assert {name: part_of(name) for name in names} == dict.fromkeys(names, part)
 
@@ -305,8 +305,8 @@ def test_any_name_has_a_part(name: str) -> None:
 def test_a_name_has_the_part_of_the_module_it_names() -> None:
     for config in (QWEN3_4B, QWEN3_NEXT_80B):
         model: Model = build_model(config, "config.json")
-        told = {path: module.part for path, module in model.all_modules()}
-        assert {path: part_of(f"{path}.weight") for path in told} == told
+        expected = {path: module.part for path, module in model.all_modules()}
+        assert {path: part_of(f"{path}.weight") for path in expected} == expected
 
 
 def test_the_bytes_do_not_depend_on_the_order_of_the_tensors() -> None:

@@ -1,4 +1,4 @@
-"""The transient memory of a run, held against published peaks and against MLX itself."""
+"""The transient memory of a run, compared with published peaks and with MLX itself."""
 
 from dataclasses import replace
 from typing import Any
@@ -162,7 +162,7 @@ def test_the_cpu_backend_measures_what_is_predicted(case: str) -> None:
 
     path = CASES / f"{case}.json"
     workload = Workload(prompt_tokens=257, max_tokens=1, prefill_step=128)
-    # What runs beside a test lets buffers go sooner: the largest of three.
+    # Other processes let buffers go sooner: the largest of three.
     measured = max(measure(path, workload, quantized=True) for _ in range(3))
     predicted = predict(path, workload, quantized=True)
     assert abs(predicted - measured) * 100 < ERROR_PERCENT * measured

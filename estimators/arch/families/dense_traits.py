@@ -46,7 +46,7 @@ class QKNorm(Enum):
     HEAD = auto()  # one norm of head_dim for all heads
     ALL_HEADS = auto()  # one norm over all heads side by side
     TABLE = auto()  # one matrix (heads, head_dim)
-    EACH_HEAD = auto()  # a list of norms, one a head
+    EACH_HEAD = auto()  # a list of norms, one per head
 
 
 @record(frozen=True, slots=True, kw_only=True)

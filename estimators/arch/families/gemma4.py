@@ -146,7 +146,7 @@ def _attention_modules(spec: Attention, hidden: int, keys_are_values: bool) -> M
 
 
 def _experts(fields: Fields, hidden: int) -> tuple[MixtureOfExperts, Modules]:
-    """Routed experts beside the dense MLP, with norms of their own."""
+    """Routed experts in addition to the dense MLP, with norms of their own."""
     width = fields.count("moe_intermediate_size")
     spec = mixture(fields, "num_experts", "top_k_experts", width=width)
     return spec, (

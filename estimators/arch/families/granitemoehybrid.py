@@ -85,7 +85,7 @@ def _dense(fields: Fields, hidden: int) -> FeedForwardBlock:
 
 
 def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
-    """Routed experts beside a shared one whose input projections are one matrix."""
+    """Routed experts and a shared one; its input projections are one matrix."""
     spec = mixture(
         fields,
         "num_local_experts",

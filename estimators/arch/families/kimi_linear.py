@@ -1,4 +1,4 @@
-"""Kimi Linear: delta attention with a decay a channel, latent attention every few layers.
+"""Kimi Linear: delta attention with a decay per channel, latent attention every few layers.
 
 Source: mlx-lm models/kimi_linear.py.
 """

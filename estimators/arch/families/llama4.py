@@ -82,12 +82,12 @@ def _layers(fields: Fields, hidden: int, count: int) -> Iterator[Layer]:
 
 
 def _experts(fields: Fields, hidden: int, *, used: bool) -> FeedForwardBlock:
-    """One routed expert a token, and a shared one of the same width."""
+    """One routed expert per token, and a shared one of the same width."""
     intermediate = fields.count("intermediate_size")
     experts = fields.count("num_local_experts", least=int(used))
     top_k = fields.count("num_experts_per_tok", least=0)
     if used and top_k != 1:
-        raise fields.fail("num_experts_per_tok", f"{top_k}: the model class has one a token")
+        raise fields.fail("num_experts_per_tok", f"{top_k}: the model class has one per token")
     spec = MixtureOfExperts(
         experts=experts, top_k=top_k, intermediate=intermediate, shared_intermediate=intermediate
     )

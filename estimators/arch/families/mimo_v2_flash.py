@@ -52,7 +52,7 @@ def _switches(fields: Fields, key: str) -> list[int]:
     count = fields.layers()
     values = fields.counts(key, count, least=0)
     if values is None:
-        raise fields.fail(key, "missing; the model class needs one entry a layer")
+        raise fields.fail(key, "missing; the model class needs one entry per layer")
     return [int(value == 1) for value in values]
 
 

@@ -1,4 +1,4 @@
-"""Nemotron-H: one mixer or one feed-forward block a layer, by a pattern of letters.
+"""Nemotron-H: one mixer or one feed-forward block per layer, by a pattern of letters.
 
 Source: mlx-lm models/nemotron_h.py.
 """
@@ -95,7 +95,7 @@ def _pattern(fields: Fields) -> list[str]:
     fields.ignore("layers_block_type", "layer_types")
     count = fields.count("num_hidden_layers", len(letters), most=MAX_LAYERS)
     if len(letters) != count:
-        raise fields.fail(key, f"expected {count} entries, one a layer, got {len(letters)}")
+        raise fields.fail(key, f"expected {count} entries, one per layer, got {len(letters)}")
     fields.require_kinds(key, letters, tuple(_BLOCKS), ("M", "*"))
     return letters
 
@@ -131,7 +131,7 @@ def _dense(fields: Fields, hidden: int) -> _Block:
 
 
 def _experts(fields: Fields, hidden: int) -> _Block:
-    """Experts without a gate, where asked for in a latent space, beside a shared one."""
+    """Experts without a gate, in a latent space if configured, with a shared one."""
     width, latent = fields.count("moe_intermediate_size"), fields.optional_count("moe_latent_size")
     shared = _shared_width(fields)
     spec = mixture(

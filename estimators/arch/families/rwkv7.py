@@ -1,4 +1,4 @@
-"""RWKV-7: a matrix state a head, low-rank adapters on decay, values, rate and gate.
+"""RWKV-7: a matrix state per head, low-rank adapters on decay, values, rate and gate.
 
 Source: mlx-lm models/rwkv7.py.
 """

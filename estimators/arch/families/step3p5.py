@@ -1,4 +1,4 @@
-"""Step 3.5: sliding and full attention with a gate a head, over experts.
+"""Step 3.5: sliding and full attention with a gate per head, over experts.
 
 Source: mlx-lm models/step3p5.py.
 """
@@ -59,7 +59,9 @@ def _sliding_layers(fields: Fields, count: int) -> list[bool]:
         return [index % 2 == 0 for index in range(count)]
     # The entries beyond the layers are of multi-token prediction, which mlx-lm drops.
     if len(types) < count:
-        raise fields.fail("layer_types", f"expected {count} entries, one a layer, got {len(types)}")
+        raise fields.fail(
+            "layer_types", f"expected {count} entries, one per layer, got {len(types)}"
+        )
     fields.require_kinds("layer_types", types, (FULL, SLIDING))
     return [kind == SLIDING for kind in types[:count]]
 

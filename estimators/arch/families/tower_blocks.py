@@ -5,7 +5,7 @@ from collections.abc import Callable
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields
 from memfit.estimators.arch.modules import Module, Modules, Part, linear, norm, under
 
-# From the tower's own section, the config it stands in and the text model's width to parameters.
+# From the tower's own section, the whole config and the text model's width to parameters.
 Tower = Callable[[Fields, Fields, int], Modules]
 
 

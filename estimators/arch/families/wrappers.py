@@ -25,26 +25,26 @@ _PREFIX = "language_model"
 
 @record(frozen=True, slots=True, kw_only=True)
 class Wrapper:
-    """One wrapper class of mlx-lm.
-
-    ``text_type`` is the model type of its text model, ``other_texts`` what it takes instead for
-    a ``text_config.model_type``; ``build`` builds a text model that is no model type of its own.
-    Without ``text_config`` the root is the text section where ``flat`` is True, and the section
-    is empty where ``empty`` is. The class puts ``defaults`` into the section, and its own
-    ``vocabulary`` (root key ``vocab_size``) over the section's. ``drops_head`` says that the
-    text model has a head where the checkpoint has one; ``makes_own_cache`` that the wrapper
-    passes ``make_cache`` on.
-    """
+    """One wrapper class of mlx-lm."""
 
     text_type: str
+    """The model type of its text model."""
     other_texts: tuple[str, ...] = ()
+    """Other values of ``text_config.model_type`` that it accepts."""
     build: Callable[[Fields], Model] | None = None
+    """Builds a text model that is no model type of its own."""
     flat: bool = False
+    """Whether the root is the text section when there is no ``text_config``."""
     empty: bool = False
+    """Whether the text section is empty when there is no ``text_config``."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What the class puts into the section where a key is absent."""
     vocabulary: int | None = None
+    """The default of the root's ``vocab_size``, which replaces the section's."""
     drops_head: bool = False
+    """Whether the text model has a head only where the checkpoint has one."""
     makes_own_cache: bool = False
+    """Whether the wrapper passes ``make_cache`` on."""
 
 
 _GEMMA4 = Wrapper(
@@ -133,7 +133,7 @@ def _text_model(text: Fields, wrapper: Wrapper) -> Model:
 
 
 def _check_head(fields: Fields, text: Fields, inner: Model) -> None:
-    """Refuse a config whose word on the head stands where the class does not look for it."""
+    """Reject a config that says whether the head is tied where the class does not read it."""
     if text.has("tie_word_embeddings") or not fields.has("tie_word_embeddings"):
         return
     if fields.flag("tie_word_embeddings") != inner.tied_head:

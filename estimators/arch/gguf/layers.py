@@ -24,7 +24,7 @@ _KDA_KERNEL = 4  # taken where the file names none: n_embd_r
 
 
 class Heads:
-    """Heads and KV heads of every block; one number in the file stands for all."""
+    """Heads and KV heads of every block; one number in the file is for all."""
 
     def __init__(self, fields: Fields, blocks: int, hidden: int) -> None:
         self.counts = fields.counts("attention.head_count", blocks, least=0) or [0] * blocks
@@ -75,7 +75,7 @@ class Widths:
         keys = ("attention.key_length_mla", "attention.value_length_mla")
         lengths = [self.fields.count(key, 0, least=0) for key in keys]
         if any(lengths) and not all(lengths):
-            raise self.fields.fail(keys[lengths.index(0)], "missing beside the other MLA length")
+            raise self.fields.fail(keys[lengths.index(0)], "missing; the other MLA length is there")
         return all(lengths)
 
     def _latent(self, index: int, *, indexed: bool) -> LatentAttention:

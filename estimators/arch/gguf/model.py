@@ -54,7 +54,7 @@ def _rule(architecture: str, name: str) -> Rule:
 
 
 def _section(metadata: Mapping[str, Any], architecture: str, name: str) -> Fields:
-    """The keys of the architecture, and of no other whose name ends alike."""
+    """The keys of this architecture, not of another with a name that ends the same."""
     prefix = f"{architecture}."
     values = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
     return Fields(values, name, prefix)
@@ -108,7 +108,7 @@ class _Reader:
         predicting = self.blocks - self.trunk
         if not predicting:
             return ()
-        return (f"llama.cpp loads none of the {predicting} prediction layers unless told to",)
+        return (f"llama.cpp loads none of the {predicting} prediction layers by default",)
 
     def _sliding(self) -> tuple[int, list[bool]]:
         """The window, and which layers slide."""

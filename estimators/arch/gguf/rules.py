@@ -12,18 +12,18 @@ from memfit.estimators.base.records import record
 
 @record(frozen=True, slots=True)
 class Sliding:
-    """Which layers slide: of every ``period`` the last is full, or the first.
-
-    ``period`` None stands for files that list every layer. ``window`` is the one taken when the
-    key is absent, ``fixed`` the one taken in any case. Where ``optional``, no layer slides
-    without the key, or with a window of 0.
-    """
+    """Which layers slide."""
 
     period: int | None = None
+    """Of this many layers one is full; None for files that list every layer."""
     first_is_full: bool = False
+    """Whether the full layer is the first of a period, not the last."""
     window: int | None = None
+    """The window when the key is absent."""
     fixed: int | None = None
+    """The window for any value of the key."""
     optional: bool = False
+    """Whether no layer slides without the key, or with a window of 0."""
     chunked: bool = False
 
 
@@ -35,7 +35,7 @@ class Recurrence(Enum):
     BOTH = "both"  # every layer has attention and a recurrent mixer
     NO_KV_HEADS = "no_kv_heads"
     NO_KV_HEADS_NO_MLP = "no_kv_heads_no_mlp"  # Nemotron-H: layers with an MLP have no other mixer
-    INTERVAL = "interval"  # of every so many layers the last has attention
+    INTERVAL = "interval"  # the last layer of each interval has attention
 
 
 class State(Enum):
@@ -44,32 +44,30 @@ class State(Enum):
     NONE = "none"
     SSM = "ssm"  # without groups
     GROUPED_SSM = "grouped_ssm"
-    GATED_DELTA = "gated_delta"  # keyed as a grouped SSM: a group a key head, a rank a value head
+    GATED_DELTA = "gated_delta"  # a grouped SSM: groups are key heads, the rank value heads
     WKV = "wkv"
     SHORT_CONVOLUTION = "short_convolution"
     KDA = "kda"
-    LINEAR = "linear"  # a matrix a head, no convolution
+    LINEAR = "linear"  # a matrix per head, no convolution
 
 
 @record(frozen=True, slots=True)
 class Rule:
-    """The memory of one architecture.
-
-    ``latent`` architectures keep one latent a token when the file has both MLA lengths;
-    ``indexer`` ones keep the indexer's key beside it. ``own_kv_layers`` is the number of layers
-    with a cache of their own, -1 where the key ``attention.shared_kv_layers`` tells the rest.
-    ``interval`` is that of the recurrence where the file names none; ``trunk_only`` hybrids leave
-    the prediction layers without a cache.
-    """
+    """The memory of one architecture."""
 
     sliding: Sliding | None = None
     recurrence: Recurrence = Recurrence.NONE
     state: State = State.NONE
     latent: bool = False
+    """Whether it keeps one latent per token when the file has both MLA lengths."""
     indexer: bool = False
+    """Whether it keeps the indexer's key too."""
     own_kv_layers: int | None = None
+    """Layers with a cache of their own; -1 where ``attention.shared_kv_layers`` gives the rest."""
     interval: int = 4
+    """The interval of the recurrence where the file has none."""
     trunk_only: bool = False
+    """Whether prediction layers of a hybrid have no cache."""
     flash_attention: bool = True
 
 
