@@ -78,35 +78,43 @@ class BatchQueue(Generic[Work]):
     Source: mlx backend/metal/device.cpp and backend/cuda/device.cpp, needs_commit.
     """
 
-    __slots__ = ("_closed", "_elements", "_in_flight", "_kernels", "_max_ops", "_mebi", "open")
+    __slots__ = (
+        *("_append", "_closed", "_elements", "_in_flight", "_kernels", "_max_ops"),
+        *("_too_many_elements", "closed_batches", "open"),
+    )
 
     def __init__(self, limits: BatchLimits) -> None:
-        self._max_ops, self._mebi = limits.max_ops, limits.max_mebi_elements
-        self._in_flight = limits.in_flight
+        self._max_ops, self._in_flight = limits.max_ops, limits.in_flight
+        self._too_many_elements = limits.max_mebi_elements + 1 << 20
         self._kernels = self._elements = 0
         self._closed: deque[list[Work]] = deque()
         self.open: list[Work] = []
-        """The operations of the open batch, in their order."""
+        """The operations of the open batch, in their order; always the same list."""
+        self._append = self.open.append
+        self.closed_batches = 0
 
     def submit(self, work: Work, kernels: int, elements: int) -> Iterable[Work]:
         """See `WorkQueue`; ``elements`` are of arrays that the open batch has not touched yet."""
-        self.open.append(work)
+        self._append(work)
         self._kernels += kernels
         self._elements += elements
-        if self._kernels <= self._max_ops and self._elements >> 20 <= self._mebi:
+        if self._kernels <= self._max_ops and self._elements < self._too_many_elements:
             return ()
-        self._closed.append(self.open)
-        self.open = []
-        self._kernels = self._elements = 0
+        self._close()
         return self._closed.popleft() if len(self._closed) > self._in_flight else ()
 
     def drain(self) -> list[Work]:
         """See `WorkQueue`."""
-        left = [work for batch in (*self._closed, self.open) for work in batch]
+        self._close()
+        left = [work for batch in self._closed for work in batch]
         self._closed.clear()
-        self.open = []
-        self._kernels = self._elements = 0
         return left
+
+    def _close(self) -> None:
+        self._closed.append(self.open[:])
+        self.open.clear()
+        self.closed_batches += 1
+        self._kernels = self._elements = 0
 
 
 class TaskQueue(Generic[Work]):

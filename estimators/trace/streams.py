@@ -40,13 +40,13 @@ class _Touched:
 
     def __init__(self, batches: BatchQueue[list[Buffer]]) -> None:
         self._batches = batches
-        self._batch = batches.open
+        self._batch = 0
         self._buffers: set[int] = set()
 
     def count(self, op: Operation) -> int:
         touched, fresh = self._buffers, 0
-        if self._batch is not self._batches.open:
-            self._batch = self._batches.open
+        if self._batch != self._batches.closed_batches:
+            self._batch = self._batches.closed_batches
             touched.clear()
         for view in (*op.inputs, *op.outputs):
             if id(view.buffer) not in touched:

@@ -5,9 +5,10 @@ from dataclasses import replace
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Mixer, Recurrent
 from memfit.estimators.base.dispatch import assert_never
+from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape, Occupancy
 from memfit.estimators.workspace.layer_plan import MixerPlan
-from memfit.estimators.workspace.mx_fast import norm, rope
+from memfit.estimators.workspace.mx_fast import norm, project, rope
 from memfit.estimators.workspace.tape import Tape
 
 SCORES = "attention scores"
@@ -22,20 +23,15 @@ def record_attention(
     rows = call.rows
     # MLX walks the graph breadth first from its end, so keys and values come before queries.
     ahead = plan.inputs[1:] + plan.inputs[:1]
-    *others, queries = (
-        tape.allocate(
-            (x,), rows * projection.outputs, weight=projection.touched, views=projection.views
-        )
-        for projection in ahead
-    )
+    *others, queries = (project(tape, x, projection, rows) for projection in ahead)
     apart = len(others) > 0
     keys, values = (others[0], others[-1]) if apart else (queries, queries)
     wide = rows * spec.heads * spec.key_dim
     gate = None
     if spec.output_gate:
         # The doubled query projection holds the output gate; both halves are strided.
-        gate = tape.allocate((queries,), wide, views=1)
-        queries = tape.allocate((queries,), wide, views=1)
+        gate = tape.allocate((queries,), wide, counts=ops.PART_COPY)
+        queries = tape.allocate((queries,), wide, counts=ops.PART_COPY)
     if spec.owns_cache:
         narrow = rows * spec.kv_heads * spec.key_dim
         if spec.qk_norm:
@@ -57,9 +53,7 @@ def record_attention(
     if gate is not None:
         tape.inplace(gate)
         tape.inplace(output, gate)
-    return tape.allocate(
-        (output,), rows * plan.output.outputs, weight=plan.output.touched, views=plan.output.views
-    )
+    return project(tape, output, plan.output, rows)
 
 
 def needs_array_mask(spec: Mixer, call: CallShape, occupancy: Occupancy) -> bool:
@@ -106,10 +100,10 @@ def attend(
         quantised=occupancy.kv.bits is not None,
     ):
         return tape.allocate((queries, held_keys, held_values), wide, nbytes=wide * call.width)
-    tape.inplace(queries, views=3)
+    tape.inplace(queries, counts=ops.SCALED_QUERIES)
     count = call.rows * spec.heads * keys
     scores = tape.allocate(
-        (queries, held_keys), count, nbytes=count * call.width, views=2, name=SCORES
+        (queries, held_keys), count, nbytes=count * call.width, counts=ops.SCORES, name=SCORES
     )
     if not spec.fused:
         # Divided, put through tanh and multiplied: what keeps gemma2.py from the fused kernel.
@@ -117,23 +111,29 @@ def attend(
             tape.inplace(scores)
     if call.tokens > 1:
         if array_mask:
-            tape.inplace(scores, views=2)
+            tape.inplace(scores, counts=ops.MASKED_SCORES)
         else:
             cells = call.tokens * keys
-            mask = tape.allocate((), cells, nbytes=cells, kernels=3, views=2)
-            tape.inplace(scores, mask, views=2)
+            mask = tape.allocate((), cells, nbytes=cells, counts=ops.CAUSAL_MASK)
+            tape.inplace(scores, mask, counts=ops.MASKED_SCORES)
     temporary = 0
     if spec.sinks:
         scores = tape.allocate(
-            (scores,), count + call.rows * spec.heads, kernels=2, views=3, name=SCORES
+            (scores,), count + call.rows * spec.heads, counts=ops.SCORES_WITH_SINKS, name=SCORES
         )
         temporary = count * call.width if call.target.backend == "cpu" else 0
     tape.inplace(scores)
     nbytes = wide * call.width
-    output = tape.allocate((scores, held_values), wide, nbytes=nbytes, views=1, temporary=temporary)
+    output = tape.allocate(
+        (scores, held_values),
+        wide,
+        nbytes=nbytes,
+        counts=ops.WEIGHTED_VALUES,
+        temporary=temporary,
+    )
     if call.tokens == 1:
         return output
-    return tape.allocate((output,), wide, nbytes=nbytes, views=3)
+    return tape.allocate((output,), wide, nbytes=nbytes, counts=ops.JOINED_HEADS)
 
 
 def _attend_in_float32(
@@ -185,7 +185,7 @@ def write(tape: Tape, occupancy: Occupancy, fresh: int, token: int, growth: Grow
         fresh = tape.allocate((fresh,), token, nbytes=nbytes)
     if before == after:
         held = tape.retain(tape.existing(token * before, nbytes * before))
-        return tape.inplace(held, fresh, views=1)
+        return tape.inplace(held, fresh, counts=ops.CACHE_WRITE)
     if growth is Growth.ROTATING and tape.elements[fresh] > token:
         if before == 0:
             return tape.retain(fresh)
@@ -193,16 +193,16 @@ def write(tape: Tape, occupancy: Occupancy, fresh: int, token: int, growth: Grow
         return _made(tape, (old, fresh), token * after, nbytes * after)
     if before == 0:
         held = _made(tape, (), token * after, nbytes * after)
-        return tape.inplace(held, fresh, views=1)
+        return tape.inplace(held, fresh, counts=ops.CACHE_WRITE)
     old = tape.existing(token * before, nbytes * before)
     room = max(0, after - before)
     zeros = tape.allocate((), token * room, nbytes=nbytes * room)
     held = _made(tape, (old, zeros), token * after, nbytes * after)
-    return tape.inplace(held, fresh, views=1)
+    return tape.inplace(held, fresh, counts=ops.CACHE_WRITE)
 
 
 def _made(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int) -> int:
-    kernels = max(1, len(inputs))
+    kernels = ops.repeated(max(1, len(inputs)))
     return tape.retain(
-        tape.allocate(inputs, elements, nbytes=nbytes, kernels=kernels, name=KV_BUFFER)
+        tape.allocate(inputs, elements, nbytes=nbytes, counts=kernels, name=KV_BUFFER)
     )

@@ -2,8 +2,10 @@
 
 from memfit.estimators.arch.specs import DenseMLP, MixtureOfExperts
 from memfit.estimators.base.dispatch import assert_never
+from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import LayerPlan, Projection
+from memfit.estimators.workspace.mx_fast import project
 from memfit.estimators.workspace.tape import Tape
 
 # SwitchGLU sorts tokens by expert from this many on (switch_layers.py, do_sort).
@@ -24,21 +26,16 @@ def record_feed_forward(tape: Tape, x: int, plan: LayerPlan, call: CallShape) ->
 
 
 def _dense(tape: Tape, x: int, projections: tuple[Projection, ...], rows: int) -> int:
-    inner = [
-        tape.allocate(
-            (x,), rows * projection.outputs, weight=projection.touched, views=projection.views
-        )
-        for projection in projections[:-1]
-    ]
+    inner = [project(tape, x, projection, rows) for projection in projections[:-1]]
     down = projections[-1]
     inputs = [p.outputs for p in projections[:-1]]
     if len(inner) == 2:
         acted = tape.inplace(inner[0], inner[1])
     elif inputs and inputs[0] == 2 * down.inputs:
-        acted = tape.allocate((inner[0],), rows * inputs[0] // 2, views=1)
+        acted = tape.allocate((inner[0],), rows * inputs[0] // 2, counts=ops.PART_COPY)
     else:
         acted = tape.inplace(inner[0]) if inner else x
-    return tape.allocate((acted,), rows * down.outputs, weight=down.touched, views=down.views)
+    return project(tape, acted, down, rows)
 
 
 def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: CallShape) -> int:
@@ -47,24 +44,31 @@ def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: 
     hidden = tape.elements[x]
     gathered, order = x, None
     if picked >= _SORTED_FROM:
-        flat = tape.allocate((indices,), picked, nbytes=picked * _INDEX, views=1)
+        flat = tape.allocate((indices,), picked, nbytes=picked * _INDEX, counts=ops.FLAT_INDICES)
         order = tape.allocate((flat,), picked, nbytes=picked * _INDEX)
         inverse = tape.allocate((order,), picked, nbytes=picked * _INDEX)
         places = tape.allocate((order,), picked, nbytes=picked * _INDEX)
-        gathered = tape.allocate((x, places), hidden * spec.top_k, views=2, name="MoE gather")
+        gathered = tape.allocate(
+            (x, places), hidden * spec.top_k, counts=ops.EXPERT_GATHER, name="MoE gather"
+        )
         indices = tape.allocate((flat, order), picked, nbytes=picked * _INDEX)
         order = inverse
     mixed = _switch(tape, gathered, indices, plan.experts, spec, picked)
     if order is not None:
-        mixed = tape.allocate((mixed, order), hidden * spec.top_k, views=2, name="MoE gather")
+        mixed = tape.allocate(
+            (mixed, order), hidden * spec.top_k, counts=ops.EXPERT_GATHER, name="MoE gather"
+        )
     if spec.float32_scores and call.width != _FLOAT32:
         mixed = tape.allocate(
-            (mixed, scores), tape.elements[mixed], nbytes=tape.elements[mixed] * _FLOAT32, views=2
+            (mixed, scores),
+            tape.elements[mixed],
+            nbytes=tape.elements[mixed] * _FLOAT32,
+            counts=ops.WEIGHTED_EXPERTS,
         )
         total = tape.allocate((mixed,), hidden, nbytes=hidden * _FLOAT32)
         total = tape.allocate((total,), hidden)
     else:
-        tape.inplace(mixed, scores, views=2)
+        tape.inplace(mixed, scores, counts=ops.WEIGHTED_EXPERTS)
         total = tape.allocate((mixed,), hidden)
     if spec.shared_intermediate and plan.dense:
         shared = _dense(tape, x, plan.dense, rows)
@@ -78,16 +82,19 @@ def _route(
     rows = call.rows
     weight = plan.router.touched if plan.router else 0
     width = _FLOAT32 if spec.float32_scores else call.width
-    gates = tape.allocate((x,), rows * spec.experts, weight=weight, views=1)
+    gates = tape.allocate((x,), rows * spec.experts, weight=weight, counts=ops.ROUTER_SCORES)
     if spec.float32_scores:
         gates = tape.allocate((gates,), rows * spec.experts, nbytes=rows * spec.experts * width)
     tape.inplace(gates)
     indices = tape.allocate(
-        (gates,), rows * spec.experts, nbytes=rows * spec.experts * _INDEX, views=2
+        (gates,),
+        rows * spec.experts,
+        nbytes=rows * spec.experts * _INDEX,
+        counts=ops.TOP_EXPERTS,
     )
     scores = tape.allocate((gates, indices), rows * spec.top_k, nbytes=rows * spec.top_k * width)
     total = tape.allocate((scores,), rows)
-    tape.inplace(scores, total, views=1)
+    tape.inplace(scores, total, counts=ops.NORMALISED_SCORES)
     return scores, indices
 
 
@@ -102,16 +109,24 @@ def _switch(
     *into, down = experts
     inner = [
         tape.allocate(
-            (gathered, indices), picked * e.outputs, weight=e.touched, views=1, name="experts"
+            (gathered, indices),
+            picked * e.outputs,
+            weight=e.touched,
+            counts=ops.EXPERT_MATMUL,
+            name="experts",
         )
         for e in into
     ]
     if len(inner) == 2:
         acted = tape.inplace(inner[0], inner[1])
     elif into and into[0].outputs == 2 * spec.intermediate:
-        acted = tape.allocate((inner[0],), picked * spec.intermediate, views=1)
+        acted = tape.allocate((inner[0],), picked * spec.intermediate, counts=ops.PART_COPY)
     else:
         acted = tape.inplace(inner[0])
     return tape.allocate(
-        (acted, indices), picked * down.outputs, weight=down.touched, name="experts"
+        (acted, indices),
+        picked * down.outputs,
+        weight=down.touched,
+        counts=ops.EXPERT_MATMUL_DOWN,
+        name="experts",
     )

@@ -2,10 +2,11 @@
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.specs import Attention, Indexer, LatentAttention
+from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.attention import SCORES, attend, write
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import MixerPlan, Projection
-from memfit.estimators.workspace.mx_fast import norm, rope
+from memfit.estimators.workspace.mx_fast import norm, project, rope
 from memfit.estimators.workspace.tape import Tape
 
 
@@ -22,12 +23,12 @@ def record_latent(
     by_name = {projection.name: projection for projection in plan.projections}
     low_rank = x
     if spec.low_rank_queries:
-        low_rank = _project(tape, x, by_name["q_a_proj"], rows)
+        low_rank = project(tape, x, by_name["q_a_proj"], rows)
         low_rank = norm(tape, low_rank, tape.elements[low_rank], shared=False)
-    queries = _project(
+    queries = project(
         tape, low_rank, by_name["q_b_proj" if spec.low_rank_queries else "q_proj"], rows
     )
-    latent = _project(tape, x, by_name["kv_a_proj_with_mqa"], rows)
+    latent = project(tape, x, by_name["kv_a_proj_with_mqa"], rows)
     latent_normed = norm(tape, latent, rows * spec.latent_dim, shared=True)
     turned = rope(tape, queries, rows * heads * spec.rope_dim, rows=call.tokens, dim=spec.rope_dim)
     key_turned = rope(tape, latent, rows * spec.rope_dim, rows=call.tokens, dim=spec.rope_dim)
@@ -39,13 +40,7 @@ def record_latent(
         output = _absorbed(
             tape, call, spec, buffers[0], (queries, turned, latent_normed, key_turned), by_name
         )
-    return _project(tape, output, plan.output, rows)
-
-
-def _project(tape: Tape, x: int, projection: Projection, rows: int) -> int:
-    return tape.allocate(
-        (x,), rows * projection.outputs, weight=projection.touched, views=projection.views
-    )
+    return project(tape, output, plan.output, rows)
 
 
 def _absorbed(
@@ -65,14 +60,24 @@ def _absorbed(
     )
     keys = occupancy.keys
     tape.inplace(turned)
-    scores = tape.allocate((turned, held_rope), call.rows * heads * keys, views=2, name=SCORES)
+    scores = tape.allocate(
+        (turned, held_rope), call.rows * heads * keys, counts=ops.ROPE_SCORES, name=SCORES
+    )
     embed, unembed = by_name["embed_q"].touched, by_name["unembed_out"].touched
     if call.tokens == 1:
         absorbed = tape.allocate(
-            (queries,), call.rows * heads * spec.latent_dim, weight=embed, views=1
+            (queries,),
+            call.rows * heads * spec.latent_dim,
+            weight=embed,
+            counts=ops.ABSORBED_QUERIES,
         )
         mixed = _attend_masked(tape, call, (absorbed, held, held), scores, spec.latent_dim, spec)
-        return tape.allocate((mixed,), call.rows * heads * spec.value_dim, weight=unembed, views=2)
+        return tape.allocate(
+            (mixed,),
+            call.rows * heads * spec.value_dim,
+            weight=unembed,
+            counts=ops.UNEMBEDDED_VALUES,
+        )
     tape.inplace(scores)
     expanded = call.batch * heads * keys
     keys_array = tape.allocate(
@@ -105,12 +110,16 @@ def _attend_masked(
         quantised=False,
     ):
         return tape.allocate((queries, keys, values, mask), wide)
-    scaled = tape.allocate((queries,), call.rows * spec.heads * key_dim, views=2)
-    scores = tape.allocate((scaled, keys), count, views=1, name=SCORES)
+    scaled = tape.allocate((queries,), call.rows * spec.heads * key_dim, counts=ops.LATENT_QUERIES)
+    scores = tape.allocate((scaled, keys), count, counts=ops.LATENT_SCORES, name=SCORES)
     tape.inplace(scores, mask)
     tape.inplace(scores)
     output = tape.allocate((scores, values), wide)
-    return output if call.tokens == 1 else tape.allocate((output,), wide, views=2)
+    return (
+        output
+        if call.tokens == 1
+        else tape.allocate((output,), wide, counts=ops.LATENT_JOINED_HEADS)
+    )
 
 
 def _expanded(
@@ -127,8 +136,8 @@ def _expanded(
     key_dim = spec.nope_dim + spec.rope_dim
     width = heads * (spec.nope_dim + spec.value_dim)
     both = tape.allocate((latent,), rows * width, weight=by_name["kv_b_proj"].touched)
-    keys = tape.allocate((both, latent), rows * heads * key_dim, kernels=2, views=3)
-    joined = tape.allocate((queries, turned), rows * heads * key_dim, kernels=2, views=2)
+    keys = tape.allocate((both, latent), rows * heads * key_dim, counts=ops.EXPANDED_KEYS)
+    joined = tape.allocate((queries, turned), rows * heads * key_dim, counts=ops.JOINED_QUERIES)
     occupancy = call.occupancy[buffer]
     held_keys, held_values = (
         write(tape, occupancy, fresh, call.batch * heads * dim, Growth.STEPS)
@@ -156,8 +165,8 @@ def _index(
 ) -> None:
     """The indexer scores every key and masks all but the best (deepseek_v32.py, Indexer)."""
     rows, heads = call.rows, indexer.heads
-    queries = _project(tape, low_rank, by_name["wq_b"], rows)
-    keys_new = _project(tape, x, by_name["wk"], rows)
+    queries = project(tape, low_rank, by_name["wq_b"], rows)
+    keys_new = project(tape, x, by_name["wk"], rows)
     wide = rows * heads * indexer.dim
     queries = rope(tape, queries, wide, rows=call.tokens, dim=indexer.dim)
     keys_new = rope(tape, keys_new, rows * indexer.dim, rows=call.tokens, dim=indexer.dim)
@@ -166,11 +175,15 @@ def _index(
     keys = occupancy.keys
     if keys <= indexer.top_k:
         return
-    scores = tape.allocate((queries, held), rows * heads * keys, views=1, name="indexer scores")
+    scores = tape.allocate(
+        (queries, held), rows * heads * keys, counts=ops.INDEXER_SCORES, name="indexer scores"
+    )
     tape.inplace(scores)
     tape.inplace(scores)
-    total = tape.allocate((scores,), rows * keys, kernels=heads if call.tokens > 1 else 1)
+    total = tape.allocate(
+        (scores,), rows * keys, counts=ops.repeated(heads if call.tokens > 1 else 1)
+    )
     tape.inplace(total)
     best = tape.allocate((total,), rows * keys, nbytes=rows * keys * 4)
     mask = tape.allocate((), rows * keys, nbytes=rows * keys)
-    tape.inplace(mask, best, views=1)
+    tape.inplace(mask, best, counts=ops.INDEXER_MASK)

@@ -3,6 +3,7 @@
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Recurrent
 from memfit.estimators.base.dispatch import assert_never
+from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.attention import record_attention
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.feed_forward import record_feed_forward
@@ -74,19 +75,19 @@ def _alternating(
     elements = call.rows * hidden
     every = elements * plan.streams
     wide = tape.allocate((0,), every, nbytes=every * _FLOAT32)
-    product = tape.allocate((wide,), every, nbytes=every * _FLOAT32, views=3)
+    product = tape.allocate((wide,), every, nbytes=every * _FLOAT32, counts=ops.STREAMS_MIXED)
     predicted = tape.allocate((tape.inplace(product, wide),), every)
     active = tape.allocate((predicted,), elements)
     output = _blocks(tape, active, plan, call, elements, buffers)
     # The innovation of one stream times float32 coefficients promotes all of them.
     innovation = tape.allocate((output, predicted), elements)
     widened = tape.allocate((innovation,), elements, nbytes=elements * _FLOAT32)
-    corrected = tape.allocate((widened,), every, nbytes=every * _FLOAT32, views=3)
+    corrected = tape.allocate((widened,), every, nbytes=every * _FLOAT32, counts=ops.STREAMS_MIXED)
     again = tape.allocate((predicted,), every, nbytes=every * _FLOAT32)
     tape.inplace(corrected, again)
     result = tape.allocate((corrected,), every)
     gated = tape.allocate((result,), elements)
-    others = tape.allocate((result, gated), every - elements, views=2)
+    others = tape.allocate((result, gated), every - elements, counts=ops.OTHER_STREAMS)
     return tape.allocate((result, others), every)
 
 

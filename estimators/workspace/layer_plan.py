@@ -7,13 +7,12 @@ from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.arch.specs import FeedForward, Mixer
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.records import record
+from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
 
 # Which quantisation a module at a path has; None: none.
 QuantizationOf = Callable[[str, Module], Quantization | None]
 
 _UINT32_BITS = 32
-# mlx ops.cpp: matmul flattens its input, unflattens its output and transposes the weight.
-_PLAIN_VIEWS, _PACKED_VIEWS = 3, 0
 
 
 @record(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Projection:
     inputs: int
     outputs: int
     touched: int
-    views: int  # reshapes and transposes around the product
+    counts: OperationCount
 
 
 @record(frozen=True, slots=True)
@@ -95,8 +94,8 @@ def _projection(prefix: str, module: Module, quantization: QuantizationOf | None
     format_ = quantization(path, module) if quantization else None
     name = module.path.rpartition(".")[2]
     outputs = module.shape[0] if len(module.shape) == 2 else module.shape[1]
-    views = _PACKED_VIEWS if format_ else _PLAIN_VIEWS
-    return Projection(name, module.shape[-1], outputs, touched_elements(module, format_), views)
+    counts = QUANTIZED_MATMUL if format_ else MATMUL
+    return Projection(name, module.shape[-1], outputs, touched_elements(module, format_), counts)
 
 
 def _mixers(layer: Layer, matrices: Sequence[tuple[Module, Projection]]) -> tuple[MixerPlan, ...]:

@@ -1,8 +1,17 @@
-"""Operations that are one kernel on a GPU and a chain on the CPU (mlx fast.cpp, fallbacks)."""
+"""Projections, and what is one kernel on a GPU and a chain on the CPU (mlx fast.cpp, fallbacks)."""
 
+from memfit.estimators.mlx import operation_counts as ops
+from memfit.estimators.workspace.layer_plan import Projection
 from memfit.estimators.workspace.tape import Tape
 
 FLOAT32 = 4
+
+
+def project(tape: Tape, x: int, projection: Projection, rows: int) -> int:
+    """A matrix product with a weight, plain or packed."""
+    return tape.allocate(
+        (x,), rows * projection.outputs, weight=projection.touched, counts=projection.counts
+    )
 
 
 def norm(tape: Tape, x: int, elements: int, *, shared: bool) -> int:
@@ -12,13 +21,13 @@ def norm(tape: Tape, x: int, elements: int, *, shared: bool) -> int:
     wide = elements * FLOAT32
     casted = x if tape.width == FLOAT32 else tape.allocate((x,), elements, nbytes=wide)
     squared = tape.allocate((casted,), elements, nbytes=wide)
-    mean = tape.allocate((squared,), 1, kernels=2, views=2)
+    mean = tape.allocate((squared,), 1, counts=ops.NORM_MEAN)
     for _ in range(3):
-        tape.inplace(mean, views=1)
+        tape.inplace(mean, counts=ops.NORM_SCALAR)
     scaled = tape.allocate((casted, mean), elements, nbytes=wide)
     if tape.width != FLOAT32:
         scaled = tape.allocate((scaled,), elements)
-    return tape.inplace(scaled, views=1)
+    return tape.inplace(scaled, counts=ops.NORM_WEIGHT)
 
 
 def rope(tape: Tape, x: int, elements: int, *, rows: int, dim: int) -> int:
@@ -26,8 +35,8 @@ def rope(tape: Tape, x: int, elements: int, *, rows: int, dim: int) -> int:
     if tape.backend != "cpu":
         return tape.allocate((x,), elements)
     angles = rows * dim // 2
-    positions = tape.allocate((), rows, nbytes=rows * FLOAT32, kernels=5, views=5)
-    theta = tape.allocate((positions,), angles, nbytes=angles * FLOAT32, kernels=5, views=6)
+    positions = tape.allocate((), rows, nbytes=rows * FLOAT32, counts=ops.ROPE_POSITIONS)
+    theta = tape.allocate((positions,), angles, nbytes=angles * FLOAT32, counts=ops.ROPE_ANGLES)
     tables = []
     for _ in ("cos", "sin"):
         table = tape.allocate((theta,), angles, nbytes=angles * FLOAT32)
@@ -35,7 +44,7 @@ def rope(tape: Tape, x: int, elements: int, *, rows: int, dim: int) -> int:
     cosines, sines = tables
     halves = []
     for first, second in ((cosines, sines), (sines, cosines)):
-        half = tape.allocate((x, first), elements // 2, views=3)
-        other = tape.allocate((x, second), elements // 2, views=2)
+        half = tape.allocate((x, first), elements // 2, counts=ops.ROPE_FIRST_PRODUCT)
+        other = tape.allocate((x, second), elements // 2, counts=ops.ROPE_SECOND_PRODUCT)
         halves.append(tape.inplace(half, other))
-    return tape.allocate((*halves, x), elements, kernels=2, views=2)
+    return tape.allocate((*halves, x), elements, counts=ops.ROPE_JOINED)

@@ -2,12 +2,14 @@
 
 from collections import Counter
 
+from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax
+from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.workspace.call import BackendTraits
 from memfit.estimators.workspace.layer_plan import (
@@ -32,6 +34,10 @@ class PreparedModel:
     """Which plan each layer has."""
     layers: Counter[int]
     """How many layers have each plan."""
+    buffers: tuple[tuple[tuple[KVBuffer, ...], ...], ...]
+    """The buffers of each plan, by its mixers."""
+    state_bytes: int
+    """Bytes of all states of one sequence."""
     head_touched: int
     """Elements that the output projection reads."""
     largest_weight: int
@@ -58,6 +64,8 @@ def prepare(
         tuple(numbers),
         tuple(order),
         Counter(order),
+        tuple(tuple(m.mixer.kv_buffers() for m in plan.mixers) for plan in numbers),
+        state_bytes(model, 1),
         _head_touched(model, quantization),
         _largest_weight(model, quantization),
     )

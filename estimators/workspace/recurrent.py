@@ -3,6 +3,7 @@
 from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.specs import GatedDelta, Recurrent, Scan
 from memfit.estimators.base.dispatch import assert_never
+from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import MixerPlan
 from memfit.estimators.workspace.mx_fast import norm
@@ -36,12 +37,14 @@ def record_gated_delta(
     old = tape.existing(state, state * _FLOAT32)
     if call.target.backend == "cpu" and call.tokens > 1:
         repeated = rows * spec.value_heads * spec.key_dim
-        queries, keys = (tape.allocate((a,), repeated, views=3) for a in (queries, keys))
+        queries, keys = (
+            tape.allocate((a,), repeated, counts=ops.REPEATED_HEADS) for a in (queries, keys)
+        )
         output = _token_loop(tape, (queries, keys, copied, gates), old, state, values, call)
         _all_states(tape, output, state * call.tokens, _FLOAT32)
     else:
         output = tape.allocate((queries, keys, copied, gates, old), values)
-        tape.retain(tape.allocate((), state, nbytes=state * _FLOAT32, kernels=0))
+        tape.retain(tape.allocate((), state, nbytes=state * _FLOAT32, counts=ops.NO_KERNEL))
     output = norm(tape, output, values, shared=True)
     gate = tape.allocate((made[0],), values)
     tape.inplace(output, gate)
@@ -83,19 +86,21 @@ def _stacked_states(tape: Tape, mixed: int, state: StateBuffer, inner: int, call
     """Jamba writes each token's state into the array of all, which is copied every time."""
     cells = call.rows * state.elements
     old = tape.existing(call.previous * call.batch * state.view_elements)
-    states = tape.allocate((mixed, old), cells, kernels=2, views=4, name="states of all tokens")
-    decays = tape.allocate((mixed,), cells, kernels=2, views=2, name="states of all tokens")
+    states = tape.allocate(
+        (mixed, old), cells, counts=ops.FIRST_STATES, name="states of all tokens"
+    )
+    decays = tape.allocate((mixed,), cells, counts=ops.STATE_DECAYS, name="states of all tokens")
     for _ in range(min(call.tokens, _LOOPED_TOKENS)):
-        step = tape.allocate((states, decays), state.elements * call.batch, kernels=1, views=4)
+        step = tape.allocate((states, decays), state.elements * call.batch, counts=ops.STEP_STATE)
         states = tape.allocate(
-            (states, step), cells, kernels=2, views=2, name="states of all tokens"
+            (states, step), cells, counts=ops.STATES_WRITTEN, name="states of all tokens"
         )
     tape.retain(states)
-    return tape.allocate((states, mixed), inner, views=3)
+    return tape.allocate((states, mixed), inner, counts=ops.STATES_OUTPUT)
 
 
 def _project(tape: Tape, x: int, outputs: int, touched: int, rows: int) -> int:
-    return tape.allocate((x,), rows * outputs, weight=touched, views=1)
+    return tape.allocate((x,), rows * outputs, weight=touched, counts=ops.STATE_PROJECTION)
 
 
 def _convolve(
@@ -113,9 +118,13 @@ def _convolve(
     ``copied`` elements is cut from it, at the end of the call.
     """
     elements = call.rows * width
-    joined = tape.allocate(inputs, elements, kernels=3, views=4) if len(inputs) != 1 else inputs[0]
+    joined = (
+        tape.allocate(inputs, elements, counts=ops.CONVOLUTION_INPUT)
+        if len(inputs) != 1
+        else inputs[0]
+    )
     old = tape.existing(call.previous * call.batch * width if keep else 0)
-    padded = tape.allocate((joined, old), elements, kernels=2, views=2)
+    padded = tape.allocate((joined, old), elements, counts=ops.PADDED_INPUT)
     if keep:
         tape.retain(padded)
     if copied:
@@ -128,13 +137,15 @@ def _token_loop(
     tape: Tape, inputs: tuple[int, ...], old: int, state: int, output: int, call: CallShape
 ) -> int:
     for _ in range(min(call.tokens, _LOOPED_TOKENS)):
-        product = tape.allocate((*inputs, old), state, nbytes=state * _FLOAT32, kernels=2, views=6)
-        tape.allocate((product,), 1, kernels=2)
-        old = tape.allocate((product,), state, nbytes=state * _FLOAT32, kernels=2, views=2)
-        tape.allocate((old,), 1, kernels=1)
+        product = tape.allocate(
+            (*inputs, old), state, nbytes=state * _FLOAT32, counts=ops.TOKEN_PRODUCT
+        )
+        tape.allocate((product,), 1, counts=ops.TOKEN_SUM)
+        old = tape.allocate((product,), state, nbytes=state * _FLOAT32, counts=ops.TOKEN_STATE)
+        tape.allocate((old,), 1)
     tape.retain(old)
     ahead = tape.allocate((), output)
-    return tape.allocate((*inputs, ahead), output, kernels=2)
+    return tape.allocate((*inputs, ahead), output, counts=ops.STACKED_OUTPUT)
 
 
 def _all_states(tape: Tape, output: int, elements: int, width: int) -> None:
@@ -159,14 +170,14 @@ def _ssm_chunks(
     for start in range(0, call.tokens, _SSM_CHUNK):
         tokens = min(_SSM_CHUNK, call.tokens - start)
         cells = call.batch * heads * tokens * tokens
-        decays = tape.allocate((wide,), cells, nbytes=cells * _FLOAT32, kernels=2, views=3)
+        decays = tape.allocate((wide,), cells, nbytes=cells * _FLOAT32, counts=ops.CHUNK_DECAYS)
         for _ in ("lower", "sum", "exponential"):
-            tape.inplace(decays, views=1)
-        products = tape.allocate((mixed,), cells, kernels=2, views=4)
+            tape.inplace(decays, counts=ops.CHUNK_DECAY_STEP)
+        products = tape.allocate((mixed,), cells, counts=ops.CHUNK_PRODUCTS)
         weights = tape.allocate((products,), cells, nbytes=cells * _FLOAT32)
         tape.inplace(weights, decays)
-        tape.inplace(weights, views=2)
-        tape.allocate((weights, wide), inner * tokens // call.tokens, views=3)
+        tape.inplace(weights, counts=ops.CHUNK_WEIGHTS)
+        tape.allocate((weights, wide), inner * tokens // call.tokens, counts=ops.CHUNK_OUTPUT)
     tape.defer(lambda: _last_state(tape, (mixed, wide, decays, old), sizes, tokens, call))
 
 
@@ -181,11 +192,11 @@ def _last_state(
     mixed, wide, decays, old = arrays
     heads, inner, state = sizes
     spread = state * heads * call.rows // inner * tokens
-    repeated = tape.allocate((mixed,), spread, views=4)
+    repeated = tape.allocate((mixed,), spread, counts=ops.REPEATED_INPUT)
     if tape.width != _FLOAT32:
         repeated = tape.allocate((repeated,), spread, nbytes=spread * _FLOAT32)
     part = inner * tokens // call.tokens
-    decayed = tape.allocate((wide, decays), part, nbytes=part * _FLOAT32, views=4)
+    decayed = tape.allocate((wide, decays), part, nbytes=part * _FLOAT32, counts=ops.DECAYED_INPUT)
     product = tape.retain(tape.allocate((decayed, repeated), state, nbytes=state * _FLOAT32))
     scaled = tape.allocate((old, decays), state, nbytes=state * _FLOAT32)
     tape.inplace(product, scaled)

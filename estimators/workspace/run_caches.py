@@ -18,23 +18,18 @@ class RunCaches:
     def __init__(self, prepared: PreparedModel, workload: Workload) -> None:
         self._prepared, self._workload = prepared, workload
         self._width = dtypes.nbytes(1, prepared.model.dtype)
-        self.of_plans = [
-            tuple(
-                tuple(
-                    limited(prepared.model, buffer, workload.max_kv_size)
-                    for buffer in mixer.mixer.kv_buffers()
-                )
-                for mixer in plan.mixers
-            )
-            for plan in prepared.plans
-        ]
+        self.of_plans = prepared.buffers
         """The buffers of each plan, by its mixers."""
+        if workload.max_kv_size is not None:
+            self.of_plans = self._limited(workload.max_kv_size)
         self._layers = self._owners()
-        self.state_bytes = workload.batch * sum(
-            dtypes.nbytes(state.elements, "F32" if state.float32 else prepared.model.dtype) * layers
-            for number, layers in prepared.layers.items()
-            for mixer in prepared.plans[number].mixers
-            for state in mixer.mixer.states()
+        self.state_bytes = prepared.state_bytes * workload.batch
+
+    def _limited(self, max_kv_size: int) -> tuple[tuple[tuple[KVBuffer, ...], ...], ...]:
+        model = self._prepared.model
+        return tuple(
+            tuple(tuple(limited(model, buffer, max_kv_size) for buffer in own) for own in mixers)
+            for mixers in self._prepared.buffers
         )
 
     def _owners(self) -> Counter[KVBuffer]:

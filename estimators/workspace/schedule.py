@@ -28,19 +28,17 @@ def formula_limits(device: Device) -> BatchLimits:
 def transient_peak(layers: Iterable[tuple[Step, ...]], limits: BatchLimits) -> int:
     """Return the most bytes alive at once beyond those alive at the start, 0 at least."""
     queue: BatchQueue[int] = BatchQueue(limits)
-    submit = queue.submit
+    submit, batch = queue.submit, queue.open
     alive = peak = 0
     for steps in layers:
-        for allocated, released, dispatches, elements, repeated in steps:
+        for allocated, released, dispatches, elements, repeated, longest_ago in steps:
             alive += allocated
             if alive > peak:
                 peak = alive
-            if repeated:
-                in_batch = len(queue.open)
-                for count, gap in repeated:
-                    # Touched before, but in a batch that is already closed.
-                    if gap > in_batch:
-                        elements += count
+            if longest_ago > len(batch):
+                # Touched before, but in a batch that is already closed.
+                in_batch = len(batch)
+                elements += sum(count for count, ago in repeated if ago > in_batch)
             done = submit(released, dispatches, elements)
             if done:
                 alive -= sum(done)

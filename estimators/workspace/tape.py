@@ -1,6 +1,6 @@
 """The operations of one layer in the order MLX runs them, with what each allocates and frees.
 
-An operation either makes a new array or writes into one that nobody else reads (MLX donates the
+An operation either makes a new array or writes into one that no other reads (MLX donates the
 buffer of an input with a single consumer: mlx array.h, is_donatable).
 """
 
@@ -10,66 +10,67 @@ from typing import NamedTuple
 
 from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Backend
+from memfit.estimators.mlx.operation_counts import ELEMENTWISE, OperationCount
 
 
 class Step(NamedTuple):
-    """One operation as the scheduler sees it.
-
-    ``released`` bytes are free once the batch of work this step is in has run. ``elements`` are
-    of arrays first touched here; ``repeated`` pairs the elements of an array touched before
-    with how many steps ago.
-    """
+    """One operation as the scheduler sees it."""
 
     allocated: int
     released: int
+    """Bytes that are free once the batch of work this step is in has run."""
     dispatches: int
     elements: int
+    """Of arrays first touched here."""
     repeated: tuple[tuple[int, int], ...]
+    """Elements of each array touched before, and how many steps ago."""
+    longest_ago: int = 0
+    """The most steps of these."""
 
 
 @record(frozen=True, slots=True)
 class Program:
-    """The steps of a layer and the largest single allocation among them.
-
-    ``deferred`` are the steps that wait for the end of the call; ``deferred_bytes`` are freed then.
-    """
+    """The steps of a layer and the largest single allocation among them."""
 
     steps: tuple[Step, ...]
     largest: int
     largest_name: str
     deferred: tuple[Step, ...]
+    """The steps that wait for the end of the call."""
     deferred_bytes: int
+    """What those free."""
 
 
-@dataclass(slots=True)
-class _Operation:
-    touched: tuple[int, ...]
-    made: int | None
-    weight: int
-    dispatches: int
-    temporary: int
+# A step without what it releases, which only later operations tell.
+_Unreleased = tuple[int, int, int, tuple[tuple[int, int], ...], int]
 
 
 @dataclass(slots=True)
 class Tape:
-    """Records operations; arrays are numbered, 0 is the layer's input.
-
-    ``width`` is the bytes of one activation element.
-    """
+    """Records operations; arrays are numbered, 0 is the layer's input."""
 
     backend: Backend
     width: int
+    """Bytes of one activation element."""
     input_elements: int
     nbytes: list[int] = field(default_factory=list)
+    """Of each array, by its number."""
     elements: list[int] = field(default_factory=list)
     retained: set[int] = field(default_factory=set)
-    operations: list[_Operation] = field(default_factory=list)
     deferred: list[Callable[[], None]] = field(default_factory=list)
     largest: int = 0
     largest_name: str = ""
+    _steps: list[_Unreleased] = field(default_factory=list)
+    _released: list[int] = field(default_factory=list)
+    _touched: dict[int, int] = field(default_factory=dict)
+    """At which step each array was touched last."""
+    _layer_steps: int = -1
+    """Steps before the deferred ones, while these are recorded."""
+    _awaited: list[int] = field(default_factory=list)
+    """Arrays of the layer that deferred steps read."""
 
     def __post_init__(self) -> None:
-        self.existing(self.input_elements)
+        self._touched[self.existing(self.input_elements)] = -1
 
     def existing(self, elements: int, nbytes: int | None = None) -> int:
         """Number an array that was there before the layer; it is freed after its last use."""
@@ -84,30 +85,22 @@ class Tape:
         *,
         nbytes: int | None = None,
         weight: int = 0,
-        kernels: int = 1,
-        views: int = 0,
+        counts: OperationCount = ELEMENTWISE,
         temporary: int = 0,
         name: str = "activations",
     ) -> int:
         """Record an operation with an array of its own; ``weight`` elements are also touched."""
-        made = len(self.nbytes)
-        self.nbytes.append(elements * self.width if nbytes is None else nbytes)
-        self.elements.append(elements)
+        made = self.existing(elements, nbytes)
         if self.nbytes[made] > self.largest:
             self.largest, self.largest_name = self.nbytes[made], name
-        self._record((*inputs, made), made, weight, kernels, views, temporary)
+        self._record((*inputs, made), self.nbytes[made], weight, counts, temporary)
         return made
 
     def inplace(
-        self,
-        target: int,
-        *inputs: int,
-        weight: int = 0,
-        kernels: int = 1,
-        views: int = 0,
+        self, target: int, *inputs: int, weight: int = 0, counts: OperationCount = ELEMENTWISE
     ) -> int:
         """Record an operation that writes into ``target``."""
-        self._record((target, *inputs), None, weight, kernels, views, 0)
+        self._record((target, *inputs), 0, weight, counts, 0)
         return target
 
     def retain(self, array: int) -> int:
@@ -125,41 +118,49 @@ class Tape:
 
     def _record(
         self,
-        touched: tuple[int, ...],
-        made: int | None,
-        weight: int,
-        kernels: int,
-        views: int,
+        arrays: tuple[int, ...],
+        allocated: int,
+        elements: int,
+        counts: OperationCount,
         temporary: int,
     ) -> None:
-        # The CPU backend dispatches one empty task after each operation, views included.
-        dispatches = kernels + 1 + views if self.backend == "cpu" else kernels
-        self.operations.append(_Operation(touched, made, weight, dispatches, temporary))
+        dispatches = counts.kernels
+        if self.backend == "cpu":
+            # One empty task after each operation, views included (mlx backend/cpu/eval.cpp).
+            dispatches += 1 + counts.views
+        touched, step = self._touched, len(self._steps)
+        repeated, longest_ago = [], 0
+        for array in arrays:
+            before = touched.get(array)
+            if before is None:
+                elements += self.elements[array]
+            elif before < self._layer_steps:
+                # From the layer into the deferred steps: all other layers lie between.
+                elements += self.elements[array]
+                self._awaited.append(array)
+            elif before < step:
+                repeated.append((self.elements[array], step - before))
+                if step - before > longest_ago:
+                    longest_ago = step - before
+            touched[array] = step
+        allocated += temporary
+        self._steps.append((allocated, dispatches, elements, tuple(repeated), longest_ago))
+        self._released.append(temporary)
 
     def program(self) -> Program:
-        """Return what was recorded, every array freed after its last use unless kept."""
-        early = len(self.operations)
-        for record_late in self.deferred:
-            record_late()
-        last_use = {
-            array: index for index, op in enumerate(self.operations) for array in op.touched
-        }
-        last_touch = {0: -1}
-        steps, deferred_bytes = [], 0
-        for index, op in enumerate(self.operations):
-            released, fresh, repeated = op.temporary, op.weight, []
-            for array in dict.fromkeys(op.touched):
-                crossed = index >= early > last_touch.get(array, early)
-                if array in last_touch and not crossed:
-                    repeated.append((self.elements[array], index - last_touch[array]))
-                else:
-                    fresh += self.elements[array]
-                if crossed and array not in self.retained:
-                    deferred_bytes += self.nbytes[array]
-                last_touch[array] = index
-                if last_use[array] == index and array not in self.retained:
-                    released += self.nbytes[array]
-            made = 0 if op.made is None else self.nbytes[op.made]
-            steps.append(Step(made + op.temporary, released, op.dispatches, fresh, tuple(repeated)))
-        late = tuple(steps[early:])
-        return Program(tuple(steps[:early]), self.largest, self.largest_name, late, deferred_bytes)
+        """Return what was recorded, every array freed after its last use unless retained."""
+        early = len(self._steps)
+        self._layer_steps = early if self.deferred else -1
+        for record_deferred in self.deferred:
+            record_deferred()
+        released = self._released.copy()
+        for array, step in self._touched.items():
+            if step >= 0 and array not in self.retained:
+                released[step] += self.nbytes[array]
+        steps = [
+            Step(allocated, freed, *rest)
+            for (allocated, *rest), freed in zip(self._steps, released, strict=True)
+        ]
+        deferred_bytes = sum(self.nbytes[a] for a in self._awaited if a not in self.retained)
+        run, deferred = tuple(steps[:early]), tuple(steps[early:])
+        return Program(run, self.largest, self.largest_name, deferred, deferred_bytes)

@@ -1,0 +1,104 @@
+"""How many kernels and views MLX makes of each operation that the formula follows.
+
+A kernel is work for the device. A view is a primitive that only looks at a buffer in another way
+(reshape, transpose, broadcast, slice): it costs a GPU nothing, but the CPU backend dispatches an
+empty task for it. Kernels are those of a GPU; the CPU's fallbacks of mx.fast have rows of their
+own. tests/mlx/test_operation_counts.py compares the rows with recorded graphs: kernels are exact,
+views of the longer fallbacks are within a third.
+
+Read at mlx 0.32.1 and mlx-lm 0.31.
+"""
+
+from typing import NamedTuple
+
+
+class OperationCount(NamedTuple):
+    """One row of the table."""
+
+    kernels: int
+    views: int
+    source: str
+
+
+ELEMENTWISE = OperationCount(1, 0, "mlx/ops.cpp: one primitive; mx.compile fuses to one as well")
+MATMUL = OperationCount(
+    1, 3, "mlx/ops.cpp, matmul: input flattened, output unflattened; nn.Linear transposes weights"
+)
+QUANTIZED_MATMUL = OperationCount(1, 0, "mlx/ops.cpp, quantized_matmul: transposed by a flag")
+STATE_PROJECTION = OperationCount(1, 1, "mlx-lm models/ssm.py and others: plain or packed")
+PART_COPY = OperationCount(1, 1, "mlx/ops.cpp, split or slice; the part is strided and copied")
+NO_KERNEL = OperationCount(0, 0, "written by the kernel before it, as a second output")
+
+# Attention that is not one fused kernel: mlx/fast.cpp, scaled_dot_product_attention, fallback.
+SCALED_QUERIES = OperationCount(1, 3, "mlx/fast.cpp: heads transposed, groups unflattened, scaled")
+SCORES = OperationCount(1, 2, "mlx/fast.cpp: keys expanded and transposed")
+CAUSAL_MASK = OperationCount(3, 2, "mlx/fast.cpp: two ranges, expanded and compared")
+MASKED_SCORES = OperationCount(1, 2, "mlx/fast.cpp: where(), mask and lowest number broadcast")
+SCORES_WITH_SINKS = OperationCount(2, 3, "mlx/fast.cpp: sinks expanded, broadcast, concatenated")
+WEIGHTED_VALUES = OperationCount(1, 1, "mlx/fast.cpp: values expanded")
+JOINED_HEADS = OperationCount(
+    1, 3, "mlx-lm models/llama.py: groups flattened, heads transposed and reshaped, which copies"
+)
+CACHE_WRITE = OperationCount(1, 1, "mlx-lm models/cache.py: slice update in place, slice returned")
+
+# Norms and rotary embedding on the CPU: mlx/fast.cpp, rms_norm and rope, fallbacks.
+NORM_MEAN = OperationCount(2, 2, "mlx/fast.cpp, rms_norm: sum of squares over their number")
+NORM_SCALAR = OperationCount(1, 1, "mlx/fast.cpp, rms_norm: epsilon, root, broadcast")
+NORM_WEIGHT = OperationCount(1, 1, "mlx/fast.cpp, rms_norm: weight broadcast")
+ROPE_POSITIONS = OperationCount(5, 5, "mlx/fast.cpp, rope: a range and the offset")
+ROPE_ANGLES = OperationCount(5, 6, "mlx/fast.cpp, rope: frequencies, times positions")
+ROPE_FIRST_PRODUCT = OperationCount(1, 3, "mlx/fast.cpp, rope: half of a head, table broadcast")
+ROPE_SECOND_PRODUCT = OperationCount(1, 2, "mlx/fast.cpp, rope: the other half")
+ROPE_JOINED = OperationCount(2, 2, "mlx/fast.cpp, rope: halves concatenated")
+
+# Experts: mlx-lm models/switch_layers.py, SwitchGLU; the router as in models/qwen3_moe.py.
+ROUTER_SCORES = OperationCount(1, 1, "mlx-lm models/qwen3_moe.py: gate")
+TOP_EXPERTS = OperationCount(1, 2, "mlx-lm models/qwen3_moe.py: argpartition, slice")
+NORMALISED_SCORES = OperationCount(1, 1, "mlx-lm models/qwen3_moe.py: norm_topk_prob")
+FLAT_INDICES = OperationCount(1, 1, "mlx-lm models/switch_layers.py, _gather_sort: flatten")
+EXPERT_GATHER = OperationCount(1, 2, "mlx-lm models/switch_layers.py: flatten, gather, unflatten")
+EXPERT_MATMUL = OperationCount(1, 1, "mlx/ops.cpp, gather_mm and gather_qmm: weights transposed")
+EXPERT_MATMUL_DOWN = OperationCount(1, 0, "mlx/ops.cpp, gather_qmm: indices as they are")
+WEIGHTED_EXPERTS = OperationCount(1, 2, "mlx-lm models/qwen3_moe.py: scores expanded, broadcast")
+
+# Latent attention: mlx-lm models/deepseek_v3.py; keys of every head as in deepseek_v2.py.
+ROPE_SCORES = OperationCount(1, 2, "mlx-lm models/deepseek_v3.py: rope keys transposed")
+ABSORBED_QUERIES = OperationCount(1, 1, "mlx-lm models/deepseek_v3.py, embed_q")
+UNEMBEDDED_VALUES = OperationCount(1, 2, "mlx-lm models/deepseek_v3.py, unembed_out")
+LATENT_QUERIES = OperationCount(1, 2, "mlx/fast.cpp: heads transposed, scaled")
+LATENT_SCORES = OperationCount(1, 1, "mlx/fast.cpp: keys transposed")
+LATENT_JOINED_HEADS = OperationCount(1, 2, "mlx-lm models/deepseek_v3.py: transposed, reshaped")
+EXPANDED_KEYS = OperationCount(2, 3, "mlx-lm models/deepseek_v2.py: split, broadcast, concatenate")
+JOINED_QUERIES = OperationCount(2, 2, "mlx-lm models/deepseek_v2.py: split, concatenate")
+INDEXER_SCORES = OperationCount(1, 1, "mlx-lm models/deepseek_v32.py, Indexer")
+INDEXER_MASK = OperationCount(1, 1, "mlx-lm models/deepseek_v32.py, Indexer: put_along_axis")
+
+# Recurrences.
+CONVOLUTION_INPUT = OperationCount(3, 4, "mlx-lm models/qwen3_next.py: parts joined")
+PADDED_INPUT = OperationCount(2, 2, "mlx-lm models/ssm.py: state and input concatenated, slice")
+REPEATED_HEADS = OperationCount(1, 3, "mlx-lm models/gated_delta.py: mx.repeat")
+TOKEN_PRODUCT = OperationCount(2, 6, "mlx-lm models/gated_delta.py, loop: slices of a token")
+TOKEN_SUM = OperationCount(2, 0, "mlx-lm models/gated_delta.py, loop: product, sum")
+TOKEN_STATE = OperationCount(2, 2, "mlx-lm models/gated_delta.py, loop: decayed, updated")
+STACKED_OUTPUT = OperationCount(2, 0, "mlx-lm models/gated_delta.py: mx.stack of the loop")
+FIRST_STATES = OperationCount(2, 4, "mlx-lm models/jamba.py: inputs times their widths")
+STATE_DECAYS = OperationCount(2, 2, "mlx-lm models/jamba.py: exponentials of all tokens")
+STEP_STATE = OperationCount(1, 4, "mlx-lm models/jamba.py, loop: two slices multiplied")
+STATES_WRITTEN = OperationCount(2, 2, "mlx-lm models/jamba.py, loop: added, slice update")
+STATES_OUTPUT = OperationCount(1, 3, "mlx-lm models/jamba.py: states times C")
+CHUNK_DECAYS = OperationCount(2, 3, "mlx-lm models/ssm.py, segsum: repeat, mask")
+CHUNK_DECAY_STEP = OperationCount(1, 1, "mlx-lm models/ssm.py, segsum: sum, mask, exponential")
+CHUNK_PRODUCTS = OperationCount(2, 4, "mlx-lm models/ssm.py, ssm_attn: C times B, repeated")
+CHUNK_WEIGHTS = OperationCount(1, 2, "mlx-lm models/ssm.py, ssm_attn: times dt, lower triangle")
+CHUNK_OUTPUT = OperationCount(1, 3, "mlx-lm models/ssm.py, ssm_attn: weights times inputs")
+REPEATED_INPUT = OperationCount(1, 4, "mlx-lm models/ssm.py, next_state: B repeated")
+DECAYED_INPUT = OperationCount(1, 4, "mlx-lm models/ssm.py, next_state: dt and last decays")
+
+# Alternating updates: mlx-lm models/gemma3n.py, Gemma3nAltUp.
+STREAMS_MIXED = OperationCount(1, 3, "mlx-lm models/gemma3n.py: coefficients, transposes")
+OTHER_STREAMS = OperationCount(1, 2, "mlx-lm models/gemma3n.py: all streams but the first")
+
+
+def repeated(count: int) -> OperationCount:
+    """Return an operation of as many kernels, without views: concatenations, sums over heads."""
+    return OperationCount(count, 0, "mlx/backend/common/ops: one kernel for each input")

@@ -1,0 +1,232 @@
+"""The table of kernels and views against recorded graphs of MLX and of mlx-lm's classes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mlx_lm", reason="the graphs are those of MLX and mlx-lm")
+
+import mlx.core as mx
+
+from memfit.estimators.arch.registry import build_model
+from memfit.estimators.arch.specs import Attention
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.mlx import operation_counts
+from memfit.estimators.mlx.kv_cache import KVFormat
+from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
+from memfit.estimators.mlx.versions import MLX_VERSION
+from memfit.estimators.trace.graph_format import Call, Trace
+from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
+from memfit.estimators.trace.leaves import Leaf
+from memfit.estimators.trace.peak import peak
+from memfit.estimators.trace.recording import record_call
+from memfit.estimators.trace.streams import Stream
+from memfit.estimators.trace.traced_model import TracedModel
+from memfit.estimators.weights import Plan
+from memfit.estimators.workspace.attention import attend
+from memfit.estimators.workspace.call import BackendTraits, CallShape, Occupancy
+from memfit.estimators.workspace.layer import layer_program
+from memfit.estimators.workspace.layer_plan import Projection
+from memfit.estimators.workspace.mx_fast import norm, project, rope
+from memfit.estimators.workspace.prepared import prepare
+from memfit.estimators.workspace.tape import Tape
+
+DEVICES = {
+    "metal": Device("M4 Max", "metal", 0, 0, None, "flag", "s", 16),
+    "cpu": Device("this host", "cpu", 0, 0, None, "flag"),
+}
+TOKENS, KEYS = 40, 40
+# No fused kernel has heads of this width, so that every backend computes the scores.
+HEADS = Attention(heads=4, kv_heads=2, key_dim=48, value_dim=48)
+CASES = Path(__file__).parents[1] / "arch" / "cases"
+
+
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The kernels of each operation that a device is given."""
+    kernels: list[int] = []
+    after = Stream.after
+
+    def counted(self: Stream, op: Any, *given: Any) -> None:
+        kernels.append(op.kernels)
+        after(self, op, *given)
+
+    monkeypatch.setattr(Stream, "after", counted)
+    return kernels
+
+
+def dispatches(kernels: list[int], backend: str) -> int:
+    """Return the work given to a device: the CPU gets one empty task after each operation."""
+    return sum(kernels) + (len(kernels) if backend == "cpu" else 0)
+
+
+def arrays(*shapes: tuple[int, ...]) -> list[Any]:
+    return [mx.zeros(shape, mx.bfloat16) for shape in shapes]
+
+
+def recorded_graph(backend: Backend, function: Callable[..., Any], given: list[Any]) -> Trace:
+    """Return the graph of a function of MLX as a call of a model."""
+    places: dict[int, Any] = {}
+    leaves = [Leaf(array, "tokens", "", places, index) for index, array in enumerate(given)]
+    core = library_for(backend).core
+
+    def run() -> list[Any]:
+        with recorded(TraceTarget(backend=backend)):
+            return [function(core, *(places[index] for index in range(len(given))))]
+
+    graph = record_call(run, leaves)
+    call = Call("first_chunk", 1, 0, graph.arrays, graph.nodes, graph.outputs, graph.outputs)
+    return Trace("none", backend, {}, {}, (call,))
+
+
+def shape(backend: Backend, tokens: int) -> CallShape:
+    return CallShape(tokens, 1, 2, BackendTraits(backend, MLX_VERSION, nax=False), {}, 0)
+
+
+def attended(tape: Tape, tokens: int, *, array_mask: bool = False) -> None:
+    given = tuple(tape.existing(n) for n in (tokens * 192, KEYS * 96, KEYS * 96))
+    occupancy = Occupancy(KEYS, KEYS, KEYS, KVFormat(2))
+    attend(
+        tape,
+        shape(tape.backend, tokens),
+        (given[0], given[1], given[2]),
+        occupancy=occupancy,
+        spec=HEADS,
+        array_mask=array_mask,
+    )
+
+
+def heads_of(core: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+    made = core.fast.scaled_dot_product_attention(
+        q.transpose(0, 2, 1, 3), k, v, scale=0.1, mask=mask
+    )
+    return made.transpose(0, 2, 1, 3).reshape(1, q.shape[1], -1)
+
+
+KEYS_AND_VALUES = ((1, 2, KEYS, 48), (1, 2, KEYS, 48))
+QUERIES = (1, TOKENS, 4, 48)
+MATRIX = Projection("proj", 64, 96, 6144, MATMUL)
+PACKED = Projection("proj", 64, 96, 960, QUANTIZED_MATMUL)
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], Callable[[Tape], Any]]] = {
+    "norm": (
+        lambda core, x, w: core.fast.rms_norm(x, w, 1e-5),
+        [(1, TOKENS, 64), (64,)],
+        lambda tape: norm(tape, 0, TOKENS * 64, shared=True),
+    ),
+    "rope": (
+        lambda core, x: core.fast.rope(
+            x.transpose(0, 2, 1, 3), 32, traditional=False, base=1e4, scale=1.0, offset=4
+        ),
+        [(1, TOKENS, 4, 32)],
+        lambda tape: rope(tape, 0, TOKENS * 128, rows=TOKENS, dim=32),
+    ),
+    "projection": (
+        lambda _, x, w: x @ w.T,
+        [(1, TOKENS, 64), (96, 64)],
+        lambda tape: project(tape, 0, MATRIX, TOKENS),
+    ),
+    "attention over a chunk": (
+        lambda core, *given: heads_of(core, *given, "causal"),
+        [QUERIES, *KEYS_AND_VALUES],
+        lambda tape: attended(tape, TOKENS),
+    ),
+    "attention with a mask": (
+        lambda core, *given: heads_of(core, *given),
+        [QUERIES, *KEYS_AND_VALUES, (TOKENS, KEYS)],
+        lambda tape: attended(tape, TOKENS, array_mask=True),
+    ),
+    "attention of one token": (
+        lambda core, *given: heads_of(core, *given, None),
+        [(1, 1, 4, 48), *KEYS_AND_VALUES],
+        lambda tape: attended(tape, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["metal", "cpu"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_of_mlx_is_as_much_work_as_its_rows(
+    name: str, backend: Backend, operations: list[int]
+) -> None:
+    function, shapes, followed = FUNCTIONS[name]
+    peak(recorded_graph(backend, function, arrays(*shapes)), DEVICES[backend])
+    tape = Tape(backend, 2, TOKENS * 64)
+    followed(tape)
+    by_rows = sum(step.dispatches for step in tape.program().steps)
+    by_trace = dispatches(operations, backend)
+    if backend == "metal":
+        assert by_rows == by_trace
+    else:
+        assert abs(by_rows - by_trace) * 3 <= by_trace
+
+
+@pytest.mark.parametrize("backend", ["metal", "cpu"])
+def test_a_packed_projection_is_one_kernel_without_views(
+    backend: Backend, operations: list[int]
+) -> None:
+    given = arrays((1, TOKENS, 64), (96, 2), (96, 2))
+    words = mx.zeros((96, 8), mx.uint32)
+    trace = recorded_graph(
+        backend,
+        lambda core, x, s, b, w: core.quantized_matmul(x, w, s, b, group_size=32, bits=4),
+        [*given, words],
+    )
+    peak(trace, DEVICES[backend])
+    tape = Tape(backend, 2, TOKENS * 64)
+    project(tape, 0, PACKED, TOKENS)
+    assert dispatches(operations, backend) == sum(s.dispatches for s in tape.program().steps)
+
+
+# Without biases, which the formula does not follow, and with layers of one kind.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": False, "mlp_bias": False},
+    "qwen3": {},
+    "gemma2": {},
+    "qwen3_moe": {"decoder_sparse_step": 1, "mlp_only_layers": []},
+}
+# Packed: Metal computes small plain products in parts, with more kernels than large ones.
+PACKING = Quantization(4, 32)
+
+
+def layer_kernels(config: dict[str, Any], operations: list[int]) -> int:
+    """Return the kernels of one more layer in a chunk, as mlx-lm's class makes them on Metal."""
+    counted = []
+    for layers in (2, 3):
+        model = TracedModel({**config, "num_hidden_layers": layers}, "metal", quantize=PACKING)
+        trace, _ = model.record(Workload(prompt_tokens=TOKENS), TraceTarget(backend="metal"))
+        operations.clear()
+        peak(Trace(trace.model_type, "metal", {}, {}, trace.calls[:1]), DEVICES["metal"])
+        counted.append(sum(operations))
+    return counted[1] - counted[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_of_a_model_is_as_many_kernels_as_its_rows(
+    name: str, operations: list[int]
+) -> None:
+    config = json.loads((CASES / f"{name}.json").read_text()) | MODELS[name]
+    model = build_model(config, "config.json")
+    plan = Plan(PACKING, converting=True)
+    prepared = prepare(
+        model, DEVICES["metal"], mlx_version=MLX_VERSION, quantization=plan.quantization
+    )
+    buffers = {b: Occupancy(0, 256, TOKENS - 1, KVFormat(2)) for b in model.kv_buffers()}
+    call = CallShape(TOKENS - 1, 1, 2, prepared.traits, buffers, 0)
+    program = layer_program(prepared.plans[0], call, model.hidden_size, prepared.buffers[0])
+    by_rows = sum(step.dispatches for step in program.steps)
+    by_trace = layer_kernels(config, operations)
+    assert abs(by_rows - by_trace) * 10 <= by_trace
+
+
+def test_every_row_names_its_source() -> None:
+    rows = [row for row in vars(operation_counts).values() if isinstance(row, OperationCount)]
+    assert len(rows) > 40
+    assert all(row.source.startswith(("mlx/", "mlx-lm models/", "written by")) for row in rows)
+    assert all(row.kernels >= 0 <= row.views for row in rows)
