@@ -6,16 +6,14 @@ makes them, and follow MLX's scheduler. docs/accuracy.md compares it with measur
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.results.estimate import Phase
+from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.workspace.moments import RunMoments
 from memfit.estimators.workspace.prepared import PreparedModel, prepare
 
@@ -43,13 +41,6 @@ class PeakMoment:
     """The most in use before the last token of the prompt, None when it is not known by phase."""
     decode_bytes: int | None = None
     """The most in use after that."""
-
-
-class QuantizationPlan(Protocol):
-    """Says how each module is packed (weights/quantization_plan.py, QuantizationPlan)."""
-
-    def quantization(self, path: str, module: Module) -> Quantization | None:
-        """Return the format of a module's weight, None when it stays as it is."""
 
 
 def peak(
@@ -102,5 +93,5 @@ class _Same:
 @lru_cache(maxsize=8)
 def _prepared(model: _Same, plan: _Same, device: Device) -> PreparedModel:
     assert isinstance(model.value, Model)
-    quantization = getattr(plan.value, "quantization", None)
-    return prepare(model.value, device, mlx_version=MLX_VERSION, quantization=quantization)
+    packing = plan.value.quantization if isinstance(plan.value, QuantizationPlan) else None
+    return prepare(model.value, device, mlx_version=MLX_VERSION, quantization=packing)

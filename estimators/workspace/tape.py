@@ -158,8 +158,10 @@ class Tape:
             if step >= 0 and array not in self.retained:
                 released[step] += self.nbytes[array]
         steps = [
-            Step(allocated, freed, *rest)
-            for (allocated, *rest), freed in zip(self._steps, released, strict=True)
+            Step(allocated, freed, dispatches, elements, repeated, longest_ago)
+            for (allocated, dispatches, elements, repeated, longest_ago), freed in zip(
+                self._steps, released, strict=True
+            )
         ]
         deferred_bytes = sum(self.nbytes[a] for a in self._awaited if a not in self.retained)
         run, deferred = tuple(steps[:early]), tuple(steps[early:])

@@ -27,7 +27,7 @@ from memfit.estimators.trace.peak import peak
 from memfit.estimators.trace.recording import record_call
 from memfit.estimators.trace.streams import Stream
 from memfit.estimators.trace.traced_model import TracedModel
-from memfit.estimators.weights import Plan
+from memfit.estimators.weights import QuantizationPlan
 from memfit.estimators.workspace.attention import attend
 from memfit.estimators.workspace.call import BackendTraits, CallShape, Occupancy
 from memfit.estimators.workspace.layer import layer_program
@@ -133,17 +133,17 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], Callable[[
         lambda tape: project(tape, 0, MATRIX, TOKENS),
     ),
     "attention over a chunk": (
-        lambda core, *given: heads_of(core, *given, "causal"),
+        lambda core, q, k, v: heads_of(core, q, k, v, "causal"),
         [QUERIES, *KEYS_AND_VALUES],
         lambda tape: attended(tape, TOKENS),
     ),
     "attention with a mask": (
-        lambda core, *given: heads_of(core, *given),
+        heads_of,
         [QUERIES, *KEYS_AND_VALUES, (TOKENS, KEYS)],
         lambda tape: attended(tape, TOKENS, array_mask=True),
     ),
     "attention of one token": (
-        lambda core, *given: heads_of(core, *given, None),
+        lambda core, q, k, v: heads_of(core, q, k, v, None),
         [(1, 1, 4, 48), *KEYS_AND_VALUES],
         lambda tape: attended(tape, 1),
     ),
@@ -213,7 +213,7 @@ def test_a_layer_of_a_model_is_as_many_kernels_as_its_rows(
 ) -> None:
     config = json.loads((CASES / f"{name}.json").read_text()) | MODELS[name]
     model = build_model(config, "config.json")
-    plan = Plan(PACKING, converting=True)
+    plan = QuantizationPlan(PACKING, converting=True)
     prepared = prepare(
         model, DEVICES["metal"], mlx_version=MLX_VERSION, quantization=plan.quantization
     )
