@@ -1,4 +1,4 @@
-"""What options ask for, made into the library's values; the same for every command."""
+"""Option texts made into the library's values, the same for every command."""
 
 from typing import Any
 
@@ -63,10 +63,10 @@ def requested_runtime(name: str) -> Runtime:
 def requested_quantization(
     bits: int | None, group_size: int | None, mode: str | None
 ) -> Quantization | None:
-    """Return what --quantize asks for, None when it was not given.
+    """Return the conversion of --quantize, None when it was not given.
 
     Raises:
-        InputError: for a format MLX does not have, or a group size or mode that stands alone.
+        InputError: for a format MLX does not have, or a group size or mode without bits.
     """
     if bits is None:
         if group_size is not None or mode is not None:
@@ -78,10 +78,10 @@ def requested_quantization(
 def requested_device(
     name: str | None, memory: str | None, working_set: str | None, regime: OsRegime
 ) -> Device | None:
-    """Return the device that was named one way or another, else this machine if it has a GPU.
+    """Return the device that an option names, else this machine if it has a GPU.
 
     Raises:
-        InputError: when no such machine is known, or more than one is named.
+        InputError: when the machine is unknown, or more than one is named.
     """
     from memfit.estimators.machine.devices import memory_device, working_set_device
 
@@ -129,7 +129,7 @@ def _tokens(
     prompt = parsed("--prompt-tokens", parse_count, prompt_tokens)
     generated = parsed("--max-tokens", parse_count, max_tokens)
     if whole is not None and (prompt is not None or generated is not None):
-        raise InputError("--context stands alone; use --prompt-tokens with --max-tokens")
+        raise InputError("--context excludes --prompt-tokens and --max-tokens: use those two")
     if whole is None:
         whole = DEFAULT_CONTEXT
     return (whole if prompt is None else prompt), generated or 0

@@ -1,4 +1,4 @@
-"""``memfit gate``: hold a policy's targets against their limits; ``init`` writes a first one."""
+"""``memfit gate``: check the limits of a policy's targets; ``init`` writes a first policy."""
 
 import sys
 from enum import Enum
@@ -34,10 +34,10 @@ class GateFormat(str, Enum):
 
 
 class GateGroup(TyperGroup):
-    """Without a command it checks; a model called init is ./init."""
+    """Without a command name it runs check; a model called init is ./init."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the command in where none is named."""
+        """Insert the command where none is named."""
         named = bool(args) and args[0] in (*self.commands, "--help")
         return super().parse_args(ctx, args if named else ["check", *args])
 
@@ -45,15 +45,15 @@ class GateGroup(TyperGroup):
 gate = typer.Typer(
     cls=GateGroup,
     help="Say whether models still fit, by a policy file.\n\n`memfit gate` alone is short for"
-    " `memfit gate check`, whose options it takes.",
+    " `memfit gate check`, with the same options.",
 )
 
 
 @gate.command()
 def check(
-    old: Annotated[str | None, typer.Argument(metavar="[OLD]", help="The model there was.")] = None,
+    old: Annotated[str | None, typer.Argument(metavar="[OLD]", help="The present model.")] = None,
     new: Annotated[
-        str | None, typer.Argument(metavar="[NEW]", help="The model that takes its place.")
+        str | None, typer.Argument(metavar="[NEW]", help="The model to replace it.")
     ] = None,
     policy: Annotated[Path, typer.Option(help="The policy file.")] = POLICY,
     target: Annotated[
@@ -61,11 +61,11 @@ def check(
     ] = None,
     allow_bounds: Annotated[
         bool,
-        typer.Option("--allow-bounds", help="Decide by bounds where there is nothing better."),
+        typer.Option("--allow-bounds", help="Decide by bounds where there are no exact figures."),
     ] = False,
     update: Annotated[
         bool,
-        typer.Option("--update", help="Write the figures of now to memfit.lock.json."),
+        typer.Option("--update", help="Write the present figures to memfit.lock.json."),
     ] = False,
     format_: Annotated[
         GateFormat, typer.Option("--format", help="How the report is written.")
@@ -76,10 +76,10 @@ def check(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Hold every target against its limits and the baseline.
+    """Check the limits of every target, and its growth from the baseline.
 
-    The targets are those of memfit.yaml, the baseline is memfit.lock.json beside it.
-    With OLD and NEW, hold NEW against the limits in every target, and its growth against OLD.
+    The targets are those of memfit.yaml, the baseline is memfit.lock.json next to it.
+    With OLD and NEW, check NEW in the place of every target's model, with OLD as the baseline.
     `memfit gate init MODEL --device NAME` writes a first policy.
     """
     # The library is imported when it is needed: --help stays quick.
@@ -123,30 +123,31 @@ def _answer(
     chosen = select(policy, names)
     if old is not None and new is not None:
         if update:
-            raise InputError("--update is for the policy's own models; leave OLD and NEW away")
+            raise InputError("--update is for the policy's own models: give no OLD and NEW")
         return run_between(chosen, old, new, allow_bounds=allow_bounds, progress=progress)
-    lock = _lock(path)
+    baseline = _read_baseline(path)
     if not update:
-        return run_gate(chosen, lock, allow_bounds=allow_bounds, progress=progress)
+        return run_gate(chosen, baseline, allow_bounds=allow_bounds, progress=progress)
     outcome = run_update(chosen, allow_bounds=allow_bounds, progress=progress)
-    _write_lock(path, outcome, lock, policy)
+    _write_baseline(path, outcome, baseline, policy)
     return outcome
 
 
-def _lock(policy: Path) -> "Baseline | None":
+def _read_baseline(policy: Path) -> "Baseline | None":
     from memfit.estimators.gate.baseline import NAME, read_baseline
 
     path = policy.with_name(NAME)
     return read_baseline(path) if path.is_symlink() or path.exists() else None
 
 
-def _write_lock(path: Path, outcome: "Outcome", kept: "Baseline | None", policy: "Policy") -> None:
+def _write_baseline(
+    path: Path, outcome: "Outcome", kept: "Baseline | None", policy: "Policy"
+) -> None:
     from memfit.cli.render.output import write_whole
     from memfit.estimators.gate.baseline import NAME, to_text
     from memfit.estimators.gate.evaluate import updated
 
-    lock = updated(outcome, kept, policy)
-    write_whole(path.with_name(NAME), to_text(lock))
+    write_whole(path.with_name(NAME), to_text(updated(outcome, kept, policy)))
     print(f"memfit: wrote {path.with_name(NAME)}", file=sys.stderr)
 
 

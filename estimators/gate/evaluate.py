@@ -1,4 +1,4 @@
-"""The gate: every target of a policy answered, judged and compared with its baseline."""
+"""The gate: the figures of every target of a policy, its limits and its baseline."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,10 +39,10 @@ class Outcome:
 
 
 def select(policy: Policy, names: tuple[str, ...]) -> Policy:
-    """Return the policy with the targets of these names only; with all when none is named.
+    """Return the policy with only the targets of these names, with all of them without names.
 
     Raises:
-        InputError: when a name is no target's.
+        InputError: when there is no target of a name.
     """
     known = [target.name for target in policy.targets]
     for name in names:
@@ -101,7 +101,7 @@ def run_between(
 
 
 def updated(outcome: Outcome, kept: Baseline | None, policy: Policy) -> Baseline:
-    """Return the baseline of an outcome; targets of the policy that are not in it stay as kept.
+    """Return the baseline of an outcome; the policy's other targets stay as in ``kept``.
 
     Raises:
         InputError: when a target has no figures, or only a bound that was not accepted.

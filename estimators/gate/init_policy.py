@@ -49,7 +49,7 @@ def _block(catalog: Catalog, model: str, device: Device) -> str:
 
 def _context_line(tokens: int | None) -> str:
     if tokens is None:
-        return "      # context: nothing fits this machine today, so that this gate will not pass"
+        return "      # context: nothing fits this machine today: this gate will not pass"
     return f"      context: {tokens}"
 
 

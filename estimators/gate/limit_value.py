@@ -1,4 +1,4 @@
-"""How much a limit allows: bytes, or a share of something, without a float between."""
+"""How much a limit allows: bytes, or an exact share of something, in integers."""
 
 import re
 from typing import Any
@@ -12,11 +12,13 @@ _SHARE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)\s*%")
 
 @record(frozen=True, slots=True)
 class LimitValue:
-    """An amount as written; a share is ``numerator / denominator``, bytes have no denominator."""
+    """An amount as the policy has it."""
 
     text: str
     numerator: int
+    """The bytes, tokens or experts, or the numerator of a share."""
     denominator: int | None = None
+    """None where the amount is not a share."""
 
     def most(self, whole: int) -> int:
         """Return the largest integer within the amount: exactly at a limit is within it.
@@ -43,7 +45,7 @@ def parse_limit_value(value: Any) -> LimitValue:
     """Return the amount of ``90%``, ``12.5%``, ``16GB``, ``500MiB``, ``123B`` or ``0``.
 
     Raises:
-        InputError: when it is none of these; a bare number does not say which it is.
+        InputError: for anything else; a number without a unit is ambiguous.
 
     >>> parse_limit_value("12.5%")
     LimitValue(text='12.5%', numerator=125, denominator=1000)

@@ -51,37 +51,38 @@ OS_REGIMES = tuple(regime.value for regime in OsRegime)
 
 @record(frozen=True, slots=True)
 class PolicyLimit:
-    """One limit of a target; ``name`` is its key, such as ``peak`` or ``growth.peak``.
-
-    Shares of ``peak``, ``load_peak`` and ``wired_limit`` are of the working set, of
-    ``expert_capacity`` of the experts a layer has, of ``growth`` of the baseline's figure.
-    """
+    """One limit of a target."""
 
     name: str
+    """Its key, such as ``peak`` or ``growth.peak``."""
     line: int
     amount: LimitValue
+    """A share of ``peak``, ``load_peak`` and ``wired_limit`` is of the working set, of
+    ``expert_capacity`` of the experts a layer has, of ``growth`` of the baseline's figure."""
 
 
 @record(frozen=True, slots=True)
 class BasisLimit:
-    """The weakest basis the weights may have; ``bound`` accepts an upper bound."""
+    """A limit on the basis of the weights."""
 
     least: RequiredBasis
+    """The weakest that passes; ``bound`` accepts an upper bound."""
     line: int
 
 
 @record(frozen=True, slots=True, kw_only=True)
 class PolicyTarget:
-    """One thing the gate decides about: a model on a machine at a workload, and its limits."""
+    """A model on a machine at a workload, and its limits."""
 
     name: str
     line: int
     model: str | None
+    """None where the command line names the models."""
     quantize: int | None
+    """Bits that mlx_lm.convert would give the model; None for the model as it is."""
     device: Device
     runtime: Runtime | None
     """None for the native runtime of the model's checkpoint."""
-
     workload: PartialWorkload
     limits: tuple[PolicyLimit, ...]
     basis: BasisLimit | None = None
@@ -106,7 +107,7 @@ def read_policy(path: Path) -> Policy:
     Raises:
         CheckpointError: when the file is missing or unreadable.
         ConfigError: when it is not YAML.
-        PolicyError: with every mistake there is in it.
+        PolicyError: with every mistake in it.
     """
     reading = read_sections(path, limit=MAX_POLICY_BYTES, collect=True)
     top = reading.top(KEYS)
@@ -165,7 +166,7 @@ def _workload(target: Section, runtime: Runtime | None) -> PartialWorkload | Non
         section.add_error("give either context or prompt_tokens", given[1] if given else None)
         return None
     if "context" in section and "max_tokens" in section:
-        section.add_error("context stands alone; use prompt_tokens with max_tokens", "max_tokens")
+        section.add_error("context excludes max_tokens: use prompt_tokens", "max_tokens")
     settings: dict[str, Any] = {}
     known = len(section.reading.mistakes)
     for key in WORKLOAD_KEYS:
@@ -185,7 +186,7 @@ def _workload(target: Section, runtime: Runtime | None) -> PartialWorkload | Non
 
 
 def _setting(name: str, value: Any) -> int:
-    """One number of a workload, checked by itself so that a mistake has its own line."""
+    """One number of a workload, checked alone: each mistake has its own line."""
     count = _count(value)
     if name == "prompt_tokens":
         Workload(prompt_tokens=count, prefill_step=MAX_TOKENS)

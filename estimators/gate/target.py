@@ -49,7 +49,7 @@ class TargetModel:
         return self.target.workload.under(self.runtime)
 
     def sized(self, quantize: int | None) -> SizedModel:
-        """Return the model as it is, or converted to so many bits."""
+        """Return the model as it is, or converted to ``quantize`` bits."""
         return self.catalog.sized(
             self.model,
             quantize=converted(quantize) if quantize else None,

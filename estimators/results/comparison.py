@@ -42,45 +42,45 @@ def try_or_reason(make: Callable[[], Answer]) -> Answer | Unavailable:
 
 @record(frozen=True, slots=True)
 class Difference:
-    """Against the first model; ``percent`` is for reading, None where the first has nothing."""
+    """A figure less the first model's."""
 
     amount: int
     percent: float | None
+    """For display; None where the first model's figure is 0."""
 
 
 @record(frozen=True, slots=True)
 class ComparedValue:
-    """One model's figure; ``difference`` is None for the first model, or where it has none."""
+    """One model's figure."""
 
     value: int
     basis: Basis
     difference: Difference | None
+    """None for the first model, and where the first model has no such figure."""
 
 
 @record(frozen=True, slots=True)
 class ComparedFigure:
-    """One figure of every model, in their order; None where a model has none."""
+    """One figure of every model."""
 
     name: str
     unit: Literal["bytes", "tokens"]
     values: tuple[ComparedValue | None, ...]
+    """In the order of the models; None where a model has no such figure."""
 
 
 @record(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One model; all but ``label`` and ``undecided`` is None or empty when it is undecided.
-
-    ``runtime`` is there when runtimes are compared, whose names are then the labels, and when
-    models of several runtimes are, each under its own.
-
-    ``needed_bytes`` is the peak with the margin: what the verdict is about.
-    """
+    """One model; everything but ``label`` and ``undecided`` is empty when it is undecided."""
 
     label: str
+    """The reference to the model, or its runtime's name where runtimes are compared."""
     undecided: Unavailable | None = None
     runtime: RuntimeSummary | None = None
+    """None where all models have the runtime of the comparison."""
     model: ModelSummary | None = None
     needed_bytes: int | None = None
+    """The peak with the margin, which the verdict is about."""
     verdict: Verdict | None = None
     exceeded: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Compared:
 
 @record(frozen=True, slots=True, kw_only=True)
 class ComparedCell:
-    """One model under one combination of settings; ``working_set_bytes`` is the budget."""
+    """One model under one combination of settings."""
 
     settings: dict[str, SettingValue]
     model: str
@@ -114,7 +114,7 @@ class Matrix:
 class Comparison:
     """The answer of ``memfit compare``.
 
-    Workload, quantisation and device are those of ``models`` and ``figures``: as asked, with the
+    Workload, quantisation and device are those of ``models`` and ``figures``: as given, with the
     first value of each axis of the matrix.
     """
 
@@ -131,7 +131,7 @@ class Comparison:
 
     @property
     def undecided(self) -> tuple[Unavailable, ...]:
-        """Everything that could not be decided, models first."""
+        """Everything without a figure, models first."""
         cells = self.matrix.cells if self.matrix else ()
         found = [model.undecided for model in self.models] + [cell.undecided for cell in cells]
         return tuple(undecided for undecided in found if undecided)

@@ -26,12 +26,12 @@ def write_quantised(directory: Path, config: Mapping[str, Any], bits: int = 4) -
 
 
 def write_plain_config(directory: Path, config: Mapping[str, Any] = QWEN3_4B) -> Path:
-    """Write a config alone, whose weights are derived."""
+    """Write a config alone, its weights are derived."""
     return write_config(directory, config)
 
 
 def target(limits: Mapping[str, Any], **keys: Any) -> dict[str, Any]:
-    """Return one target of a policy, on a Mac with 24 GB unless told."""
+    """Return one target of a policy, by default on a Mac with 24 GB."""
     machine = {"memory", "working_set", "device"} & keys.keys()
     place = {} if machine else {"device": "m4-pro-24"}
     return {"model": "model", **place, "workload": dict(WORKLOAD), "limits": limits, **keys}

@@ -144,7 +144,7 @@ targets:
         (HEAD + TARGET.replace("{context: 4k}", "{}"), (6, "targets.chat.workload", "give either")),
         (
             HEAD + TARGET.replace("{context: 4k}", "{context: 4k, max_tokens: 4}"),
-            (6, "targets.chat.workload.max_tokens", "stands alone"),
+            (6, "targets.chat.workload.max_tokens", "excludes"),
         ),
         (
             HEAD + TARGET.replace("{context: 4k}", "{context: 1m, prefill_step: 1}"),

@@ -13,7 +13,7 @@ from memfit.estimators.base.units import parse_count
 def request(
     used: Annotated[str, typer.Option(help="Tokens in the window, the prompt included.")],
     requested: Annotated[str, typer.Option(help="Tokens to generate.")],
-    capacity: Annotated[str, typer.Option(help="Tokens the window holds, such as 32k.")],
+    capacity: Annotated[str, typer.Option(help="Tokens of the whole window, such as 32k.")],
     format_: PlanForm = PlanFormat.TABLE,
     json_: Json = False,
     output: Output = None,

@@ -1,4 +1,4 @@
-"""The model a plan is about, opened and sized for mlx-lm."""
+"""The model of a plan, opened and sized."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +26,7 @@ Model = Annotated[
 def size_subject(
     model: str, machine: Device | None, quantize: Quantization | None, *, verbose: bool
 ) -> "SizedModel":
-    """Return the sizing of a model on a machine.
+    """Return a model on a machine.
 
     Raises:
         UnsupportedError: for a GGUF file.
