@@ -143,6 +143,11 @@ class RuntimeModel:
         """Bytes of the tensors that the runtime keeps."""
         return self.subject.footprint.loaded_bytes
 
+    @property
+    def unloaded_bytes(self) -> int:
+        """Bytes of the checkpoint's tensors that the runtime does not keep."""
+        return self.subject.footprint.unloaded_bytes
+
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes.
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _CLASSES = {
     "mlx-lm": ("mlx_lm", "MlxLm"),
     "mlx-swift-lm": ("mlx_swift_lm", "MlxSwiftLm"),
+    "mlx-vlm": ("mlx_vlm", "MlxVlm"),
     "mlx-moe": ("mlx_moe", "MlxMoe"),
     "agent-memory": ("agent_memory", "AgentMemory"),
     "zinc": ("zinc.runtime", "Zinc"),

@@ -173,8 +173,8 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
         yield Note("info", "left-out", f"{left.name} ({size}) is not counted: {left.reason}")
     for text in model.notes:
         yield Note("info", "model", text)
-    if sized.footprint.unloaded_bytes:
-        size = format_bytes(sized.footprint.unloaded_bytes, units)
+    if sized.runtime_model.unloaded_bytes:
+        size = format_bytes(sized.runtime_model.unloaded_bytes, units)
         text = f"{size} of the checkpoint are not loaded by {sized.runtime}"
         yield Note("info", "not-loaded", text)
     yield from workload_notes(sized, workload)

@@ -13,6 +13,7 @@ TOKEN = 147_456  # Qwen3-8B, 16 bits: 36 layers x 8 heads x 2 x 128 x 2 bytes
 NAMES = [
     "mlx-lm",
     "mlx-swift-lm",
+    "mlx-vlm",
     "mlx-moe",
     "agent-memory",
     "zinc",
@@ -132,7 +133,9 @@ def test_all_runtimes_stand_side_by_side(memfit: Memfit) -> None:
     assert [model["label"] for model in run.json["models"]] == NAMES
     assert [model["runtime"]["name"] for model in run.json["models"]] == NAMES
     (kv,) = (figure for figure in run.json["figures"] if figure["name"] == "kv_per_token")
-    assert kv["values"][4]["value"] == 8 * 24_576 + 4  # twice as wide, in four times the layers
+    assert (
+        kv["values"][NAMES.index("zinc")]["value"] == 8 * 24_576 + 4
+    )  # twice as wide, in four times the layers
 
 
 def test_a_comparison_agrees_with_the_estimates(memfit: Memfit) -> None:
@@ -146,7 +149,7 @@ def test_a_comparison_agrees_with_the_estimates(memfit: Memfit) -> None:
 def test_a_runtime_that_cannot_says_why_and_the_others_answer(memfit: Memfit) -> None:
     run = memfit("compare", DENSE, "--runtimes", "all")
     assert run.code == 0
-    assert "3: Qwen3-8B-4bit: mlx-moe needs the same number of experts" in run.out
+    assert "4: Qwen3-8B-4bit: mlx-moe needs the same number of experts" in run.out
     assert memfit("compare", DENSE, "--runtimes", "mlx-lm,mlx-moe").code == 3
 
 

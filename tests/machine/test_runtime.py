@@ -117,6 +117,7 @@ def test_the_runtimes_are_those_of_the_documentation() -> None:
     assert [runtime.name for runtime in list_runtimes()] == [
         "mlx-lm",
         "mlx-swift-lm",
+        "mlx-vlm",
         "mlx-moe",
         "agent-memory",
         "zinc",

@@ -37,7 +37,7 @@ def grown(sessions: Sessions, name: str, budget: int | None = None) -> GrowthRow
 
 def test_runtimes_with_equal_rules_stand_together() -> None:
     names = [rule.runtimes for rule in plan(Sessions(turn_tokens=5000)).rules]
-    assert names[0] == ("mlx-lm", "mlx-swift-lm", "mlx-moe")
+    assert names[0] == ("mlx-lm", "mlx-swift-lm", "mlx-vlm", "mlx-moe")
     assert sum(names, ()) == tuple(runtime.name for runtime in list_runtimes())
 
 

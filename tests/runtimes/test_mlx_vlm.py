@@ -1,0 +1,97 @@
+"""mlx-vlm as a runtime: the tower is resident; against mlx-vlm itself where it is installed."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.sizing.sized_model import SizedModel, size
+from tests.checkpoints import CASES, save_weights
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+CPU = Device("CPU", "cpu", 2**34, 2**34, None, "flag")
+MLX_VLM = get_runtime("mlx-vlm")
+
+
+def under_mlx_vlm(reference: Path, device: Device | None = None) -> SizedModel:
+    return size(open_checkpoint(str(reference)), device=device).with_runtime(MLX_VLM)
+
+
+def test_the_tower_counts_as_loaded_and_resident() -> None:
+    text = size(open_checkpoint(str(SAMPLES / "gemma-3-27b.yaml")), device=None)
+    whole = text.with_runtime(MLX_VLM)
+    tower = whole.footprint.by_part["vision"]
+    assert tower > 0
+    assert whole.runtime_model.loaded_bytes == text.runtime_model.loaded_bytes + tower
+    assert whole.resident_bytes >= text.resident_bytes + tower
+    assert whole.runtime_model.unloaded_bytes == 0
+    workload = Workload(prompt_tokens=4096)
+    more = whole.figures_for(workload).moment.nbytes - text.figures_for(workload).moment.nbytes
+    assert more == whole.resident_bytes - text.resident_bytes
+
+
+def test_a_text_model_takes_what_it_takes_in_mlx_lm() -> None:
+    text = size(open_checkpoint(str(SAMPLES / "qwen3-4b-4bit.yaml")), device=None)
+    workload = Workload(prompt_tokens=4096)
+    assert text.with_runtime(MLX_VLM).figures_for(workload) == text.figures_for(workload)
+
+
+def test_a_conversion_with_a_tower_is_refused() -> None:
+    gemma = open_checkpoint(str(SAMPLES / "gemma-3-27b.yaml"))
+    converted = size(gemma, device=None, quantize=Quantization(4, 64))
+    with pytest.raises(UnsupportedError, match=r"mlx_vlm\.convert are not described"):
+        converted.with_runtime(MLX_VLM)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlx_vlm") is None, reason="mlx-vlm is not installed")
+@pytest.mark.parametrize("case", ["mistral3", "qwen3_vl"])
+def test_figures_equal_what_mlx_vlm_takes(case: str, tmp_path: Path) -> None:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_vlm.generate import generate_step
+    from mlx_vlm.utils import load_model
+
+    save_vision_model(case, tmp_path)
+    workload = Workload(prompt_tokens=600, max_tokens=3, prefill_step=256)
+    sized = under_mlx_vlm(tmp_path, CPU)
+    mx.set_default_device(mx.cpu)
+    before = mx.get_active_memory()
+    model = load_model(tmp_path, lazy=False)
+    parameters: Any = tree_flatten(model.parameters())
+    assert sized.runtime_model.loaded_bytes == sum(array.nbytes for _, array in parameters)
+    mx.reset_peak_memory()
+    ids = mx.array([[index % 200 + 1 for index in range(workload.prompt_tokens)]])
+    steps = generate_step(
+        ids, model, None, None, max_tokens=workload.max_tokens, prefill_step_size=256
+    )
+    for _ in zip(range(workload.max_tokens), steps, strict=False):
+        pass
+    measured = mx.get_peak_memory() - before
+    moment = sized.figures_for(workload).moment
+    _, percent = sized.workspace_basis(workload)
+    assert abs(measured - moment.nbytes) * 100 <= percent * moment.workspace_bytes
+
+
+def save_vision_model(case: str, directory: Path) -> None:
+    """Save a model of mlx-vlm's own class with random weights."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_vlm.utils import get_model_and_args, update_module_configs
+
+    config: dict[str, Any] = json.loads((CASES / f"{case}.json").read_text())
+    config |= {"torch_dtype": "bfloat16"}
+    module, _ = get_model_and_args(config=config)
+    parts = ["text", "vision", "perceiver", "projector"]
+    built = update_module_configs(module.ModelConfig.from_dict(config), module, config, parts)
+    mx.random.seed(0)
+    parameters: Any = tree_flatten(module.Model(built).parameters())
+    save_weights(directory, {name: array.astype(mx.bfloat16) for name, array in parameters})
+    (directory / "config.json").write_text(json.dumps(config))
