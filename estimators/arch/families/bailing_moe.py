@@ -3,18 +3,7 @@
 Source: mlx-lm models/bailing_moe.py.
 """
 
-from memfit.estimators.arch.blocks import (
-    FeedForwardBlock,
-    at_8_bits,
-    decoder,
-    decoder_layer,
-    dense_mlp,
-    derived_head_dim,
-    ends,
-    expert_modules,
-    grouped_attention,
-    mixture,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, array, linear, norm, under
@@ -24,8 +13,8 @@ from memfit.estimators.arch.specs import Attention
 def build(fields: Fields) -> Model:
     """Return the model of a ``bailing_moe`` config."""
     hidden = fields.count("hidden_size")
-    spec = grouped_attention(
-        fields, derived_head_dim(fields), qk_norm=fields.flag("use_qk_norm", False)
+    spec = blocks.grouped_attention(
+        fields, blocks.derived_head_dim(fields), qk_norm=fields.flag("use_qk_norm", False)
     )
     mixer = spec, under("attention", _attention_modules(fields, spec, hidden))
     count = fields.layers()
@@ -33,16 +22,16 @@ def build(fields: Fields) -> Model:
     first = min(count, fields.count("first_k_dense_replace", least=0))
     if fields.null("num_experts"):
         first = count
-    dense = dense_mlp(hidden, fields.count("intermediate_size"), bias=bias)
+    dense = blocks.dense_mlp(hidden, fields.count("intermediate_size"), bias=bias)
     sparse = _experts(fields, hidden, bias=bias) if first < count else dense
     # A normalised head, routing within groups and windows, which the class has none of.
     fields.ignore("norm_head", "n_group", "topk_group", "sliding_window", "max_window_layers")
     tied = fields.flag("tie_word_embeddings", False)
-    return decoder(
+    return blocks.decoder(
         fields,
-        (decoder_layer(mixer, dense, hidden),) * first
-        + (decoder_layer(mixer, sparse, hidden),) * (count - first),
-        ends(fields, tied=tied, embedding_path="model.word_embeddings"),
+        (blocks.decoder_layer(mixer, dense, hidden),) * first
+        + (blocks.decoder_layer(mixer, sparse, hidden),) * (count - first),
+        blocks.ends(fields, tied=tied, embedding_path="model.word_embeddings"),
     )
 
 
@@ -58,15 +47,15 @@ def _attention_modules(fields: Fields, spec: Attention, hidden: int) -> Modules:
     return (*modules, norm("query_layernorm", spec.key_dim), norm("key_layernorm", spec.key_dim))
 
 
-def _experts(fields: Fields, hidden: int, *, bias: bool) -> FeedForwardBlock:
+def _experts(fields: Fields, hidden: int, *, bias: bool) -> blocks.FeedForwardBlock:
     width = fields.count("moe_intermediate_size")
     shared_width = fields.optional_count("moe_shared_expert_intermediate_size", least=0) or width
     shared = fields.count("num_shared_experts", least=0)
     if not fields.flag("moe_router_enable_shared_expert", True):
         shared = 0
-    spec = mixture(fields, "num_experts", width=width, shared_width=shared * shared_width)
+    spec = blocks.mixture(fields, "num_experts", width=width, shared_width=shared * shared_width)
     router: Modules = (linear("gate.gate_proj", hidden, spec.experts, Part.ROUTER),)
     if fields.flag("moe_router_enable_expert_bias", False):
         router += (array("gate.expert_bias", (spec.experts,), Part.ROUTER, float32=True),)
-    modules = under("mlp", expert_modules(spec, hidden, router, bias=bias))
-    return spec, at_8_bits(modules, ("mlp.gate.gate_proj",))
+    modules = under("mlp", blocks.expert_modules(spec, hidden, router, bias=bias))
+    return spec, blocks.at_8_bits(modules, ("mlp.gate.gate_proj",))

@@ -6,16 +6,7 @@ Source: mlx-lm models/deepseek_v2.py, deepseek_v3.py, deepseek_v32.py and glm_mo
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from memfit.estimators.arch.blocks import (
-    FeedForwardBlock,
-    corrected_router,
-    decoder,
-    decoder_layer,
-    dense_mlp,
-    ends,
-    expert_modules,
-    mixture,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, array, linear, multi_linear, norm, under
@@ -86,22 +77,22 @@ def build(fields: Fields) -> Model:
         mixer = replace(mixer, indexer=indexer)
         mixer_modules += under("indexer", _indexer_modules(fields, indexer, hidden))
     kinds = _layer_kinds(fields, fields.layers(), indexed=traits.indexed)
-    dense = dense_mlp(hidden, fields.count("intermediate_size"))
-    blocks = {"dense": dense}
+    dense = blocks.dense_mlp(hidden, fields.count("intermediate_size"))
+    by_kind = {"dense": dense}
     if "sparse" in kinds:
-        blocks["sparse"] = _experts(fields, traits, hidden)
+        by_kind["sparse"] = _experts(fields, traits, hidden)
     layers = {
-        kind: decoder_layer((mixer, under("self_attn", mixer_modules)), block, hidden)
-        for kind, block in blocks.items()
+        kind: blocks.decoder_layer((mixer, under("self_attn", mixer_modules)), block, hidden)
+        for kind, block in by_kind.items()
     }
     # Widths that follow from others, routing within groups of experts, experts no layer has.
     fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
     fields.ignore("moe_intermediate_size", "num_experts_per_tok", "n_shared_experts")
     fields.ignore("indexer_rope_interleave")
-    return decoder(
+    return blocks.decoder(
         fields,
         (layers[kind] for kind in kinds),
-        ends(fields),
+        blocks.ends(fields),
         makes_own_cache=traits.indexed,
         kv_quantizable=not traits.absorbed,
     )
@@ -188,17 +179,17 @@ def _layer_kinds(fields: Fields, count: int, *, indexed: bool) -> list[str]:
     return kinds
 
 
-def _experts(fields: Fields, traits: Traits, hidden: int) -> FeedForwardBlock:
+def _experts(fields: Fields, traits: Traits, hidden: int) -> blocks.FeedForwardBlock:
     width = fields.count("moe_intermediate_size")
     shared = fields.optional_count("n_shared_experts") or 0
-    spec = mixture(
+    spec = blocks.mixture(
         fields,
         "n_routed_experts",
         width=width,
         shared_width=width * shared,
         float32_scores=traits.corrected,
     )
-    router = corrected_router(hidden, spec.experts)
+    router = blocks.corrected_router(hidden, spec.experts)
     if not traits.corrected:
         router = (array("gate", (spec.experts, hidden), Part.ROUTER),)
-    return spec, under("mlp", expert_modules(spec, hidden, router))
+    return spec, under("mlp", blocks.expert_modules(spec, hidden, router))

@@ -5,15 +5,7 @@ Source: mlx-lm models/falcon_h1.py.
 
 from dataclasses import replace
 
-from memfit.estimators.arch.blocks import (
-    MixerBlock,
-    attention,
-    decoder,
-    dense_mlp,
-    ends,
-    grouped_attention,
-    mamba2,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import norm, under
@@ -54,7 +46,7 @@ def build(fields: Fields) -> Model:
     mamba, mamba_modules = _mamba(fields)
     attention_spec, attention_modules = _attention(fields, hidden)
     intermediate = fields.count("intermediate_size")
-    feed_forward, mlp = dense_mlp(
+    feed_forward, mlp = blocks.dense_mlp(
         hidden, intermediate, bias=fields.flag("mlp_bias", False), path="feed_forward"
     )
     layer = Layer(
@@ -70,26 +62,26 @@ def build(fields: Fields) -> Model:
         mixer_paths=("mamba.", "self_attn."),
     )
     tied = fields.flag("tie_word_embeddings", False)
-    return decoder(
+    return blocks.decoder(
         fields,
         (layer,) * fields.layers(),
-        ends(fields, tied=tied, norm_path="model.final_layernorm"),
+        blocks.ends(fields, tied=tied, norm_path="model.final_layernorm"),
         makes_own_cache=True,
     )
 
 
-def _attention(fields: Fields, hidden: int) -> MixerBlock:
+def _attention(fields: Fields, hidden: int) -> blocks.MixerBlock:
     """Attention whose cache shares a CacheList with the state, so that it is never quantised."""
-    spec = replace(grouped_attention(fields, fields.count("head_dim")), in_cache_list=True)
+    spec = replace(blocks.grouped_attention(fields, fields.count("head_dim")), in_cache_list=True)
     bias = fields.flag("attention_bias", False)
-    return spec, under("self_attn", attention(hidden, spec, bias=bias))
+    return spec, under("self_attn", blocks.attention(hidden, spec, bias=bias))
 
 
-def _mamba(fields: Fields) -> MixerBlock:
+def _mamba(fields: Fields) -> blocks.MixerBlock:
     inner = fields.count("mamba_n_heads") * fields.count("mamba_d_head")
     if fields.count("mamba_d_ssm") != inner:
         raise fields.fail("mamba_d_ssm", f"is not mamba_n_heads * mamba_d_head, {inner}")
-    spec, modules = mamba2(
+    spec, modules = blocks.mamba2(
         fields,
         conv_bias=fields.flag("mamba_conv_bias", False),
         input_bias=fields.flag("mamba_proj_bias", False),

@@ -5,15 +5,7 @@ Source: mlx-lm models/gpt_oss.py.
 
 from dataclasses import replace
 
-from memfit.estimators.arch.blocks import (
-    at_8_bits,
-    attention,
-    decoder,
-    decoder_layer,
-    ends,
-    grouped_attention,
-    mixture,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
@@ -40,13 +32,13 @@ def build(fields: Fields) -> Model:
     fields.expect("attention_bias", True)
     # An older name of num_experts_per_tok, which the class does not read.
     fields.expect("experts_per_token", fields.count("num_experts_per_tok"))
-    full = replace(grouped_attention(fields, fields.count("head_dim")), sinks=True)
+    full = replace(blocks.grouped_attention(fields, fields.count("head_dim")), sinks=True)
     sliding = full.sliding(fields.count("sliding_window"))
     layers = {mixer.kind: _layer(fields, mixer) for mixer in (full, sliding)}
-    return decoder(
+    return blocks.decoder(
         fields,
         (layers[kind] for kind in _layer_types(fields)),
-        ends(fields),
+        blocks.ends(fields),
         makes_own_cache=True,
         kv_quantizable=False,
     )
@@ -66,11 +58,11 @@ def _layer_types(fields: Fields) -> list[str]:
 
 def _layer(fields: Fields, mixer: Attention) -> Layer:
     hidden, width = fields.count("hidden_size"), fields.count("intermediate_size")
-    modules = (*attention(hidden, mixer, bias=True), array("sinks", (mixer.heads,)))
-    spec = mixture(fields, "num_local_experts", width=width)
+    modules = (*blocks.attention(hidden, mixer, bias=True), array("sinks", (mixer.heads,)))
+    spec = blocks.mixture(fields, "num_local_experts", width=width)
     experts = (
         linear("router", hidden, spec.experts, Part.ROUTER, bias=True),
         *under("experts", switch_glu(hidden, width, spec.experts, bias=True)),
     )
-    block = spec, at_8_bits(under("mlp", experts), ("router",))
-    return decoder_layer((mixer, under("self_attn", modules)), block, hidden)
+    block = spec, blocks.at_8_bits(under("mlp", experts), ("router",))
+    return blocks.decoder_layer((mixer, under("self_attn", modules)), block, hidden)

@@ -3,20 +3,7 @@
 Source: mlx-lm models/granitemoehybrid.py.
 """
 
-from memfit.estimators.arch.blocks import (
-    FeedForwardBlock,
-    MixerBlock,
-    attention,
-    decoder,
-    decoder_layer,
-    dense_mlp,
-    derived_head_dim,
-    ends,
-    grouped_attention,
-    mamba2,
-    mixture,
-    router_8bit,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, linear, switch_glu, under
@@ -44,11 +31,13 @@ def build(fields: Fields) -> Model:
     mixers = {kind: makers[kind](fields, hidden) for kind in dict.fromkeys(kinds)}
     make = _experts if fields.count("num_local_experts", 0, least=0) else _dense
     feed_forward = make(fields, hidden)
-    layers = {kind: decoder_layer(mixer, feed_forward, hidden) for kind, mixer in mixers.items()}
-    return decoder(
+    layers = {
+        kind: blocks.decoder_layer(mixer, feed_forward, hidden) for kind, mixer in mixers.items()
+    }
+    return blocks.decoder(
         fields,
         (layers[kind] for kind in kinds),
-        ends(fields, tied=fields.flag("tie_word_embeddings", False)),
+        blocks.ends(fields, tied=fields.flag("tie_word_embeddings", False)),
         makes_own_cache=True,
     )
 
@@ -61,15 +50,15 @@ def _kinds(fields: Fields) -> list[str]:
     return kinds
 
 
-def _attention(fields: Fields, hidden: int) -> MixerBlock:
-    spec = grouped_attention(fields, derived_head_dim(fields))
+def _attention(fields: Fields, hidden: int) -> blocks.MixerBlock:
+    spec = blocks.grouped_attention(fields, blocks.derived_head_dim(fields))
     bias = fields.required_flag("attention_bias")
-    return spec, under("self_attn", attention(hidden, spec, bias=bias))
+    return spec, under("self_attn", blocks.attention(hidden, spec, bias=bias))
 
 
-def _mamba(fields: Fields, hidden: int) -> MixerBlock:
+def _mamba(fields: Fields, hidden: int) -> blocks.MixerBlock:
     bias = fields.flag("mamba_proj_bias", False)
-    spec, modules = mamba2(
+    spec, modules = blocks.mamba2(
         fields,
         conv_bias=fields.flag("mamba_conv_bias", False),
         input_bias=bias,
@@ -78,15 +67,15 @@ def _mamba(fields: Fields, hidden: int) -> MixerBlock:
     return spec, under("mamba", modules)
 
 
-def _dense(fields: Fields, hidden: int) -> FeedForwardBlock:
+def _dense(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
     fields.ignore("num_experts_per_tok", "shared_intermediate_size")
     bias = fields.flag("mlp_bias", False)
-    return dense_mlp(hidden, fields.count("intermediate_size"), bias=bias)
+    return blocks.dense_mlp(hidden, fields.count("intermediate_size"), bias=bias)
 
 
-def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
+def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
     """Routed experts and a shared one; its input projections are one matrix."""
-    spec = mixture(
+    spec = blocks.mixture(
         fields,
         "num_local_experts",
         width=fields.count("intermediate_size"),
@@ -96,6 +85,6 @@ def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
     return spec, (
         linear("shared_mlp.input_linear", hidden, 2 * shared, Part.SHARED_EXPERTS),
         linear("shared_mlp.output_linear", shared, hidden, Part.SHARED_EXPERTS),
-        *router_8bit("block_sparse_moe.router.layer", hidden, spec.experts),
+        *blocks.router_8bit("block_sparse_moe.router.layer", hidden, spec.experts),
         *under("block_sparse_moe.switch_mlp", switch_glu(hidden, spec.intermediate, spec.experts)),
     )

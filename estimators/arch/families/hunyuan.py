@@ -3,17 +3,7 @@
 Source: mlx-lm models/hunyuan.py.
 """
 
-from memfit.estimators.arch.blocks import (
-    FeedForwardBlock,
-    attention,
-    decoder,
-    decoder_layer,
-    dense_mlp,
-    derived_head_dim,
-    ends,
-    expert_modules,
-    grouped_attention,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, linear, under
@@ -22,29 +12,29 @@ from memfit.estimators.arch.specs import Attention, MixtureOfExperts
 
 def build(fields: Fields) -> Model:
     """Return the model of a ``hunyuan`` config; the class always ties the head."""
-    head_dim = derived_head_dim(fields)
+    head_dim = blocks.derived_head_dim(fields)
     fields.expect("attention_head_dim", head_dim)
-    spec = grouped_attention(fields, head_dim, qk_norm=fields.required_flag("use_qk_norm"))
+    spec = blocks.grouped_attention(fields, head_dim, qk_norm=fields.required_flag("use_qk_norm"))
     hidden, count = fields.count("hidden_size"), fields.layers()
-    blocks = _blocks(fields, hidden, count)
+    feed_forwards = _blocks(fields, hidden, count)
     mixers = ((spec, under("self_attn", m)) for m in _attentions(fields, spec, hidden, count))
-    return decoder(
+    return blocks.decoder(
         fields,
-        (decoder_layer(*parts, hidden) for parts in zip(mixers, blocks, strict=True)),
-        ends(fields, tied=True),
+        (blocks.decoder_layer(*parts, hidden) for parts in zip(mixers, feed_forwards, strict=True)),
+        blocks.ends(fields, tied=True),
     )
 
 
 def _attentions(fields: Fields, spec: Attention, hidden: int, count: int) -> list[Modules]:
     bias = fields.required_flag("attention_bias")
-    own = attention(hidden, spec, bias=bias, norms=("query_layernorm", "key_layernorm"))
+    own = blocks.attention(hidden, spec, bias=bias, norms=("query_layernorm", "key_layernorm"))
     every = fields.count("cla_share_factor") if fields.required_flag("use_cla") else 1
     # The layers between attend to the keys of the one before, yet keep a cache of them.
     borrowing = tuple(module for module in own if module.path not in ("k_proj", "v_proj"))
     return [borrowing if index % every else own for index in range(count)]
 
 
-def _blocks(fields: Fields, hidden: int, count: int) -> list[FeedForwardBlock]:
+def _blocks(fields: Fields, hidden: int, count: int) -> list[blocks.FeedForwardBlock]:
     intermediate = fields.count("intermediate_size")
     # Of other runtimes, of a vision tower and of a classifier.
     fields.ignore(
@@ -52,7 +42,7 @@ def _blocks(fields: Fields, hidden: int, count: int) -> list[FeedForwardBlock]:
     )
     if fields.count("num_experts") == 1:
         fields.ignore("moe_topk", "moe_intermediate_size", "num_shared_expert", "use_mixed_mlp_moe")
-        return [dense_mlp(hidden, intermediate)] * count
+        return [blocks.dense_mlp(hidden, intermediate)] * count
     widths = fields.counts("moe_intermediate_size", count) or [intermediate] * count
     chosen = _one_a_layer(fields, "moe_topk", count)
     shared = [0] * count
@@ -82,8 +72,8 @@ def _one_a_layer(fields: Fields, key: str, count: int) -> list[int]:
     return values
 
 
-def _experts(fields: Fields, hidden: int, spec: MixtureOfExperts) -> FeedForwardBlock:
+def _experts(fields: Fields, hidden: int, spec: MixtureOfExperts) -> blocks.FeedForwardBlock:
     if spec.top_k > spec.experts:
         raise fields.fail("moe_topk", f"{spec.top_k} is more than num_experts {spec.experts}")
     router = (linear("gate.wg", hidden, spec.experts, Part.ROUTER),)
-    return spec, under("mlp", expert_modules(spec, hidden, router, shared="shared_mlp"))
+    return spec, under("mlp", blocks.expert_modules(spec, hidden, router, shared="shared_mlp"))

@@ -5,21 +5,7 @@ Source: mlx-lm models/jamba.py.
 
 from collections.abc import Callable
 
-from memfit.estimators.arch.blocks import (
-    FeedForwardBlock,
-    MixerBlock,
-    attention,
-    decoder,
-    decoder_layer,
-    dense_mlp,
-    derived_head_dim,
-    ends,
-    expert_modules,
-    grouped_attention,
-    mamba,
-    mixture,
-    router_8bit,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import norm, under
@@ -39,14 +25,14 @@ def build(fields: Fields) -> Model:
     kinds = _kinds(fields)
     norms = ("input_layernorm", "pre_ff_layernorm")
     layers = (
-        decoder_layer(mixers[kind], make(fields, hidden), hidden, norms=norms)
+        blocks.decoder_layer(mixers[kind], make(fields, hidden), hidden, norms=norms)
         for kind, make in zip(kinds, _feed_forwards(fields, len(kinds)), strict=True)
     )
     tied = fields.flag("tie_word_embeddings", False)
-    return decoder(
+    return blocks.decoder(
         fields,
         layers,
-        ends(fields, tied=tied, norm_path="model.final_layernorm"),
+        blocks.ends(fields, tied=tied, norm_path="model.final_layernorm"),
         makes_own_cache=True,
     )
 
@@ -65,7 +51,9 @@ def _kinds(fields: Fields) -> list[str]:
     return kinds
 
 
-def _feed_forwards(fields: Fields, count: int) -> list[Callable[[Fields, int], FeedForwardBlock]]:
+def _feed_forwards(
+    fields: Fields, count: int
+) -> list[Callable[[Fields, int], blocks.FeedForwardBlock]]:
     """What makes each layer's block; the class adds the offset where others subtract it."""
     if fields.count("num_experts", least=0) < 2:
         fields.ignore("expert_layer_period", "expert_layer_offset", "num_experts_per_tok")
@@ -75,16 +63,16 @@ def _feed_forwards(fields: Fields, count: int) -> list[Callable[[Fields, int], F
     return [_dense if (index + offset) % period else _experts for index in range(count)]
 
 
-def _attention(fields: Fields, hidden: int) -> MixerBlock:
-    spec = grouped_attention(fields, derived_head_dim(fields))
-    return spec, under("self_attn", attention(hidden, spec))
+def _attention(fields: Fields, hidden: int) -> blocks.MixerBlock:
+    spec = blocks.grouped_attention(fields, blocks.derived_head_dim(fields))
+    return spec, under("self_attn", blocks.attention(hidden, spec))
 
 
-def _mamba(fields: Fields, hidden: int) -> MixerBlock:
+def _mamba(fields: Fields, hidden: int) -> blocks.MixerBlock:
     """Mamba with norms on its time step, B and C."""
     state = fields.count("mamba_d_state")
     rank = fields.count_or_auto("mamba_dt_rank", ceil_div(hidden, 16))
-    spec, modules = mamba(
+    spec, modules = blocks.mamba(
         hidden,
         fields.count("mamba_expand") * hidden,
         state,
@@ -98,11 +86,11 @@ def _mamba(fields: Fields, hidden: int) -> MixerBlock:
     return spec, under("mamba", modules + norms)
 
 
-def _dense(fields: Fields, hidden: int) -> FeedForwardBlock:
-    return dense_mlp(hidden, fields.count("intermediate_size"), path="feed_forward")
+def _dense(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
+    return blocks.dense_mlp(hidden, fields.count("intermediate_size"), path="feed_forward")
 
 
-def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
-    spec = mixture(fields, "num_experts", width=fields.count("intermediate_size"))
-    router = router_8bit("router", hidden, spec.experts)
-    return spec, under("feed_forward", expert_modules(spec, hidden, router))
+def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
+    spec = blocks.mixture(fields, "num_experts", width=fields.count("intermediate_size"))
+    router = blocks.router_8bit("router", hidden, spec.experts)
+    return spec, under("feed_forward", blocks.expert_modules(spec, hidden, router))

@@ -3,17 +3,7 @@
 Source: mlx-lm models/kimi_linear.py.
 """
 
-from memfit.estimators.arch.blocks import (
-    FeedForwardBlock,
-    MixerBlock,
-    decoder,
-    decoder_layer,
-    dense_mlp,
-    ends,
-    expert_modules,
-    mixture,
-    router_8bit,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import (
@@ -37,15 +27,15 @@ def build(fields: Fields) -> Model:
     mixers = {True: _delta(linear_config, hidden), False: _latent(fields, hidden)}
     count = fields.layers()
     layers = (
-        decoder_layer(mixers[is_linear], feed_forward, hidden)
+        blocks.decoder_layer(mixers[is_linear], feed_forward, hidden)
         for is_linear, feed_forward in zip(
             _linear_layers(linear_config, count), _feed_forwards(fields, hidden, count), strict=True
         )
     )
-    return decoder(
+    return blocks.decoder(
         fields,
         layers,
-        ends(fields, tied=fields.flag("tie_word_embeddings", False)),
+        blocks.ends(fields, tied=fields.flag("tie_word_embeddings", False)),
         makes_own_cache=True,
         kv_quantizable=False,
     )
@@ -66,7 +56,7 @@ def _linear_layers(linear_config: Fields, count: int) -> list[bool]:
     return kinds
 
 
-def _delta(linear_config: Fields, hidden: int) -> MixerBlock:
+def _delta(linear_config: Fields, hidden: int) -> blocks.MixerBlock:
     """Three convolutions in place of one; the decay's parameters stay float32."""
     heads, head_dim = linear_config.count("num_heads"), linear_config.count("head_dim")
     kernel = linear_config.count("short_conv_kernel_size", 4, least=2)
@@ -90,7 +80,7 @@ def _delta(linear_config: Fields, hidden: int) -> MixerBlock:
     return spec, under("self_attn", modules)
 
 
-def _latent(fields: Fields, hidden: int) -> MixerBlock:
+def _latent(fields: Fields, hidden: int) -> blocks.MixerBlock:
     """Latent attention without a query rank; widths left out, or 0, are head_dim or nothing."""
     heads, rank = fields.count("num_attention_heads"), fields.count("kv_lora_rank")
     head_dim = fields.count("head_dim")
@@ -111,19 +101,19 @@ def _latent(fields: Fields, hidden: int) -> MixerBlock:
     return spec, under("self_attn", modules)
 
 
-def _feed_forwards(fields: Fields, hidden: int, count: int) -> list[FeedForwardBlock]:
+def _feed_forwards(fields: Fields, hidden: int, count: int) -> list[blocks.FeedForwardBlock]:
     first = fields.count("first_k_dense_replace", 0, least=0)
     frequency = fields.count("moe_layer_freq", 1)
-    dense = dense_mlp(hidden, fields.count("intermediate_size"))
+    dense = blocks.dense_mlp(hidden, fields.count("intermediate_size"))
     sparse = _experts(fields, hidden) if fields.count("num_experts", least=0) else dense
     return [
         sparse if index >= first and index % frequency == 0 else dense for index in range(count)
     ]
 
 
-def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
+def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
     width = fields.count("moe_intermediate_size")
-    spec = mixture(
+    spec = blocks.mixture(
         fields.with_overrides({}, {"num_experts_per_token": 1}),
         "num_experts",
         "num_experts_per_token",
@@ -131,7 +121,7 @@ def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
         shared_width=width * fields.count("num_shared_experts", 0, least=0),
     )
     router = (
-        *router_8bit("gate", hidden, spec.experts),
+        *blocks.router_8bit("gate", hidden, spec.experts),
         array("e_score_correction_bias", (spec.experts,), Part.ROUTER, float32=True),
     )
-    return spec, under("mlp", expert_modules(spec, hidden, router))
+    return spec, under("mlp", blocks.expert_modules(spec, hidden, router))

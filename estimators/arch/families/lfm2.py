@@ -3,21 +3,7 @@
 Source: mlx-lm models/lfm2.py and lfm2_moe.py; the head is always the embedding.
 """
 
-from memfit.estimators.arch.blocks import (
-    FeedForwardBlock,
-    MixerBlock,
-    attention,
-    decoder,
-    decoder_layer,
-    dense_mlp,
-    derived_head_dim,
-    ends,
-    expert_modules,
-    grouped_attention,
-    mixture,
-    router_8bit,
-    short_convolution,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, array, linear, under
@@ -33,19 +19,21 @@ def build(fields: Fields) -> Model:
     hidden = fields.count("hidden_size")
     kinds = _kinds(fields)
     make = _sparse_feed_forwards if model_type == "lfm2_moe" else _dense_feed_forwards
-    convolution, convolution_modules = short_convolution(fields)
+    convolution, convolution_modules = blocks.short_convolution(fields)
     mixers = {
         "full_attention": _attention(fields, hidden),
         "conv": (convolution, under("conv", convolution_modules)),
     }
     layers = (
-        decoder_layer(mixers[kind], feed_forward, hidden, norms=("operator_norm", "ffn_norm"))
+        blocks.decoder_layer(
+            mixers[kind], feed_forward, hidden, norms=("operator_norm", "ffn_norm")
+        )
         for kind, feed_forward in zip(kinds, make(fields, len(kinds)), strict=True)
     )
-    return decoder(
+    return blocks.decoder(
         fields,
         layers,
-        ends(fields, tied=True, norm_path="model.embedding_norm"),
+        blocks.ends(fields, tied=True, norm_path="model.embedding_norm"),
         makes_own_cache=True,
     )
 
@@ -66,15 +54,17 @@ def _kinds(fields: Fields) -> list[str]:
     return kinds
 
 
-def _attention(fields: Fields, hidden: int) -> MixerBlock:
+def _attention(fields: Fields, hidden: int) -> blocks.MixerBlock:
     if fields.null("num_key_value_heads"):
         fields = fields.with_overrides({"num_key_value_heads": fields.count("num_attention_heads")})
-    spec = grouped_attention(fields, derived_head_dim(fields), qk_norm=True)
-    modules = attention(hidden, spec, output="out_proj", norms=("q_layernorm", "k_layernorm"))
+    spec = blocks.grouped_attention(fields, blocks.derived_head_dim(fields), qk_norm=True)
+    modules = blocks.attention(
+        hidden, spec, output="out_proj", norms=("q_layernorm", "k_layernorm")
+    )
     return spec, under("self_attn", modules)
 
 
-def _dense_feed_forwards(fields: Fields, count: int) -> list[FeedForwardBlock]:
+def _dense_feed_forwards(fields: Fields, count: int) -> list[blocks.FeedForwardBlock]:
     fields.ignore("num_heads", "conv_dim", "conv_dim_out", "block_use_swiglu", "intermediate_size")
     fields.ignore("block_use_xavier_init", "conv_use_xavier_init")
     hidden, width = fields.count("hidden_size"), _adjusted_width(fields)
@@ -101,17 +91,17 @@ def _adjusted_width(fields: Fields) -> int:
     return width
 
 
-def _sparse_feed_forwards(fields: Fields, count: int) -> list[FeedForwardBlock]:
+def _sparse_feed_forwards(fields: Fields, count: int) -> list[blocks.FeedForwardBlock]:
     """Dense layers first, then experts."""
     hidden = fields.count("hidden_size")
     dense_count = min(fields.count("num_dense_layers", least=0), count)
-    dense = dense_mlp(hidden, fields.count("intermediate_size"), path="feed_forward")
+    dense = blocks.dense_mlp(hidden, fields.count("intermediate_size"), path="feed_forward")
     return [dense] * dense_count + [_experts(fields, hidden)] * (count - dense_count)
 
 
-def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
-    spec = mixture(fields, "num_experts", width=fields.count("moe_intermediate_size"))
-    router = router_8bit("gate", hidden, spec.experts)
+def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
+    spec = blocks.mixture(fields, "num_experts", width=fields.count("moe_intermediate_size"))
+    router = blocks.router_8bit("gate", hidden, spec.experts)
     if fields.required_flag("use_expert_bias"):
         router += (array("expert_bias", (spec.experts,), Part.ROUTER, float32=True),)
-    return spec, under("feed_forward", expert_modules(spec, hidden, router))
+    return spec, under("feed_forward", blocks.expert_modules(spec, hidden, router))

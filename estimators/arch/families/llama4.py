@@ -7,16 +7,7 @@ for small dense models.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from memfit.estimators.arch.blocks import (
-    FeedForwardBlock,
-    attention,
-    decoder,
-    decoder_layer,
-    dense_mlp,
-    derived_head_dim,
-    ends,
-    grouped_attention,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.families.dense import describe
 from memfit.estimators.arch.families.dense_traits import Dense, HeadDim, Key
@@ -63,25 +54,29 @@ def build_language_model(fields: Fields) -> Model:
     fields.texts("layer_types", count)
     fields.ignore("no_rope_layers", "no_rope_layer_interval", "moe_layers", "use_qk_norm")
     fields.ignore("attn_temperature_tuning", "floor_scale", "attn_scale")
-    return decoder(fields, _layers(fields, hidden, count), ends(fields), makes_own_cache=True)
+    return blocks.decoder(
+        fields, _layers(fields, hidden, count), blocks.ends(fields), makes_own_cache=True
+    )
 
 
 def _layers(fields: Fields, hidden: int, count: int) -> Iterator[Layer]:
-    head_dim = fields.optional_count("head_dim") or derived_head_dim(fields)
-    full = grouped_attention(fields, head_dim)
+    head_dim = fields.optional_count("head_dim") or blocks.derived_head_dim(fields)
+    full = blocks.grouped_attention(fields, head_dim)
     chunk = fields.count("attention_chunk_size")
     chunked = replace(full, window=chunk, growth=Growth.CHUNKED)
     bias = fields.flag("attention_bias")
-    modules = under("self_attn", attention(hidden, full, bias=bias))
+    modules = under("self_attn", blocks.attention(hidden, full, bias=bias))
     step = fields.count("interleave_moe_layer_step")
-    dense = dense_mlp(hidden, fields.count("intermediate_size_mlp"), path="feed_forward")
+    dense = blocks.dense_mlp(hidden, fields.count("intermediate_size_mlp"), path="feed_forward")
     sparse = _experts(fields, hidden, used=step <= count)
     for index in range(count):
         mixer = chunked if (index + 1) % _FULL_INTERVAL else full
-        yield decoder_layer((mixer, modules), dense if (index + 1) % step else sparse, hidden)
+        yield blocks.decoder_layer(
+            (mixer, modules), dense if (index + 1) % step else sparse, hidden
+        )
 
 
-def _experts(fields: Fields, hidden: int, *, used: bool) -> FeedForwardBlock:
+def _experts(fields: Fields, hidden: int, *, used: bool) -> blocks.FeedForwardBlock:
     """One routed expert per token, and a shared one of the same width."""
     intermediate = fields.count("intermediate_size")
     experts = fields.count("num_local_experts", least=int(used))

@@ -5,19 +5,7 @@ Source: mlx-lm models/mimo_v2_flash.py.
 
 from dataclasses import replace
 
-from memfit.estimators.arch.blocks import (
-    FeedForwardBlock,
-    MixerBlock,
-    attention,
-    corrected_router,
-    decoder,
-    decoder_layer,
-    dense_mlp,
-    ends,
-    expert_modules,
-    grouped_attention,
-    mixture,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import array, under
@@ -31,18 +19,18 @@ def build(fields: Fields) -> Model:
         problem = "expected both 0 (full) and 1 (sliding); mlx-lm looks for a layer of each"
         raise fields.fail("hybrid_layer_pattern", problem)
     mixers = {kind: _mixer(fields, hidden, sliding=bool(kind)) for kind in (0, 1)}
-    blocks = {0: dense_mlp(hidden, fields.count("intermediate_size"))}
+    by_kind = {0: blocks.dense_mlp(hidden, fields.count("intermediate_size"))}
     if 1 in sparse:
-        blocks[1] = _experts(fields, hidden)
+        by_kind[1] = _experts(fields, hidden)
     # sliding_window_size is the one the class reads; routing is within groups of experts.
     fields.ignore("sliding_window", "attention_chunk_size", "n_group", "topk_group")
-    return decoder(
+    return blocks.decoder(
         fields,
         (
-            decoder_layer(mixers[kind], blocks[experts], hidden)
+            blocks.decoder_layer(mixers[kind], by_kind[experts], hidden)
             for kind, experts in zip(sliding, sparse, strict=True)
         ),
-        ends(fields),
+        blocks.ends(fields),
         makes_own_cache=True,
         kv_quantizable=False,
     )
@@ -56,9 +44,9 @@ def _switches(fields: Fields, key: str) -> list[int]:
     return [int(value == 1) for value in values]
 
 
-def _mixer(fields: Fields, hidden: int, *, sliding: bool) -> MixerBlock:
+def _mixer(fields: Fields, hidden: int, *, sliding: bool) -> blocks.MixerBlock:
     swa, sink_key = ("swa_", "swa") if sliding else ("", "full")
-    spec = grouped_attention(
+    spec = blocks.grouped_attention(
         fields,
         fields.count(f"{swa}head_dim"),
         heads_key=f"{swa}num_attention_heads",
@@ -71,21 +59,21 @@ def _mixer(fields: Fields, hidden: int, *, sliding: bool) -> MixerBlock:
     )
     if sliding:
         spec = spec.sliding(fields.count("sliding_window_size"))
-    modules = attention(hidden, spec)
+    modules = blocks.attention(hidden, spec)
     if spec.sinks:
         modules += (array("attention_sink_bias", (spec.heads,)),)
     return spec, under("self_attn", modules)
 
 
-def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
+def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
     width = fields.count("moe_intermediate_size")
     shared = fields.optional_count("n_shared_experts") or 0
-    spec = mixture(
+    spec = blocks.mixture(
         fields,
         "n_routed_experts",
         width=width,
         shared_width=width * shared,
         float32_scores=True,
     )
-    router = corrected_router(hidden, spec.experts)
-    return spec, under("mlp", expert_modules(spec, hidden, router))
+    router = blocks.corrected_router(hidden, spec.experts)
+    return spec, under("mlp", blocks.expert_modules(spec, hidden, router))

@@ -6,16 +6,7 @@ Source: mlx-lm models/nemotron_h.py.
 from collections.abc import Callable
 from dataclasses import replace
 
-from memfit.estimators.arch.blocks import (
-    attention,
-    corrected_router,
-    decoder,
-    derived_head_dim,
-    ends,
-    grouped_attention,
-    mamba2,
-    mixture,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Modules, Part, linear, norm, switch_linear, under
@@ -65,8 +56,8 @@ def build(fields: Fields) -> Model:
     layers = {
         letter: _layer(_BLOCKS[letter](fields, hidden), hidden) for letter in sorted(set(pattern))
     }
-    modules = ends(fields, embedding_path="backbone.embeddings", norm_path="backbone.norm_f")
-    return decoder(
+    modules = blocks.ends(fields, embedding_path="backbone.embeddings", norm_path="backbone.norm_f")
+    return blocks.decoder(
         fields,
         (layers[letter] for letter in pattern),
         modules,
@@ -101,15 +92,15 @@ def _pattern(fields: Fields) -> list[str]:
 
 
 def _attention(fields: Fields, hidden: int) -> _Block:
-    head_dim = fields.optional_count("head_dim") or derived_head_dim(fields)
-    spec = grouped_attention(fields, head_dim)
+    head_dim = fields.optional_count("head_dim") or blocks.derived_head_dim(fields)
+    spec = blocks.grouped_attention(fields, head_dim)
     bias = fields.required_flag("attention_bias")
-    return (spec,), None, attention(hidden, spec, bias=bias)
+    return (spec,), None, blocks.attention(hidden, spec, bias=bias)
 
 
 def _mamba(fields: Fields, hidden: int) -> _Block:
     bias = fields.required_flag("mamba_proj_bias")
-    spec, modules = mamba2(
+    spec, modules = blocks.mamba2(
         fields,
         heads_key="mamba_num_heads",
         head_dim_key="mamba_head_dim",
@@ -134,12 +125,12 @@ def _experts(fields: Fields, hidden: int) -> _Block:
     """Experts without a gate, in a latent space if configured, with a shared one."""
     width, latent = fields.count("moe_intermediate_size"), fields.optional_count("moe_latent_size")
     shared = _shared_width(fields)
-    spec = mixture(
+    spec = blocks.mixture(
         fields, "n_routed_experts", width=width, shared_width=shared, float32_scores=True
     )
     spec, experts = replace(spec, gated=False, latent_dim=latent), spec.experts
     modules: Modules = (
-        *corrected_router(hidden, experts),
+        *blocks.corrected_router(hidden, experts),
         switch_linear("switch_mlp.fc1", experts, latent or hidden, width),
         switch_linear("switch_mlp.fc2", experts, width, latent or hidden),
     )

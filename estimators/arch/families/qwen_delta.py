@@ -6,16 +6,7 @@ Source: mlx-lm models/qwen3_next.py, whose attention and expert classes qwen3_5.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memfit.estimators.arch.blocks import (
-    FeedForwardBlock,
-    attention,
-    decoder_layer,
-    dense_mlp,
-    expert_modules,
-    grouped_attention,
-    mixture,
-    router_8bit,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer
 from memfit.estimators.arch.modules import ROUTER_8BIT, Modules, Part, linear, under
@@ -26,18 +17,18 @@ def delta_layers(
     fields: Fields,
     delta: GatedDelta,
     delta_modules: Modules,
-    feed_forwards: Sequence[FeedForwardBlock],
+    feed_forwards: Sequence[blocks.FeedForwardBlock],
 ) -> tuple[Layer, ...]:
     """Layers with the given feed-forward blocks; each ``full_attention_interval``-th attends."""
     hidden = fields.count("hidden_size")
-    spec = grouped_attention(fields, fields.count("head_dim"), qk_norm=True)
+    spec = blocks.grouped_attention(fields, fields.count("head_dim"), qk_norm=True)
     # The doubled query projection holds the output gate.
     spec = replace(spec, output_gate=True)
     bias = fields.flag("attention_bias", False)
-    full = spec, under("self_attn", attention(hidden, spec, bias=bias))
+    full = spec, under("self_attn", blocks.attention(hidden, spec, bias=bias))
     linear_mixer = delta, under("linear_attn", delta_modules)
     return tuple(
-        decoder_layer(full if is_full else linear_mixer, feed_forward, hidden)
+        blocks.decoder_layer(full if is_full else linear_mixer, feed_forward, hidden)
         for is_full, feed_forward in zip(
             _full_attention(fields, len(feed_forwards)), feed_forwards, strict=True
         )
@@ -77,22 +68,22 @@ def delta_spec(fields: Fields) -> GatedDelta:
     return spec
 
 
-def experts_block(fields: Fields) -> FeedForwardBlock:
+def experts_block(fields: Fields) -> blocks.FeedForwardBlock:
     """Routed experts with one gated shared expert."""
     hidden = fields.count("hidden_size")
-    spec = mixture(
+    spec = blocks.mixture(
         fields,
         "num_experts",
         width=fields.count("moe_intermediate_size"),
         shared_width=fields.count("shared_expert_intermediate_size"),
     )
-    modules = expert_modules(
-        spec, hidden, router_8bit("gate", hidden, spec.experts), shared="shared_expert"
+    modules = blocks.expert_modules(
+        spec, hidden, blocks.router_8bit("gate", hidden, spec.experts), shared="shared_expert"
     )
     gate = linear("shared_expert_gate", hidden, 1, Part.SHARED_EXPERTS, predicate=ROUTER_8BIT)
     return spec, under("mlp", (*modules, gate))
 
 
-def dense_block(fields: Fields) -> FeedForwardBlock:
+def dense_block(fields: Fields) -> blocks.FeedForwardBlock:
     """The dense MLP of layers without experts."""
-    return dense_mlp(fields.count("hidden_size"), fields.count("intermediate_size"))
+    return blocks.dense_mlp(fields.count("hidden_size"), fields.count("intermediate_size"))

@@ -3,16 +3,7 @@
 Source: mlx-lm models/recurrent_gemma.py.
 """
 
-from memfit.estimators.arch.blocks import (
-    MixerBlock,
-    attention,
-    decoder,
-    decoder_layer,
-    dense_mlp,
-    derived_head_dim,
-    ends,
-    grouped_attention,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
@@ -30,9 +21,11 @@ def build(fields: Fields) -> Model:
         fields.expect(key, size)
     fields.ignore("attention_bias")
     intermediate = fields.count("intermediate_size", least=2) // 2
-    mlp = dense_mlp(hidden, intermediate, bias=True, path="mlp_block")
+    mlp = blocks.dense_mlp(hidden, intermediate, bias=True, path="mlp_block")
     layers = {
-        kind: decoder_layer(mixer, mlp, hidden, norms=("temporal_pre_norm", "channel_pre_norm"))
+        kind: blocks.decoder_layer(
+            mixer, mlp, hidden, norms=("temporal_pre_norm", "channel_pre_norm")
+        )
         for kind, mixer in (
             ("attention", _attention(fields, hidden)),
             ("recurrent", _recurrent(fields, hidden)),
@@ -40,10 +33,10 @@ def build(fields: Fields) -> Model:
     }
     # The class always makes a head and drops it at load when the checkpoint has none.
     tied = fields.flag("tie_word_embeddings", True)
-    return decoder(
+    return blocks.decoder(
         fields,
         (layers[kind] for kind in _kinds(fields)),
-        ends(fields, tied=tied, norm_path="model.final_norm"),
+        blocks.ends(fields, tied=tied, norm_path="model.final_norm"),
         makes_own_cache=True,
     )
 
@@ -59,15 +52,15 @@ def _kinds(fields: Fields) -> list[str]:
     return [cycle[index % len(cycle)] for index in range(count)]
 
 
-def _attention(fields: Fields, hidden: int) -> MixerBlock:
+def _attention(fields: Fields, hidden: int) -> blocks.MixerBlock:
     """Multi-query attention over a window."""
-    spec = grouped_attention(
-        fields.with_overrides({"num_key_value_heads": 1}), derived_head_dim(fields)
+    spec = blocks.grouped_attention(
+        fields.with_overrides({"num_key_value_heads": 1}), blocks.derived_head_dim(fields)
     ).sliding(fields.count("attention_window_size"))
-    return spec, under("temporal_block", attention(hidden, spec, output_bias=True))
+    return spec, under("temporal_block", blocks.attention(hidden, spec, output_bias=True))
 
 
-def _recurrent(fields: Fields, hidden: int) -> MixerBlock:
+def _recurrent(fields: Fields, hidden: int) -> blocks.MixerBlock:
     """A gated linear recurrence as wide as the model, behind a convolution."""
     heads = fields.count("num_attention_heads")
     head_dim = hidden // heads

@@ -3,19 +3,7 @@
 Source: mlx-lm models/step3p5.py.
 """
 
-from memfit.estimators.arch.blocks import (
-    FeedForwardBlock,
-    MixerBlock,
-    at_8_bits,
-    attention,
-    decoder,
-    decoder_layer,
-    dense_mlp,
-    ends,
-    expert_modules,
-    grouped_attention,
-    mixture,
-)
+from memfit.estimators.arch import blocks
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
@@ -37,18 +25,21 @@ def build(fields: Fields) -> Model:
     hidden, count = fields.count("hidden_size"), fields.layers()
     sliding, sparse = _sliding_layers(fields, count), _sparse_layers(fields, count)
     mixers = {kind: _mixer(fields, hidden, sliding=kind) for kind in (False, True)}
-    dense, experts = dense_mlp(hidden, fields.count("intermediate_size")), _experts(fields, hidden)
+    dense, experts = (
+        blocks.dense_mlp(hidden, fields.count("intermediate_size")),
+        _experts(fields, hidden),
+    )
     fields.expect("moe_every_n_layer", 1)
     fields.ignore("swiglu_limits_shared", "yarn_only_types")
     # How the router scores, which the class takes from elsewhere or always does.
     fields.ignore("use_moe_router_bias", "norm_expert_weight")
-    return decoder(
+    return blocks.decoder(
         fields,
         (
-            decoder_layer(mixers[kind], experts if index in sparse else dense, hidden)
+            blocks.decoder_layer(mixers[kind], experts if index in sparse else dense, hidden)
             for index, kind in enumerate(sliding)
         ),
-        ends(fields),
+        blocks.ends(fields),
         makes_own_cache=True,
     )
 
@@ -75,24 +66,26 @@ def _sparse_layers(fields: Fields, count: int) -> set[int]:
         raise fields.fail("moe_layers_enum", "expected layer numbers with commas") from None
 
 
-def _mixer(fields: Fields, hidden: int, *, sliding: bool) -> MixerBlock:
+def _mixer(fields: Fields, hidden: int, *, sliding: bool) -> blocks.MixerBlock:
     """Attention with a gate per head; another section may give the heads of sliding layers."""
     own, head_dim = fields, fields.count("head_dim")
     if sliding and fields.has("attention_other_setting"):
         own = fields.section("attention_other_setting")
         for key in ("head_dim", "true_head_dim"):
             own.expect(key, head_dim)
-    spec = grouped_attention(own, head_dim, kv_heads_key="num_attention_groups", qk_norm=True)
+    spec = blocks.grouped_attention(
+        own, head_dim, kv_heads_key="num_attention_groups", qk_norm=True
+    )
     if sliding:
         spec = spec.sliding(fields.count("sliding_window"))
-    modules = attention(hidden, spec)
+    modules = blocks.attention(hidden, spec)
     if fields.required_flag("use_head_wise_attn_gate"):
         modules += (linear("g_proj", hidden, spec.heads),)
     return spec, under("self_attn", modules)
 
 
-def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
-    spec = mixture(
+def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
+    spec = blocks.mixture(
         fields,
         "moe_num_experts",
         "moe_top_k",
@@ -103,5 +96,5 @@ def _experts(fields: Fields, hidden: int) -> FeedForwardBlock:
         linear("gate.gate", hidden, spec.experts, Part.ROUTER),
         array("gate.router_bias", (spec.experts,), Part.ROUTER, float32=True),
     )
-    modules = expert_modules(spec, hidden, router, shared="share_expert")
-    return spec, at_8_bits(under("mlp", modules), ("mlp.gate.gate",))
+    modules = blocks.expert_modules(spec, hidden, router, shared="share_expert")
+    return spec, blocks.at_8_bits(under("mlp", modules), ("mlp.gate.gate",))
