@@ -51,8 +51,8 @@ def _fitted(widths: list[int], wrapped: Sequence[int], most: int) -> tuple[list[
         return widths, _GAP
     narrowed = list(widths)
     while _span(narrowed, _NARROW_GAP) > most:
-        widest = max(wrapped, key=lambda index: narrowed[index])
-        if narrowed[widest] <= _LEAST_NAME:
+        widest = max(wrapped, key=lambda index: narrowed[index], default=None)
+        if widest is None or narrowed[widest] <= _LEAST_NAME:
             return widths, _GAP
         narrowed[widest] -= 1
     return narrowed, _NARROW_GAP

@@ -80,7 +80,7 @@ def test_markdown_has_both_tables_and_the_plot(memfit: Memfit, tmp_path: Path) -
     run = memfit("plan", "wired", SERVER, "--plot", "--format", "markdown", "-o", page)
     text = page.read_text(encoding="utf-8")
     assert (run.code, run.out) == (0, "")
-    assert "| chat-3 | active | 1.990 GB | 3 s | 5 s | 8 s | 13 s | admitted |" in text
+    assert "| chat-3 | active | admitted | 1.990 GB | 3 s | 5 s | 8 s | 13 s |" in text
     assert text.count("```") == 2
 
 

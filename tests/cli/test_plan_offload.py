@@ -42,7 +42,7 @@ def test_experts_are_planned_for_people(memfit: Memfit, form: str) -> None:
     run = memfit("plan", "experts", NEXT, *options)
     assert run.code == 0
     assert "Keep 208 of 512 experts" in run.out
-    assert "Memory and coverage against experts" in run.out
+    assert "Memory and coverage by experts" in run.out
     plot = run.out[run.out.index("Memory and coverage") :]
     assert plot.count("│") >= 9
     assert "working set 26.801 GB" in plot
@@ -58,7 +58,7 @@ def test_without_a_device_there_is_a_table_and_no_verdict(memfit: Memfit) -> Non
 def test_a_capacity_that_does_not_start_is_exit_1(memfit: Memfit) -> None:
     run = memfit("plan", "experts", *LITE_4BIT, "--memory", "8GB")
     assert run.code == 1
-    assert "while it starts; exceeds" in run.out
+    assert "during start-up; exceeds" in run.out
 
 
 def test_conversations_are_planned_as_json(memfit: Memfit) -> None:
@@ -88,7 +88,7 @@ def test_conversations_are_planned_for_people(memfit: Memfit, form: str) -> None
     options = ("--memory", "16GB", "--tokens", "8k", "--plot", "--format", form)
     run = memfit("plan", "offload", LLAMA, "--quantize", "4", "--requests", AGENTS, *options)
     assert run.code == 0
-    for text in ("stay in memory", "hot threshold", "Found in memory", "conversations against"):
+    for text in ("stay in memory", "hot threshold", "Found in memory", "conversations by tokens"):
         assert text in run.out
 
 

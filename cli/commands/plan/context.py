@@ -38,7 +38,6 @@ from memfit.cli.options import (
     WorkingSet,
     parsed,
 )
-from memfit.cli.render.output import emit
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units, parse_count, parse_size
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
@@ -94,8 +93,8 @@ def context(
     The runtime's own choice of a context is shown beside them.
     """
     # The library is imported when it is needed: --help stays quick.
-    from memfit.cli.render.plan.context import to_sheet
-    from memfit.cli.render.plan.writing import written
+    from memfit.cli.render.plan.context import to_document
+    from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
     from memfit.estimators.sizing.estimate import curve
@@ -126,9 +125,8 @@ def context(
     ).under(rules)
     sized = sized.with_runtime(rules)
     result = plan_context(sized, workload, asked, units=units)
-    sheet = to_sheet(result, units, curve(sized, workload) if plot else ())
-    form = PlanFormat.JSON if json_ else format_
-    emit(written(result, sheet, form, to_file=output is not None), output)
+    document = to_document(result, units, curve(sized, workload) if plot else ())
+    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
 

@@ -26,7 +26,6 @@ from memfit.cli.options import (
     WorkingSet,
     parsed,
 )
-from memfit.cli.render.output import emit
 from memfit.estimators.base.units import Units, parse_count, parse_rate
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
 
@@ -67,8 +66,8 @@ def experts(
     And how much of the routing they cover, for each layer.
     """
     # The library is imported when it is needed: --help stays quick.
-    from memfit.cli.render.plan.experts import to_sheet
-    from memfit.cli.render.plan.writing import written
+    from memfit.cli.render.plan.experts import to_document
+    from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.experts.expert_slots import inventory
     from memfit.estimators.plans.experts.plan import ExpertQuestion, RunMemory, plan_experts
@@ -107,9 +106,8 @@ def experts(
         device=machine,
         summary=device_summary(machine) if machine else None,
     )
-    sheet = to_sheet(result, units, plot=plot)
-    form = PlanFormat.JSON if json_ else format_
-    emit(written(result, sheet, form, to_file=output is not None), output)
+    document = to_document(result, units, plot=plot)
+    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
     row = result.chosen
     fits = row.verdict != "exceeds" if row else machine is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)

@@ -23,7 +23,6 @@ from memfit.cli.options import (
     WorkingSet,
     parsed,
 )
-from memfit.cli.render.output import emit
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units, parse_count, parse_size
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
@@ -78,8 +77,8 @@ def growth(
     And where a budget ends.
     """
     # The library is imported when it is needed: --help stays quick.
-    from memfit.cli.render.plan.growth import to_sheet
-    from memfit.cli.render.plan.writing import written
+    from memfit.cli.render.plan.growth import to_document
+    from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.plans.sessions.plan import plan_growth
     from memfit.estimators.results.growth import Sessions
     from memfit.estimators.runtimes.registry import runtime_names
@@ -102,9 +101,8 @@ def growth(
         budget_bytes=left,
         context=parsed("--context", parse_count, context),
     )
-    form = PlanFormat.JSON if json_ else format_
-    sheet = to_sheet(result, units, plot=plot)
-    emit(written(result, sheet, form, to_file=output is not None), output)
+    document = to_document(result, units, plot=plot)
+    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
     if not result.rules:
         raise typer.Exit(Exit.UNSUPPORTED)
     crossed = all(rule.crossing for rule in result.rules)

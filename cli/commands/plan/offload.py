@@ -24,7 +24,6 @@ from memfit.cli.options import (
     WorkingSet,
     parsed,
 )
-from memfit.cli.render.output import emit
 from memfit.estimators.base.units import Units, parse_count, parse_rate, parse_size
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
 
@@ -81,8 +80,8 @@ def offload(
     And what it saves to load them again.
     """
     # The library is imported when it is needed: --help stays quick.
-    from memfit.cli.render.plan.offload import to_sheet
-    from memfit.cli.render.plan.writing import written
+    from memfit.cli.render.plan.offload import to_document
+    from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.offload.cache_tiers import Speeds, read_requests
     from memfit.estimators.plans.offload.plan import OffloadQuestion, Server, plan_offload
@@ -117,7 +116,6 @@ def offload(
             summary=device_summary(machine) if machine else None,
         ),
     )
-    sheet = to_sheet(result, units, plot=plot)
-    form = PlanFormat.JSON if json_ else format_
-    emit(written(result, sheet, form, to_file=output is not None), output)
+    document = to_document(result, units, plot=plot)
+    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)

@@ -22,7 +22,7 @@ from memfit.cli.options import (
     Verbose,
     parsed,
 )
-from memfit.cli.render.output import emit, write_whole
+from memfit.cli.render.output import write_whole
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.units import Units, parse_count
 
@@ -63,8 +63,8 @@ def static(
     What lies beside the arena is added.
     """
     # The library is imported when it is needed: --help stays quick.
-    from memfit.cli.render.plan.static import to_sheet
-    from memfit.cli.render.plan.writing import written
+    from memfit.cli.render.plan.static import to_document
+    from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.plans.static.plan import plan_static
     from memfit.estimators.trace.graph_format import to_json
 
@@ -83,9 +83,8 @@ def static(
         context_tokens=tokens,
         environment=os.environ,
     )
-    sheet = to_sheet(result, units, plot=plot)
-    form = PlanFormat.JSON if json_ else format_
-    emit(written(result, sheet, form, to_file=output is not None), output)
+    document = to_document(result, units, plot=plot)
+    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
     raise typer.Exit(Exit.YES)
 
 

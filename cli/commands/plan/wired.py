@@ -1,4 +1,4 @@
-"""``memfit plan wired``: a scenario of tickets played through, and the limit to set for it."""
+"""``memfit plan wired``: simulate a scenario of tickets, and find the limit to set for it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,6 @@ import typer
 
 from memfit.cli.exits import Exit
 from memfit.cli.options import Json, Output, PlanForm, PlanFormat, ShownUnits
-from memfit.cli.render.output import emit
 from memfit.estimators.base.units import Units
 
 
@@ -21,22 +20,17 @@ def wired(
     output: Output = None,
     units: ShownUnits = Units.GB,
 ) -> None:
-    """Show the wired limit over time, who waits and who is refused.
+    """Show the wired limit over time, and which tickets wait or are refused.
 
-    And what macOS must allow for it.
+    Also the macOS setting this needs.
     """
     # The library is imported when it is needed: --help stays quick.
-    from memfit.cli.render.plan import wired as render
-    from memfit.cli.render.plan.data import to_json
+    from memfit.cli.render.plan.wired import to_document
+    from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.plans.wired.plan import plan_wired
     from memfit.estimators.plans.wired.scenario import read_scenario
 
     result = plan_wired(read_scenario(scenario), units)
-    if json_ or format_ is PlanFormat.JSON:
-        text = to_json(result)
-    elif format_ is PlanFormat.MARKDOWN:
-        text = render.to_markdown(result, units, plot=plot)
-    else:
-        text = render.to_table(result, units, plot=plot, to_file=output is not None)
-    emit(text, output)
+    document = to_document(result, units, plot=plot)
+    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
     raise typer.Exit(Exit.NO if result.verdict == "fails" else Exit.YES)

@@ -1,8 +1,9 @@
-"""Stacked bars drawn with characters, one a row, against one limit."""
+"""Stacked horizontal bars drawn with characters, with one common limit."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from memfit.cli.render.document import Chart
 from memfit.estimators.base.units import Units, format_bytes
 
 _UNICODE = ("█", "▓", "░", "│")
@@ -11,41 +12,52 @@ _LEAST_WIDTH = 20
 
 
 class Bar(NamedTuple):
-    """A label, bytes of up to three kinds, and a remark that stands before the bar."""
+    """One bar: bytes of up to three kinds, and a note between its label and the bar."""
 
     label: str
     parts: tuple[int, ...]
-    remark: str = ""
+    note: str = ""
 
 
-def bar_lines(
+def bar_chart(
     title: str,
     kinds: Sequence[str],
     bars: Sequence[Bar],
-    limit: tuple[str, int] | None,
     units: Units,
+    limit: tuple[str, int | None] = ("", None),
+) -> Chart:
+    """Return a chart of the bars to scale; ``limit`` is a name and bytes, drawn as a line."""
+
+    def draw(width: int, ascii_only: bool) -> Iterator[str]:
+        marks = _ASCII if ascii_only else _UNICODE
+        return _bar_lines(title, kinds, bars, units, limit, width, marks)
+
+    return draw
+
+
+def _bar_lines(
+    title: str,
+    kinds: Sequence[str],
+    bars: Sequence[Bar],
+    units: Units,
+    limit: tuple[str, int | None],
     width: int,
-    *,
-    ascii_only: bool,
+    marks: Sequence[str],
 ) -> Iterator[str]:
-    """Yield the lines of a plot: the bars to scale, and the limit as a line through them."""
-    marks = _ASCII if ascii_only else _UNICODE
+    name, nbytes = limit
     legend = "  ".join(f"{mark} {kind}" for mark, kind in zip(marks, kinds, strict=False))
-    line = f"  {marks[-1]} {limit[0]} {format_bytes(limit[1], units)}" if limit else ""
+    line = "" if nbytes is None else f"  {marks[-1]} {name} {format_bytes(nbytes, units)}"
     yield f"{title}: {legend}{line}"
-    names = max(len(bar.label) for bar in bars)
-    remarks = max(len(bar.remark) for bar in bars)
     sizes = [format_bytes(sum(bar.parts), units) for bar in bars]
-    labels = [
-        f"{bar.label:>{names}} {size:>{max(map(len, sizes))}} {bar.remark:>{remarks}}"
-        for bar, size in zip(bars, sizes, strict=True)
-    ]
+    columns = [[bar.label for bar in bars], sizes, [bar.note for bar in bars]]
+    aligned = [[cell.rjust(max(map(len, column))) for cell in column] for column in columns]
+    labels = [" ".join(cells) for cells in zip(*aligned, strict=True)]
     room = max(_LEAST_WIDTH, width - max(map(len, labels)) - 2)
-    whole = max(1, limit[1] if limit else 1, *(sum(bar.parts) for bar in bars))
+    whole = max(1, nbytes or 1, *(sum(bar.parts) for bar in bars))
     for label, bar in zip(labels, bars, strict=True):
         drawn = _drawn(bar.parts, whole, room, marks)
-        if limit:
-            at = min(room - 1, limit[1] * room // whole)
+        if nbytes is not None:
+            at = min(room - 1, nbytes * room // whole)
             drawn = f"{drawn[:at]}{marks[-1]}{drawn[at + 1 :]}"
         yield f"{label} {drawn}".rstrip()
 

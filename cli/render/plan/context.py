@@ -4,41 +4,40 @@ from collections.abc import Iterator
 from functools import partial
 
 from memfit.cli.render import words
-from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
+from memfit.cli.render.document import VERDICT_COLOURS, Chart, Document, Table
 from memfit.cli.render.plot import plot_lines
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.plans.context.traffic import PERCENTILES
 from memfit.estimators.results.context import ContextPlan, Distribution, MatrixCell, TrafficPlan
 from memfit.estimators.results.estimate import CurvePoint
 
-_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 _MARKS = {"fits": "", "tight": " tight", "exceeds": " no", "unknown": ""}
 
 
-def to_sheet(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]) -> Sheet:
-    """Return the sheet; with a curve it has a plot of memory against context."""
-    grids = [_profile(result, units), _contexts(result, units)]
+def to_document(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]) -> Document:
+    """Return the document; with a curve it has a plot of memory against context."""
+    tables = [_profile(result, units), _contexts(result, units)]
     if result.matrix:
-        grids.append(_matrix(result.matrix, units))
+        tables.append(_matrix(result.matrix, units))
     if result.traffic:
-        grids.append(_traffic(result.traffic))
-    return Sheet(
+        tables.append(_traffic(result.traffic))
+    return Document(
         title=f"{result.model.id}: contexts under {result.runtime.name}",
         facts=(words.task(result), words.machine(result, units)),
-        grids=tuple(grids),
+        tables=tuple(tables),
         verdict=_verdict(result, units),
-        colour=_COLOURS[result.verdict],
+        colour=VERDICT_COLOURS[result.verdict],
         sections=(
             ("Requests", tuple(_requests(result))),
             ("Notes", (*result.assumptions, *(note.message for note in result.notes))),
         ),
-        plots=(_plot(result, units, curve),) if curve else (),
+        charts=(_plot(result, units, curve),) if curve else (),
     )
 
 
-def _profile(result: ContextPlan, units: Units) -> Grid:
+def _profile(result: ContextPlan, units: Units) -> Table:
     memory, shown = result.profile, partial(format_bytes, units=units)
-    return Grid(
+    return Table(
         ("Memory", "Device-local", "Host-visible"),
         (
             ("Weights", shown(result.weights_bytes), ""),
@@ -57,7 +56,7 @@ def _profile(result: ContextPlan, units: Units) -> Grid:
     )
 
 
-def _contexts(result: ContextPlan, units: Units) -> Grid:
+def _contexts(result: ContextPlan, units: Units) -> Table:
     ceilings = result.ceilings
     rows = [
         ("Ceiling: the model's", "", _tokens(ceilings.model)),
@@ -80,10 +79,10 @@ def _contexts(result: ContextPlan, units: Units) -> Grid:
         if own.tokens is not None:
             rows.append((f"{result.runtime.name}'s own choice", budget, _tokens(own.tokens)))
         rows.append(("Right by that budget", budget, _fitting(own.right_tokens)))
-    return Grid(("Context", "Budget", "Tokens"), tuple(rows or [("No device", "", "-")]))
+    return Table(("Context", "Budget", "Tokens"), tuple(rows or [("No device", "", "-")]))
 
 
-def _matrix(cells: tuple[MatrixCell, ...], units: Units) -> Grid:
+def _matrix(cells: tuple[MatrixCell, ...], units: Units) -> Table:
     counts = sorted({cell.requests for cell in cells})
     lengths = sorted({cell.context_tokens for cell in cells})
     by_place = {(cell.context_tokens, cell.requests): cell for cell in cells}
@@ -92,7 +91,7 @@ def _matrix(cells: tuple[MatrixCell, ...], units: Units) -> Grid:
         for tokens in lengths
     )
     headings = ("Tokens each", *(f"{n} request{'s' if n > 1 else ''}" for n in counts))
-    return Grid(headings, rows, "Memory by context and requests at once")
+    return Table(headings, rows, "Memory by context and requests at once")
 
 
 def _cell(cell: MatrixCell, units: Units) -> str:
@@ -101,14 +100,14 @@ def _cell(cell: MatrixCell, units: Units) -> str:
     return format_bytes(cell.needed_bytes, units) + _MARKS[cell.verdict]
 
 
-def _traffic(traffic: TrafficPlan) -> Grid:
+def _traffic(traffic: TrafficPlan) -> Table:
     headings = ("Traffic, tokens", "mean", *(f"{p} %" for p in PERCENTILES), "largest")
     rows = (
         ("prompt", *_texts(traffic.prompt)),
         ("completion", *_texts(traffic.completion)),
         ("both", *_texts(traffic.total)),
     )
-    return Grid(headings, rows, f"{traffic.requests} requests")
+    return Table(headings, rows, f"{traffic.requests} requests")
 
 
 def _texts(found: Distribution) -> tuple[str, ...]:
@@ -154,7 +153,7 @@ def _verdict(result: ContextPlan, units: Units) -> str:
     )
 
 
-def _plot(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]) -> Plot:
+def _plot(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]) -> Chart:
     budget = result.device.working_set_bytes if result.device else None
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:

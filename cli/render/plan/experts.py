@@ -1,13 +1,12 @@
-"""A plan of experts in words."""
+"""A plan of experts as a document."""
 
 from collections.abc import Iterator
 
-from memfit.cli.render.plan.bars import Bar, bar_lines
-from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
+from memfit.cli.render.document import VERDICT_COLOURS, Chart, Document, Table
+from memfit.cli.render.plan.bars import Bar, bar_chart
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
 
-_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 _MEMORY = (
     "Experts",
     "Weights",
@@ -22,27 +21,23 @@ _MEMORY = (
 _MISSES = ("Experts", "Coverage", "Misses", "From disk", "Time", "Pinned", "Found", "Filler")
 
 
-def to_sheet(result: ExpertsPlan, units: Units, *, plot: bool) -> Sheet:
-    """Return the plan as a sheet."""
-    return Sheet(
+def to_document(result: ExpertsPlan, units: Units, *, plot: bool) -> Document:
+    """Return the document; ``plot`` adds a chart of memory and coverage."""
+    return Document(
         title=result.model,
         facts=tuple(_facts(result, units)),
-        grids=(
-            Grid(_MEMORY, tuple(_memory(row, units) for row in result.rows)),
-            Grid(
-                _MISSES,
-                tuple(_missed(row, units) for row in result.rows),
-                "For each token",
-            ),
+        tables=(
+            Table(_MEMORY, tuple(_memory(row, units) for row in result.rows)),
+            Table(_MISSES, tuple(_missed(row, units) for row in result.rows), "Per token"),
         ),
         verdict=_verdict(result, units),
-        colour=_COLOURS[result.chosen.verdict if result.chosen else "unknown"],
+        colour=VERDICT_COLOURS[result.chosen.verdict if result.chosen else "unknown"],
         sections=(
             ("To set", tuple(_settings(result, units))),
-            ("Does it pay", (_worth(result), *result.worth.reasons)),
+            ("Does it pay off", (_worth(result), *result.worth.reasons)),
             ("Notes", tuple(note.message for note in result.notes)),
         ),
-        plots=(_plot(result, units),) if plot else (),
+        charts=(_plot(result, units),) if plot else (),
     )
 
 
@@ -50,7 +45,7 @@ def _facts(result: ExpertsPlan, units: Units) -> Iterator[str]:
     slots = "a slot takes" if result.uniform_slots else "the largest slot takes"
     yield (
         f"{result.model_type}, {result.experts} experts in each of {result.layers} layers,"
-        f" {result.top_k} for a token; {slots} {result.slot_bytes} bytes, all experts"
+        f" {result.top_k} per token; {slots} {result.slot_bytes} bytes, all experts"
         f" {format_bytes(result.all_expert_bytes, units)} ({result.basis})"
     )
     if result.device:
@@ -60,7 +55,7 @@ def _facts(result: ExpertsPlan, units: Units) -> Iterator[str]:
             f" {result.context_tokens} tokens of context"
         )
     else:
-        yield "no device named: --device m4-max-64 or --memory 32GB gives a capacity"
+        yield "no device: --device m4-max-64 or --memory 32GB gives a capacity"
 
 
 def _memory(row: CapacityRow, units: Units) -> tuple[str, ...]:
@@ -97,13 +92,13 @@ def _milliseconds(microseconds: int | None) -> str:
 def _verdict(result: ExpertsPlan, units: Units) -> str:
     row = result.chosen
     if result.device is None:
-        return "No device named: nothing is said of what fits."
+        return "No device: it is not known what fits."
     if row is None:
         return "Does not fit: there is no room for the experts of one token."
     text = (
         f"Keep {row.capacity} of {result.experts} experts in each layer:"
-        f" {format_bytes(row.running_bytes, units)} while it runs,"
-        f" {format_bytes(row.startup_bytes, units)} while it starts"
+        f" {format_bytes(row.running_bytes, units)} during the run,"
+        f" {format_bytes(row.startup_bytes, units)} during start-up"
     )
     return f"{text}; {row.verdict}."
 
@@ -117,16 +112,16 @@ def _settings(result: ExpertsPlan, units: Units) -> Iterator[str]:
     if result.device:
         fitting = _experts(result.fitting_capacity)
         running = _experts(result.fitting_run_capacity)
-        yield f"in 90 % of the working set: {fitting} fit, with the start-up; {running} without it"
+        yield f"in 90 % of the working set: {fitting} fit with the start-up, {running} without it"
     if result.wired_limit_bytes is not None:
-        yield f"wired limit: {format_bytes(result.wired_limit_bytes, units)}, all that is in use"
+        yield f"wired limit: {format_bytes(result.wired_limit_bytes, units)}, all memory in use"
     if result.adaptive:
         capacities = result.adaptive.capacities
         coverage, misses, disk, time = _misses(result.adaptive.misses, units)
         yield (
             f"by layer: {min(capacities)} to {max(capacities)} experts in"
             f" {format_bytes(result.adaptive.expert_bytes, units)} cover {coverage}; {misses}"
-            f" misses and {disk} a token" + (f", {time}" if time != "-" else "")
+            f" misses and {disk} per token" + (f", {time}" if time != "-" else "")
         )
 
 
@@ -139,24 +134,20 @@ def _worth(result: ExpertsPlan) -> str:
     return "not known" if pays is None else "yes" if pays else "no"
 
 
-def _plot(result: ExpertsPlan, units: Units) -> Plot:
+def _plot(result: ExpertsPlan, units: Units) -> Chart:
     bars = [
         Bar(
             str(row.capacity),
-            (
-                row.non_expert_bytes,
-                row.expert_bytes,
-                row.running_bytes - row.weight_bytes,
-            ),
+            (row.non_expert_bytes, row.expert_bytes, row.running_bytes - row.weight_bytes),
             f"{row.misses.coverage_percent:.1f} %",
         )
         for row in result.rows
     ]
-    limit = ("working set", result.device.working_set_bytes) if result.device else None
-    kinds = ("other weights", "experts", "the rest")
-
-    def draw(width: int, ascii_only: bool) -> Iterator[str]:
-        title = "Memory and coverage against experts"
-        return bar_lines(title, kinds, bars, limit, units, width, ascii_only=ascii_only)
-
-    return draw
+    device = result.device
+    return bar_chart(
+        "Memory and coverage by experts",
+        ("other weights", "experts", "the rest"),
+        bars,
+        units,
+        ("working set", device.working_set_bytes if device else None),
+    )

@@ -1,44 +1,44 @@
-"""A plan of growing sessions, laid out for the terminal and Markdown."""
+"""A plan of growing sessions as a document."""
 
 from collections.abc import Iterator
 
-from memfit.cli.render.plan.bars import Bar, bar_lines
-from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
+from memfit.cli.render.document import Chart, Document, Table
+from memfit.cli.render.plan.bars import Bar, bar_chart
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.growth import GrowthPlan, GrowthRow
 
 _MOST_TURNS = 8  # shown; JSON has all
 _NOTES = (
-    "peak: old and new cache of the session that grows are alive together, in all its layers;"
-    " MLX lets go of a layer's old cache as it gets to the next, so that its peak is lower",
-    "copied: bytes moved into larger buffers until the end, for all sessions",
+    "peak: the old and the new cache of the growing session are alive together, in all its layers;"
+    " MLX frees the old cache of a layer before it grows the next, so its peak is lower",
+    "copied: bytes copied into larger buffers until the end, for all sessions",
 )
 
 
-def to_sheet(result: GrowthPlan, units: Units, *, plot: bool) -> Sheet:
-    """Return the sheet; ``plot`` adds bars of each rule over the turns."""
-    asked = result.sessions
-    many = "sessions" if asked.sessions > 1 else "session"
-    facts = [f"{asked.sessions} {many} of {result.tokens} tokens"]
-    if asked.turns > 1 or asked.prefix_tokens:
+def to_document(result: GrowthPlan, units: Units, *, plot: bool) -> Document:
+    """Return the document; ``plot`` adds a chart of each rule over the turns."""
+    sessions = result.sessions
+    many = "sessions" if sessions.sessions > 1 else "session"
+    facts = [f"{sessions.sessions} {many} of {result.tokens} tokens"]
+    if sessions.turns > 1 or sessions.prefix_tokens:
         facts.append(
-            f"a prefix of {asked.prefix_tokens} tokens, then {asked.turns} turns of"
-            f" {asked.turn_tokens} tokens"
+            f"a prefix of {sessions.prefix_tokens} tokens, then {sessions.turns} turns of"
+            f" {sessions.turn_tokens} tokens"
         )
-    grids = [Grid(_HEADINGS, tuple(_row(rule, units) for rule in result.rules))]
-    if asked.turns > 1 and result.rules:
-        grids.append(_turns(result, units))
-    return Sheet(
+    tables = [Table(_HEADINGS, tuple(_row(rule, units) for rule in result.rules))]
+    if sessions.turns > 1 and result.rules:
+        tables.append(_turns(result, units))
+    return Document(
         title=f"{result.model}: how caches grow",
         facts=tuple(facts),
-        grids=tuple(grids) if result.rules else (),
+        tables=tuple(tables) if result.rules else (),
         verdict=_verdict(result, units),
         colour="red" if any(rule.crossing for rule in result.rules) else "green",
         sections=(
             ("Crossing the budget", tuple(_crossings(result, units))),
             ("Notes", (*_NOTES, *(f"{one.runtime}: {one.reason}" for one in result.undecided))),
         ),
-        plots=tuple(_plot(rule, result, units) for rule in result.rules) if plot else (),
+        charts=tuple(_plot(rule, result, units) for rule in result.rules) if plot else (),
     )
 
 
@@ -46,7 +46,7 @@ _HEADINGS = (
     "Runtime",
     "Growth",
     "Step",
-    "A token",
+    "Per token",
     "Allocated",
     "Needed",
     "Peak",
@@ -71,7 +71,7 @@ def _row(rule: GrowthRow, units: Units) -> tuple[str, ...]:
     )
 
 
-def _turns(result: GrowthPlan, units: Units) -> Grid:
+def _turns(result: GrowthPlan, units: Units) -> Table:
     shown = _picked(result.sessions.turns)
     headings = ("Allocated after turn", *(str(turn) for turn in shown))
     rows = tuple(
@@ -81,11 +81,11 @@ def _turns(result: GrowthPlan, units: Units) -> Grid:
         )
         for rule in result.rules
     )
-    return Grid(headings, rows, "Allocated over the turns")
+    return Table(headings, rows, "Allocated over the turns")
 
 
 def _picked(turns: int) -> list[int]:
-    """At most eight turns, evenly spread, the last among them."""
+    """At most eight turns, evenly spread, with the last one."""
     if turns <= _MOST_TURNS:
         return list(range(1, turns + 1))
     return [turns * number // _MOST_TURNS for number in range(1, _MOST_TURNS + 1)]
@@ -104,7 +104,7 @@ def _crossings(result: GrowthPlan, units: Units) -> Iterator[str]:
 
 def _verdict(result: GrowthPlan, units: Units) -> str:
     if result.budget_bytes is None:
-        return "No budget: --budget SIZE, a device or a memory size gives one."
+        return "No budget: give --budget, a device or a memory size."
     budget = format_bytes(result.budget_bytes, units)
     crossed = sum(rule.crossing is not None for rule in result.rules)
     if not crossed:
@@ -112,7 +112,7 @@ def _verdict(result: GrowthPlan, units: Units) -> str:
     return f"Above the budget of {budget} for caches under {crossed} of {len(result.rules)} rules."
 
 
-def _plot(rule: GrowthRow, result: GrowthPlan, units: Units) -> Plot:
+def _plot(rule: GrowthRow, result: GrowthPlan, units: Units) -> Chart:
     title = f"{', '.join(rule.runtimes)}, {rule.growth}"
     picked = [rule.turns[turn - 1] for turn in _picked(result.sessions.turns)]
     bars = [
@@ -123,11 +123,5 @@ def _plot(rule: GrowthRow, result: GrowthPlan, units: Units) -> Plot:
         for turn in picked
     ]
     bars.append(Bar("peak while growing", (0, 0, rule.peak_bytes)))
-    budget = result.budget_bytes
-    limit = ("budget", budget) if budget is not None else None
-    kinds = ("needed", "allocated besides", "old and new")
-
-    def draw(width: int, ascii_only: bool) -> Iterator[str]:
-        return bar_lines(title, kinds, bars, limit, units, width, ascii_only=ascii_only)
-
-    return draw
+    kinds = ("needed", "allocated in addition", "old and new")
+    return bar_chart(title, kinds, bars, units, ("budget", result.budget_bytes))

@@ -1,24 +1,24 @@
-"""A plan of cached conversations in words."""
+"""A plan of cached conversations as a document."""
 
 from collections.abc import Iterator
 
-from memfit.cli.render.plan.bars import Bar, bar_lines
-from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
+from memfit.cli.render.document import Chart, Document, Table
+from memfit.cli.render.plan.bars import Bar, bar_chart
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.results.offload import OffloadPlan, Restore, Simulation, SizeRow
 
 _SIZES = ("Tokens", "16-bit", "8-bit", "4-bit", "Blocks", "Stored", "In memory", "Next chunk")
 
 
-def to_sheet(result: OffloadPlan, units: Units, *, plot: bool) -> Sheet:
-    """Return the plan as a sheet."""
-    grids = [Grid(_SIZES, tuple(_size(row, units) for row in result.sizes), "One conversation")]
+def to_document(result: OffloadPlan, units: Units, *, plot: bool) -> Document:
+    """Return the document; ``plot`` adds a chart of all conversations by length."""
+    tables = [Table(_SIZES, tuple(_size(row, units) for row in result.sizes), "One conversation")]
     if result.simulation:
-        grids.append(_simulated(result.simulation, units))
-    return Sheet(
+        tables.append(_simulated(result.simulation, units))
+    return Document(
         title=result.model,
         facts=tuple(_facts(result, units)),
-        grids=tuple(grids),
+        tables=tuple(tables),
         verdict=_verdict(result),
         colour=_colour(result),
         sections=(
@@ -26,7 +26,7 @@ def to_sheet(result: OffloadPlan, units: Units, *, plot: bool) -> Sheet:
             ("Disk", tuple(_disk(result, units))),
             ("Notes", tuple(note.message for note in result.notes)),
         ),
-        plots=(_plot(result, units),) if plot else (),
+        charts=(_plot(result, units),) if plot else (),
     )
 
 
@@ -43,7 +43,7 @@ def _facts(result: OffloadPlan, units: Units) -> Iterator[str]:
             f" conversation take {format_bytes(result.active_bytes, units)} at most"
         )
     else:
-        yield "no device named: --device m4-max-64 or --memory 32GB gives a budget"
+        yield "no device: --device m4-max-64 or --memory 32GB gives a budget"
 
 
 def _size(row: SizeRow, units: Units) -> tuple[str, ...]:
@@ -58,17 +58,17 @@ def _size(row: SizeRow, units: Units) -> tuple[str, ...]:
     )
 
 
-def _simulated(run: Simulation, units: Units) -> Grid:
+def _simulated(run: Simulation, units: Units) -> Table:
     rows = [
         ("Requests, agents", f"{run.requests}, {run.agents}"),
         ("Found in memory", str(run.hot)),
         ("Found on disk", str(run.warm)),
-        ("Given up before", str(run.cold)),
+        ("Evicted before", str(run.cold)),
         ("New", str(run.new)),
         ("Read", f"{format_bytes(run.read_bytes, units)}{_in(run.read_ms)}"),
         ("Written", f"{format_bytes(run.written_bytes, units)}{_in(run.write_ms)}"),
         ("Prefilled", f"{run.prefill_tokens} tokens{_in(run.prefill_ms)}"),
-        ("Not prefilled again", f"{run.saved_tokens} tokens"),
+        ("Reused", f"{run.saved_tokens} tokens"),
         (
             "Without a cache",
             f"{run.prefill_tokens + run.saved_tokens} tokens{_in(run.uncached_prefill_ms)}",
@@ -76,7 +76,7 @@ def _simulated(run: Simulation, units: Units) -> Grid:
         ("Most in memory", format_bytes(run.largest_hot_bytes, units)),
         ("Most on disk", format_bytes(run.largest_disk_bytes, units)),
     ]
-    return Grid(("Requests", "Simulated"), tuple(rows), "The trace of requests")
+    return Table(("Requests", "Simulated"), tuple(rows), "Request trace")
 
 
 def _in(milliseconds: int | None) -> str:
@@ -84,11 +84,11 @@ def _in(milliseconds: int | None) -> str:
 
 
 def _verdict(result: OffloadPlan) -> str:
-    hot, asked = result.hot_conversations, result.conversations
+    hot, all_of_them = result.hot_conversations, result.conversations
     if hot is None:
-        return "No device named: nothing is said of what fits."
-    text = f"{hot} of {asked} conversations of {result.tokens} tokens stay in memory"
-    return f"{text}; the others are read from disk." if hot < asked else f"{text}."
+        return "No device: it is not known what fits."
+    text = f"{hot} of {all_of_them} conversations of {result.tokens} tokens stay in memory"
+    return f"{text}; the others are read from disk." if hot < all_of_them else f"{text}."
 
 
 def _colour(result: OffloadPlan) -> str:
@@ -102,15 +102,15 @@ def _memory(result: OffloadPlan, units: Units) -> Iterator[str]:
     if result.pool:
         yield (
             f"budget: {format_bytes(result.pool.budget_bytes, units)}, {result.pool.blocks} blocks"
-            f" of 256 tokens of a layer, {result.pool.block_bytes} bytes each"
+            f" of 256 tokens of one layer, {result.pool.block_bytes} bytes each"
         )
     threshold = result.threshold
     if threshold.tokens is not None:
         yield (
             f"hot threshold: {threshold.tokens} tokens, up to which all {result.conversations} stay"
-            f" in memory; the fixed {threshold.fixed_tokens} take"
+            f" in memory; agent-memory's fixed {threshold.fixed_tokens} tokens take"
             f" {format_bytes(threshold.fixed_stored_bytes, units)} each, and"
-            f" {format_bytes(threshold.fixed_plain_bytes, units)} in 16 bits"
+            f" {format_bytes(threshold.fixed_plain_bytes, units)} at 16 bits"
         )
     yield from _restore(result.restore, units)
 
@@ -127,7 +127,7 @@ def _restore(restore: Restore, units: Units) -> Iterator[str]:
     ):
         text = (
             f"restore {name}: {format_bytes(own, units)},"
-            f" {format_bytes(total, units)} with weights and what else is in memory"
+            f" {format_bytes(total, units)} with weights and other conversations in memory"
         )
         yield text if fits is None else f"{text}: {'fits' if fits else 'does not fit'}"
 
@@ -138,7 +138,7 @@ def _disk(result: OffloadPlan, units: Units) -> Iterator[str]:
         f"all {result.conversations}: {format_bytes(disk.stored_bytes, units)}, with the reserve"
         f" {format_bytes(disk.with_reserve_bytes, units)} free"
     )
-    yield text if disk.conversations is None else f"{text}; the disk takes {disk.conversations}"
+    yield text if disk.conversations is None else f"{text}; the disk holds {disk.conversations}"
     spans = (("save", times.save_ms), ("load", times.load_ms), ("prefill", times.prefill_ms))
     known = [f"{name} {format_duration(span)}" for name, span in spans if span is not None]
     if known:
@@ -146,9 +146,9 @@ def _disk(result: OffloadPlan, units: Units) -> Iterator[str]:
         yield f"one conversation: {', '.join(known)}{faster}"
 
 
-def _plot(result: OffloadPlan, units: Units) -> Plot:
+def _plot(result: OffloadPlan, units: Units) -> Chart:
     many = result.conversations
-    most = max(2 * result.tokens, result.sizes[0].tokens)  # beyond it the bars dwarf all else
+    most = max(2 * result.tokens, result.sizes[0].tokens)  # longer bars would hide the others
     bars = [
         Bar(
             str(row.tokens),
@@ -161,11 +161,6 @@ def _plot(result: OffloadPlan, units: Units) -> Plot:
         for row in result.sizes
         if row.tokens <= most
     ]
-    limit = ("budget", result.pool.budget_bytes) if result.pool else None
+    budget = result.pool.budget_bytes if result.pool else None
     kinds = ("4 bits", "up to 8", "up to 16")
-
-    def draw(width: int, ascii_only: bool) -> Iterator[str]:
-        title = f"{many} conversations against tokens"
-        return bar_lines(title, kinds, bars, limit, units, width, ascii_only=ascii_only)
-
-    return draw
+    return bar_chart(f"{many} conversations by tokens", kinds, bars, units, ("budget", budget))

@@ -1,29 +1,29 @@
-"""A static plan in words."""
+"""A plan of static allocation as a document."""
 
 from collections.abc import Iterator
 
-from memfit.cli.render.plan.bars import Bar, bar_lines
-from memfit.cli.render.plan.sheet import Grid, Plot, Sheet
+from memfit.cli.render.document import Chart, Document, Table
+from memfit.cli.render.plan.bars import Bar, bar_chart
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.static import CallArena, Provision, StaticPlan
 
 _PROVISIONS = ("Allocated", "Size", "Storage", "")
-_CALLS = ("Call", "Tokens", "At", "Operations", "Buffers", "Arena", "No less than", "Each its own")
+_CALLS = ("Call", "Tokens", "At", "Operations", "Buffers", "Arena", "Lower bound", "Separate")
 
 
-def to_sheet(result: StaticPlan, units: Units, *, plot: bool) -> Sheet:
-    """Return the plan as a sheet."""
-    return Sheet(
+def to_document(result: StaticPlan, units: Units, *, plot: bool) -> Document:
+    """Return the document; ``plot`` adds a chart of the arena by call."""
+    return Document(
         title=result.model,
         facts=tuple(_facts(result)),
-        grids=(
-            Grid(_PROVISIONS, tuple(_provision(each, units) for each in result.provisions)),
-            Grid(_CALLS, tuple(_call(each, units) for each in result.calls), "The arena by call"),
+        tables=(
+            Table(_PROVISIONS, tuple(_provision(each, units) for each in result.provisions)),
+            Table(_CALLS, tuple(_call(each, units) for each in result.calls), "The arena by call"),
         ),
         verdict=_verdict(result, units),
         colour="default",
         sections=(("Notes", tuple(note.message for note in result.notes)),),
-        plots=(_plot(result, units),) if plot else (),
+        charts=(_plot(result, units),) if plot else (),
     )
 
 
@@ -32,7 +32,7 @@ def _facts(result: StaticPlan) -> Iterator[str]:
     yield f"{result.model_type}, the graph of {result.backend} as recorded with {versions}"
     yield (
         f"{result.context_tokens} tokens of context, capacity {result.capacity_tokens};"
-        f" {len(result.placements)} places in the arena"
+        f" {len(result.placements)} buffers in the arena"
     )
 
 
@@ -56,25 +56,17 @@ def _verdict(result: StaticPlan, units: Units) -> str:
     return (
         f"{format_bytes(result.private_bytes, units)} private and"
         f" {format_bytes(result.shared_bytes, units)} shared; the arena is"
-        f" {format_bytes(result.arena_bytes, units)}, and none is below"
+        f" {format_bytes(result.arena_bytes, units)}, the lower bound"
         f" {format_bytes(result.lower_bound_bytes, units)}."
     )
 
 
-def _plot(result: StaticPlan, units: Units) -> Plot:
+def _plot(result: StaticPlan, units: Units) -> Chart:
     bars = [
-        Bar(call.phase.replace("_", " "), (call.lower_bound_bytes, _slack(call)))
+        Bar(
+            call.phase.replace("_", " "),
+            (call.lower_bound_bytes, call.arena_bytes - call.lower_bound_bytes),
+        )
         for call in result.calls
     ]
-
-    def draw(width: int, ascii_only: bool) -> Iterator[str]:
-        kinds = ("lower bound", "lost to placement")
-        return bar_lines(
-            "The arena by call", kinds, bars, None, units, width, ascii_only=ascii_only
-        )
-
-    return draw
-
-
-def _slack(call: CallArena) -> int:
-    return call.arena_bytes - call.lower_bound_bytes
+    return bar_chart("The arena by call", ("lower bound", "lost to placement"), bars, units)

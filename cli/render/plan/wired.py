@@ -1,105 +1,109 @@
-"""A plan of wired memory as tables for the terminal, and as Markdown."""
+"""A plan of wired memory as a document."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from rich import box
-from rich.padding import Padding
-from rich.table import Table
-
-from memfit.cli.render.plan import wired_words as words
-from memfit.cli.render.plan.wired_plot import MOST_ROWS, plot_lines, thinned
-from memfit.cli.render.terminal import Page, open_page
-from memfit.estimators.base.units import Units
-from memfit.estimators.results.wired import WiredPlan
+from memfit.cli.render.document import Document, Table
+from memfit.cli.render.plan.wired_plot import wired_chart
+from memfit.estimators.base.units import Units, format_bytes, format_duration
+from memfit.estimators.results.wired import TicketPlan, WiredMoment, WiredPlan
 
 _COLOURS = {"holds": "green", "waits": "yellow", "fails": "red"}
-_GAP = 3  # between two columns
-_LEAST_WIDTH = 64
-_MARKDOWN_WIDTH = 80
-_WORDS = frozenset(("Ticket", "Kind", "Outcome"))  # all other columns are numbers
+_TICKETS = ("Ticket", "Kind", "Outcome", "Size", "Requested", "Waited", "Started", "Ended")
+_MOMENTS = ("Time", "Limit", "Wanted", "Demand", "Waiting", "Active", "Reserved", "Queue")
+_OUTCOMES = {
+    "admitted": "admitted",
+    "refused": "refused",
+    "gave_up": "gave up",
+    "waiting": "never admitted",
+    "left_out": "left out",
+}
+_VERDICTS = {
+    "holds": "Holds: every ticket starts at once",
+    "waits": "Waits: every ticket that does not give up is admitted",
+    "fails": "Fails",
+}
 
 
-def to_table(result: WiredPlan, units: Units, *, plot: bool, to_file: bool) -> str:
-    """Return the plan as text; numbers are never cut, so that a narrow terminal wraps."""
-    page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
-    page.console.print(result.scenario, style="bold")
-    for line in (words.machine(result, units), words.policies(result, units)):
-        page.console.print(line, style="dim", soft_wrap=True)
-    tickets = [words.ticket_texts(ticket, units) for ticket in result.tickets]
-    moments = [words.moment_texts(moment, units) for moment in result.moments]
-    _draw(page, words.TICKET_HEADINGS, tickets)
-    page.console.print()
-    _draw(page, words.MOMENT_HEADINGS, moments)
-    page.console.print(words.verdict(result), style=f"bold {_COLOURS[result.verdict]}")
-    _section(page, "To set", words.settings(result, units))
-    _section(page, "Notes", words.notes(result))
-    if plot:
-        page.console.print()
-        for line in _plot(result, units, page.console.width, ascii_only=page.ascii_only):
-            page.console.print(line, no_wrap=True, crop=True)
-    return page.text()
+def to_document(result: WiredPlan, units: Units, *, plot: bool) -> Document:
+    """Return the document; ``plot`` adds a chart of limit and demand over time."""
+    reasons = (f"{ticket.name}: {ticket.reason}" for ticket in result.tickets if ticket.reason)
+    return Document(
+        title=result.scenario,
+        facts=(_machine(result, units), _policies(result, units)),
+        tables=(
+            Table(_TICKETS, tuple(_ticket(each, units) for each in result.tickets), left=3),
+            Table(_MOMENTS, tuple(_moment(each, units) for each in result.moments), left=0),
+        ),
+        verdict=_verdict(result),
+        colour=_COLOURS[result.verdict],
+        sections=(
+            ("To set", tuple(_settings(result, units))),
+            ("Notes", (*reasons, *result.notes)),
+        ),
+        charts=(wired_chart(result.moments, units),) if plot else (),
+    )
 
 
-def to_markdown(result: WiredPlan, units: Units, *, plot: bool) -> str:
-    """Return the plan as a Markdown section that ends with a line feed."""
-    return "\n".join(_markdown(result, units, plot=plot)) + "\n"
+def _machine(result: WiredPlan, units: Units) -> str:
+    device = result.device
+    name = "no device"
+    if device is not None:
+        name = f"{device.name}, working set {format_bytes(device.working_set_bytes, units)}"
+    threshold = f"{result.shrink_threshold_percent:g} %"
+    cooldown = format_duration(result.shrink_cooldown_ms)
+    return f"{name}; {result.mode}; shrinks by {threshold} or more, {cooldown} after a change"
 
 
-def _draw(page: Page, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    style = box.ASCII if page.ascii_only else box.SIMPLE_HEAD
-    table = Table(box=style, pad_edge=False, show_edge=False)
-    span = 0
-    for index, heading in enumerate(headings):
-        width = max(len(heading), *(len(row[index]) for row in rows))
-        span += width + _GAP
-        side = "left" if heading in _WORDS else "right"
-        table.add_column(heading, justify=side, no_wrap=True, width=width)  # type: ignore[arg-type]
-    for row in rows:
-        table.add_row(*row)
-    page.console.width = max(page.console.width, span)
-    page.console.print(table)
+def _policies(result: WiredPlan, units: Units) -> str:
+    named = ", ".join(f"{name} ({kind})" for name, kind in result.policies.items())
+    return f"policies: {named}; baseline {format_bytes(result.baseline_bytes, units)}"
 
 
-def _section(page: Page, heading: str, lines: Sequence[str]) -> None:
-    if lines:
-        page.console.print(f"\n{heading}")
-    for line in lines:
-        page.console.print(Padding(line, (0, 0, 0, 2), expand=False))
+def _verdict(result: WiredPlan) -> str:
+    outcomes = [ticket.outcome for ticket in result.tickets]
+    parts = [_VERDICTS[result.verdict]]
+    for outcome in ("refused", "waiting", "gave_up", "left_out"):
+        if outcome in outcomes:
+            parts.append(f"{outcomes.count(outcome)} {_OUTCOMES[outcome]}")
+    if result.refused_limits:
+        noun = "limit" if result.refused_limits == 1 else "limits"
+        parts.append(f"{result.refused_limits} {noun} refused by MLX")
+    if result.longest_wait_ms:
+        parts.append(f"longest wait {format_duration(result.longest_wait_ms)}")
+    return "; ".join(parts) + "."
 
 
-def _plot(result: WiredPlan, units: Units, width: int, *, ascii_only: bool) -> Iterator[str]:
-    yield from plot_lines(thinned(result.moments, MOST_ROWS), units, width, ascii_only=ascii_only)
+def _settings(result: WiredPlan, units: Units) -> Iterator[str]:
+    yield (
+        f"largest limit: {format_bytes(result.largest_limit_bytes, units)}"
+        f" at {format_duration(result.largest_limit_at_ms)};"
+        f" largest demand {format_bytes(result.largest_demand_bytes, units)}"
+    )
+    if result.mode == "wired" and result.device is not None:
+        yield _sysctl(result, result.device.working_set_bytes, units)
 
 
-def _markdown(result: WiredPlan, units: Units, *, plot: bool) -> Iterator[str]:
-    yield from (f"## {_escaped(result.scenario)}", "", f"**{_escaped(words.verdict(result))}**", "")
-    for line in (words.machine(result, units), words.policies(result, units)):
-        yield f"- {_escaped(line)}"
-    yield ""
-    tickets = [words.ticket_texts(ticket, units) for ticket in result.tickets]
-    yield from _markdown_table(words.TICKET_HEADINGS, tickets)
-    yield ""
-    moments = [words.moment_texts(moment, units) for moment in result.moments]
-    yield from _markdown_table(words.MOMENT_HEADINGS, moments)
-    for heading, lines in (
-        ("To set", words.settings(result, units)),
-        ("Notes", words.notes(result)),
-    ):
-        if lines:
-            yield from ("", f"### {heading}", "")
-            yield from (f"- {_escaped(line)}" for line in lines)
-    if plot:
-        plotted = _plot(result, units, _MARKDOWN_WIDTH, ascii_only=False)
-        yield from ("", "```text", *plotted, "```")
+def _sysctl(result: WiredPlan, working_set: int, units: Units) -> str:
+    if result.sysctl_mebibytes is not None:
+        left = format_bytes(result.left_for_system_bytes or 0, units)
+        return (
+            f"sudo sysctl iogpu.wired_limit_mb={result.sysctl_mebibytes}, which leaves {left} for"
+            " macOS and other processes"
+        )
+    if result.largest_limit_bytes > working_set:
+        return "iogpu.wired_limit_mb: no value is enough; the limit is not below the whole memory"
+    return f"iogpu.wired_limit_mb: the default is enough, {format_bytes(working_set, units)}"
 
 
-def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(headings)} |"
-    yield f"|{'|'.join('---' if heading in _WORDS else '---:' for heading in headings)}|"
-    yield from (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
+def _ticket(ticket: TicketPlan, units: Units) -> tuple[str, ...]:
+    times = (ticket.asked_ms, ticket.waited_ms, ticket.started_ms, ticket.ended_ms)
+    shown = ("-" if time is None else format_duration(time) for time in times)
+    size = format_bytes(ticket.size_bytes, units)
+    return ticket.name, ticket.kind, _OUTCOMES[ticket.outcome], size, *shown
 
 
-def _escaped(text: str) -> str:
-    for mark in ("\\", "|", "<", "`", "*", "_"):
-        text = text.replace(mark, f"\\{mark}")
-    return text
+def _moment(moment: WiredMoment, units: Units) -> tuple[str, ...]:
+    amounts = (moment.limit_bytes, moment.wanted_bytes, moment.demand_bytes, moment.waiting_bytes)
+    counts = (moment.active, moment.reserved, moment.waiting)
+    sizes = (format_bytes(amount, units) for amount in amounts)
+    return format_duration(moment.at_ms), *sizes, *map(str, counts)

@@ -1,7 +1,8 @@
-"""Limit and demand over time, drawn with characters: one row a moment, the limit as a line."""
+"""Limit and demand over time, drawn with characters: one row per moment."""
 
 from collections.abc import Iterator, Sequence
 
+from memfit.cli.render.document import Chart
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.results.wired import WiredMoment
 
@@ -11,11 +12,20 @@ _ASCII = ("#", ".", "|")
 _LEAST_WIDTH = 20
 
 
-def plot_lines(
-    moments: Sequence[WiredMoment], units: Units, width: int, *, ascii_only: bool
+def wired_chart(moments: Sequence[WiredMoment], units: Units) -> Chart:
+    """Return a chart, to scale, of held and waiting bytes, with the limit as a line."""
+
+    def draw(width: int, ascii_only: bool) -> Iterator[str]:
+        marks = _ASCII if ascii_only else _UNICODE
+        return _lines(thinned(moments, MOST_ROWS), units, width, marks)
+
+    return draw
+
+
+def _lines(
+    moments: Sequence[WiredMoment], units: Units, width: int, marks: tuple[str, str, str]
 ) -> Iterator[str]:
-    """Yield the lines of the plot: what is held, what waits for room, and the limit, to scale."""
-    held, waiting, line = _ASCII if ascii_only else _UNICODE
+    held, waiting, line = marks
     times = [format_duration(moment.at_ms) for moment in moments]
     limits = [format_bytes(moment.limit_bytes, units) for moment in moments]
     label = max(map(len, times)) + max(map(len, limits)) + 3

@@ -1,13 +1,12 @@
 """A tuning laid out once, for the terminal and as Markdown."""
 
 from memfit.cli.render import words as model_words
-from memfit.cli.render.plan.sheet import Grid, Sheet
+from memfit.cli.render.document import VERDICT_COLOURS, Document, Table
 from memfit.cli.render.tune import words
 from memfit.cli.render.tune.plot import plots
 from memfit.estimators.base.units import Units
 from memfit.probes.result import TuneResult
 
-_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 _FIGURES = ("Figure", "Estimated", "Measured", "Difference", "", "Spread")
 _POINTS = (
     "Prompt",
@@ -22,12 +21,12 @@ _POINTS = (
 )
 
 
-def laid_out(result: TuneResult, units: Units, *, plot: bool) -> Sheet:
+def laid_out(result: TuneResult, units: Units, *, plot: bool) -> Document:
     """Return the result in words, with every figure of the first point and a row for each point."""
-    grids = [Grid(_FIGURES, tuple(words.figure_rows(result.points[0], units)))]
+    tables = [Table(_FIGURES, tuple(words.figure_rows(result.points[0], units)))]
     if len(result.points) > 1:
         points = tuple(words.point_rows(result.points, units))
-        grids.append(Grid(_POINTS, points, "Every point"))
+        tables.append(Table(_POINTS, points, "Every point"))
     facts = (
         model_words.title(result.model),
         words.task(result),
@@ -35,18 +34,18 @@ def laid_out(result: TuneResult, units: Units, *, plot: bool) -> Sheet:
         *words.speeds(result),
         words.bases(result),
     )
-    return Sheet(
+    return Document(
         title=result.model.id,
         facts=tuple(filter(None, facts)),
-        grids=tuple(grids),
+        tables=tuple(tables),
         verdict=words.verdict(result, units),
-        colour=_COLOURS[result.verdict],
+        colour=VERDICT_COLOURS[result.verdict],
         sections=(
             ("Not measured", tuple(words.reasons(result.points[1:]))),
             ("Recommended", result.recommendation.reasons),
             ("Speed and memory", result.trade),
             ("Notes", tuple(note.message for note in result.notes)),
         ),
-        plots=plots(result, units) if plot else (),
-        to_paste=result.flags,
+        charts=plots(result, units) if plot else (),
+        commands=result.flags,
     )

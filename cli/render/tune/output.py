@@ -22,10 +22,12 @@ def written(
 
         return to_csv(result)
     # Drawing takes rich, which takes longer to import than any of the rest.
-    from memfit.cli.render.plan.sheet import to_markdown, to_table
+    from memfit.cli.render.document import to_markdown, to_terminal
     from memfit.cli.render.tune.layout import laid_out
 
-    sheet = laid_out(result, units, plot=plot)
+    document = laid_out(result, units, plot=plot)
     return (
-        to_markdown(sheet) if form is CompareFormat.MARKDOWN else to_table(sheet, to_file=to_file)
+        to_markdown(document)
+        if form is CompareFormat.MARKDOWN
+        else to_terminal(document, to_file=to_file)
     )

@@ -6,7 +6,7 @@ from itertools import chain, repeat
 from string import ascii_letters
 from typing import NamedTuple
 
-from memfit.cli.render.plan.sheet import Plot
+from memfit.cli.render.document import Chart
 from memfit.cli.render.tune.words import settings_beside_context
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.result import Point, TuneResult
@@ -26,7 +26,7 @@ class _Dot(NamedTuple):
     point: Point
 
 
-def plots(result: TuneResult, units: Units) -> tuple[Plot, ...]:
+def plots(result: TuneResult, units: Units) -> tuple[Chart, ...]:
     """Return the plots of the points that were measured, none when there are none."""
     measured = [p for p in result.points if p.status == "measured" and p.wired_limit_bytes is None]
     if not measured:
