@@ -150,10 +150,10 @@ def test_a_static_plan_is_shown_to_people(memfit: Memfit, form: str) -> None:
         (("offload", LLAMA, "--read", "3.5gb"), "--read"),
         (("offload", LLAMA, "--prefill-speed", "0"), "prefill"),
         (("offload", LLAMA, "--prefill-speed", "-4"), "prefill"),
-        (("offload", LLAMA, "--requests", PROFILE), "no column agent"),
+        (("offload", LLAMA, "--requests", PROFILE), "a request trace is a .csv"),
         (("static", TINY, "--trace", TINY), "tiny-qwen3.json: not a recorded trace"),
         (("static", TINY, "--trace", "none.json"), "none.json: no such file"),
-        (("static", LLAMA, "--trace", TRACE), "the trace is of a qwen3"),
+        (("static", LLAMA, "--trace", TRACE), "the trace is of qwen3"),
         (("static", TINY, "--trace", TRACE, "--context", "0"), "context"),
     ],
 )

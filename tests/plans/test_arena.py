@@ -194,7 +194,7 @@ def test_a_decode_step_needs_less_than_a_chunk() -> None:
 
 def test_a_trace_of_another_model_is_refused() -> None:
     model = build_model({**CONFIG, "model_type": "qwen2", "head_dim": None}, "config.json")
-    with pytest.raises(InputError, match="the trace is of a qwen3"):
+    with pytest.raises(InputError, match="the trace is of qwen3"):
         plan_static(recorded(), model, name="m", context_tokens=1, environment={})
 
 

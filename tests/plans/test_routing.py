@@ -58,7 +58,7 @@ def test_half_of_the_prompts_make_an_expert_universal(tmp_path: Path) -> None:
     [
         ("[]", "not a JSON object"),
         ("{", "not JSON"),
-        ({"1": {"0": 1}}, "layer 3: expected the counts"),
+        ({"1": {"0": 1}}, "layer 3: expected counts"),
         ({"1": {"0": 1}, "3": {"4": 1}}, "layer 3: has 4 experts, none is '4'"),
         ({"1": {"0": 1}, "3": {"-1": 1}}, "none is '-1'"),
         ({"1": {"0": 1}, "3": {"0": -1}}, "expected a count, got -1"),
@@ -67,7 +67,7 @@ def test_half_of_the_prompts_make_an_expert_universal(tmp_path: Path) -> None:
         ({"1": {"0": 1}, "3": {}}, "no expert was used"),
         ({"1": {"0": 1}, "3": {"0": 1}, "2": {"0": 1}}, "layer 2 has no routed experts"),
         ({"num_prompts": 0, "1": {"0": 1}, "3": {"0": 1}}, "num_prompts"),
-        ({"layers": [1]}, "expected layers by their number"),
+        ({"layers": [1]}, "expected layers by number"),
         ('{"1": {"0": 1, "0": 2}, "3": {"0": 1}}', "'0' twice"),
     ],
 )

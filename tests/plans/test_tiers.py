@@ -8,20 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.offload.cache_tiers import (
-    AgentRequest,
-    Speeds,
-    Tiers,
-    read_requests,
-    simulate,
-)
+from memfit.estimators.base.reading.request_trace import TraceRequest, read_request_trace
+from memfit.estimators.plans.offload.cache_tiers import Speeds, Tiers, simulate
 from memfit.estimators.plans.offload.session_cache import LayerShape, Storage
 
 # One block of 256 tokens takes 2048 bytes.
 KEPT = Storage((LayerShape(1, 2, 2),), state_bytes=0, plain_bytes=2, bits=16)
 BLOCK = 2048
 REQUESTS = st.lists(
-    st.builds(AgentRequest, st.sampled_from("abcd"), st.integers(1, 2000), st.integers(0, 500)),
+    st.builds(TraceRequest, st.integers(1, 2000), st.integers(0, 500), st.sampled_from("abcd")),
     min_size=1,
     max_size=40,
 )
@@ -29,7 +24,7 @@ BUDGETS = st.builds(Tiers, st.integers(0, 20 * BLOCK), st.integers(0, 40 * BLOCK
 
 
 def test_the_least_recently_used_goes_to_disk_and_comes_back() -> None:
-    turns = [AgentRequest(agent, 200, 0) for agent in "abab"]
+    turns = [TraceRequest(200, 0, agent) for agent in "abab"]
     run = simulate(turns, KEPT, Tiers(BLOCK, 10 * BLOCK), Speeds(1000, 2000, 100))
     assert (run.new, run.hot, run.warm, run.cold) == (2, 0, 2, 0)
     # a and b leave once each; the second time b leaves nothing: the trace has ended.
@@ -41,7 +36,7 @@ def test_the_least_recently_used_goes_to_disk_and_comes_back() -> None:
 
 
 def test_without_a_disk_a_conversation_that_left_is_given_up() -> None:
-    turns = [AgentRequest(agent, 200, 0) for agent in "abab"]
+    turns = [TraceRequest(200, 0, agent) for agent in "abab"]
     run = simulate(turns, KEPT, Tiers(BLOCK, 0), Speeds())
     assert (run.new, run.warm, run.cold, run.written_bytes) == (2, 0, 2, 0)
     assert run.saved_tokens == 0
@@ -49,15 +44,15 @@ def test_without_a_disk_a_conversation_that_left_is_given_up() -> None:
 
 
 def test_a_conversation_larger_than_memory_does_not_push_the_others_out() -> None:
-    turns = [AgentRequest("a", 200, 0), AgentRequest("b", 1000, 0), AgentRequest("a", 300, 0)]
+    turns = [TraceRequest(200, 0, "a"), TraceRequest(1000, 0, "b"), TraceRequest(300, 0, "a")]
     run = simulate(turns, KEPT, Tiers(2 * BLOCK, 10 * BLOCK), Speeds())
     assert (run.new, run.hot) == (2, 1)
     assert run.largest_hot_bytes == 2 * BLOCK
 
 
 def test_what_lies_unchanged_on_disk_is_not_written_again() -> None:
-    turns = [AgentRequest("a", 200, 0), AgentRequest("b", 200, 0), AgentRequest("a", 200, 0)]
-    turns += [AgentRequest("b", 200, 0), AgentRequest("a", 200, 0)]
+    turns = [TraceRequest(200, 0, "a"), TraceRequest(200, 0, "b"), TraceRequest(200, 0, "a")]
+    turns += [TraceRequest(200, 0, "b"), TraceRequest(200, 0, "a")]
     run = simulate(turns, KEPT, Tiers(BLOCK, 10 * BLOCK), Speeds())
     assert run.written_bytes == 2 * BLOCK
     assert run.warm == 3
@@ -65,7 +60,7 @@ def test_what_lies_unchanged_on_disk_is_not_written_again() -> None:
 
 @given(REQUESTS, BUDGETS)
 def test_every_request_and_every_token_is_counted_once(
-    turns: list[AgentRequest], tiers: Tiers
+    turns: list[TraceRequest], tiers: Tiers
 ) -> None:
     run = simulate(turns, KEPT, tiers, Speeds())
     assert run.hot + run.warm + run.cold + run.new == run.requests == len(turns)
@@ -77,14 +72,14 @@ def test_every_request_and_every_token_is_counted_once(
 
 
 @given(REQUESTS)
-def test_with_room_for_all_nothing_touches_the_disk(turns: list[AgentRequest]) -> None:
+def test_with_room_for_all_nothing_touches_the_disk(turns: list[TraceRequest]) -> None:
     run = simulate(turns, KEPT, Tiers(10**9, 0), Speeds())
     assert run.hot == len(turns) - run.agents
     assert run.read_bytes == run.written_bytes == run.cold == 0
 
 
 @given(REQUESTS, st.integers(1, 20))
-def test_hits_are_those_of_a_plain_lru(turns: list[AgentRequest], blocks: int) -> None:
+def test_hits_are_those_of_a_plain_lru(turns: list[TraceRequest], blocks: int) -> None:
     kept: OrderedDict[str, int] = OrderedDict()
     hits = 0
     for turn in turns:
@@ -116,26 +111,41 @@ HEADING = "agent,prompt_tokens,completion_tokens\n"
 def test_requests_are_read_from_csv_and_json_lines(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
     path.write_bytes(text.encode())
-    assert read_requests(path) == (AgentRequest("one", 1200, 80), AgentRequest("two", 2048, 0))
+    assert read_request_trace(path, agents=True) == (
+        TraceRequest(1200, 80, "one"),
+        TraceRequest(2048, 0, "two"),
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.csv", "", "no column agent"),
-        ("a.csv", HEADING, "holds no request"),
-        ("a.csv", "agent,tokens\nx,1\n", "no column prompt_tokens"),
-        ("a.csv", HEADING + "one,many,0\n", "line 2: prompt_tokens"),
-        ("a.csv", HEADING + "one,0,0\n", "line 2: prompt_tokens"),
-        ("a.csv", HEADING + "one,1,-1\n", "line 2: completion_tokens"),
-        ("a.csv", HEADING + "one,1\n", "line 2: completion_tokens"),
-        ("a.csv", HEADING + ",1,1\n", "line 2: agent"),
-        ("a.csv", HEADING + '"one,1,1\n', "line 2"),
+        ("a.csv", "", "a.csv:1: the header must name agent"),
+        ("a.csv", HEADING, ": no requests"),
+        (
+            "a.csv",
+            "agent,tokens\nx,1\n",
+            "the header must name agent, prompt_tokens and completion_tokens",
+        ),
+        ("a.csv", HEADING + "one,many,0\n", "a.csv:2: prompt_tokens"),
+        ("a.csv", HEADING + "one,0,0\n", "a.csv:2: prompt_tokens"),
+        ("a.csv", HEADING + "one,1,-1\n", "a.csv:2: completion_tokens"),
+        ("a.csv", HEADING + "one,1\n", "a.csv:2: completion_tokens"),
+        ("a.csv", HEADING + ",1,1\n", "a.csv:2: agent"),
+        ("a.csv", HEADING + '"one,1,1\n', "a.csv:2: "),
         ("a.csv", HEADING + f"{'x' * 5000},1,1\n", "4096 characters"),
-        ("a.jsonl", "[]\n", "line 1: expected an object"),
-        ("a.jsonl", "{\n", "line 1: is not JSON"),
-        ("a.jsonl", '{"agent": "a", "prompt_tokens": 1.5, "completion_tokens": 0}\n', "line 1"),
-        ("a.jsonl", '{"agent": "a", "prompt_tokens": true, "completion_tokens": 0}\n', "line 1"),
+        ("a.jsonl", "[]\n", "a.jsonl:1: expected an object"),
+        ("a.jsonl", "{\n", "a.jsonl:1: not JSON"),
+        (
+            "a.jsonl",
+            '{"agent": "a", "prompt_tokens": 1.5, "completion_tokens": 0}\n',
+            "a.jsonl:1: ",
+        ),
+        (
+            "a.jsonl",
+            '{"agent": "a", "prompt_tokens": true, "completion_tokens": 0}\n',
+            "a.jsonl:1: ",
+        ),
         ("a.jsonl", '{"agent": 1, "prompt_tokens": 1, "completion_tokens": 0}\n', "agent"),
     ],
 )
@@ -145,11 +155,11 @@ def test_a_line_that_is_no_request_is_named(
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InputError, match=name) as error:
-        read_requests(path)
+        read_request_trace(path, agents=True)
     assert said in str(error.value)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"agent\xff\n")
     with pytest.raises(InputError, match="not UTF-8"):
-        read_requests(tmp_path / "a.csv")
+        read_request_trace(tmp_path / "a.csv", agents=True)

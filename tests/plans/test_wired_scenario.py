@@ -109,7 +109,7 @@ def test_a_draft_model_without_its_main_model_is_left_out(play: Any) -> None:
         "name: main, policy: alone, size: 600MB, runs: 1s",
         "name: draft, policy: pair, main: main, size: 1MB, start: 2s",
     )
-    assert ticket(plan, "draft").reason == "its main model is not there then"
+    assert ticket(plan, "draft").reason == "its main model is not loaded at that time"
 
 
 def test_a_limit_above_the_working_set_is_refused_and_says_what_to_set(play: Any) -> None:

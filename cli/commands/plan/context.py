@@ -137,13 +137,13 @@ def _asked(
     backend_cap: str | None,
     traffic: Path | None,
 ) -> "ContextQuestion":
+    from memfit.estimators.base.reading.request_trace import read_request_trace
     from memfit.estimators.plans.context.plan import (
         CONTEXTS,
         MAX_REQUESTS,
         REQUESTS,
         ContextQuestion,
     )
-    from memfit.estimators.plans.context.traffic import read_traffic
 
     lengths = parsed("--contexts", _counts, contexts) or CONTEXTS
     at_once = parsed("--requests", _counts, requests) or REQUESTS
@@ -154,7 +154,7 @@ def _asked(
         requests=at_once,
         ceiling=parsed("--ceiling", _positive, ceiling),
         backend_cap=parsed("--backend-cap", _positive, backend_cap),
-        traffic=read_traffic(traffic) if traffic else (),
+        traffic=read_request_trace(traffic) if traffic else (),
     )
 
 

@@ -82,8 +82,9 @@ def offload(
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.offload import to_document
     from memfit.cli.render.plan.writing import write_plan
+    from memfit.estimators.base.reading.request_trace import read_request_trace
     from memfit.estimators.base.workload import Workload
-    from memfit.estimators.plans.offload.cache_tiers import Speeds, read_requests
+    from memfit.estimators.plans.offload.cache_tiers import Speeds
     from memfit.estimators.plans.offload.plan import OffloadQuestion, Server, plan_offload
     from memfit.estimators.plans.offload.session_cache import storage_of
     from memfit.estimators.sizing.estimate import device_summary
@@ -97,7 +98,7 @@ def offload(
         speeds=Speeds(
             parsed("--read", parse_rate, read), parsed("--write", parse_rate, write), prefill_speed
         ),
-        requests=read_requests(requests) if requests else (),
+        requests=read_request_trace(requests, agents=True) if requests else (),
     )
     machine = requested_device(device, memory, working_set, os_regime)
     conversion = requested_quantization(quantize, group_size, quant_mode)

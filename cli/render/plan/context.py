@@ -7,7 +7,7 @@ from memfit.cli.render import words
 from memfit.cli.render.document import VERDICT_COLOURS, Chart, Document, Table
 from memfit.cli.render.plot import plot_lines
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.plans.context.traffic import PERCENTILES
+from memfit.estimators.plans.context.percentiles import PERCENTILES
 from memfit.estimators.results.context import ContextPlan, Distribution, MatrixCell, TrafficPlan
 from memfit.estimators.results.estimate import CurvePoint
 

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, round_up
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.plans.context.traffic import Request, distribution, percentile
+from memfit.estimators.plans.context.percentiles import distribution, percentile
 from memfit.estimators.results.context import (
     AutoContext,
     Ceilings,
@@ -50,7 +51,7 @@ class ContextQuestion:
     """No longer context is planned, in tokens."""
     backend_cap: int | None = None
     """The longest context that the backend allows, in tokens."""
-    traffic: Sequence[Request] = ()
+    traffic: Sequence[TraceRequest] = ()
 
 
 def plan_context(
@@ -172,14 +173,14 @@ class _Plan:
 
     def _traffic(self, longest: int | None) -> TrafficPlan:
         requests = self.asked.traffic
-        totals = sorted(request.total for request in requests)
+        totals = sorted(request.total_tokens for request in requests)
         served = round_up(percentile(totals, 99), self.sized.runtime_model.runtime.kv_step)
         whole = distribution(totals)
         has_device = self.sized.device is not None
         return TrafficPlan(
             requests=len(requests),
-            prompt=distribution(request.prompt for request in requests),
-            completion=distribution(request.completion for request in requests),
+            prompt=distribution(request.prompt_tokens for request in requests),
+            completion=distribution(request.completion_tokens for request in requests),
             total=whole,
             longest_context=longest,
             fitting=sum(total <= (longest or 0) for total in totals) if has_device else None,

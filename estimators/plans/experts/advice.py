@@ -1,4 +1,4 @@
-"""What was published of running with a part of the experts, held against a plan."""
+"""What mlx-moe published about running with a part of the experts, compared with a plan."""
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -15,20 +15,22 @@ from memfit.estimators.results.experts import CapacityRow, Worth
 PRESSURE = (95, 100)
 # mlx-moe README, "Which Models Benefit?".
 LEAST_RATIO = 10
-LEAST_COVERED = (3, 4)  # of the experts, where no shared expert stands in for those that miss
+LEAST_COVERED = (3, 4)  # of the experts, in models without a shared expert
 MOST_UNIVERSAL = (1, 2)  # published: 15 % and 44 % work, 95 % and 100 % do not
 
 
 @record(frozen=True, slots=True)
 class Published:
-    """What was published of one model: below ``least`` its text is garbled."""
+    """Measurements of one model; capacities are experts per layer."""
 
     model_type: str
     experts: int
     top_k: int
     least: int
+    """Below this capacity the text is garbled."""
     memory_gib: int
-    slow_from: int  # on a Mac of that memory
+    slow_from: int
+    """From this capacity on, a Mac with ``memory_gib`` becomes slower."""
     residency: str
 
 
@@ -41,35 +43,35 @@ PUBLISHED = (
         least=192,
         memory_gib=32,
         slow_from=224,
-        residency="at 208 experts 15.9 tokens a second, 19.3 with a wired limit, 23.4 with 256 MB"
-        " of buffers cached besides",
+        residency="at 208 experts 15.9 tokens per second, 19.3 with a wired limit, 23.4 with 256 MB"
+        " of cached buffers in addition",
     ),
 )
 
 
 def worth(experts: Inventory, profile: RoutingProfile | None, capacity: int | None) -> Worth:
-    """Return whether it pays: many experts for a token's few, a shared one, few used by all.
+    """Return whether it pays off: many experts per routed one, a shared one, concentrated use.
 
     Source: mlx-moe README, "Which Models Benefit?".
     """
     if capacity == experts.experts:
-        return Worth(False, ("all experts fit: there is nothing to load on demand",))
+        return Worth(False, ("all experts fit: nothing has to be loaded on demand",))
     ratio, shared = Fraction(experts.experts, experts.top_k), experts.layers[0].shared
     enough = ratio >= LEAST_RATIO
     reasons = [
-        f"{experts.experts} experts for {experts.top_k} of a token, {float(ratio):.1f} to 1:"
-        f" {'enough' if enough else 'too few'}, {LEAST_RATIO} to 1 is the least that worked",
-        "a shared expert stands in for those that miss"
+        f"{experts.experts} experts, {experts.top_k} per token, {float(ratio):.1f} to 1:"
+        f" {'enough' if enough else 'too few'}, {LEAST_RATIO} to 1 is the smallest that worked",
+        "a shared expert covers for experts that are missing"
         if shared
-        else "no shared expert stands in for those that miss: three quarters of them are needed",
+        else "no shared expert covers for experts that are missing: three quarters are needed",
     ]
     universal = _universal(profile)
     if universal is None:
-        reasons.append("how concentrated the routing is needs a profile with num_prompts")
+        reasons.append("a profile with num_prompts shows how concentrated the routing is")
     else:
         reasons.append(
-            f"{float(100 * universal):.0f} % of the experts are used by half of the prompts or"
-            f" more: {'concentrated' if universal <= Fraction(*MOST_UNIVERSAL) else 'too even'}"
+            f"{float(100 * universal):.0f} % of the experts are used by at least half of the"
+            f" prompts: {'concentrated' if universal <= Fraction(*MOST_UNIVERSAL) else 'too even'}"
         )
     if not enough or not shared:
         return Worth(False, tuple(reasons))
@@ -91,7 +93,7 @@ def _published(experts: Inventory, model_type: str) -> Published | None:
 def warnings_of(
     experts: Inventory, device: Device | None, model_type: str, capacity: int, need_bytes: int
 ) -> Iterator[str]:
-    """Yield the codes of what is to be warned of at a capacity; `notes` explains each."""
+    """Yield the codes of the warnings for a capacity; `notes` has their texts."""
     known = _published(experts, model_type)
     covered, whole = LEAST_COVERED
     if known and capacity < known.least:
@@ -111,12 +113,12 @@ def warnings_of(
 
 
 _NOTES = {
-    "quality": "published: below {known.least} experts of a layer this model's text is garbled",
-    "no-shared-expert": "published: without a shared expert, models are garbled below three"
+    "quality": "published: below {known.least} experts per layer this model writes garbled text",
+    "no-shared-expert": "published: models without a shared expert write garbled text below three"
     " quarters of their experts",
     "published-pressure": "published: on {known.memory_gib} GB this model becomes slower from"
-    " {known.slow_from} experts of a layer on",
-    "pressure": "above 95 % of the working set the GPU's memory is evicted, and it slows down",
+    " {known.slow_from} experts per layer on",
+    "pressure": "above 95 % of the working set macOS evicts GPU memory, which is slow",
 }
 
 
@@ -128,44 +130,44 @@ def notes(
     room: int | None,
     profile: RoutingProfile | None,
 ) -> Iterator[Note]:
-    """Yield what the reader must know; ``room`` is the capacity there is room for."""
+    """Yield the notes of a plan; ``room`` is the largest capacity that the device holds."""
     known = _published(experts, model_type)
     codes = {code for row in rows for code in row.warnings}
     for code, text in _NOTES.items():
         if code in codes:
             yield Note("warning", code, text.format(known=known))
     if room is not None and room < experts.top_k:
-        text = f"there is room for {room} experts of a layer, and a token needs {experts.top_k}"
+        text = f"there is room for {room} experts per layer, and a token needs {experts.top_k}"
         yield Note("warning", "too-few", text)
     if known:
         yield Note("info", "residency", f"published: {known.residency}")
     if profile and profile.prompts:
         text = (
-            "the profile counts prompts, not tokens: an expert that is active in few prompts for"
-            " many tokens misses more than is shown"
+            "the profile counts prompts, not tokens: misses of an expert that is used in few"
+            " prompts, but for many of their tokens, are underestimated"
         )
         yield Note("info", "counts-prompts", text)
     if profile is None:
         text = (
-            "no profile: every expert is taken to be used alike, so coverage is the least and the"
-            " bytes from disk are the most"
+            "no profile: all experts are assumed to be used equally, so coverage is a lower bound"
+            " and bytes from disk are an upper bound"
         )
         yield Note("info", "no-profile", text)
     yield Note(
         "info",
         "misses",
-        "bytes from disk are of every miss read once; mlx-moe leaves the expert out instead and"
-        " exchanges slots between tokens",
+        "bytes from disk count one read per miss; mlx-moe skips the expert instead and replaces"
+        " slots between tokens",
     )
     yield Note(
         "info",
         "startup",
-        "the start-up reads one 5 GiB file at a time through mx.load, its experts whole; a reader"
-        " that maps the files needs no more than the run",
+        "start-up reads one 5 GiB file at a time with mx.load, with all experts in it; a reader"
+        " that maps the files needs no more memory than the run",
     )
     yield Note(
         "info",
         "page-cache",
-        "misses that were read before come from the page cache: slots that take all free memory"
-        " leave none, and a smaller capacity can be faster",
+        "repeated misses are read from the page cache: slots that take all free memory leave no"
+        " page cache, so a smaller capacity can be faster",
     )

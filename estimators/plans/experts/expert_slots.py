@@ -1,4 +1,4 @@
-"""Experts as slots: what one takes in each layer, and how a start-up reads them."""
+"""Experts as slots: the bytes of one in each layer, and how start-up reads them."""
 
 import re
 from collections import Counter
@@ -18,37 +18,37 @@ from memfit.estimators.weights.parts import part_of
 
 # mlx-lm utils.py, make_shards: a tensor that would make a file larger begins the next one.
 SHARD_BYTES = 5 * 2**30
-# mlx-moe keeps a 4-byte slot number and a 4-byte mask an expert of every layer.
+# mlx-moe keeps a 4-byte slot number and a 4-byte mask per expert of every layer.
 LOOKUP_BYTES = 8
 _NUMBER = re.compile(r"\.(\d+)\.")
 _SINGLE = re.compile(r"\.experts\.\d+\.")
 
 
 class Piece(NamedTuple):
-    """One tensor in the order of the files; ``layer`` only for an expert's.
-
-    ``stacked`` ones hold all experts of a layer, and are read whole to take some out.
-    """
+    """One tensor, in the order of the files."""
 
     nbytes: int
     layer: int | None = None
+    """The layer of an expert tensor, None for other tensors."""
     stacked: bool = True
+    """Whether it has all experts of the layer, and has to be read whole to copy some."""
 
 
 @record(frozen=True, slots=True)
 class ExpertLayer:
-    """The experts of one layer; ``slot_bytes`` are of gate, up and down with all they need."""
+    """The experts of one layer."""
 
     index: int
     experts: int
     top_k: int
     shared: bool
     slot_bytes: int
+    """Gate, up and down projection of one expert, with scales and biases."""
 
 
 @record(frozen=True, slots=True)
 class Inventory:
-    """A model's experts, the weights beside them, and all tensors in the order of the files."""
+    """A model's experts, its other weights, and all tensors in the order of the files."""
 
     layers: tuple[ExpertLayer, ...]
     non_expert_bytes: int
@@ -57,26 +57,26 @@ class Inventory:
 
     @property
     def experts(self) -> int:
-        """Experts of a layer; every layer has as many."""
+        """Experts per layer, the same in every layer."""
         return self.layers[0].experts
 
     @property
     def top_k(self) -> int:
-        """Experts a token is sent to in a layer."""
+        """Experts per token in a layer."""
         return self.layers[0].top_k
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of the largest layer's slot."""
+        """Bytes of the largest slot."""
         return max(layer.slot_bytes for layer in self.layers)
 
     @property
     def lookup_bytes(self) -> int:
-        """Bytes of the tables that say which expert is where (mlx-moe)."""
+        """Bytes of mlx-moe's tables from expert to slot."""
         return LOOKUP_BYTES * sum(layer.experts for layer in self.layers)
 
     def held_bytes(self, capacities: Sequence[int]) -> int:
-        """Return the bytes of so many experts of each layer."""
+        """Return the bytes of ``capacities`` experts, one number per layer."""
         return sum(n * layer.slot_bytes for n, layer in zip(capacities, self.layers, strict=True))
 
     @property
@@ -88,11 +88,11 @@ class Inventory:
 def inventory(
     model: Model, tensors: Iterable[Tensor] | None, footprint: WeightFootprint
 ) -> Inventory:
-    """Return the experts of a model, from the tensors where the runtime keeps them as they are.
+    """Return the experts of a model, from its tensors when the runtime loads them unchanged.
 
     Raises:
-        UnsupportedError: when it has no experts, its layers have different numbers of them, or
-            the bytes of its weights are only a bound.
+        UnsupportedError: when it has no experts, when its layers have different numbers of
+            experts, or when the bytes of its weights are only a bound.
     """
     routed = model.experts()
     if not routed:
@@ -132,12 +132,12 @@ def inventory(
 
 
 def startup_bytes(experts: Inventory, capacities: Sequence[int]) -> int:
-    """Return the most memory while mlx-moe fills its slots through ``mx.load``.
+    """Return the peak while mlx-moe fills its slots through ``mx.load``.
 
-    It reads one file at a time: the stacked tensors of that file are whole in memory until its
-    experts are copied out (mlx-moe lazy_experts/core.py, upgrade_to_predictive). Held against
-    the published 23.05 GB of Qwen3-Coder-Next at 208 experts. With every expert in a slot there
-    is nothing to take out, and mlx-lm loads them in place.
+    It reads one file at a time: the stacked tensors of that file are in memory until the kept
+    experts are copied (mlx-moe lazy_experts/core.py, upgrade_to_predictive). The result equals
+    the published 23.05 GB of Qwen3-Coder-Next with 208 experts. With every expert in a slot
+    nothing is copied: mlx-lm loads the tensors in place.
     """
     if all(n == layer.experts for layer, n in zip(experts.layers, capacities, strict=True)):
         return experts.non_expert_bytes + experts.expert_bytes
@@ -173,7 +173,7 @@ def _stored(model: Model, tensors: Iterable[Tensor]) -> Iterator[Piece]:
         layer = int(number[1]) if number else None
         if part is not Part.EXPERTS or layer is None:
             yield Piece(tensor.nbytes)
-        elif layer < len(model.layers):  # beyond them stand heads that predict further tokens
+        elif layer < len(model.layers):  # later layers are multi-token prediction heads
             yield Piece(tensor.nbytes, layer, not _SINGLE.search(tensor.name))
 
 
@@ -184,7 +184,7 @@ def _derived(model: Model, plan: QuantizationPlan | None) -> Iterator[Piece]:
         for index, layer in enumerate(model.layers)
         for module in layer.modules
     ]
-    # The order in which mlx-lm's classes hold them: the embedding, the layers, norm and head.
+    # The order of mlx-lm's classes: the embedding, the layers, norm and head.
     outside = [(None, module.path, module) for module in rest]
     for index, path, module in [(None, first.path, first), *layers, *outside]:
         if not module.loaded:

@@ -1,6 +1,6 @@
-"""Experts loaded on demand: how many of each layer to keep, and what the rest costs.
+"""``memfit plan experts``: how many experts of each layer to keep in memory.
 
-Rules of mlx-moe, in bytes and integers; docs/offload.md shows where they come from.
+The rules are mlx-moe's, in integer bytes; docs/offload.md names their sources.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,7 @@ from math import ceil
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.records import record
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.version import __version__
 from memfit.estimators.machine.apple import chips
 from memfit.estimators.machine.device import Device
@@ -38,7 +39,7 @@ _TABLE_PARTS = 8
 
 @record(frozen=True, slots=True)
 class RunMemory:
-    """What a run takes besides weights, at ``context_tokens``."""
+    """Memory of a run in addition to weights, at ``context_tokens``."""
 
     context_tokens: int
     kv_bytes: int
@@ -48,12 +49,14 @@ class RunMemory:
 
 @record(frozen=True, slots=True)
 class ExpertQuestion:
-    """What is asked: ``capacities`` are the rows wanted, none for a spread of them."""
+    """The run to plan for."""
 
     run: RunMemory
     capacities: tuple[int, ...] = ()
+    """Capacities to show; an even spread when empty."""
     profile: RoutingProfile | None = None
     bytes_per_second: int | None = None
+    """Read bandwidth of the disk."""
 
 
 def plan_experts(
@@ -65,14 +68,14 @@ def plan_experts(
     device: Device | None,
     summary: DeviceSummary | None,
 ) -> ExpertsPlan:
-    """Return the plan; without a device there is a table and no capacity.
+    """Return the plan; without a device it has rows, but no capacity.
 
     Raises:
-        InputError: when a capacity is asked for that the model does not have.
+        InputError: for a capacity that the model does not have.
     """
     found = device_capacity(experts, device.working_set_bytes) if device else None
     capacity = found if found is not None and found >= experts.top_k else None
-    wanted = question.capacities or _spread(experts, capacity)
+    wanted = question.capacities or _spread(experts)
     rows = tuple(
         _row(experts, question, device, model_type, each)
         for each in sorted({*wanted, *([capacity] if capacity is not None else [])})
@@ -116,7 +119,7 @@ def device_capacity(experts: Inventory, working_set_bytes: int) -> int:
 def _fitting(
     experts: Inventory, run: RunMemory, device: Device | None, *, starting: bool
 ) -> int | None:
-    """The most experts with which the run fits, and with ``starting`` the start-up too."""
+    """The most experts with which the run fits, and with ``starting`` also start-up."""
     if device is None:
         return None
 
@@ -139,8 +142,8 @@ def _running(experts: Inventory, run: RunMemory, capacities: Sequence[int]) -> i
     return weights + experts.lookup_bytes + run.kv_bytes + run.state_bytes + run.workspace_bytes
 
 
-def _spread(experts: Inventory, capacity: int | None) -> tuple[int, ...]:
-    """Eighths of the experts, and the device's capacity."""
+def _spread(experts: Inventory) -> tuple[int, ...]:
+    """Eighths of the experts."""
     parts = min(_TABLE_PARTS, experts.experts)
     spread = {experts.experts * part // parts for part in range(1, parts + 1)}
     return tuple(each for each in spread if each >= experts.top_k)
@@ -155,8 +158,8 @@ def _row(
 ) -> CapacityRow:
     if not experts.top_k <= capacity <= experts.experts:
         raise InputError(
-            f"capacity {capacity}: a token of this model goes to {experts.top_k} experts of each"
-            f" layer, and a layer has {experts.experts}; give from one to the other"
+            f"capacity {capacity}: this model routes a token to {experts.top_k} of"
+            f" {experts.experts} experts per layer; give {experts.top_k} to {experts.experts}"
         )
     run, capacities = question.run, [capacity] * len(experts.layers)
     held = experts.held_bytes(capacities)
@@ -186,38 +189,31 @@ def _row(
 
 
 def misses(experts: Inventory, question: ExpertQuestion, capacities: Sequence[int]) -> ExpertMisses:
-    """Return what a token misses with the most used experts of the profile in the slots.
+    """Return the misses per token with the most used experts of the profile in the slots.
 
-    Without a profile every expert is taken to be used alike, which is the worst that can be.
+    Without a profile all experts are assumed to be used equally, which is the worst case.
     """
     if question.profile:
         shares = question.profile.missed(capacities)
     else:
         shares = missed_by_chance(experts.experts, capacities)
-    count = sum(
-        (layer.top_k * s for layer, s in zip(experts.layers, shares, strict=True)), Fraction()
-    )
+    missed = [layer.top_k * share for layer, share in zip(experts.layers, shares, strict=True)]
+    count = sum(missed, Fraction())
     nbytes = ceil(
-        sum(
-            (
-                layer.top_k * share * layer.slot_bytes
-                for layer, share in zip(experts.layers, shares, strict=True)
-            ),
-            Fraction(),
-        )
+        sum(n * layer.slot_bytes for n, layer in zip(missed, experts.layers, strict=True))
     )
     speed = question.bytes_per_second
     return ExpertMisses(
         coverage_percent=round(float(100 - 100 * count / (experts.top_k * len(shares))), 2),
         misses_per_token=round(float(count), 3),
         disk_bytes_per_token=nbytes,
-        disk_microseconds_per_token=-(-nbytes * 10**6 // speed) if speed else None,
+        disk_microseconds_per_token=ceil_div(nbytes * 10**6, speed) if speed else None,
         basis="derived" if question.profile else "bound",
     )
 
 
 def _slots(profile: RoutingProfile | None, capacity: int, layers: int) -> tuple[int, int]:
-    """How many slots are pinned, and how many more hold an expert that was seen."""
+    """The slots that are pinned, and the others with an expert that the profile used."""
     if profile is None:
         return 0, 0
     pinned = [min(capacity, each) for each in profile.universal()]
@@ -244,7 +240,7 @@ def _regimes(experts: Inventory, device: Device) -> Iterator[RegimeCapacity]:
 
 
 def _wired(row: CapacityRow | None, device: Device | None) -> int | None:
-    """mlx-moe wires what is in use after the start, at most the working set."""
+    """mlx-moe wires the memory in use after start-up, at most the working set."""
     if row is None or device is None or device.backend != "metal":
         return None
     return min(row.running_bytes, device.working_set_bytes)

@@ -1,4 +1,4 @@
-"""Which experts a model's tokens went to, and what a number of slots would have caught of it."""
+"""Routing profiles: how often each expert was used, and the share that slots cover."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.base.records import record
 from memfit.estimators.plans.experts.expert_slots import ExpertLayer
 
-# A thousand layers of as many experts; their names and counts are about twenty bytes each.
+# 1000 layers of 1000 experts; a name and a count take about 20 bytes.
 _MOST_VALUES = 2_000_000
 _MOST_BYTES = 32 * 10**6
 _MOST_COUNT = 2**63
@@ -24,18 +24,17 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 @record(frozen=True, slots=True)
 class RoutingProfile:
-    """How often each expert was used: one tuple a layer, in the order of the plan's layers.
-
-    ``prompts`` is given where a count is of prompts in which the expert was active.
-    """
+    """How often each expert was used."""
 
     counts: tuple[tuple[int, ...], ...]
+    """One tuple per layer with experts."""
     prompts: int | None = None
+    """Number of prompts, when a count is the number of prompts that used the expert."""
 
     def universal(self) -> tuple[int, ...]:
-        """Return for each layer how many experts half of the prompts or more activate.
+        """Return for each layer how many experts at least half of the prompts use.
 
-        Source: mlx-moe upgrade_to_predictive_with_pinning, which pins them.
+        Source: mlx-moe, upgrade_to_predictive_with_pinning, which pins them.
 
         >>> RoutingProfile(((9, 5, 4, 0),), prompts=10).universal()
         (2,)
@@ -62,7 +61,7 @@ class RoutingProfile:
 
 
 def missed_by_chance(experts: int, capacities: Sequence[int]) -> tuple[Fraction, ...]:
-    """Return the shares when all experts are used alike: no better than this is known."""
+    """Return the missed shares when all experts are used equally."""
     return tuple(Fraction(experts - capacity, experts) for capacity in capacities)
 
 
@@ -133,9 +132,9 @@ def _equal_capacities(layers: Sequence[ExpertLayer], budget_bytes: int) -> tuple
 
 
 def lcp_priority(frequency: int, age: int) -> float:
-    """Return the priority by which mlx-moe keeps an expert: the least is given up.
+    """Return the priority of an expert in mlx-moe's cache, which evicts the lowest one.
 
-    ``age`` is the number of steps since it was used last. Source: mlx-moe, ExpertCache.
+    ``age`` is the number of steps since its last use. Source: mlx-moe, ExpertCache.
 
     >>> lcp_priority(8, 0), lcp_priority(8, 128)
     (8.0, 2.0)
@@ -146,12 +145,12 @@ def lcp_priority(frequency: int, age: int) -> float:
 def read_profile(path: Path, layers: Sequence[ExpertLayer]) -> RoutingProfile:
     """Return the profile in a JSON file: ``{"0": {"17": 5, ...}, ...}``, layer, expert, count.
 
-    The layers may stand under ``layers``, with ``num_prompts`` beside them, and the counts under
-    ``activation_counts``, as mlx-moe writes them. An expert that is not named was not used.
+    mlx-moe writes the layers under ``layers``, with ``num_prompts`` next to it, and the counts of
+    a layer under ``activation_counts``; both forms are read. An expert without a count is unused.
 
     Raises:
-        InputError: when the file cannot be read, a layer with experts is not in it, or a layer,
-            an expert or a count cannot be.
+        InputError: when the file cannot be read, when a layer with experts is missing, or for an
+            impossible layer, expert or count.
     """
     text = read_whole(path, limit=_MOST_BYTES)
     data = parse_object(
@@ -165,7 +164,7 @@ def read_profile(path: Path, layers: Sequence[ExpertLayer]) -> RoutingProfile:
         )
     named = data.get("layers", data)
     if not isinstance(named, dict):
-        raise InputError(f"{where}layers: expected layers by their number")
+        raise InputError(f"{where}layers: expected layers by number")
     known = {str(layer.index) for layer in layers}
     for name in named:
         if _INDEX.fullmatch(name) and name not in known:
@@ -177,7 +176,7 @@ def _counts(named: Mapping[str, Any], layer: ExpertLayer, where: str) -> tuple[i
     where = f"{where}layer {layer.index}"
     entry = named.get(str(layer.index))
     if not isinstance(entry, dict):
-        raise InputError(f"{where}: expected the counts of its experts; profile every layer")
+        raise InputError(f"{where}: expected counts of its experts; profile every layer")
     entry = entry.get("activation_counts", entry)
     counts = [0] * layer.experts
     for expert, count in entry.items() if isinstance(entry, dict) else ():

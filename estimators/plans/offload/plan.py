@@ -1,19 +1,19 @@
-"""Cache tiers for agents: what stays in memory, what goes to disk, and what each costs.
+"""``memfit plan offload``: conversations of agents, cached in memory and on disk.
 
-Rules of agent-memory where it has them; its fixed threshold of 8192 tokens gives way to the one
-that follows from the budget.
+The rules are agent-memory's, with one difference: its fixed threshold of 8192 tokens is replaced
+by the threshold that the budget allows.
 """
 
 from collections.abc import Iterator
 from dataclasses import field
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.version import __version__
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.offload.cache_tiers import (
-    AgentRequest,
     Speeds,
     Tiers,
     milliseconds,
@@ -38,9 +38,9 @@ from memfit.estimators.results.offload import (
 from memfit.estimators.runtimes.agent_memory import adaptive_chunk
 from memfit.estimators.runtimes.budget import COMFORTABLE
 
-# agent-memory's CACHE_HOT_THRESHOLD_TOKENS; it takes 8192 tokens for 200 MB.
+# agent-memory, CACHE_HOT_THRESHOLD_TOKENS: 8192 tokens, which it counts as 200 MB.
 FIXED_THRESHOLD = 8192
-# Free space must be 1.2 times what is saved (agent-memory, design of the disk tier).
+# Free space must be 1.2 times the bytes saved (agent-memory, design of the disk tier).
 DISK_RESERVE = (6, 5)
 LARGEST_CHUNK, SMALLEST_CHUNK = 4096, 512  # agent-memory's defaults
 MAX_CONVERSATIONS = 10**6
@@ -50,17 +50,22 @@ _FIRST_ROW = 1024
 
 @record(frozen=True, slots=True)
 class OffloadQuestion:
-    """What is asked: so many conversations of so many tokens, and the room for them.
+    """The conversations to plan for, and the memory and disk for them.
 
-    ``hot_bytes`` None takes what the device leaves; ``disk_bytes`` None is a disk without end.
+    Raises:
+        InputError: when a count is out of range.
     """
 
     conversations: int
     tokens: int
+    """Length of each conversation."""
     hot_bytes: int | None = None
+    """Memory for conversations; None takes what the device leaves."""
     disk_bytes: int | None = None
+    """Free disk space; None is unlimited."""
     speeds: Speeds = field(default_factory=Speeds)
-    requests: tuple[AgentRequest, ...] = ()
+    requests: tuple[TraceRequest, ...] = ()
+    """A request trace to simulate, if any."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.conversations <= MAX_CONVERSATIONS:
@@ -73,22 +78,23 @@ class OffloadQuestion:
 
 @record(frozen=True, slots=True)
 class Server:
-    """What runs beside the conversations: weights, and the largest moment of the active one."""
+    """The model that serves the conversations."""
 
     model: str
     model_type: str
     max_context: int | None
     weight_bytes: int
     active_bytes: int
+    """Peak of the model with one active conversation."""
     device: Device | None
     summary: DeviceSummary | None
 
 
 def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) -> OffloadPlan:
-    """Return the plan; without a device or a budget nothing is said of what fits.
+    """Return the plan; without a device or a budget it does not say what fits.
 
     Raises:
-        InputError: when there is a trace of requests, and no budget to follow it with.
+        InputError: for a request trace without a budget.
     """
     hot = _hot_bytes(question, server)
     rows = tuple(_size_row(storage, tokens, hot) for tokens in _lengths(question, server))
@@ -119,7 +125,7 @@ def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) ->
 
 
 def _hot_bytes(question: OffloadQuestion, server: Server) -> int | None:
-    """What nine tenths of the working set leave beside the active conversation's peak."""
+    """The rest of 90 % of the working set after the peak of the active conversation."""
     if question.hot_bytes is not None:
         return question.hot_bytes
     if server.device is None:
@@ -164,15 +170,15 @@ def _restore(
 ) -> Restore:
     bulk, streaming = storage.restore(question.tokens)
     others = (question.conversations - 1) * storage.stored_bytes(question.tokens)
-    beside = server.weight_bytes + min(others, hot or 0)
+    resident = server.weight_bytes + min(others, hot or 0)
     limit = server.device.working_set_bytes if server.device else None
     return Restore(
         bulk_bytes=bulk,
         streaming_bytes=streaming,
-        bulk_total_bytes=beside + bulk,
-        streaming_total_bytes=beside + streaming,
-        bulk_fits=None if limit is None else beside + bulk <= limit,
-        streaming_fits=None if limit is None else beside + streaming <= limit,
+        bulk_total_bytes=resident + bulk,
+        streaming_total_bytes=resident + streaming,
+        bulk_fits=None if limit is None else resident + bulk <= limit,
+        streaming_fits=None if limit is None else resident + streaming <= limit,
     )
 
 
@@ -198,7 +204,7 @@ def _disk(stored: int, question: OffloadQuestion) -> Disk:
 
 
 def _usable(disk_bytes: int) -> int:
-    """What may be written so that the reserve stays free."""
+    """Bytes that may be written so that the reserve stays free."""
     part, whole = DISK_RESERVE
     return disk_bytes * whole // part
 
@@ -220,18 +226,17 @@ def _simulation(storage: Storage, question: OffloadQuestion, hot: int | None) ->
     if not question.requests:
         return None
     if hot is None:
-        raise InputError("a trace of requests needs a budget: name a device or --cache-budget")
+        raise InputError("a request trace needs a budget: give a device or --cache-budget")
     disk = question.disk_bytes
-    tiers = Tiers(hot, _endless_disk(storage, question) if disk is None else _usable(disk))
+    tiers = Tiers(hot, _unlimited_disk(storage, question) if disk is None else _usable(disk))
     return simulate(question.requests, storage, tiers, question.speeds)
 
 
-def _endless_disk(storage: Storage, question: OffloadQuestion) -> int:
-    """Return the bytes of every agent's longest conversation: a disk that is never full."""
+def _unlimited_disk(storage: Storage, question: OffloadQuestion) -> int:
+    """Return the bytes of the longest conversation of every agent: a disk that is never full."""
     longest: dict[str, int] = {}
     for request in question.requests:
-        tokens = request.prompt_tokens + request.completion_tokens
-        longest[request.agent] = max(tokens, longest.get(request.agent, 0))
+        longest[request.agent] = max(request.total_tokens, longest.get(request.agent, 0))
     return sum(map(storage.stored_bytes, longest.values()))
 
 
@@ -240,23 +245,24 @@ def _notes(
 ) -> Iterator[Note]:
     device = server.device
     if device and server.active_bytes > device.working_set_bytes:
-        text = "the model with one active conversation is larger than the working set already"
+        text = "the model with one active conversation is larger than the working set"
         yield Note("warning", "too-large", text)
     elif hot is not None and hot < storage.stored_bytes(question.tokens):
         text = (
-            "not one conversation of this length fits in memory beside the active one:"
-            " each is read from disk every time"
+            "no further conversation of this length fits in memory with the active one:"
+            " every request reads its conversation from disk"
         )
         yield Note("warning", "no-hot", text)
     if any(shape.window for shape in storage.shapes):
         text = (
-            "layers with a window keep its tokens only; agent-memory charges every layer with all"
+            "layers with a sliding window keep only its tokens; agent-memory counts all tokens for"
+            " every layer"
         )
         yield Note("info", "windows", text)
     if storage.state_bytes:
         text = (
-            "recurrent states are kept as they are: they cannot be cut to a shorter prompt, so a"
-            " conversation is of use only where the prompt continues it"
+            "recurrent states are not quantised and cannot be cut to a shorter prompt: a cached"
+            " conversation helps only when the next prompt continues it"
         )
         yield Note("info", "states", text)
     dims = {dim for shape in storage.shapes for dim in (shape.key_dim, shape.value_dim)}
@@ -265,10 +271,10 @@ def _notes(
         text = f"MLX cannot quantise rows of {odd[0]} in groups of {storage.group_size}"
         yield Note("warning", "groups", text)
     if question.speeds.prefill is None:
-        text = "no prefill speed: a reload is to be held against prefill, never against decoding"
+        text = "no prefill speed: give one to compare a reload with prefill"
         yield Note("info", "no-prefill-speed", text)
     yield Note(
         "info",
         "memory-limit",
-        "mx.set_memory_limit is a guideline, not a cap: keep the budget by counting",
+        "mx.set_memory_limit is a guideline, not a cap: the server has to enforce the budget",
     )

@@ -1,4 +1,4 @@
-"""Cached conversations: bytes in blocks as agent-memory keeps them, and the peak of a restore."""
+"""Cached conversations: bytes in blocks as agent-memory stores them, and the peak of a restore."""
 
 from collections.abc import Sequence
 
@@ -14,23 +14,26 @@ from memfit.estimators.sizing.search import first_fitting
 BLOCK_TOKENS = 256
 PLAIN_BITS = 16
 STORED_BITS = (4, 8, PLAIN_BITS)
+GROUP_SIZES = (32, 64, 128)
 
 
 @record(frozen=True, slots=True)
 class LayerShape:
-    """Keys and values of one layer; ``window`` limits the tokens it keeps."""
+    """Keys and values of one layer."""
 
     heads: int
     key_dim: int
     value_dim: int
     window: int | None = None
+    """The most tokens the layer keeps."""
 
     def nbytes(self, tokens: int, bits: int, group_size: int, *, plain_bytes: int = 2) -> int:
-        """Return the bytes of so many tokens: keys and values each in groups of their own.
+        """Return the bytes of ``tokens``; keys and values are quantised in separate groups.
 
-        ``plain_bytes`` are of an element that is not quantised.
+        ``plain_bytes`` is the size of an element that is not quantised.
 
-        >>> LayerShape(8, 256, 256).nbytes(256, 4, 64), LayerShape(8, 256, 256).nbytes(256, 16, 64)
+        >>> shape = LayerShape(8, 256, 256)
+        >>> shape.nbytes(256, 4, 64), shape.nbytes(256, 16, 64)
         (589824, 2097152)
         """
         keys, values = (tokens * self.heads * dim for dim in (self.key_dim, self.value_dim))
@@ -39,32 +42,34 @@ class LayerShape:
         return block_bytes(keys, values, bits=bits, group_size=group_size)
 
     def held(self, tokens: int) -> int:
-        """Return how many of the tokens it keeps."""
+        """Return how many of the tokens the layer keeps."""
         return tokens if self.window is None else min(tokens, self.window)
 
 
 @record(frozen=True, slots=True)
 class Storage:
-    """How a conversation of a model is stored: shapes of its layers, and states as they are.
+    """How the conversations of a model are stored.
 
     Raises:
-        InputError: for bits or a group size that are not stored.
+        InputError: for bits or a group size that agent-memory does not store.
     """
 
     shapes: tuple[LayerShape, ...]
     state_bytes: int
+    """Recurrent states; they are not quantised."""
     plain_bytes: int
+    """Bytes of an element that is not quantised."""
     bits: int = 4
     group_size: int = 64
 
     def __post_init__(self) -> None:
         if self.bits not in STORED_BITS:
             raise InputError(f"{self.bits} bits: conversations are stored in 4, 8 or 16")
-        if self.group_size not in (32, 64, 128):
+        if self.group_size not in GROUP_SIZES:
             raise InputError(f"group size {self.group_size}: MLX has groups of 32, 64 or 128")
 
     def exact_bytes(self, tokens: int, bits: int) -> int:
-        """Return the bytes of a conversation's tokens and states at so many bits."""
+        """Return the bytes of a conversation at ``bits``, without rounding to blocks."""
         return self.state_bytes + sum(self._layers(tokens, bits))
 
     def block_bytes(self, shape: LayerShape) -> int:
@@ -72,19 +77,18 @@ class Storage:
         return shape.nbytes(BLOCK_TOKENS, self.bits, self.group_size, plain_bytes=self.plain_bytes)
 
     def blocks(self, tokens: int) -> int:
-        """Return the blocks of a conversation over all layers."""
+        """Return the blocks of a conversation, over all layers."""
         return sum(ceil_div(shape.held(tokens), BLOCK_TOKENS) for shape in self.shapes)
 
     def stored_bytes(self, tokens: int) -> int:
         """Return the bytes of a conversation in whole blocks, as it is kept in memory."""
-        blocks = sum(
+        return self.state_bytes + sum(
             ceil_div(shape.held(tokens), BLOCK_TOKENS) * self.block_bytes(shape)
             for shape in self.shapes
         )
-        return self.state_bytes + blocks
 
     def restore(self, tokens: int) -> tuple[int, int]:
-        """Return the peaks of a restore in bulk and as a stream, layer by layer."""
+        """Return the peaks of a restore in bulk, and layer by layer."""
         plain = self._layers(tokens, PLAIN_BITS)
         stored = self._layers(tokens, self.bits)
         if self.bits == PLAIN_BITS:
@@ -103,8 +107,8 @@ def storage_of(model: Model, *, bits: int, group_size: int) -> Storage:
     """Return how conversations of a model are stored.
 
     Raises:
-        InputError: for bits or a group size that are not stored.
-        UnsupportedError: when the model keeps nothing between tokens.
+        InputError: for bits or a group size that agent-memory does not store.
+        UnsupportedError: when the model has neither a KV cache nor states.
     """
     shapes = tuple(
         LayerShape(buffer.heads, buffer.key_dim, buffer.value_dim, buffer.limit)
@@ -117,7 +121,7 @@ def storage_of(model: Model, *, bits: int, group_size: int) -> Storage:
 
 
 def streaming_peak(plain: Sequence[int], stored: Sequence[int]) -> int:
-    """Return the peak when each layer's stored form is given up once its plain one is there.
+    """Return the peak when each stored layer is freed once its dequantized copy exists.
 
     >>> streaming_peak([100, 100, 100], [28, 28, 28])
     328
@@ -131,9 +135,9 @@ def streaming_peak(plain: Sequence[int], stored: Sequence[int]) -> int:
 
 
 def longest_hot(storage: Storage, conversations: int, budget_bytes: int, most: int) -> int:
-    """Return the most tokens at which so many conversations stay in memory together.
+    """Return the longest conversations that stay in memory together, in tokens.
 
-    A multiple of 256, at most ``most``; 0 where not even 256 tokens of each fit.
+    A multiple of 256, at most ``most``; 0 when not even 256 tokens of each fit.
     """
     found = first_fitting(
         range(round_down(most, BLOCK_TOKENS), 0, -BLOCK_TOKENS),

@@ -1,7 +1,6 @@
-"""``memfit plan growth``: sessions that grow token by token, under each runtime's rule.
+"""``memfit plan growth``: sessions that grow token by token, under the rule of each runtime.
 
-Sessions take turns: each has the shared prefix and so many turns. A cache that is copied when it
-grows lives twice for that moment; sessions grow one at a time.
+A cache that is copied to grow exists twice during the copy; sessions grow one at a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.records import record
-from memfit.estimators.base.units import round_down
+from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.version import __version__
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import MAX_CHUNKS, Workload
 from memfit.estimators.results.growth import (
     Crossing,
     GrowthPlan,
@@ -37,10 +36,10 @@ def plan_growth(
 ) -> GrowthPlan:
     """Return how sessions grow under each runtime.
 
-    ``context`` is what a contiguous cache is made for, the sessions' own length when not given.
+    ``context`` is the capacity of a contiguous cache, by default the length of a session.
 
     Raises:
-        InputError: when the sessions grow beyond that context.
+        InputError: when the sessions are longer than that context.
     """
     if context is not None and sessions.tokens > context:
         raise InputError(f"sessions of {sessions.tokens} tokens exceed the context of {context}")
@@ -110,11 +109,11 @@ class _Growing:
             yield Turn(turn, tokens, allocated, count * held - self._shared())
 
     def _alive(self, event: GrowthEvent) -> int:
-        """All sessions at an event, the last of them growing while the others have grown."""
+        """Bytes of all sessions while the last one grows; the others have grown before."""
         others = (self.sessions.sessions - 1) * self._bytes(event.after)
         both = self._bytes(event.after)
         both += self._bytes(event.before) if self.rule.copies else 0
-        # Pages of the prefix are shared from when there are any.
+        # No more is shared than the other sessions have allocated so far.
         shared = min(self._shared(), others)
         return others + both - shared
 
@@ -123,12 +122,12 @@ class _Growing:
             alive = self._alive(event)
             if budget is not None and alive > budget:
                 beyond = max(0, event.tokens - self.sessions.prefix_tokens)
-                turn = max(1, -(-beyond // self.sessions.turn_tokens))
+                turn = max(1, ceil_div(beyond, self.sessions.turn_tokens))
                 return Crossing(event.tokens, turn, alive)
         return None
 
     def _shared(self) -> int:
-        """Full pages of the prefix, in every session but the first."""
+        """Bytes of full pages of the prefix, in every session but the first."""
         if not self.shares:
             return 0
         pages = round_down(self.sessions.prefix_tokens, self.rule.step)
@@ -140,8 +139,8 @@ class _Growing:
 
 
 def _workload(sessions: Sessions, runtime: Runtime) -> Workload:
-    """The session's end as a workload with the runtime's own settings."""
-    step = max(runtime.prefill_step, -(-sessions.tokens // 100_000))
+    """The end of a session as a workload with the settings of the runtime."""
+    step = max(runtime.prefill_step, ceil_div(sessions.tokens, MAX_CHUNKS))
     return Workload(
         prompt_tokens=sessions.tokens,
         prefill_step=step,

@@ -1,4 +1,4 @@
-"""One arena for all intermediates of a call: when each lives, and where it could lie.
+"""One arena for all intermediates of a call: their lifetimes and offsets.
 
 Placement is greedy by size for offset calculation: Pisarchyk and Lee, Efficient Memory Management
 for Deep Neural Net Inference, 2020, section 5 (https://arxiv.org/abs/2001.03288).
@@ -14,25 +14,25 @@ from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_up
 from memfit.estimators.trace.graph_format import Call, Node
 
-# A buffer bound at an offset: what Metal asks of every Mac (Metal feature set tables).
+# Alignment of a buffer offset that every Mac supports (Metal feature set tables).
 ALIGNMENT = 256
 MAX_BUFFERS = 20_000
-# These look at their input in another way; a static graph gives them no room of their own.
+# Views of their input; a static graph allocates nothing for them.
 _VIEWS = frozenset(
     "Copy StopGradient Depends Broadcast BroadcastAxes Transpose Slice Split AsStrided ExpandDims"
     " Squeeze Reshape Flatten Unflatten View Contiguous".split()
 )
-# These write into their first input, whose buffer is there for ever: a cache.
+# These write into their first input, which is a cache buffer.
 _WRITES_INTO = frozenset(("SliceUpdate", "DynamicSliceUpdate"))
 _LAST_INPUTS = "CustomTransforms"
-# Calls at whose end a token was sampled; all others are chunks of the prompt.
+# Calls that end with sampling a token; all others are prompt chunks.
 _SAMPLING = ("last_token", "growing", "decode")
 
 Use = Literal["intermediate", "cache", "input", "output", "weight", "constant"]
 
 
 class Lifetime(NamedTuple):
-    """A buffer that operation ``first`` writes and ``last`` reads for the last time."""
+    """A buffer that is alive from operation ``first``, which writes it, to its last reader."""
 
     operation: str
     nbytes: int
@@ -41,23 +41,23 @@ class Lifetime(NamedTuple):
 
 
 class PlacedBuffer(NamedTuple):
-    """A buffer with its place in the arena."""
+    """A buffer with its offset in the arena."""
 
     offset: int
-    nbytes: int  # with its alignment
+    nbytes: int
+    """With alignment."""
     buffer: Lifetime
 
 
 @record(frozen=True, slots=True)
 class Arena:
-    """Where a call's intermediates lie; no arena can be smaller than ``lower_bound_bytes``.
-
-    ``separate_bytes`` is a buffer for each, ``largest_bytes`` the largest of them.
-    """
+    """The offsets of a call's intermediates."""
 
     nbytes: int
     lower_bound_bytes: int
+    """The most bytes alive at once; no arena can be smaller."""
     separate_bytes: int
+    """Bytes of one buffer per intermediate."""
     largest_bytes: int
     placed: tuple[PlacedBuffer, ...]
 
@@ -95,7 +95,7 @@ def arena(buffers: Sequence[Lifetime]) -> Arena:
 
 
 def _offset(neighbours: Iterable[PlacedBuffer], size: int) -> int:
-    """The start of the smallest gap that is large enough, else the end of all."""
+    """The start of the smallest gap that is large enough, else the end of the last buffer."""
     end = 0
     best: tuple[int, int] | None = None
     for other in neighbours:
@@ -107,7 +107,7 @@ def _offset(neighbours: Iterable[PlacedBuffer], size: int) -> int:
 
 
 def lower_bound(buffers: Iterable[Lifetime]) -> int:
-    """Return the most bytes that live at once, each aligned.
+    """Return the most bytes that are alive at once, with alignment.
 
     >>> lower_bound([Lifetime("a", 256, 0, 1), Lifetime("b", 256, 1, 2), Lifetime("c", 256, 2, 3)])
     512
@@ -125,7 +125,7 @@ def lower_bound(buffers: Iterable[Lifetime]) -> int:
 
 @record(frozen=True, slots=True)
 class Needs:
-    """What a call needs besides weights and caches: intermediates, and bytes of the rest."""
+    """What a call needs in addition to weights and caches."""
 
     intermediates: tuple[Lifetime, ...]
     input_bytes: int
@@ -134,7 +134,7 @@ class Needs:
 
 
 def needs(call: Call) -> Needs:
-    """Return what a call of a recorded graph needs, its operations in the order of the record."""
+    """Return what a call of a recorded graph needs, with operations in recorded order."""
     owner = _owners(call)
     use = _uses(call, owner)
     first, last = _spans(call, owner)
@@ -157,7 +157,7 @@ def needs(call: Call) -> Needs:
 
 
 def _owners(call: Call) -> list[int]:
-    """For each array the one whose buffer it lies in."""
+    """For each array the array that owns its buffer."""
     owner = list(range(len(call.arrays)))
     for node in call.nodes:
         for source, out in _shared(node):
@@ -166,7 +166,7 @@ def _owners(call: Call) -> list[int]:
 
 
 def _shared(node: Node) -> Iterator[tuple[int, int]]:
-    """Pairs of an input and the output that lies in its buffer."""
+    """Pairs of an input and an output that share one buffer."""
     if not node.inputs:
         return
     if node.name == _LAST_INPUTS:
@@ -187,7 +187,7 @@ _BY_ROLE: dict[str, Use] = {
 
 
 def _uses(call: Call, owner: list[int]) -> dict[int, Use]:
-    """What each buffer is for: those that are held are caches, or what was sampled."""
+    """The use of each buffer; buffers that outlive the call are caches or outputs."""
     use = {position: _BY_ROLE[call.arrays[position].role] for position in set(owner)}
     sampled = call.evaluated if call.phase in _SAMPLING else ()
     ends: tuple[tuple[Iterable[int], Use], ...] = ((call.held, "cache"), (sampled, "output"))
@@ -199,7 +199,7 @@ def _uses(call: Call, owner: list[int]) -> dict[int, Use]:
 
 
 def _spans(call: Call, owner: list[int]) -> tuple[dict[int, int], dict[int, int]]:
-    """The operations that first write and last touch each buffer."""
+    """The first writer and the last user of each buffer."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for step, node in enumerate(call.nodes):

@@ -1,7 +1,7 @@
-"""What a runtime that allocates everything before the first token would provision (Foundry).
+"""``memfit plan static``: allocations of an engine that allocates before the first token (Foundry).
 
-Sources: Foundry's memory architecture page, and its executor: RoPE tables are two of F16, half a
-head wide, as long as the capacity.
+Sources: Foundry's memory architecture page, and its executor: there are two RoPE tables of F16,
+half a head wide and as long as the capacity.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,20 +37,20 @@ def plan_static(
     context_tokens: int,
     environment: Mapping[str, str],
 ) -> StaticPlan:
-    """Return what would be provisioned for contexts up to ``context_tokens``.
+    """Return the allocations for contexts up to ``context_tokens``.
 
-    ``environment`` are the variables the engine would see.
+    ``environment`` has the variables of the engine's process.
 
     Raises:
-        InputError: when the trace is of another model type or holds no call, or for no context.
+        InputError: when the trace is of another model type or has no call, or for a bad context.
         UnsupportedError: when a call has too many intermediates.
     """
     if trace.model_type != model.model_type:
-        raise InputError(f"the trace is of a {trace.model_type}, the model is a {model.model_type}")
+        raise InputError(f"the trace is of {trace.model_type}, the model is {model.model_type}")
     if not 1 <= context_tokens <= MAX_TOKENS:
         raise InputError(f"context {context_tokens}: must be from 1 to {MAX_TOKENS} tokens")
     if not trace.calls:
-        raise InputError("the trace holds no call")
+        raise InputError("the trace has no call")
     capacity = round_up(context_tokens, FOUNDRY.kv_step)
     planned = [(call, needs(call)) for call in trace.calls]
     arenas = [arena(need.intermediates) for _, need in planned]
@@ -100,14 +100,14 @@ def plan_static(
 
 
 def kv_capacity_bytes(model: Model, capacity_tokens: int) -> int:
-    """Return the bytes of keys and values of so many tokens in every layer that has them, F16."""
+    """Return the bytes of keys and values in F16, for the capacity in every layer with a cache."""
     return capacity_tokens * sum(
         buffer.elements_per_token * _F16_BYTES for buffer in model.kv_buffers()
     )
 
 
 def rope_table_bytes(model: Model, capacity_tokens: int) -> int:
-    """Return the bytes of the cosine and sine tables, one pair for each kind of attention."""
+    """Return the bytes of the cosine and sine tables, one pair per kind of attention."""
     widths = set()
     for mixer in model.mixers():
         match mixer:
@@ -155,16 +155,14 @@ def _placements(largest: Arena) -> Iterator[Placement]:
 
 def _notes(calls: tuple[Call, ...], environment: Mapping[str, str]) -> Iterator[Note]:
     if all(call.tokens == 1 for call in calls):
-        yield Note(
-            "warning", "no-chunk", "the trace holds no chunk of a prompt: prefill is missing"
-        )
+        yield Note("warning", "no-chunk", "the trace has no prompt chunk: prefill is missing")
     shared = shared_buffers(environment)
     for name, variable in SHARED_BY.items():
         if name in shared:
-            text = f"{variable} is set: Foundry goes by that alone, 0 shares too"
+            text = f"{variable} is set: Foundry shares with any value, even 0"
             yield Note("info", "shared", text)
     text = (
-        "every operation has its output in the arena: views lie in their input, caches are written"
-        " in place, and temporaries inside a kernel are not known to the graph"
+        "every operation writes to the arena, but views share the buffer of their input and caches"
+        " are written in place; the graph does not show temporary buffers inside a kernel"
     )
     yield Note("info", "graph", text)

@@ -1,11 +1,11 @@
-"""Tickets for wired memory and the limit they add up to: a state machine without a clock.
+"""Tickets for wired memory, and the limit that follows from them: a state machine without a clock.
 
-The rules are those of mlx-swift's WiredMemoryManager (Source/MLX/WiredMemory.swift); where
-memfit differs, docs/wired.md says so. The caller gives the time with each call, so that a
-server's manager and a plan on paper run the same rules.
+The rules are those of mlx-swift's WiredMemoryManager (Source/MLX/WiredMemory.swift); docs/wired.md
+lists the differences. The caller passes the time to each call, so that a server's manager and a
+simulated plan run the same code.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import field
 from fractions import Fraction
 from typing import Literal, Protocol
@@ -22,35 +22,34 @@ EventKind = Literal["started", "waiting", "refused", "cancelled", "ended", "limi
 
 @record(frozen=True, slots=True)
 class Ticket:
-    """A demand of ``size`` bytes; a reservation counts, but alone does not raise the limit."""
+    """A request for ``size`` bytes of wired memory."""
 
     policy: WiredPolicy
     size: int
     kind: TicketKind = "active"
+    """A reservation counts towards the limit, but does not raise it without active tickets."""
     name: str = field(default_factory=lambda: uuid4().hex)
 
     def __post_init__(self) -> None:
-        """Refuse a negative size."""
+        """Reject a negative size."""
         if self.size < 0:
             raise InputError(f"ticket {self.name}: a size of {self.size} bytes is negative")
 
 
 @record(frozen=True, slots=True)
 class WiredSettings:
-    """How the limit moves.
-
-    While work is active it shrinks only by ``shrink_threshold`` of itself or more, and no sooner
-    than ``shrink_cooldown_ms`` after its last change. ``policy_only`` keeps admission where the
-    limit cannot be set; otherwise every ticket there starts at once.
-    """
+    """How the limit moves."""
 
     shrink_threshold: Fraction = Fraction(1, 4)
+    """While tickets are active, the limit shrinks only by this share of itself or more."""
     shrink_cooldown_ms: int = 1000
+    """While tickets are active, the limit shrinks no sooner than this after its last change."""
     policy_only: bool = True
+    """Keep admission when no limit can be set; otherwise every ticket then starts at once."""
     baseline_override: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range."""
+        """Reject values out of range."""
         if not 0 <= self.shrink_threshold <= 1:
             raise InputError(f"shrink threshold {self.shrink_threshold}: give a share of 0 to 1")
         if self.shrink_cooldown_ms < 0:
@@ -60,7 +59,7 @@ class WiredSettings:
 
 
 class WiredBackend(Protocol):
-    """The machine's side: whether a limit can be set, and the setting of it."""
+    """The machine: whether it has a limit, and how to set it."""
 
     @property
     def supported(self) -> bool:
@@ -68,27 +67,27 @@ class WiredBackend(Protocol):
 
     @property
     def recommended_bytes(self) -> int | None:
-        """The recommended working set, None where there is none."""
+        """The recommended working set, None when there is none."""
 
     def apply(self, limit: int) -> bool:
-        """Set the limit; say whether it was taken."""
+        """Set the limit; return whether it was accepted."""
 
 
 @record(frozen=True, slots=True)
 class SimulatedBackend:
-    """A machine of which only the figures are at hand: it takes what MLX would take there."""
+    """A machine known only by its figures: it accepts what MLX would accept there."""
 
     supported: bool
     recommended_bytes: int | None = None
 
     def apply(self, limit: int) -> bool:
-        """Say whether MLX takes the limit: up to the working set (allocator.cpp)."""
+        """Return whether MLX accepts the limit: up to the working set (allocator.cpp)."""
         return self.recommended_bytes is None or limit <= self.recommended_bytes
 
 
 @record(frozen=True, slots=True)
 class WiredEvent:
-    """Something that happened: to a ticket, or to the limit (``limit_bytes``)."""
+    """Something that happened to a ticket, or to the limit (``limit_bytes``)."""
 
     at_ms: int
     kind: EventKind
@@ -97,11 +96,11 @@ class WiredEvent:
 
 
 def ignore_event(event: WiredEvent) -> None:
-    """Take an event and do nothing."""
+    """Do nothing with an event."""
 
 
 class WiredLedger:
-    """Who holds memory, who waits, and the limit that follows."""
+    """The tickets that started, the tickets that wait, and the resulting limit."""
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class WiredLedger:
         settings: WiredSettings | None = None,
         observe: Callable[[WiredEvent], None] = ignore_event,
     ) -> None:
-        """Begin with no tickets; ``observe`` is told of everything that happens, in order."""
+        """Start without tickets; ``observe`` is called with every event, in order."""
         self.settings = settings or WiredSettings()
         self._backend, self._observe = backend, observe
         self._live: dict[str, Ticket] = {}
@@ -121,17 +120,17 @@ class WiredLedger:
 
     @property
     def baseline_bytes(self) -> int:
-        """The limit there is without work: set, as last applied, recommended, or none."""
+        """The limit without active tickets: as set, last applied, recommended, or 0."""
         return self._resolved_baseline() if self._baseline is None else self._baseline
 
     @property
     def limit_bytes(self) -> int:
-        """The limit applied now."""
+        """The limit that is applied now."""
         return self.baseline_bytes if self._limit is None else self._limit
 
     @property
     def wanted_bytes(self) -> int:
-        """The limit that the policies ask for now: the largest over the groups."""
+        """The limit that the policies request now: the largest of all groups."""
         if not self._has_active_work():
             return self.baseline_bytes
         return max(
@@ -146,93 +145,94 @@ class WiredLedger:
 
     @property
     def waiting(self) -> tuple[Ticket, ...]:
-        """The tickets that wait, first come first."""
+        """The tickets that wait, in order of arrival."""
         return tuple(self._queue.values())
 
     def request(self, ticket: Ticket, now_ms: int) -> Admission:
-        """Start a ticket, or let it wait behind those of its group that wait already.
+        """Start a ticket, or let it wait behind the waiting tickets of its group.
 
-        Refused is what its group would not admit even if nothing else were there. A ticket that
-        has started is left as it is.
+        A ticket is refused when its group would not admit it even alone. A ticket that has
+        started is left as it is.
 
         Raises:
             InputError: when a ticket of that name waits already.
         """
         if ticket.name in self._queue:
             raise InputError(f"ticket {ticket.name} waits already; end or cancel it first")
-        if ticket.name in self._live or not self._keeps_count():
+        if ticket.name in self._live or not self._admission_applies():
             return "started"
         if self._baseline is None or not self._has_active_work():
             self._baseline = self._resolved_baseline()
         if not self._admits(ticket, ()):
-            self._tell(now_ms, "refused", ticket.name)
+            self._emit(now_ms, "refused", ticket.name)
             return "refused"
         self._queue[ticket.name] = ticket
         if ticket in self._admit(now_ms):
             self._settle(now_ms)
             return "started"
-        self._tell(now_ms, "waiting", ticket.name)
+        self._emit(now_ms, "waiting", ticket.name)
         return "waiting"
 
     def end(self, name: str, now_ms: int) -> tuple[Ticket, ...]:
-        """Take a ticket out and return those that start in its place; an unknown one is ignored."""
+        """Remove a ticket and return those that start in its place; ignore an unknown name."""
         if name in self._queue:
             return self.cancel(name, now_ms)
         ticket = self._live.pop(name, None)
         if ticket is None:
             return ()
-        self._tell(now_ms, "ended", name)
+        self._emit(now_ms, "ended", name)
         if not self._sizes(ticket.policy):
             del self._policies[ticket.policy]
-        return self._after_leaving(now_ms)
+        return self._after_removal(now_ms)
 
     def cancel(self, name: str, now_ms: int) -> tuple[Ticket, ...]:
-        """Take a waiting ticket out and return those it held up that start now."""
+        """Remove a waiting ticket and return the tickets behind it that start now."""
         if self._queue.pop(name, None) is None:
             return ()
-        self._tell(now_ms, "cancelled", name)
-        return self._after_leaving(now_ms)
+        self._emit(now_ms, "cancelled", name)
+        return self._after_removal(now_ms)
 
-    def _after_leaving(self, now_ms: int) -> tuple[Ticket, ...]:
+    def _after_removal(self, now_ms: int) -> tuple[Ticket, ...]:
         admitted = tuple(self._admit(now_ms))
-        # Once, after the next ones have started: the limit does not dip in between.
+        # Once, after the next tickets have started: the limit does not dip in between.
         self._settle(now_ms)
         return admitted
 
     def _admit(self, now_ms: int) -> list[Ticket]:
-        """Start those who can, in order; the first of a group that active work keeps out bars it.
+        """Start the waiting tickets that fit, in order.
 
-        One that only the end of a reservation would let in bars nobody: weights stay for days.
+        A ticket that has to wait for active tickets blocks the rest of its group. A ticket that
+        has to wait for a reservation blocks nothing: a reservation of weights may last for days.
         """
         admitted: list[Ticket] = []
-        barred: set[WiredPolicy] = set()
+        blocked: set[WiredPolicy] = set()
         for ticket in tuple(self._queue.values()):
-            if ticket.policy in barred:
+            if ticket.policy in blocked:
                 continue
             if self._admits(ticket, self._sizes(ticket.policy)):
                 del self._queue[ticket.name]
                 self._live[ticket.name] = ticket
-                # Of equal policies the latest speaks for the group, as in mlx-swift.
+                # The latest of equal policies decides for the group, as in mlx-swift.
                 self._policies.pop(ticket.policy, None)
                 self._policies[ticket.policy] = ticket.policy
-                self._tell(now_ms, "started", ticket.name)
+                self._emit(now_ms, "started", ticket.name)
                 admitted.append(ticket)
             elif self._admits(ticket, self._sizes(ticket.policy, only="reservation")):
-                barred.add(ticket.policy)
+                blocked.add(ticket.policy)
         return admitted
 
     def _settle(self, now_ms: int) -> None:
-        """Move the limit to what is wanted, unless hysteresis holds it up."""
+        """Set the wanted limit, unless hysteresis delays it."""
         wanted = self.wanted_bytes
-        if wanted == self._limit or self._holds_up(wanted, now_ms):
+        if wanted == self._limit or self._is_delayed(wanted, now_ms):
             return
         if self._backend.supported and not self._backend.apply(wanted):
-            self._tell(now_ms, "limit_refused", limit_bytes=wanted)
+            self._emit(now_ms, "limit_refused", limit_bytes=wanted)
             return
         self._limit, self._changed_ms = wanted, now_ms
-        self._tell(now_ms, "limit", limit_bytes=wanted)
+        self._emit(now_ms, "limit", limit_bytes=wanted)
 
-    def _holds_up(self, wanted: int, now_ms: int) -> bool:
+    def _is_delayed(self, wanted: int, now_ms: int) -> bool:
         if self._limit is None or wanted >= self._limit or not self._has_active_work():
             return False
         if self._limit - wanted < self.settings.shrink_threshold * self._limit:
@@ -253,19 +253,18 @@ class WiredLedger:
 
     def _sizes(self, policy: WiredPolicy, only: TicketKind | None = None) -> tuple[int, ...]:
         return tuple(
-            ticket.size for ticket in self._of(policy) if only is None or ticket.kind == only
+            ticket.size
+            for ticket in self._live.values()
+            if ticket.policy == policy and (only is None or ticket.kind == only)
         )
-
-    def _of(self, policy: WiredPolicy) -> Iterator[Ticket]:
-        return (ticket for ticket in self._live.values() if ticket.policy == policy)
 
     def _has_active_work(self) -> bool:
         return any(ticket.kind == "active" for ticket in self._live.values())
 
-    def _keeps_count(self) -> bool:
+    def _admission_applies(self) -> bool:
         return self._backend.supported or self.settings.policy_only
 
-    def _tell(
+    def _emit(
         self,
         at_ms: int,
         kind: EventKind,

@@ -1,4 +1,4 @@
-"""A scenario of wired memory played through, and what to set for it."""
+"""``memfit plan wired``: simulate a scenario of tickets, and find the limit to set for it."""
 
 import heapq
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.wired_limit import wired_limit
 from memfit.estimators.plans.wired.ledger import SimulatedBackend, WiredEvent, WiredLedger
-from memfit.estimators.plans.wired.scenario import ScheduledTicket, WiredScenario
+from memfit.estimators.plans.wired.scenario import Draft, ScheduledTicket, WiredScenario
 from memfit.estimators.results.wired import (
     TicketOutcome,
     TicketPlan,
@@ -18,16 +18,17 @@ from memfit.estimators.results.wired import (
     WiredVerdict,
 )
 
-_ENDS, _STARTS = 0, 1  # at one moment, what ends makes room before anything starts
+_ENDS, _STARTS = 0, 1  # at the same time, tickets end before others start
 
 
 def plan_wired(scenario: WiredScenario, units: Units = Units.GB) -> WiredPlan:
     """Return what happens in a scenario; texts show sizes in ``units``."""
-    play = _Play(scenario, units)
-    play.run()
-    tickets = tuple(play.ticket_plan(each) for each in scenario.tickets)
-    largest = max(play.moments, key=lambda moment: moment.wanted_bytes)
-    refused = sum(event.kind == "limit_refused" for event in play.events)
+    simulation = _Simulation(scenario, units)
+    simulation.run()
+    tickets = tuple(simulation.ticket_plan(each) for each in scenario.tickets)
+    moments = simulation.moments
+    largest = max(moments, key=lambda moment: moment.wanted_bytes)
+    refused = sum(event.kind == "limit_refused" for event in simulation.events)
     device = scenario.device
     need = None
     if scenario.mode == "wired" and device is not None:
@@ -38,19 +39,19 @@ def plan_wired(scenario: WiredScenario, units: Units = Units.GB) -> WiredPlan:
         mode=scenario.mode,
         shrink_threshold_percent=float(100 * scenario.settings.shrink_threshold),
         shrink_cooldown_ms=scenario.settings.shrink_cooldown_ms,
-        baseline_bytes=play.ledger.baseline_bytes,
+        baseline_bytes=simulation.ledger.baseline_bytes,
         policies=dict(scenario.policies),
         verdict=_verdict(tickets, refused),
         largest_limit_bytes=largest.wanted_bytes,
         largest_limit_at_ms=largest.at_ms,
-        largest_demand_bytes=max(moment.demand_bytes for moment in play.moments),
+        largest_demand_bytes=max(moment.demand_bytes for moment in moments),
         longest_wait_ms=max(ticket.waited_ms for ticket in tickets),
         refused_limits=refused,
         sysctl_mebibytes=need.sysctl_mebibytes if need else None,
         left_for_system_bytes=need.left_for_system_bytes if need else None,
         tickets=tickets,
-        moments=tuple(play.moments),
-        notes=tuple(_notes(scenario, play.moments, largest.wanted_bytes, refused, units)),
+        moments=tuple(moments),
+        notes=tuple(_notes(scenario, moments, largest.wanted_bytes, refused, units)),
     )
 
 
@@ -73,7 +74,7 @@ def _notes(
 ) -> Iterator[str]:
     device = scenario.device
     if scenario.mode == "policy-only":
-        yield "no limit is set in this mode: tickets are admitted and counted only"
+        yield "no limit is set in this mode: tickets are only admitted and counted"
     if refused_limits and device is not None:
         yield (
             f"MLX refuses limits above the working set of"
@@ -84,15 +85,15 @@ def _notes(
     short = next((m for m in moments if m.active and m.limit_bytes < m.demand_bytes), None)
     if short is not None and scenario.mode == "wired":
         yield (
-            f"at {format_duration(short.at_ms)} the tickets hold"
-            f" {format_bytes(short.demand_bytes, units)} under a limit of"
-            f" {format_bytes(short.limit_bytes, units)}: what exceeds it may be paged out"
+            f"at {format_duration(short.at_ms)} the tickets need"
+            f" {format_bytes(short.demand_bytes, units)} with a limit of"
+            f" {format_bytes(short.limit_bytes, units)}: the rest may be paged out"
         )
 
 
 @dataclass(slots=True)
-class _Play:
-    """The scenario being played: what is to come, and what has been seen."""
+class _Simulation:
+    """A scenario while it runs: scheduled starts and ends, and what happened so far."""
 
     scenario: WiredScenario
     units: Units
@@ -100,73 +101,70 @@ class _Play:
     events: list[WiredEvent] = field(default_factory=list)
     moments: list[WiredMoment] = field(default_factory=list)
     _backend: SimulatedBackend = field(init=False)
-    _scheduled: dict[str, ScheduledTicket] = field(default_factory=dict)
+    _tickets: dict[str, ScheduledTicket] = field(default_factory=dict)
     _reasons: dict[str, str] = field(default_factory=dict)
     _times: dict[tuple[str, str], int] = field(default_factory=dict)
-    _to_come: list[tuple[int, int, int, ScheduledTicket]] = field(default_factory=list)
-    _expected: int = 0
+    """When each kind of event happened to a ticket."""
+    _queue: list[tuple[int, int, int, ScheduledTicket]] = field(default_factory=list)
+    """Time, end or start, order of scheduling, ticket."""
+    _scheduled: int = 0
 
     def __post_init__(self) -> None:
         device = self.scenario.device
         recommended = device.working_set_bytes if device and device.backend == "metal" else None
         self._backend = SimulatedBackend(self.scenario.mode == "wired", recommended)
-        self.ledger = WiredLedger(self._backend, self.scenario.settings, self._see)
-        self._scheduled = {each.ticket.name: each for each in self.scenario.tickets}
+        self.ledger = WiredLedger(self._backend, self.scenario.settings, self._observe)
+        self._tickets = {each.ticket.name: each for each in self.scenario.tickets}
 
     def run(self) -> None:
-        """Play everything, taking a moment after each time at which something happens."""
-        for scheduled in self.scenario.tickets:
-            self._expect(scheduled.start_ms, _STARTS, scheduled)
-            if scheduled.end_ms is not None:
-                self._expect(scheduled.end_ms, _ENDS, scheduled)
-        while self._to_come:
-            now, what, _, scheduled = heapq.heappop(self._to_come)
+        """Run all events, and record a moment after each time at which something happens."""
+        for each in self.scenario.tickets:
+            self._schedule(each.start_ms, _STARTS, each)
+            if each.end_ms is not None:
+                self._schedule(each.end_ms, _ENDS, each)
+        while self._queue:
+            now, what, _, scheduled = heapq.heappop(self._queue)
             if what == _ENDS:
                 self.ledger.end(scheduled.ticket.name, now)
             else:
                 self._start(scheduled, now)
-            if not self._to_come or self._to_come[0][0] != now:
+            if not self._queue or self._queue[0][0] != now:
                 self.moments.append(self._moment(now))
 
-    def _expect(self, at_ms: int, what: int, scheduled: ScheduledTicket) -> None:
-        heapq.heappush(self._to_come, (at_ms, what, self._expected, scheduled))
-        self._expected += 1
+    def _schedule(self, at_ms: int, what: int, scheduled: ScheduledTicket) -> None:
+        heapq.heappush(self._queue, (at_ms, what, self._scheduled, scheduled))
+        self._scheduled += 1
 
-    def _see(self, event: WiredEvent) -> None:
+    def _observe(self, event: WiredEvent) -> None:
         self.events.append(event)
         if event.ticket is None:
             return
         self._times[event.ticket, event.kind] = event.at_ms
-        scheduled = self._scheduled[event.ticket]
+        scheduled = self._tickets[event.ticket]
         if event.kind == "started" and scheduled.runs_ms is not None:
-            self._expect(event.at_ms + scheduled.runs_ms, _ENDS, scheduled)
+            self._schedule(event.at_ms + scheduled.runs_ms, _ENDS, scheduled)
 
     def _start(self, scheduled: ScheduledTicket, now: int) -> None:
         ticket = scheduled.ticket
         if scheduled.draft is not None:
-            reason = self._against_draft(scheduled)
+            reason = self._draft_problem(scheduled.draft, ticket.size)
             if reason is not None:
                 self._reasons[ticket.name] = reason
                 return
         if self.ledger.request(ticket, now) == "refused":
-            backend = self._backend
-            bound = ticket.policy.limit(
-                self.ledger.baseline_bytes, (ticket.size,), backend.recommended_bytes
-            )
+            baseline = self.ledger.baseline_bytes
+            bound = ticket.policy.limit(baseline, (ticket.size,), self._backend.recommended_bytes)
             self._reasons[ticket.name] = (
                 f"does not fit even alone under {self._text(bound)},"
-                f" of which {self._text(self.ledger.baseline_bytes)} are baseline"
+                f" of which {self._text(baseline)} are baseline"
             )
 
-    def _against_draft(self, scheduled: ScheduledTicket) -> str | None:
+    def _draft_problem(self, draft: Draft, size: int) -> str | None:
         """Why a draft model is not loaded, None when it is."""
-        draft = scheduled.draft
-        main = next((each for each in self.ledger.held if draft and each.name == draft.main), None)
-        if draft is None or main is None:
-            return "its main model is not there then"
-        pair = draft.policy.evaluate(
-            main.size, scheduled.ticket.size, self._backend.recommended_bytes
-        )
+        main = next((each for each in self.ledger.held if each.name == draft.main), None)
+        if main is None:
+            return "its main model is not loaded at that time"
+        pair = draft.policy.evaluate(main.size, size, self._backend.recommended_bytes)
         if pair.use_draft:
             return None
         return (
@@ -191,25 +189,23 @@ class _Play:
         return format_bytes(nbytes, self.units)
 
     def ticket_plan(self, scheduled: ScheduledTicket) -> TicketPlan:
-        """Return what became of a ticket."""
+        """Return what happened to a ticket."""
         name, outcome = scheduled.ticket.name, self._outcome(scheduled)
         started = self._times.get((name, "started"))
-        ended = self._times.get((name, "ended"))
         until = {
             "admitted": started,
             "gave_up": self._times.get((name, "cancelled")),
             "waiting": self.moments[-1].at_ms,
         }.get(outcome)
-        asked = scheduled.start_ms
         return TicketPlan(
             name=name,
             policy=scheduled.policy,
             kind=scheduled.ticket.kind,
             size_bytes=scheduled.ticket.size,
-            asked_ms=asked,
-            waited_ms=0 if until is None else until - asked,
+            asked_ms=scheduled.start_ms,
+            waited_ms=0 if until is None else until - scheduled.start_ms,
             started_ms=started,
-            ended_ms=ended,
+            ended_ms=self._times.get((name, "ended")),
             outcome=outcome,
             reason=self._reasons.get(name),
         )

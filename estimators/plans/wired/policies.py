@@ -1,6 +1,6 @@
-"""Policies of the wired limit: which limit a group of tickets asks for, and whom it admits.
+"""Policies of the wired limit: the limit a group of tickets requests, and which it admits.
 
-Arithmetic of mlx-swift-lm, Libraries/MLXLMCommon/WiredMemoryPolicies.swift and
+The arithmetic is that of mlx-swift-lm, Libraries/MLXLMCommon/WiredMemoryPolicies.swift and
 SpeculativeDecoding.swift, and of mlx-swift's own max policy. All amounts are bytes.
 """
 
@@ -14,9 +14,9 @@ from memfit.estimators.base.records import record
 
 
 class WiredPolicy(Protocol):
-    """What decides for a group of tickets; equal policies are one group, so they must hash.
+    """The rule of a group of tickets; equal policies are one group, so a policy must hash.
 
-    ``recommended`` is the working set macOS recommends, None where there is none.
+    ``recommended`` is the working set that macOS recommends, None when there is none.
     """
 
     def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
@@ -25,19 +25,18 @@ class WiredPolicy(Protocol):
     def admits(
         self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
     ) -> bool:
-        """Say whether a ticket of ``size`` may start beside those of ``sizes``."""
+        """Return whether a ticket of ``size`` may start next to tickets of ``sizes``."""
 
 
 def clamp(value: int, cap: int | None, recommended: int | None) -> int:
-    """Return ``value``, at most the cap, or without one the recommended working set."""
-    if cap is not None:
-        return min(value, cap)
-    return value if recommended is None else min(value, recommended)
+    """Return ``value``, at most the cap, or the recommended working set without a cap."""
+    most = recommended if cap is None else cap
+    return value if most is None else min(value, most)
 
 
 @record(frozen=True, slots=True)
 class SumPolicy:
-    """Baseline and all tickets together, at most the cap; admits what stays within it.
+    """Baseline plus all tickets, at most the cap; admits what stays within it.
 
     >>> SumPolicy(200).limit(100, [50, 100])
     200
@@ -47,17 +46,17 @@ class SumPolicy:
     group: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a negative cap."""
+        """Reject a negative cap."""
         _check(cap=self.cap)
 
     def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
-        """Return baseline and sum, clamped."""
+        """Return the clamped sum."""
         return clamp(baseline + sum(sizes), self.cap, recommended)
 
     def admits(
         self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
     ) -> bool:
-        """Say whether the sum with the ticket is not clamped."""
+        """Return whether the sum with the ticket is not clamped."""
         projected = baseline + sum(sizes) + size
         return clamp(projected, self.cap, recommended) == projected
 
@@ -66,14 +65,12 @@ class SumPolicy:
 class MaxPolicy:
     """The largest ticket alone; always admits.
 
-    mlx-swift-lm takes the larger of baseline and ticket, mlx-swift adds the ticket to the
-    baseline (``on_baseline``).
-
     >>> MaxPolicy().limit(100, [20, 150, 60]), MaxPolicy(on_baseline=True).limit(100, [20, 150])
     (150, 250)
     """
 
     on_baseline: bool = False
+    """Add the ticket to the baseline, as mlx-swift; otherwise the larger one, as mlx-swift-lm."""
     group: str = ""
 
     def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
@@ -84,13 +81,13 @@ class MaxPolicy:
     def admits(
         self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
     ) -> bool:
-        """Admit."""
+        """Return True."""
         return True
 
 
 @record(frozen=True, slots=True)
 class FixedPolicy:
-    """One limit whatever the tickets; always admits.
+    """One limit for any tickets; always admits.
 
     >>> FixedPolicy(123).limit(100, [50])
     123
@@ -100,23 +97,23 @@ class FixedPolicy:
     group: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a negative limit."""
+        """Reject a negative limit."""
         _check(limit=self.nbytes)
 
     def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
-        """Return the limit."""
+        """Return the fixed limit."""
         return self.nbytes
 
     def admits(
         self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
     ) -> bool:
-        """Admit."""
+        """Return True."""
         return True
 
 
 @record(frozen=True, slots=True)
 class BudgetPolicy:
-    """Baseline, a base budget such as weights and workspace, and all tickets, at most the cap.
+    """Baseline plus a base budget (weights and workspace) plus all tickets, at most the cap.
 
     Two budgets are one group only when their ``group`` is the same; by default it is unique.
 
@@ -129,19 +126,18 @@ class BudgetPolicy:
     group: str = field(default_factory=lambda: uuid4().hex)
 
     def __post_init__(self) -> None:
-        """Refuse negative amounts."""
+        """Reject negative amounts."""
         _check(base=self.base, cap=self.cap)
 
     def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
-        """Return baseline, base and sum, clamped."""
-        return clamp(baseline + self.base + sum(sizes), self.cap, recommended)
+        """Return the clamped sum."""
+        return SumPolicy(self.cap).limit(baseline + self.base, sizes, recommended)
 
     def admits(
         self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
     ) -> bool:
-        """Say whether the sum with the ticket is not clamped."""
-        projected = baseline + self.base + sum(sizes) + size
-        return clamp(projected, self.cap, recommended) == projected
+        """Return whether the sum with the ticket is not clamped."""
+        return SumPolicy(self.cap).admits(baseline + self.base, sizes, size, recommended)
 
 
 OverBudget = Literal["allow", "fallback", "fail"]
@@ -149,36 +145,37 @@ OverBudget = Literal["allow", "fallback", "fail"]
 
 @record(frozen=True, slots=True)
 class PairEvaluation:
-    """A main and a draft model against a limit; ``limit_bytes`` None: nothing limits them."""
+    """A main and a draft model compared with a limit."""
 
     estimated_bytes: int
     limit_bytes: int | None
+    """None when there is no limit."""
     fits: bool
     use_draft: bool
 
 
 @record(frozen=True, slots=True)
 class SpeculativePolicy:
-    """Whether a draft model is loaded beside a main model, and what happens when it does not fit.
-
-    ``additional`` are bytes for caches and workspace; without a limit the recommended working
-    set is it. ``allow`` drafts anyway, ``fallback`` generates without the draft model, ``fail``
-    refuses.
+    """Whether a draft model is loaded next to a main model.
 
     >>> SpeculativePolicy(1000, 100).evaluate(600, 250).estimated_bytes
     950
     """
 
     limit: int | None = None
+    """By default the recommended working set."""
     additional: int = 0
+    """Bytes for caches and workspace."""
     over_budget: OverBudget = "fallback"
+    """``allow`` loads the draft model anyway, ``fallback`` generates without it, ``fail`` refuses
+    the request."""
 
     def __post_init__(self) -> None:
-        """Refuse negative amounts."""
+        """Reject negative amounts."""
         _check(limit=self.limit, additional=self.additional)
 
     def evaluate(self, main: int, draft: int, recommended: int | None = None) -> PairEvaluation:
-        """Return whether the pair fits; exactly at the limit is within it."""
+        """Return whether the pair fits; a sum equal to the limit fits."""
         estimated = main + draft + self.additional
         limit = recommended if self.limit is None else self.limit
         fits = limit is None or estimated <= limit

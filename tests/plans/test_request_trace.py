@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.context.traffic import Request, distribution, percentile, read_traffic
+from memfit.estimators.base.reading.request_trace import TraceRequest, read_request_trace
+from memfit.estimators.plans.context.percentiles import distribution, percentile
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -18,18 +19,21 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 def test_csv_columns_are_found_by_name(tmp_path: Path) -> None:
     text = "id, completion_tokens, prompt_tokens\r\na, 5, 10\r\nb, 0, 7\r\n"
-    assert read_traffic(write(tmp_path, "t.csv", text)) == (Request(10, 5), Request(7, 0))
+    assert read_request_trace(write(tmp_path, "t.csv", text)) == (
+        TraceRequest(10, 5),
+        TraceRequest(7, 0),
+    )
 
 
 def test_json_lines_are_read_and_other_keys_ignored(tmp_path: Path) -> None:
     text = '{"prompt_tokens": 10, "completion_tokens": 5, "model": "x"}\n\n'
-    assert read_traffic(write(tmp_path, "t.jsonl", text)) == (Request(10, 5),)
+    assert read_request_trace(write(tmp_path, "t.jsonl", text)) == (TraceRequest(10, 5),)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.txt", "", "give traffic as a .csv or a .jsonl file"),
+        ("t.txt", "", "a request trace is a .csv or a .jsonl file"),
         ("t.csv", "", "t.csv:1: the header must name prompt_tokens and completion_tokens"),
         ("t.csv", "prompt_tokens\n1\n", "t.csv:1: the header must name"),
         ("t.csv", "prompt_tokens,prompt_tokens,completion_tokens\n", "once each"),
@@ -52,7 +56,7 @@ def test_what_cannot_be_read_names_file_and_line(
     tmp_path: Path, name: str, text: str, message: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        read_traffic(write(tmp_path, name, text))
+        read_request_trace(write(tmp_path, name, text))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -61,12 +65,12 @@ def test_bytes_that_are_not_text_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="not UTF-8 text"):
-        read_traffic(path)
+        read_request_trace(path)
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.csv"):
-        read_traffic(tmp_path / "none.csv")
+        read_request_trace(tmp_path / "none.csv")
 
 
 def test_percentiles_are_nearest_ranks() -> None:
@@ -96,4 +100,8 @@ def test_csv_and_json_lines_give_the_same(requests: list[tuple[int, int]]) -> No
             for prompt, completion in requests
         )
         other = write(Path(folder), "t.jsonl", "\n".join(lines))
-        assert read_traffic(table) == read_traffic(other) == tuple(map(Request._make, requests))
+        assert (
+            read_request_trace(table)
+            == read_request_trace(other)
+            == tuple(TraceRequest(*request) for request in requests)
+        )

@@ -1,0 +1,115 @@
+"""A request trace: CSV with a header, or JSON Lines, one request per row."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.units import MAX_COUNT, parse_count
+
+MAX_TRACE_BYTES = 256 * 2**20
+MAX_REQUESTS = 10_000_000
+MAX_NAME_CHARACTERS = 4096
+JSON_LINES = (".jsonl", ".ndjson")
+TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
+Row = dict[str, Any]
+
+
+class TraceRequest(NamedTuple):
+    """One request: its whole prompt, with all earlier turns, and its completion."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    agent: str = ""
+    """Empty in a trace without agents."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens in the cache when it ends."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+def read_request_trace(path: Path, *, agents: bool = False) -> tuple[TraceRequest, ...]:
+    """Return the requests of a file in their order; other columns and keys are ignored.
+
+    ``agents`` requires the column ``agent``. The ending of the name tells CSV from JSON Lines.
+
+    Raises:
+        InputError: when the file cannot be read, has no request, or a row is not one; the
+            message names file and line.
+    """
+    ending = path.suffix.lower()
+    if ending not in (".csv", *JSON_LINES):
+        raise InputError(f"{printable(path)}: a request trace is a .csv or a .jsonl file")
+    try:
+        text = read_whole(path, limit=MAX_TRACE_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{printable(path)}: not UTF-8 text") from None
+    columns = ("agent", *TOKEN_COLUMNS) if agents else TOKEN_COLUMNS
+    rows = _json_rows(text, path) if ending in JSON_LINES else _csv_rows(text, path, columns)
+    requests: list[TraceRequest] = []
+    for line, row in rows:
+        if len(requests) == MAX_REQUESTS:
+            raise InputError(f"{printable(path)}: more than {MAX_REQUESTS} requests")
+        requests.append(_request(row, f"{printable(path)}:{line}", agents=agents))
+    if not requests:
+        raise InputError(f"{printable(path)}: no requests")
+    return tuple(requests)
+
+
+def _csv_rows(text: str, path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Row]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    try:
+        names = [(name or "").strip() for name in reader.fieldnames or ()]
+        if any(names.count(column) != 1 for column in columns):
+            named = " and ".join((", ".join(columns[:-1]), columns[-1]))
+            raise InputError(f"{printable(path)}:1: the header must name {named} once each")
+        reader.fieldnames = names
+        for row in reader:
+            yield reader.line_num, dict(row)
+    except csv.Error as error:
+        raise InputError(f"{printable(path)}:{reader.reader.line_num}: {error}") from None
+
+
+def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise InputError(f"{printable(path)}:{number}: not JSON") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{printable(path)}:{number}: expected an object")
+        yield number, row
+
+
+def _request(row: Row, where: str, *, agents: bool) -> TraceRequest:
+    prompt, completion = (_tokens(row.get(key), f"{where}: {key}") for key in TOKEN_COLUMNS)
+    if prompt == 0:
+        raise InputError(f"{where}: prompt_tokens: a prompt has at least one token")
+    return TraceRequest(prompt, completion, _agent(row.get("agent"), where) if agents else "")
+
+
+def _agent(value: Any, where: str) -> str:
+    name = value.strip() if isinstance(value, str) else ""
+    if not name or len(name) > MAX_NAME_CHARACTERS:
+        text = f"expected a name of up to {MAX_NAME_CHARACTERS} characters"
+        raise InputError(f"{where}: agent: {text}")
+    return name
+
+
+def _tokens(value: Any, where: str) -> int:
+    count = value
+    if isinstance(value, str):
+        try:
+            count = parse_count(value)
+        except InputError:
+            count = None
+    if type(count) is not int or not 0 <= count <= MAX_COUNT:
+        raise InputError(f"{where}: {printable(value)!r} is not a number of tokens")
+    return count
