@@ -1,8 +1,8 @@
-"""How caches get room for more tokens: capacity, what is copied, and what lives meanwhile.
+"""How caches grow: their capacity, the tokens copied, and the memory during the copy.
 
-Each rule is one pure function of tokens; ``last_growth`` gives the capacity of a session, and
-``growth_events`` every reallocation up to it. mlx-lm's own caches with their windows are
-arch/caches.py's; the rule of steps here is what they do while one token follows another.
+Each rule is a pure function of tokens; ``last_growth`` has the capacity of a session's cache, and
+``growth_events`` yields every reallocation up to there. mlx-lm's caches and their windows are in
+arch/caches.py; the rule of steps here is their growth during decoding.
 """
 
 from collections.abc import Iterator
@@ -14,19 +14,18 @@ from memfit.estimators.runtimes.runtime import Growth, Runtime
 
 @record(frozen=True, slots=True)
 class GrowthRule:
-    """A way to grow; all counts are tokens.
-
-    ``step`` is what a capacity is a multiple of; ``initial`` the first capacity of a cache that
-    doubles; ``most`` the capacity that is never exceeded, and a contiguous cache's from the start.
-    """
+    """A way to grow; all counts are tokens."""
 
     kind: Growth
     step: int
+    """A capacity is a multiple of this."""
     initial: int = 0
+    """First capacity of a cache that doubles."""
     most: int | None = None
+    """Largest capacity; a contiguous cache has it from the start."""
 
     def grown(self, capacity: int, tokens: int) -> int:
-        """Return the capacity when ``tokens`` must have room in a cache of ``capacity``.
+        """Return the capacity after a cache of ``capacity`` grows to hold ``tokens``.
 
         >>> GrowthRule("doubling", 128, 2048).grown(2048, 2049)
         4096
@@ -43,7 +42,7 @@ class GrowthRule:
 
     @property
     def copies(self) -> bool:
-        """Whether growing makes a new buffer and copies the old one into it."""
+        """Whether growth allocates a new buffer and copies the old one into it."""
         return self.kind in ("steps", "doubling")
 
     def _doubled(self, capacity: int, tokens: int) -> int:
@@ -56,26 +55,25 @@ class GrowthRule:
 
 @record(frozen=True, slots=True)
 class GrowthEvent:
-    """One reallocation: the token that needed it, capacities and tokens copied.
-
-    ``alive`` are the tokens that have room while old and new live together.
-    """
+    """One reallocation; all counts are tokens."""
 
     tokens: int
+    """The token that caused it."""
     before: int
     after: int
     copied: int
     alive: int
+    """Capacity of the old and the new buffer together, during the copy."""
 
 
 def rule_of(runtime: Runtime, *, most: int | None = None) -> GrowthRule:
-    """Return the rule a runtime grows by; ``most`` is its longest context if it has none set."""
+    """Return the growth rule of a runtime; ``most`` applies when it has no longest context."""
     limit = most if runtime.max_context is None else runtime.max_context
     return GrowthRule(runtime.growth, runtime.kv_step, runtime.kv_initial, limit)
 
 
 def align_capacity(tokens: int, alignment: int = 128) -> int:
-    """Return a capacity aligned up, at least one alignment: for allocations.
+    """Return a capacity rounded up to an allocation, at least one alignment.
 
     Source: Foundry, ContextConfig::align_capacity and its tests.
 
@@ -86,7 +84,7 @@ def align_capacity(tokens: int, alignment: int = 128) -> int:
 
 
 def align_budget(tokens: int, alignment: int = 128) -> int:
-    """Return tokens aligned down: what fits a budget.
+    """Return tokens rounded down to what a budget pays for.
 
     >>> align_budget(200)
     128
@@ -99,7 +97,7 @@ def growth_events(
 ) -> Iterator[GrowthEvent]:
     """Yield the reallocations while a session grows token by token from ``start`` to ``tokens``.
 
-    A page is added to those there are: nothing is copied and nothing lives twice.
+    A paged cache adds a page: nothing is copied.
     """
     position = start
     while max(position, capacity) < tokens:

@@ -1,4 +1,4 @@
-"""``memfit plan``: what follows from a model and a machine before either is at hand."""
+"""``memfit plan``: plan memory for a model and a machine, with neither of them present."""
 
 from typing import ClassVar
 
@@ -8,16 +8,16 @@ from memfit.cli.lazy_group import LazyGroup
 
 
 class Plans(LazyGroup):
-    """Every plan: a module of its own with a function of the same name."""
+    """Each plan is a module with a function of the same name."""
 
     package = "memfit.cli.commands.plan"
     summaries: ClassVar = {
         "context": "Show the contexts that fit, and how many requests at once.",
         "request": "Say how many tokens a request gets, and the answer of a server.",
-        "wired": "Show the wired limit over time, who waits and who is refused.",
-        "growth": "Show what sessions allocate as they grow, and what is copied.",
-        "experts": "Show memory and disk reads against the experts that are kept.",
-        "offload": "Show what conversations take in memory and on disk.",
+        "wired": "Show the wired limit over time, and waiting or refused tickets.",
+        "growth": "Show what sessions allocate and copy as they grow.",
+        "experts": "Show memory and disk reads for numbers of experts kept in memory.",
+        "offload": "Show the memory and disk space of cached conversations.",
         "static": "Place every intermediate of a recorded graph in one arena.",
     }
 
@@ -29,4 +29,4 @@ plan = typer.Typer(
 
 @plan.callback()
 def root() -> None:
-    """Exists so that the group stands without a command of its own."""
+    """Makes `plan` a group, which has no command of its own."""

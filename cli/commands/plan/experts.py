@@ -1,4 +1,4 @@
-"""``memfit plan experts``: how many experts to keep in memory, and what the rest costs."""
+"""``memfit plan experts``: how many experts to keep in memory."""
 
 from pathlib import Path
 from typing import Annotated
@@ -34,14 +34,15 @@ def experts(
     model: Model,
     capacity: Annotated[
         str | None,
-        typer.Option(metavar="N,N...", help="Experts of a layer to show, such as 160,192,208."),
+        typer.Option(metavar="N,N...", help="Experts per layer to show, such as 160,192,208."),
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON of uses: layer, expert, count."),
+        typer.Option(metavar="FILE", help="JSON of routing counts: layer, expert, count."),
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Of the disk, such as 3.5GB/s.")
+        str | None,
+        typer.Option(metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s."),
     ] = None,
     context: Context = None,
     kv_bits: KVBits = None,
@@ -53,7 +54,7 @@ def experts(
     working_set: WorkingSet = None,
     os_regime: Regime = DEFAULT_REGIME,
     plot: Annotated[
-        bool, typer.Option("--plot", help="Draw memory and coverage against experts.")
+        bool, typer.Option("--plot", help="Draw memory and coverage by experts.")
     ] = False,
     format_: PlanForm = PlanFormat.TABLE,
     json_: Json = False,
@@ -61,9 +62,9 @@ def experts(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Show memory and disk reads against the experts that are kept.
+    """Show memory and disk reads for numbers of experts kept in memory.
 
-    And how much of the routing they cover, for each layer.
+    Also the share of the routing they cover.
     """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.experts import to_document

@@ -1,4 +1,4 @@
-"""``memfit plan growth``: sessions that grow token by token, under each runtime's rule."""
+"""``memfit plan growth``: sessions that grow token by token, under the rule of each runtime."""
 
 from typing import Annotated
 
@@ -34,28 +34,29 @@ def growth(
     model: Model,
     tokens: Annotated[
         str | None,
-        typer.Option(help="A session's length at its end (32k), where it has no turns."),
+        typer.Option(help="Final length of a session without turns (32k)."),
     ] = None,
     sessions: Annotated[int, typer.Option(help="Sessions at once.")] = 1,
     turns: Annotated[int | None, typer.Option(help="Turns of each session.")] = None,
     turn_tokens: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="Tokens a turn adds, question and answer.")
+        str | None,
+        typer.Option(metavar="TOKENS", help="Tokens that a turn adds, question and answer."),
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="What all sessions begin with.")
+        str | None, typer.Option(metavar="TOKENS", help="Tokens that all sessions begin with.")
     ] = None,
     context: Annotated[
         str | None,
-        typer.Option(help="What a contiguous cache is made for; the sessions' length otherwise."),
+        typer.Option(help="Capacity of a contiguous cache; by default the length of a session."),
     ] = None,
     runtimes: Annotated[
-        str, typer.Option("--runtimes", "--runtime", metavar="all|A,B", help="Whose rules.")
+        str, typer.Option("--runtimes", "--runtime", metavar="all|A,B", help="Runtimes to show.")
     ] = "all",
     budget: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory for all caches; without it, what the device leaves of 90 %.",
+            help="Memory for all caches; by default 90 % of the working set minus the weights.",
         ),
     ] = None,
     quantize: Quantize = None,
@@ -72,9 +73,9 @@ def growth(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Show what sessions allocate as they grow, and what is copied.
+    """Show what sessions allocate and copy as they grow.
 
-    And where a budget ends.
+    Also where they exceed a budget.
     """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.growth import to_document
@@ -112,7 +113,7 @@ def growth(
 def _lengths(
     tokens: str | None, turns: int | None, turn_tokens: str | None, prefix: str | None
 ) -> dict[str, int]:
-    """A session's length, as one stretch or by turns after a prefix."""
+    """The length of a session: in one turn, or in turns after a prefix."""
     start = parsed("--prefix", parse_count, prefix) or 0
     if turns is None and turn_tokens is None:
         end = parsed("--tokens", parse_count, tokens or _DEFAULT_TOKENS) or 0

@@ -30,33 +30,37 @@ from memfit.estimators.machine.working_set import DEFAULT_REGIME
 
 def offload(
     model: Model,
-    conversations: Annotated[int, typer.Option(help="Conversations that are kept.")] = 8,
+    conversations: Annotated[int, typer.Option(help="Number of conversations.")] = 8,
     tokens: Annotated[
-        str | None, typer.Option(help="Tokens of each, such as 18000 or 16k.")
+        str | None, typer.Option(help="Tokens of each conversation, such as 18000 or 16k.")
     ] = None,
-    stored_bits: Annotated[int, typer.Option(help="Bits they are stored in: 4, 8 or 16.")] = 4,
+    stored_bits: Annotated[
+        int, typer.Option(help="Bits of a stored conversation: 4, 8 or 16.")
+    ] = 4,
     stored_group_size: Annotated[int, typer.Option(help="Group size of --stored-bits.")] = 64,
     cache_budget: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Memory for them; without it, what the device leaves of 90 %."
+            metavar="SIZE",
+            help="Memory for them; by default 90 % of the working set minus the active peak.",
         ),
     ] = None,
-    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Free on the disk.")] = None,
+    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Free disk space.")] = None,
     read: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Reading the disk, such as 3.5GB/s.")
+        str | None,
+        typer.Option(metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s."),
     ] = None,
     write: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Writing it, such as 2GB/s.")
+        str | None, typer.Option(metavar="RATE", help="Write bandwidth of the disk, such as 2GB/s.")
     ] = None,
     prefill_speed: Annotated[
-        int | None, typer.Option(metavar="N", help="Prompt tokens a second, not generated ones.")
+        int | None, typer.Option(metavar="N", help="Prompt tokens per second, not generated ones.")
     ] = None,
     requests: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="CSV or JSONL of agent, prompt_tokens and completion_tokens, simulated.",
+            help="Simulate this CSV or JSONL of agent, prompt_tokens and completion_tokens.",
         ),
     ] = None,
     quantize: Quantize = None,
@@ -67,7 +71,7 @@ def offload(
     working_set: WorkingSet = None,
     os_regime: Regime = DEFAULT_REGIME,
     plot: Annotated[
-        bool, typer.Option("--plot", help="Draw all conversations against their tokens.")
+        bool, typer.Option("--plot", help="Draw the size of all conversations by tokens.")
     ] = False,
     format_: PlanForm = PlanFormat.TABLE,
     json_: Json = False,
@@ -75,9 +79,9 @@ def offload(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Show what conversations take in memory and on disk.
+    """Show the memory and disk space of cached conversations.
 
-    And what it saves to load them again.
+    Also the time saved by loading them again.
     """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.offload import to_document

@@ -1,4 +1,4 @@
-"""``memfit plan static``: what an engine that allocates everything at first would provision."""
+"""``memfit plan static``: allocations of an engine that allocates before the first token."""
 
 import os
 from pathlib import Path
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import SizedModel
     from memfit.estimators.trace.graph_format import Trace
 
-# A chunk of 32 tokens is what Foundry takes of a prompt at once.
+# Foundry prefills in chunks of 32 tokens.
 FOUNDRY_CHUNK = 32
 _LARGEST_TRACE = 2**30
 
@@ -39,14 +39,14 @@ def static(
     model: Model,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A recorded trace; without it MLX records one."),
+        typer.Option(metavar="FILE", help="A recorded trace; by default MLX records one."),
     ] = None,
     save_trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the recorded trace to a file.")
     ] = None,
     context: Context = None,
     prefill_step: Annotated[
-        int, typer.Option(help="Tokens of a chunk that is recorded.")
+        int, typer.Option(help="Tokens of a recorded prompt chunk.")
     ] = FOUNDRY_CHUNK,
     quantize: Quantize = None,
     group_size: GroupSize = None,
@@ -60,7 +60,7 @@ def static(
 ) -> None:
     """Place every intermediate of a recorded graph in one arena.
 
-    What lies beside the arena is added.
+    All other allocations are added.
     """
     # The library is imported when it is needed: --help stays quick.
     from memfit.cli.render.plan.static import to_document
@@ -112,7 +112,7 @@ def _record(
     checkpoint = sized.checkpoint
     return record(
         checkpoint.config,
-        # Two tokens are generated, so that a step of decoding is there too.
+        # Two generated tokens, so that the trace has a decode step.
         Workload(prompt_tokens=tokens, max_tokens=2, prefill_step=prefill_step),
         target=TraceTarget(),
         name=checkpoint.config_name,

@@ -20,7 +20,7 @@ def wired(
     output: Output = None,
     units: ShownUnits = Units.GB,
 ) -> None:
-    """Show the wired limit over time, and which tickets wait or are refused.
+    """Show the wired limit over time, and waiting or refused tickets.
 
     Also the macOS setting this needs.
     """

@@ -1,4 +1,4 @@
-"""The plan of a request as a table and as Markdown."""
+"""A plan of a request, for the terminal and as Markdown."""
 
 from collections.abc import Iterator
 

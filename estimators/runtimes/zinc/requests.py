@@ -1,7 +1,7 @@
-"""What a request may still generate in a context window, and whether a server takes it.
+"""The tokens a request may generate in a context window, and whether a server admits it.
 
-All counts are tokens and saturate: nothing is ever negative or above the capacity. Source:
-zinc, src/gpu/memory_plan.zig; the names are its exported ones in snake case.
+All counts are tokens and saturate: no result is negative or above the capacity. Source: zinc,
+src/gpu/memory_plan.zig; the functions have its exported names, in snake case.
 """
 
 from typing import Literal
@@ -12,12 +12,12 @@ from memfit.estimators.base.units import MAX_COUNT
 from memfit.estimators.base.version import __version__
 
 SCHEMA = "memfit.plan-request/1"
-Admission = Literal["admitted", "shortened", "refused"]
+RequestAdmission = Literal["admitted", "shortened", "refused"]
 
 
 @record(frozen=True, slots=True)
 class RequestBudget:
-    """The tokens a request may generate, and the context to make room for."""
+    """The tokens a request may generate, and the context to allocate."""
 
     completion_tokens: int
     context_tokens: int
@@ -25,10 +25,7 @@ class RequestBudget:
 
 @record(frozen=True, slots=True)
 class RequestPlan:
-    """A request against a window: what remains, what it gets, and the server's answer.
-
-    ``missing_tokens`` is what the capacity lacks for the whole request.
-    """
+    """The result of ``memfit plan request``."""
 
     used_tokens: int
     requested_tokens: int
@@ -36,14 +33,15 @@ class RequestPlan:
     remaining_tokens: int
     budget: RequestBudget
     missing_tokens: int
-    admission: Admission
+    """Tokens by which the capacity is too small for the whole request."""
+    admission: RequestAdmission
     reason: str
     schema: str = SCHEMA
     memfit_version: str = __version__
 
 
 def remaining_context_tokens(used: int, capacity: int) -> int:
-    """Return the free tokens of a window, 0 when it is overfull.
+    """Return the free tokens of a window, 0 when it is full.
 
     >>> remaining_context_tokens(100, 4096)
     3996
@@ -52,7 +50,7 @@ def remaining_context_tokens(used: int, capacity: int) -> int:
 
 
 def clamped_completion_tokens(used: int, requested: int, capacity: int) -> int:
-    """Return how many of the requested tokens the window still takes.
+    """Return how many of the requested tokens fit in the window.
 
     >>> clamped_completion_tokens(4090, 64, 4096)
     6
@@ -61,7 +59,7 @@ def clamped_completion_tokens(used: int, requested: int, capacity: int) -> int:
 
 
 def request_context_target(used: int, requested: int, capacity: int) -> int:
-    """Return the context to make room for, prompt and completion, at most the capacity.
+    """Return the context to allocate: prompt and completion, at most the capacity.
 
     >>> request_context_target(32, 64, 4096)
     96
@@ -78,10 +76,10 @@ def request_budget(used: int, requested: int, capacity: int) -> RequestBudget:
 
 
 def plan_request(used: int, requested: int, capacity: int) -> RequestPlan:
-    """Return the answer a server gives to a request.
+    """Return the answer of a server to a request.
 
     A request is shortened when only a part of its completion fits, and refused when the prompt
-    does not fit or nothing could be generated.
+    does not fit or no token could be generated.
 
     Raises:
         InputError: when a count is negative or beyond 2^40.
@@ -98,7 +96,7 @@ def plan_request(used: int, requested: int, capacity: int) -> RequestPlan:
 
 def _admission(
     used: int, requested: int, capacity: int, budget: RequestBudget
-) -> tuple[Admission, str]:
+) -> tuple[RequestAdmission, str]:
     if used > capacity:
         return "refused", f"the {used} tokens used exceed the capacity of {capacity}"
     if budget.completion_tokens == requested:
