@@ -14,7 +14,7 @@ from memfit.estimators.runtimes.runtime import Runtime
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.token_cost import TokenCost
 
-_CLASSES = {
+_CLASSES: dict[str, tuple[str, str]] = {
     "mlx-lm": ("mlx_lm", "MlxLm"),
     "mlx-swift-lm": ("mlx_swift_lm", "MlxSwiftLm"),
     "mlx-vlm": ("mlx_vlm", "MlxVlm"),

@@ -1,8 +1,8 @@
 """zinc's memory plan: fixed bytes and bytes a token, and the contexts that follow.
 
 The counterparts of zinc's src/gpu/memory_plan.zig as described on 2026-06-12, every export under
-its own name in snake case. ``profile`` repeats that description, faults included: activations and
-cache in float32, cache and recurrent state charged to every layer.
+its own name in snake case, here or in ``requests.py``. ``profile`` repeats that description, faults
+included: activations and cache in float32, cache and recurrent state charged to every layer.
 """
 
 from dataclasses import dataclass
@@ -21,31 +21,6 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import round_down
 from memfit.estimators.results.context import MemoryStatus
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
-from memfit.estimators.runtimes.zinc.requests import (
-    RequestBudget,
-    clamped_completion_tokens,
-    remaining_context_tokens,
-    request_budget,
-    request_context_target,
-)
-
-__all__ = [
-    "ModelConfig",
-    "RequestBudget",
-    "RuntimeMemoryProfile",
-    "apply_requested_context_limit",
-    "auto_context_floor_tokens",
-    "auto_context_tokens_for_device_budget",
-    "clamped_completion_tokens",
-    "effective_context_ceiling",
-    "memory_status",
-    "model_config",
-    "profile",
-    "remaining_context_tokens",
-    "request_budget",
-    "request_context_target",
-    "requested_context_tokens",
-]
 
 auto_context_floor_tokens = 4096
 AUTO_CONTEXT_PERCENT = 85  # auto_context_utilization
