@@ -1,4 +1,4 @@
-"""What each primitive of MLX does to memory: looks on, writes over an input, copies, allocates.
+"""What each primitive of MLX does to memory: shares a buffer, writes over it, copies, allocates.
 
 The tables say which primitive follows which rule. Read at mlx 0.32.
 """
@@ -92,6 +92,6 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
 
 
 def rule_of(backend: Backend, name: str) -> Rule:
-    """Return the rule of a primitive; any other name is a kernel that somebody wrote."""
+    """Return the rule of a primitive; any other name is a custom kernel."""
     other = fresh if backend == "cpu" else metal_rules.kernel
     return _RULES[backend].get(name, other)

@@ -1,7 +1,7 @@
-"""Caches as they are at any point of mlx-lm's loop, without walking there.
+"""Caches as they are at any point of mlx-lm's loop, without the calls before it.
 
-A model is run once to see what its caches hold for a token; then buffers are given the lengths
-that the rules of mlx-lm's models/cache.py lead to. A class of cache without known rules is walked.
+A model is run once to see what its caches hold for a token; then buffers get the lengths of
+mlx/cache_growth.py. A class of cache that is not described there is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ class Stepper:
     _originals: list[Any] = field(default_factory=list)
 
     def learn(self) -> None:
-        """Take the caches, filled by any call, as what every later state is made from."""
+        """Keep the caches, filled by any call, as what every later state is made from."""
         self._originals = list(self.caches)
         known = (*_GROWTH, "ArraysCache", "LayerCache")
         for cache in leaves(self._originals):
@@ -102,7 +102,7 @@ class Stepper:
         return any(a is not b for a, b in zip(before, self.caches, strict=True))
 
     def grows_at(self, position: int) -> bool:
-        """Tell whether one token at ``position`` makes a buffer anew."""
+        """Whether a buffer is allocated again for one token at ``position``."""
         workload = self.workload
         buffers = [buffer_of(cache) for cache in leaves(self._originals)]
         return any(
@@ -125,13 +125,16 @@ def _fill(cache: Any, buffer: KVBuffer, length: int, position: int, last: int) -
         setattr(cache, name, mx.zeros((batch, heads, length, width), getattr(cache, name).dtype))
     cache.offset = position
     if buffer.growth is Growth.ROTATING:
+        # The index of the next write, which RotatingKVCache keeps besides the offset.
         cache._idx = _rotated(length, position, last, cache.max_size, cache.keep)
     elif buffer.growth is Growth.CHUNKED:
+        # Tokens cut from the front so far (ChunkedKVCache.maybe_trim_front).
         cache.start_position = max(0, position - last - cache.chunk_size)
 
 
 def _rotated(length: int, position: int, last: int, window: int, keep: int) -> int:
     """Return where a rotating buffer is written next."""
+    # A chunk is written in order; single tokens go round behind the first ``keep``.
     if last > 1:
         return length
     return position if position <= window else keep + (position - keep) % (window - keep)

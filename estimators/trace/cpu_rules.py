@@ -10,6 +10,7 @@ _FLOAT32 = 4
 
 
 def log_sum_exp(op: Operation) -> None:
+    """logsumexp.cpp: rows without gaps, or a copy."""
     source, out = op.inputs[0], op.outputs[0]
     op.kernels = 1
     if not (source.dense and source.strides[-1] == 1):
@@ -18,6 +19,7 @@ def log_sum_exp(op: Operation) -> None:
 
 
 def scan(op: Operation) -> None:
+    """scan.cpp: over a copy where the input has gaps."""
     op.kernels = 1
     if not op.inputs[0].row:
         copied(op, op.inputs[0])
@@ -25,6 +27,7 @@ def scan(op: Operation) -> None:
 
 
 def sort(op: Operation) -> None:
+    """sort.cpp: copied into the output, which is sorted in place."""
     source, out = op.inputs[0], op.outputs[0]
     op.kernels = 2
     if source.dense:
@@ -46,6 +49,7 @@ def is_rows(source: View) -> bool:
 
 
 def matmul(op: Operation) -> None:
+    """matmul.cpp, check_transpose: an operand that is neither rows nor columns is copied."""
     op.allocate(op.outputs[0])
     op.kernels = 1
     for source in op.inputs[:2]:
@@ -54,6 +58,7 @@ def matmul(op: Operation) -> None:
 
 
 def add_matmul(op: Operation) -> None:
+    """matmul.cpp, AddMM: the summand is copied into the output, the product added to it."""
     source, out = op.inputs[2], op.outputs[0]
     op.kernels = 2
     if source.data_size != 1 and source.row:
@@ -66,6 +71,7 @@ def add_matmul(op: Operation) -> None:
 
 
 def quantized_matmul(op: Operation) -> None:
+    """quantized.cpp, ensure_row_contiguous: before the output, unlike on Metal."""
     op.kernels = 1
     for source in op.inputs:
         if not source.row:

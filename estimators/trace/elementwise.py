@@ -4,10 +4,11 @@ Sources: mlx/backend/common/{unary,binary,ternary,copy}.h, common/compiled.cpp, 
 """
 
 from memfit.estimators.trace.layouts import View
-from memfit.estimators.trace.operation import Operation, is_donatable, vector
+from memfit.estimators.trace.operation import Operation, is_donatable, over_or_new, vector
 
 
 def unary(op: Operation) -> None:
+    """Source: common/unary.h, set_unary_output_data."""
     source, out = op.inputs[0], op.outputs[0]
     if source.dense:
         vector(op, source, out)
@@ -17,12 +18,14 @@ def unary(op: Operation) -> None:
 
 
 def binary(op: Operation) -> None:
+    """Source: common/binary.h, set_binary_op_output_data."""
     for out in op.outputs:
         _binary_output(op, op.inputs[0], op.inputs[1], out)
     op.kernels = 1
 
 
 def _binary_output(op: Operation, a: View, b: View, out: View) -> None:
+    # The cases of get_binary_op_type: scalar and scalar, scalar and vector, vectors, general.
     if a.data_size == 1 and b.data_size == 1:
         out.lie_like(a)
         op.allocate(out, out.itemsize)
@@ -45,6 +48,7 @@ def _write_over(op: Operation, sources: tuple[View, ...], out: View) -> None:
 
 
 def select(op: Operation) -> None:
+    """Source: common/ternary.h, set_ternary_op_output_data."""
     a, b, c = op.inputs
     out = op.outputs[0]
     op.kernels = 1
@@ -73,7 +77,10 @@ def _write_over_any(op: Operation, sources: tuple[View, ...], out: View) -> None
 
 
 def compiled(op: Operation) -> None:
-    """Fused elementwise operations: any input of the right size is written over."""
+    """Fused elementwise operations: any input of the right size is written over.
+
+    Source: common/compiled.cpp, compiled_allocate_outputs.
+    """
     arrays = [x for x in op.inputs if x.shape]
     first = op.outputs[0]
     op.kernels = 1
@@ -98,6 +105,7 @@ def _can_become(source: View, out: View, *, is_flat: bool) -> bool:
 
 
 def _runs_flat(arrays: list[View], shape: tuple[int, ...]) -> bool:
+    """Whether the kernel goes over elements as they lie (compiled_check_contiguity)."""
     if not arrays:
         return not shape
     if any(x.shape != shape for x in arrays):
@@ -108,6 +116,7 @@ def _runs_flat(arrays: list[View], shape: tuple[int, ...]) -> bool:
 
 
 def full(op: Operation) -> None:
+    """A value in every element; from an array of one it is a copy (common/copy.h)."""
     source, out = op.inputs[0], op.outputs[0]
     if source.data_size != 1 and source.dense:
         vector(op, source, out)
@@ -119,12 +128,9 @@ def full(op: Operation) -> None:
 def softmax(op: Operation) -> None:
     source, out = op.inputs[0], op.outputs[0]
     op.kernels = 1
+    # */softmax.cpp, set_output: rows without gaps are computed where they are, others copied.
     if source.dense and source.strides[-1] == 1:
-        out.lie_like(source)
-        if is_donatable(source):
-            op.share(out, source)
-        else:
-            op.allocate(out, source.data_size * source.itemsize)
+        over_or_new(op, source, out)
     else:
         op.allocate(out)
         op.kernels = 2

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from memfit.estimators.trace.graph_format import Array, Node
 
+# max_compile_depth and max_compile_arrays of mlx/compile.cpp.
 MAX_DEPTH = 11
 MAX_ARRAYS = 24
 
@@ -101,6 +102,7 @@ class _Fusion:
         if depth >= MAX_DEPTH or not self._may_fuse(array, inside):
             inputs.add(array)
             return
+        # What others use too ends the kernel, but for a broadcast: it gets a copy of its own.
         if depth and any(user not in inside for user in self.users[array]):
             if self.makers[array].name != _BROADCAST or len(inputs) >= MAX_ARRAYS:
                 inputs.add(array)
@@ -122,6 +124,7 @@ class _Fusion:
             return False
         if array not in self.outputs or not inside:
             return True
+        # A kernel has several results only when they have one shape.
         return self.arrays[array].shape == self.arrays[next(iter(inside))].shape
 
     def _split(self, array: int, inside: set[int]) -> int:
@@ -131,6 +134,7 @@ class _Fusion:
         self.makers[copy] = Node(maker.name, maker.inputs, (copy,), maker.arguments)
         for taken in maker.inputs:
             self.users[taken].append(copy)
+        # The copy takes the users that are inside, the original keeps the others.
         for user in {user for user in self.users[array] if user in inside}:
             self.users[array] = [other for other in self.users[array] if other != user]
             self.users[copy].append(user)

@@ -1,4 +1,4 @@
-"""How an array lies in its buffer, and which operations only look at a buffer in another way.
+"""How an array lies in its buffer, and how views of it lie.
 
 MLX decides by these flags whether an operation copies, donates or shares: contiguous (no gaps),
 row and column contiguous, and the elements from first to last (array.h, Flags). Sources:
@@ -10,7 +10,7 @@ from math import prod
 Strides = tuple[int, ...]
 
 
-class Buffer:
+class Allocation:
     """One allocation: who made it, how many refer to it, and when it lived (in operations)."""
 
     __slots__ = ("born", "died", "nbytes", "operation", "references")
@@ -46,7 +46,7 @@ class View:
         self.size = size = prod(shape)
         self.nbytes = size * itemsize
         self.references = 0
-        self.buffer: Buffer | None = None
+        self.buffer: Allocation | None = None
         self.fresh()
 
     def fresh(self) -> None:
@@ -139,6 +139,7 @@ def broadcast(source: View, out: View) -> None:
 
 def transpose(source: View, out: View, axes: tuple[int, ...]) -> None:
     """Exchange axes."""
+    # With broadcast axes the old flags hold (common/common.cpp, Transpose::eval).
     strides = tuple(source.strides[axis] for axis in axes)
     row, column = source.row, source.column
     if source.dense and source.data_size == source.size:
@@ -147,7 +148,7 @@ def transpose(source: View, out: View, axes: tuple[int, ...]) -> None:
 
 
 def cut(source: View, out: View, steps: tuple[int, ...]) -> None:
-    """Take a slice."""
+    """Take a slice (common/slicing.cpp, shared_buffer_slice)."""
     strides = tuple(a * b for a, b in zip(source.strides, steps, strict=True))
     reach = sum(abs(s) * (length - 1) for s, length in zip(strides, out.shape, strict=True)) + 1
     elements, row, column = contiguity(out.shape, strides)
@@ -179,7 +180,10 @@ def same_axes(source: View, out: View, strides: Strides) -> None:
 
 
 def reshape(source: View, out: View) -> bool:
-    """Lie as the source under another shape; False when only a copy can."""
+    """Lie as the source under another shape; False when only a copy can.
+
+    Source: common/utils.cpp, prepare_reshape.
+    """
     if source.row or not source.size:
         out.fresh()
         out.data_size = source.data_size
@@ -211,7 +215,7 @@ def _reshaped(source: View, shape: tuple[int, ...]) -> Strides | None:
 
 
 def collapse(shape: tuple[int, ...], strides: Strides) -> tuple[list[int], list[int]]:
-    """Join axes that follow one another without a gap.
+    """Join axes that follow one another without a gap (common/utils.cpp).
 
     >>> collapse((2, 3, 4), (12, 4, 1)), collapse((3, 2, 4), (4, 12, 1))
     (([24], [1]), ([3, 2, 4], [4, 12, 1]))

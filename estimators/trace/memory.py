@@ -7,21 +7,21 @@ from bisect import bisect_left, insort
 
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.trace.layouts import Buffer
+from memfit.estimators.trace.layouts import Allocation
 
-# The page a buffer cache allows two of as waste, and the most it keeps (None: as good as all).
+# The page, of which a reused buffer may waste two; the most bytes kept (None: all, in effect).
 PAGE = {"cpu": 4096, "metal": 16384, "cuda": 16384}
 _KEPT: dict[str, int | None] = {"cpu": 32 << 20, "metal": None, "cuda": None}
 
 
-class Memory:
+class Allocator:
     """Bytes in use; ``clock`` is the index of the operation being run."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend: Backend = backend
         self.active = self.peak = self.clock = self.peak_clock = 0
         self.operation = self.peak_operation = ""
-        self.buffers: list[Buffer] = []
+        self.buffers: list[Allocation] = []
         self._page = PAGE[backend]
         self._limit = _KEPT[backend]
         self._free: list[int] = []
@@ -37,15 +37,15 @@ class Memory:
         self.operation = self.peak_operation = operation
         self.peak, self.peak_clock = self.active, self.clock
 
-    def allocate(self, nbytes: int) -> Buffer:
-        """Return a buffer of at least so many bytes, from the freed ones if one is near in size."""
+    def allocate(self, nbytes: int) -> Allocation:
+        """Return a buffer of at least ``nbytes``, a freed one where one is near in size."""
         size = allocated(nbytes, self.backend)
         free = self._free
         found = bisect_left(free, size)
         if found < len(free) and free[found] < min(2 * size, size + 2 * self._page):
             size = free.pop(found)
             self._free_bytes -= size
-        buffer = Buffer(size, self.operation, self.clock)
+        buffer = Allocation(size, self.operation, self.clock)
         self.buffers.append(buffer)
         self.active += size
         if self.active > self.peak:
@@ -53,7 +53,7 @@ class Memory:
             self.peak_operation = self.operation
         return buffer
 
-    def release(self, buffer: Buffer) -> None:
+    def release(self, buffer: Allocation) -> None:
         """Drop one reference; the last one frees the buffer."""
         buffer.references -= 1
         if buffer.references:

@@ -12,11 +12,12 @@ from memfit.estimators.trace.operation import (
     copied,
     fresh,
     is_donatable,
+    over_or_new,
     vector,
 )
 
 _FLOAT32 = 4
-# Up to so many queries attention takes its vector kernels.
+# Up to this many queries attention takes its vector kernels (scaled_dot_product_attention.cpp).
 _VECTOR_QUERIES = 8
 # Tiles up to which a product is split along its inner axis, on large and on small GPUs.
 _SPLIT_TILES = {"s": 2048, "d": 2048}
@@ -29,6 +30,7 @@ def normalisation(op: Operation) -> None:
     source, out = op.inputs[0], op.outputs[0]
     op.kernels = 1
     strides, shape = source.strides, source.shape
+    # normalization.cpp, set_output: any other input is copied first.
     regular = source.dense and strides[-1] == 1
     if regular and len(shape) > 1:
         regular = strides[-2] in (0, shape[-1]) or shape[-2] == 1
@@ -36,11 +38,7 @@ def normalisation(op: Operation) -> None:
         op.allocate(out)
         op.kernels = 2
         return
-    out.lie_like(source)
-    if is_donatable(source):
-        op.share(out, source)
-    else:
-        op.allocate(out, source.data_size * source.itemsize)
+    over_or_new(op, source, out)
 
 
 def rope(op: Operation) -> None:
@@ -74,7 +72,10 @@ def attention(op: Operation) -> None:
 
 
 def matmul(op: Operation) -> None:
-    """A product; few results of a long inner axis are summed from parts."""
+    """A product; few results of a long inner axis are summed from parts.
+
+    Source: matmul.cpp, steel_matmul_regular and steel_gemm_splitk_axpby.
+    """
     op.allocate(op.outputs[0])
     op.kernels = 1
     for source in op.inputs[:2]:
@@ -138,6 +139,7 @@ def sort(op: Operation) -> None:
     block = _SORTED_AT_ONCE if source.itemsize <= _FLOAT32 else _SORTED_AT_ONCE // 2
     if length <= block:
         return
+    # sort.cpp, multi_block_sort: values and indices, each read and written in turn.
     for itemsize in (source.itemsize, source.itemsize, 4, 4):
         op.temporary(source.size * itemsize)
     op.kernels = 2 + 2 * (ceil_div(length, block) - 1).bit_length()

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from memfit.estimators.trace.layouts import Buffer, View
-from memfit.estimators.trace.memory import Memory
+from memfit.estimators.trace.layouts import Allocation, View
+from memfit.estimators.trace.memory import Allocator
 
-# A donated buffer may be so much larger than what is written into it (mlx common/utils.h).
+# By how many bytes a donated buffer may be larger than the output (mlx common/utils.h).
 DONATION_SLACK = 16384
 
 
@@ -28,7 +28,7 @@ class Operation:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: Allocator,
         *,
         gpu_class: str = "",
         has_nax: bool = False,
@@ -42,7 +42,7 @@ class Operation:
         self.arguments: tuple[Any, ...] = ()
         self.inputs: list[View] = []
         self.outputs: list[View] = []
-        self.temporaries: list[Buffer] = []
+        self.temporaries: list[Allocation] = []
         self.kernels = 0
 
     def allocate(self, out: View, nbytes: int | None = None) -> None:
@@ -67,7 +67,10 @@ Rule = Callable[[Operation], None]
 
 
 def is_donatable(source: View, out: View | None = None) -> bool:
-    """Whether an operation may write into an input: nobody else holds the array or its buffer."""
+    """Whether an operation may write into an input: no other holds the array or its buffer.
+
+    Source: mlx array.h, is_donatable; with an output, backend/common/utils.h, is_donatable.
+    """
     buffer = source.buffer
     if source.references != 1 or buffer is None or buffer.references != 1:
         return False
@@ -85,6 +88,15 @@ def vector(op: Operation, source: View, out: View) -> None:
         op.allocate(out, source.data_size * out.itemsize)
 
 
+def over_or_new(op: Operation, source: View, out: View) -> None:
+    """Lie as an input of the same type, in its buffer when no other holds it."""
+    out.lie_like(source)
+    if is_donatable(source):
+        op.share(out, source)
+    else:
+        op.allocate(out, source.data_size * source.itemsize)
+
+
 def fresh(op: Operation) -> None:
     """Allocate every output."""
     for out in op.outputs:
@@ -93,6 +105,6 @@ def fresh(op: Operation) -> None:
 
 
 def copied(op: Operation, source: View, itemsize: int | None = None) -> None:
-    """Copy an input for the length of the operation."""
+    """Copy an input; the copy lives until the device has run the operation."""
     op.temporary(source.size * (itemsize or source.itemsize))
     op.kernels += 1

@@ -17,8 +17,8 @@ from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.scheduler import compiled_copies
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Array, Call, Trace
-from memfit.estimators.trace.layouts import Buffer, View
-from memfit.estimators.trace.memory import Memory
+from memfit.estimators.trace.layouts import Allocation, View
+from memfit.estimators.trace.memory import Allocator
 from memfit.estimators.trace.operation import Operation
 from memfit.estimators.trace.schedule import evaluation_order
 from memfit.estimators.trace.streams import Stream
@@ -26,31 +26,31 @@ from memfit.estimators.trace.undo_cse import unmerged
 
 
 class FollowedCall(NamedTuple):
-    """One call of a run; ``curve`` is the most in use during each of its operations."""
+    """One call of a run."""
 
     phase: CallPhase
     tokens: int
     position: int
     curve: tuple[int, ...]
+    """The most in use during each of its operations."""
 
 
 @record(frozen=True, slots=True)
 class TracedPeak:
-    """The largest moment of a run.
-
-    ``nbytes`` is everything in use then; ``workspace_bytes`` what of it is neither weights nor the
-    caches as the run leaves them. ``operation`` is MLX's name of the primitive that reached it;
-    ``alive`` names what was in use, the most bytes first; ``calls`` are the run's, in their order.
-    ``prefill_bytes`` and ``decode_bytes`` are the largest of each part of the run.
-    """
+    """The largest moment of a run."""
 
     nbytes: int
+    """Everything in use then."""
     phase: CallPhase
     operation: str
+    """MLX's name of the primitive that reached it."""
     workspace_bytes: int
+    """What is neither weights nor the caches as the run leaves them."""
     largest_buffer_bytes: int
     alive: tuple[tuple[str, int], ...]
+    """What was in use, by name; the most bytes first."""
     calls: tuple[FollowedCall, ...]
+    """The run's calls in their order."""
     prefill_bytes: int
     decode_bytes: int
 
@@ -104,7 +104,7 @@ def _kept(call: Call) -> int:
 
 
 def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
-    run = _Run(device, trace.mlx_version)
+    run = _Replay(device, trace.mlx_version)
     reached = -1
     for call in trace.calls:
         yield run.follow(unmerged(call), jumped=call.position != reached)
@@ -113,11 +113,11 @@ def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
         reached = call.position + call.tokens
 
 
-class _Run:
-    """Memory and the device's stream over calls that follow one another."""
+class _Replay:
+    """Allocator and the device's stream over calls that follow one another."""
 
     def __init__(self, device: Device, mlx_version: tuple[int, ...]) -> None:
-        self._memory = Memory(device.backend)
+        self._memory = Allocator(device.backend)
         self._stream = Stream(device)
         self._operation = Operation(
             self._memory,
@@ -180,7 +180,7 @@ class _Run:
     def _hand_over(self, call: Call, views: list[View]) -> None:
         """Give the call the caches of the one before; what it does not take is gone.
 
-        A call that was jumped to finds longer caches, which the shorter never stood beside.
+        Caches that no array of this call continues are those before a jump.
         """
         left = list(self._held)
         for view in (views[position] for position in call.of_role("cache")):
@@ -193,15 +193,15 @@ class _Run:
             _free(before, self._memory)
 
     def _place_inputs(self, call: Call, views: list[View]) -> None:
-        """Give buffers to what else is there before the call: tokens, constants, weights."""
+        """Give buffers to the other arrays of before the call: tokens, constants, weights."""
         for view, array in zip(views, call.arrays, strict=True):
             if array.role != "computed" and view.buffer is None:
                 self._place(view, array)
 
     def _place(self, view: View, array: Array) -> None:
-        # A scalar is given up by its last user; the model and the loop hold the rest.
+        # Its last user frees a scalar; the model and mlx-lm's loop hold the rest.
         if array.role == "weight" or (array.role == "constant" and array.shape):
-            view.buffer = Buffer(array.nbytes, "weights", 0)
+            view.buffer = Allocation(array.nbytes, "weights", 0)
             view.references = 1
         else:
             view.buffer = self._memory.allocate(array.nbytes)
@@ -223,8 +223,9 @@ def _count_users(call: Call, order: list[int], views: list[View]) -> None:
         views[array].references += 1
 
 
-def _held_by_device(op: Operation) -> list[Buffer]:
+def _held_by_device(op: Operation) -> list[Allocation]:
     """Return the buffers that live until the device has run the operation, each once."""
+    # mlx backend/metal/eval.cpp, eval: inputs and sibling outputs, not the output's own buffer.
     own = op.outputs[0].buffer
     held = {id(b): b for view in op.inputs if (b := view.buffer) is not None and b is not own}
     for view in op.outputs[1:]:
@@ -235,19 +236,19 @@ def _held_by_device(op: Operation) -> list[Buffer]:
     return [*held.values(), *op.temporaries]
 
 
-def _drop_user(view: View, memory: Memory) -> None:
+def _drop_user(view: View, memory: Allocator) -> None:
     view.references -= 1
     if not view.references:
         _free(view, memory)
 
 
-def _free(view: View, memory: Memory) -> None:
+def _free(view: View, memory: Allocator) -> None:
     if view.buffer is not None:
         memory.release(view.buffer)
         view.buffer = None
 
 
-def _highest(call: Call, memory: Memory, curve: tuple[int, ...]) -> _Highest:
+def _highest(call: Call, memory: Allocator, curve: tuple[int, ...]) -> _Highest:
     at = memory.peak_clock
     alive: Counter[str] = Counter()
     for buffer in memory.buffers:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.scheduler import BatchQueue, TaskQueue, WorkQueue, gpu_limits
-from memfit.estimators.trace.layouts import Buffer
-from memfit.estimators.trace.memory import Memory
+from memfit.estimators.trace.layouts import Allocation
+from memfit.estimators.trace.memory import Allocator
 from memfit.estimators.trace.operation import Operation
 
 
@@ -13,19 +13,19 @@ class Stream:
     """The operations given to one device; each keeps its buffers until the device has run it."""
 
     def __init__(self, device: Device) -> None:
-        self._queue: WorkQueue[list[Buffer]] = TaskQueue()
+        self._queue: WorkQueue[list[Allocation]] = TaskQueue()
         self._elements: Callable[[Operation], int] = _read
         if device.backend != "cpu":
-            self._queue = batches = BatchQueue[list[Buffer]](gpu_limits(device))
+            self._queue = batches = BatchQueue[list[Allocation]](gpu_limits(device))
             if device.backend == "metal":
                 self._elements = _Touched(batches).count
 
-    def after(self, op: Operation, held: list[Buffer], memory: Memory) -> None:
+    def after(self, op: Operation, held: list[Allocation], memory: Allocator) -> None:
         """Give the device one operation, and wait if too much is under way."""
         elements = self._elements(op) if op.kernels else 0
         _release(self._queue.submit(held, op.kernels, elements), memory)
 
-    def drain(self, memory: Memory) -> None:
+    def drain(self, memory: Allocator) -> None:
         """Wait for all of it."""
         _release(self._queue.drain(), memory)
 
@@ -38,7 +38,7 @@ def _read(op: Operation) -> int:
 class _Touched:
     """Metal counts a buffer once in a batch (backend/metal/device.cpp, register_*_array)."""
 
-    def __init__(self, batches: BatchQueue[list[Buffer]]) -> None:
+    def __init__(self, batches: BatchQueue[list[Allocation]]) -> None:
         self._batches = batches
         self._batch = 0
         self._buffers: set[int] = set()
@@ -55,7 +55,7 @@ class _Touched:
         return fresh
 
 
-def _release(done: Iterable[list[Buffer]], memory: Memory) -> None:
+def _release(done: Iterable[list[Allocation]], memory: Allocator) -> None:
     for held in done:
         for buffer in held:
             memory.release(buffer)

@@ -22,10 +22,11 @@ def unmerged(call: Call) -> Call:
     used: set[int] = set()
 
     def own(array: int) -> int:
-        """Return an array of the same value that nobody else uses."""
+        """Return an array of the same value that no other node uses."""
         node = made_by.get(array)
         if node is None:
             return array
+        # The first user keeps the recorded node.
         if array not in used:
             used.add(array)
             return array
@@ -38,6 +39,7 @@ def unmerged(call: Call) -> Call:
         inputs = tuple(map(own, node.inputs)) if made_by.keys() & node.inputs else node.inputs
         changed = node if inputs == node.inputs else node._replace(inputs=inputs)
         nodes.append(changed)
+        # What was made from an array stays one node: MLX runs it once.
         stretches = node.name in _STRETCHES and _is_scalar(node.inputs, arrays, made_by)
         if stretches or node.name == _FLATTENS:
             made_by[node.outputs[0]] = changed

@@ -1,4 +1,4 @@
-"""Operations that look at a buffer in another way, and copy only when they cannot.
+"""Views: operations that read a buffer in another way, and copy only when they cannot.
 
 Sources: mlx/backend/common/{common,slicing,broadcasting}.cpp, backend/cpu/primitives.cpp,
 backend/gpu/primitives.cpp.
@@ -34,6 +34,7 @@ def transpose(op: Operation) -> None:
 
 
 def cut(op: Operation) -> None:
+    """common/slicing.cpp, slice: no view of nothing."""
     source, out = op.inputs[0], op.outputs[0]
     if not out.size:
         op.allocate(out)
@@ -84,6 +85,7 @@ def reshape(op: Operation) -> None:
 
 
 def reinterpret(op: Operation) -> None:
+    """common/primitives, View: bytes as another type, where the last axis has no gaps."""
     source, out = op.inputs[0], op.outputs[0]
     small = out.itemsize < source.itemsize and source.strides[-1:] == (1,)
     if source.itemsize == out.itemsize or small or source.row:
@@ -98,6 +100,7 @@ def reinterpret(op: Operation) -> None:
 
 
 def contiguous(op: Operation) -> None:
+    """cpu/primitives.cpp, Contiguous: shares unless it would hold a much larger buffer alive."""
     source, out = op.inputs[0], op.outputs[0]
     assert source.buffer is not None
     small = source.buffer.nbytes <= out.nbytes + DONATION_SLACK

@@ -13,11 +13,13 @@ def nothing(op: Operation) -> None:
 
 
 def concatenate(op: Operation) -> None:
+    """One copy for each input (gpu/slicing.cpp, concatenate_gpu)."""
     op.allocate(op.outputs[0])
     op.kernels = len(op.inputs)
 
 
 def pad(op: Operation) -> None:
+    """The value everywhere, then the input (gpu/slicing.cpp, pad_gpu)."""
     op.allocate(op.outputs[0])
     op.kernels = 2
 
@@ -48,6 +50,7 @@ def scatter(op: Operation) -> None:
 
 
 def dynamic_slice(op: Operation) -> None:
+    """The start is computed on the device, an int64 (gpu/primitives, compute_dynamic_offset)."""
     op.allocate(op.outputs[0])
     op.temporary(8)
     op.kernels = 2

@@ -3,7 +3,7 @@
 from memfit.estimators.machine.device import Device
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.layouts import View
-from memfit.estimators.trace.memory import Memory
+from memfit.estimators.trace.memory import Allocator
 from memfit.estimators.trace.operation import Operation
 from memfit.estimators.trace.schedule import WIDTH, evaluation_order
 from memfit.estimators.trace.streams import Stream
@@ -64,7 +64,7 @@ def test_a_stretched_scalar_is_made_for_each_of_its_users() -> None:
     ]
 
 
-def give(ahead: Stream, memory: Memory, *, elements: int = 1, kernels: int = 1) -> None:
+def give(ahead: Stream, memory: Allocator, *, elements: int = 1, kernels: int = 1) -> None:
     """Give the device an operation on an array that nobody else holds."""
     op = Operation(memory)
     view = View((elements,), 4)
@@ -77,7 +77,7 @@ def give(ahead: Stream, memory: Memory, *, elements: int = 1, kernels: int = 1) 
 
 
 def test_the_cpu_waits_once_more_than_ten_tasks_of_ten_dispatches_are_open() -> None:
-    memory, ahead = Memory("cpu"), Stream(CPU)
+    memory, ahead = Allocator("cpu"), Stream(CPU)
     # A kernel and an empty dispatch for each: the 55th operation ends the eleventh task.
     for _ in range(54):
         give(ahead, memory)
@@ -87,7 +87,7 @@ def test_the_cpu_waits_once_more_than_ten_tasks_of_ten_dispatches_are_open() -> 
 
 
 def test_views_behind_a_kernel_are_done_with_it_on_the_cpu() -> None:
-    memory, ahead = Memory("cpu"), Stream(CPU)
+    memory, ahead = Allocator("cpu"), Stream(CPU)
     for _ in range(5):
         give(ahead, memory)
     for _ in range(100):
@@ -96,7 +96,7 @@ def test_views_behind_a_kernel_are_done_with_it_on_the_cpu() -> None:
 
 
 def test_a_command_buffer_closes_after_fifty_one_kernels_on_a_max() -> None:
-    memory, ahead = Memory("metal"), Stream(MAX)
+    memory, ahead = Allocator("metal"), Stream(MAX)
     # Eleven are closed before MLX waits for the first; what it used is free then.
     for _ in range(11 * 51 - 1):
         give(ahead, memory)
@@ -106,14 +106,14 @@ def test_a_command_buffer_closes_after_fifty_one_kernels_on_a_max() -> None:
 
 
 def test_a_command_buffer_closes_after_forty_one_kernels_on_a_base_chip() -> None:
-    memory, ahead = Memory("metal"), Stream(BASE)
+    memory, ahead = Allocator("metal"), Stream(BASE)
     for _ in range(11 * 41):
         give(ahead, memory)
     assert memory.active == 4 * 10 * 41
 
 
 def test_a_command_buffer_closes_when_it_touched_fifty_one_mebi_elements() -> None:
-    memory, ahead = Memory("metal"), Stream(MAX)
+    memory, ahead = Allocator("metal"), Stream(MAX)
     for _ in range(11):
         give(ahead, memory, elements=51 << 20)
     assert memory.active == 4 * 10 * (51 << 20)
@@ -121,18 +121,18 @@ def test_a_command_buffer_closes_when_it_touched_fifty_one_mebi_elements() -> No
 
 def test_a_cuda_graph_counts_an_input_whenever_it_is_read() -> None:
     hopper = Device("an H100", "cuda", 0, 0, None, "flag", None, 90)
-    memory, ahead = Memory("cuda"), Stream(hopper)
+    memory, ahead = Allocator("cuda"), Stream(hopper)
     for _ in range(11 * 101):
         give(ahead, memory)
     assert memory.active == 8 * 10 * 101
-    large, graphs = Memory("cuda"), Stream(hopper)
+    large, graphs = Allocator("cuda"), Stream(hopper)
     for _ in range(11):
         give(graphs, large, elements=1001 << 20)
     assert large.active == 4 * 10 * (1001 << 20)
 
 
 def test_views_are_no_kernels_and_touch_nothing() -> None:
-    memory, ahead = Memory("metal"), Stream(MAX)
+    memory, ahead = Allocator("metal"), Stream(MAX)
     for _ in range(1000):
         give(ahead, memory, elements=51 << 20, kernels=0)
     assert memory.active == 4 * 1000 * (51 << 20)
