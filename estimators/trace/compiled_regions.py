@@ -17,7 +17,7 @@ def without_borders(
 ) -> tuple[list[Node], list[int]]:
     """Return nodes in depth-first order from ``outputs``, and these, with functions compiled.
 
-    Arrays that fusion makes are appended to ``arrays``; those that no node makes any more stay there.
+    Arrays that fusion makes are appended to ``arrays``; those that no node makes stay there.
     """
     same = _aliases(nodes)
     inside = _functions(nodes)
