@@ -1,4 +1,4 @@
-"""The process of the command line: what a process of its own may set, before anything else."""
+"""Start the command line: settings for the whole process, before anything is imported."""
 
 import atexit
 import gc
@@ -7,8 +7,8 @@ import sys
 
 def main() -> None:
     """Run the command line and exit."""
-    # In a short process collections free nothing and cost a fifteenth of the time; the last one
-    # would go through every object there is, to free what ends anyway.
+    # In a short process garbage collections free nothing and take 7 % of the time. freeze avoids
+    # the collection at exit, which would visit every object.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     try:

@@ -1,4 +1,4 @@
-"""The command line; ``main`` is the one place where an error becomes a message and a code."""
+"""The command line; ``main`` turns errors into messages and exit codes, nothing else does."""
 
 import errno
 import os
@@ -12,29 +12,29 @@ from memfit.cli.lazy_group import LazyGroup
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.version import __version__
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Commands(LazyGroup):
-    """Every command: a module of its own with a function or a sub-app of the same name."""
+    """All commands; each is a module with a function or a sub-app of the same name."""
 
     package = "memfit.cli.commands"
     summaries: ClassVar = {
-        "estimate": "Say how much memory a model takes, and whether it fits.",
-        "tune": "Load a model, and hold what it takes against the estimate.",
-        "compare": "Show models side by side, and what fits where.",
-        "gate": "Say whether models still fit, by a policy file.",
+        "estimate": "Estimate how much memory a model needs, and whether it fits.",
+        "tune": "Load and run a model, and compare its memory with the estimate.",
+        "compare": "Compare models side by side, and show what fits where.",
+        "gate": "Check models against the limits of a policy file.",
         "plan": "Plan memory for requests, contexts and limits.",
-        "devices": "List Macs and GPUs with the memory a model can have there.",
+        "devices": "List Macs and GPUs with the memory that a model can use.",
         "runtimes": "List runtimes, and how each allocates its cache.",
-        "measurements": "What was measured on this machine, kept for estimates.",
-        "cache": "Headers kept of models on the Hub.",
+        "measurements": "Manage measurements of this machine, used by estimates.",
+        "cache": "Manage the cached headers of models on the Hub.",
     }
 
 
 app = typer.Typer(
     cls=Commands,
-    help="Size language models before they are loaded: weights, caches, workspace, and what fits.",
+    help="Size language models before you load them: weights, caches, workspace, and what fits.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -57,12 +57,12 @@ def root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Exists for the options that stand before a command."""
+    """Holds the options that are given before a command."""
 
 
 def main() -> None:
     """Run the command line and exit."""
-    if sys.stderr is None:  # closed: print would take standard output for it
+    if sys.stderr is None:  # closed: print would write to standard output instead
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         app()
@@ -71,24 +71,24 @@ def main() -> None:
     except CommandStopped as stop:
         _leave(stop.code, str(stop))
     except SystemExit as end:
-        if end.code == Exit.INTERRUPTED:  # Typer's, for Ctrl-C: it leaves without a word
+        if end.code == Exit.INTERRUPTED:  # Typer exits without a message on Ctrl-C
             _leave(Exit.INTERRUPTED, "interrupted")
         raise
     except Exception as error:
         if os.environ.get("MEMFIT_DEBUG"):
             raise
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if isinstance(error, OSError) and error.errno in _DISK_FULL:
             _leave_full(error)
         kind = type(error).__name__
         _leave(Exit.BUG, f"bug: {kind}: {error}; MEMFIT_DEBUG=1 shows where, please report it")
 
 
 def _leave_full(error: OSError) -> NoReturn:
-    """Typer writes a help by itself."""
-    from memfit.cli.render.output import let_go
+    # Typer writes help texts itself, so a full disk can also show up here.
+    from memfit.cli.render.output import discard_stream
 
     if sys.stdout is not None:
-        let_go(sys.stdout)
+        discard_stream(sys.stdout)
     _leave(Exit.INPUT, f"standard output or a file: cannot be written: {error.strerror}")
 
 

@@ -12,7 +12,7 @@ from memfit.estimators.base.errors import (
 
 
 class Exit(IntEnum):
-    """What the process says of itself; docs/errors.md explains each."""
+    """The exit codes of the process; docs/errors.md explains each."""
 
     YES = 0
     NO = 1
@@ -25,11 +25,11 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-class CommandStopped(Exception):  # noqa: N818 - no error: somebody wanted it
-    """A command was stopped; the message says what is kept."""
+class CommandStopped(Exception):  # noqa: N818 - not an error: the user stopped the command
+    """The user stopped a command; the message says what is saved."""
 
     def __init__(self, message: str, code: Exit) -> None:
-        """Take what is to be said, and the code of the signal."""
+        """Take the message, and the exit code for the signal."""
         super().__init__(message)
         self.code = code
 
@@ -43,7 +43,7 @@ _BY_ERROR: dict[type[MemfitError], Exit] = {
 
 
 def exit_of(error: MemfitError) -> Exit:
-    """Return the exit code of an error, by the nearest class that has one.
+    """Return the exit code of an error: that of its nearest base class with a code.
 
     >>> exit_of(UnsupportedError("?")).name
     'UNSUPPORTED'

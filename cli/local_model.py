@@ -1,4 +1,4 @@
-"""From what a user calls a model to the directory that it can be loaded from."""
+"""Find the local directory from which a model can be loaded."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +14,12 @@ def local_model(
 ) -> tuple[Checkpoint, Path]:
     """Return a checkpoint and its directory.
 
-    A model of the Hub is brought here after ``before_download`` had no objection to what its
-    headers say; None: nothing is downloaded.
+    A model on the Hub is downloaded after ``before_download`` accepted its headers; with None
+    nothing is downloaded.
 
     Raises:
-        InputError: for one file of a model, or a model that would have to be downloaded.
-        UnsupportedError: for what mlx-lm does not load.
+        InputError: for a single file of a model, or a model that is not downloaded yet.
+        UnsupportedError: for a format that mlx-lm does not load.
     """
     from memfit.estimators.checkpoint.opening import open_checkpoint
     from memfit.probes.tune import require_loadable
@@ -28,14 +28,13 @@ def local_model(
     require_loadable(checkpoint)
     if checkpoint.source == "hub":
         path = _snapshot(reference, checkpoint, before_download, progress)
-        return open_checkpoint(
-            reference, progress=progress
-        ), path  # as it is on disk, not as it was listed
-    # A store's model goes by another name than its directory's.
+        # Read it again: from the disk now, not from the Hub's listing.
+        return open_checkpoint(reference, progress=progress), path
+    # A model in a local store has a reference that is not its directory.
     for path in (Path(reference).expanduser(), Path(checkpoint.id)):
         if path.is_dir():
             return checkpoint, path
-    raise InputError(f"{checkpoint.id}: one file of a model; give the directory it is in")
+    raise InputError(f"{checkpoint.id}: is one file of a model; give its directory")
 
 
 def _snapshot(

@@ -70,7 +70,7 @@ def requested_quantization(
     """
     if bits is None:
         if group_size is not None or mode is not None:
-            raise InputError("--group-size and --quant-mode belong to --quantize BITS")
+            raise InputError("--group-size and --quant-mode need --quantize BITS")
         return None
     return converted(bits, group_size, mode or "affine")
 
@@ -86,7 +86,7 @@ def requested_device(
     from memfit.estimators.machine.devices import memory_device, working_set_device
 
     if sum(value is not None for value in (name, memory, working_set)) > 1:
-        raise InputError("--device, --memory and --working-set exclude each other: give one")
+        raise InputError("--device, --memory and --working-set each name a device: give only one")
     memory_bytes = parsed("--memory", parse_size, memory)
     working_set_bytes = parsed("--working-set", parse_size, working_set)
     if memory_bytes is not None:
@@ -102,7 +102,7 @@ def requested_device(
 
 
 def named_device(name: str, regime: OsRegime) -> Device:
-    """Return the machine of a name, this one for ``host``.
+    """Return the device with a name; ``host`` is this machine.
 
     Raises:
         InputError: when no machine has that name, or this one's memory cannot be read.
@@ -124,7 +124,7 @@ def named_device(name: str, regime: OsRegime) -> Device:
 def _tokens(
     context: str | None, prompt_tokens: str | None, max_tokens: str | None
 ) -> tuple[int, int]:
-    """The prompt's and the generation's tokens."""
+    """Return the tokens of the prompt and of the generation."""
     whole = parsed("--context", parse_count, context)
     prompt = parsed("--prompt-tokens", parse_count, prompt_tokens)
     generated = parsed("--max-tokens", parse_count, max_tokens)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and their texts made into values."""
+"""Options that several commands share."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -42,7 +42,7 @@ class PlanFormat(str, Enum):
 
 
 class Method(str, Enum):
-    """How figures are come by; auto is the formulas where they describe the model."""
+    """How figures are computed; auto uses the formulas when they describe the model."""
 
     AUTO = "auto"
     FORMULA = "formula"
@@ -63,37 +63,42 @@ def parsed(option: str, parse: Callable[[str], Value], text: str | None) -> Valu
         raise InputError(f"{option}: {error}") from None
 
 
-def _alone(ctx: typer.Context, json_: bool) -> bool:
-    """Refuse --json beside a --format, which is read before it, wherever it stands."""
+def _reject_format_and_json(ctx: typer.Context, json_: bool) -> bool:
+    """Reject --json with --format; --format is eager, so it is parsed first in any order."""
     source = ctx.get_parameter_source("format_")
     if json_ and source is not None and source.name == "COMMANDLINE":
-        raise InputError("--json and --format both say how the answer is written: give one of them")
+        raise InputError("--json and --format both set the output format: give one of them")
     return json_
 
 
-Json = Annotated[bool, typer.Option("--json", callback=_alone, help="The same as --format json.")]
-Form = Annotated[Format, typer.Option("--format", is_eager=True, help="How the answer is written.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", callback=_reject_format_and_json, help="Print JSON, as --format json does."
+    ),
+]
+Form = Annotated[Format, typer.Option("--format", is_eager=True, help="Output format.")]
 CompareForm = Annotated[
-    CompareFormat, typer.Option("--format", is_eager=True, help="How the answer is written.")
+    CompareFormat, typer.Option("--format", is_eager=True, help="Output format.")
 ]
-PlanForm = Annotated[
-    PlanFormat, typer.Option("--format", is_eager=True, help="How the plan is written.")
-]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer to a file.")]
+PlanForm = Annotated[PlanFormat, typer.Option("--format", is_eager=True, help="Output format.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result to a file.")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Say which requests are made, and their bytes.")
+    bool, typer.Option("--verbose", "-v", help="Show each network request with its size.")
 ]
-ShownUnits = Annotated[Units, typer.Option(help="Decimal or binary sizes.")]
+ShownUnits = Annotated[Units, typer.Option(help="Units of sizes: decimal or binary.")]
 
-Context = Annotated[str | None, typer.Option(help="Prompt tokens with no generation, such as 32k.")]
-PromptTokens = Annotated[str | None, typer.Option(help="Tokens of the prompt.")]
+Context = Annotated[
+    str | None, typer.Option(help="Prompt tokens, with no generation, such as 32k.")
+]
+PromptTokens = Annotated[str | None, typer.Option(help="Tokens in the prompt.")]
 MaxTokens = Annotated[str | None, typer.Option(help="Tokens to generate.")]
-Batch = Annotated[int, typer.Option(help="Sequences run together.")]
-PrefillStep = Annotated[int | None, typer.Option(help="Tokens of a prefill chunk.")]
+Batch = Annotated[int, typer.Option(help="Sequences that run together.")]
+PrefillStep = Annotated[int | None, typer.Option(help="Tokens in a prefill chunk.")]
 
 
 def _kv_bits(text: str) -> int:
-    """Bits, 0 for none; None is an option that was not given: the runtime's own bits."""
+    """Bits, 0 for none. Without the option the value is None: the runtime's default."""
     if text == "none":
         return 0
     try:
@@ -101,7 +106,7 @@ def _kv_bits(text: str) -> int:
     except ValueError:
         bits = 0
     if not bits:
-        raise InputError(f"--kv-bits: {text[:40]!r} is neither a number of bits nor none")
+        raise InputError(f"--kv-bits: expected a number of bits or none, got {text[:40]!r}")
     return bits
 
 
@@ -109,37 +114,42 @@ KVBits = Annotated[
     int | None,
     typer.Option(parser=_kv_bits, metavar="BITS|none", help="Bits of a quantised KV cache."),
 ]
-KVGroupSize = Annotated[int | None, typer.Option(help="Its group size.")]
-QuantizedKVStart = Annotated[int | None, typer.Option(help="Tokens before the cache is quantised.")]
+KVGroupSize = Annotated[int | None, typer.Option(help="Group size of a quantised KV cache.")]
+QuantizedKVStart = Annotated[
+    int | None, typer.Option(help="First token from which the KV cache is quantised.")
+]
 MaxKVSize = Annotated[
-    int | None, typer.Option(help="Limit of a rotating cache, where the model takes one.")
+    int | None, typer.Option(help="Size of a rotating KV cache, if the model supports one.")
 ]
 CacheType = Annotated[
     str | None,
-    typer.Option(metavar="KEYS[,VALUES]", help="Types of llama.cpp's cache, such as q8_0."),
+    typer.Option(metavar="KEYS[,VALUES]", help="Types of llama.cpp's KV cache, such as q8_0."),
 ]
 Quantize = Annotated[
-    int | None, typer.Option(metavar="BITS", help="As converted by mlx_lm.convert to BITS.")
+    int | None,
+    typer.Option(metavar="BITS", help="Size the model as mlx_lm.convert would quantise it."),
 ]
-GroupSize = Annotated[int | None, typer.Option(help="Group size of --quantize.")]
+GroupSize = Annotated[int | None, typer.Option(help="Group size for --quantize.")]
 QuantMode = Annotated[
-    str | None, typer.Option(help="Mode of --quantize: affine, mxfp4, nvfp4 or mxfp8.")
+    str | None, typer.Option(help="Mode for --quantize: affine, mxfp4, nvfp4 or mxfp8.")
 ]
 DeviceName = Annotated[
     str | None,
-    typer.Option(help="A machine such as m4-max-64 (see memfit devices), or host."),
+    typer.Option(help="A machine such as m4-max-64 (see memfit devices), or host for this one."),
 ]
-Memory = Annotated[str | None, typer.Option(help="A Mac with this RAM, such as 32GB.")]
-WorkingSet = Annotated[str | None, typer.Option(help="A recommended working set, such as 26.8GB.")]
+Memory = Annotated[str | None, typer.Option(help="A Mac with this much memory, such as 32GB.")]
+WorkingSet = Annotated[
+    str | None, typer.Option(help="A device with this recommended working set, such as 26.8GB.")
+]
 Regime = Annotated[
-    OsRegime, typer.Option(help="Whose working sets apply to a Mac by name or memory.")
+    OsRegime, typer.Option(help="macOS version that sets a Mac's recommended working set.")
 ]
 ChosenRuntime = Annotated[
     str | None,
     typer.Option(
-        help="Whose allocation rules apply (see memfit runtimes): mlx-lm, or llama.cpp for GGUF.",
+        help="Runtime to estimate for (see memfit runtimes). Default: mlx-lm, for GGUF llama.cpp.",
         show_default=False,
     ),
 ]
-Margin = Annotated[str, typer.Option(help="Kept free above the peak.")]
+Margin = Annotated[str, typer.Option(help="Memory to keep free above the peak.")]
 DEFAULT_MARGIN = f"{MARGIN_BYTES // 10**6}MB"

@@ -1,4 +1,4 @@
-"""How long work is going, on standard error: a bar on a terminal, and with -v every request."""
+"""Show progress on standard error: a bar on a terminal, and with -v every request."""
 
 import sys
 import threading
@@ -13,16 +13,16 @@ from memfit.estimators.base.units import format_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-QUIET_SECONDS = 0.5  # work that is over by then shows nothing
+QUIET_SECONDS = 0.5  # shorter work shows no bar
 _WHOLE_DAY_SECONDS = 86_400.0
 
 
-class TerminalSink:
-    """A sink that shows a bar where someone watches, and requests to who asked for them."""
+class TerminalProgress:
+    """Progress with a bar on a terminal, and a line for each request when verbose."""
 
-    def __init__(self, *, verbose: bool, meanwhile: Callable[[], object] | None = None) -> None:
-        """Show nothing yet; ``meanwhile`` is called while the first work is waited for."""
-        self._verbose, self._meanwhile = verbose, meanwhile
+    def __init__(self, *, verbose: bool, while_waiting: Callable[[], object] | None = None) -> None:
+        """Show nothing yet; ``while_waiting`` is called once, when the first work has started."""
+        self._verbose, self._while_waiting = verbose, while_waiting
         self._watched = sys.stderr.isatty()
         self._lock = threading.Lock()
         self._began: float | None = None
@@ -32,7 +32,7 @@ class TerminalSink:
         self._requests = self._nbytes = 0
 
     def begin(self, what: str, steps: int) -> None:
-        """Show a bar once the work has gone on for half a second, all of it counted."""
+        """Show a bar `QUIET_SECONDS` after the first work started."""
         with self._lock:
             now = time.monotonic()
             self._began = now if self._began is None else self._began
@@ -41,9 +41,9 @@ class TerminalSink:
                 self._timer = threading.Timer(self._began + QUIET_SECONDS - now, self._show)
                 self._timer.daemon = True
                 self._timer.start()
-        meanwhile, self._meanwhile = self._meanwhile, None
-        if meanwhile:
-            meanwhile()
+        while_waiting, self._while_waiting = self._while_waiting, None
+        if while_waiting:
+            while_waiting()
 
     def advance(self, steps: int = 1) -> None:
         """Move the bar."""
@@ -53,7 +53,7 @@ class TerminalSink:
                 self._bar.update(self._bar.task_ids[0], completed=self._done)
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         with self._lock:
             if self._timer:
                 self._timer.cancel()
@@ -63,7 +63,7 @@ class TerminalSink:
             self._bar = None
 
     def request(self, request: Request) -> None:
-        """Count a request; with -v say how it went."""
+        """Count a request; with -v print its status, size and time."""
         with self._lock:
             self._requests += 1
             self._nbytes += request.nbytes
@@ -74,7 +74,7 @@ class TerminalSink:
             )
 
     def close(self) -> None:
-        """With -v say what the requests came to."""
+        """With -v print the totals of all requests."""
         with self._lock:
             noun = "request" if self._requests == 1 else "requests"
             self._say(f"{self._requests} {noun}, {format_bytes(self._nbytes)}")
@@ -97,7 +97,7 @@ class TerminalSink:
             self._bar = Progress(
                 console=Console(stderr=True),
                 transient=True,
-                # Of all there was so far: one step of a long measurement may take minutes.
+                # Use all steps so far for the speed: one step of a measurement may take minutes.
                 speed_estimate_period=_WHOLE_DAY_SECONDS,
             )
             self._bar.add_task(self._what, total=self._steps, completed=self._done)
@@ -106,10 +106,10 @@ class TerminalSink:
 
 @contextmanager
 def reporting(
-    *, verbose: bool, meanwhile: Callable[[], object] | None = None
-) -> Iterator[TerminalSink]:
-    """Give a sink that says at the end what there is to say."""
-    progress = TerminalSink(verbose=verbose, meanwhile=meanwhile)
+    *, verbose: bool, while_waiting: Callable[[], object] | None = None
+) -> Iterator[TerminalProgress]:
+    """Yield a progress that removes its bar and prints its totals at the end."""
+    progress = TerminalProgress(verbose=verbose, while_waiting=while_waiting)
     try:
         yield progress
     finally:

@@ -1,25 +1,25 @@
-"""The text of a prompt as a command line gives it: the words, a file of them, or what is piped."""
+"""Read the text of a prompt from the command line, a file or standard input."""
 
 import sys
 from pathlib import Path
 
 from memfit.estimators.base.errors import InputError
 
-MAX_PROMPT_BYTES = 64_000_000  # about as many tokens as the longest context of any model has bytes
+MAX_PROMPT_BYTES = 64_000_000  # more than the longest context of any model
 
 
 def prompt_file(given: str | None) -> str | None:
-    """Return the path of ``@FILE``, None of any other prompt."""
+    """Return the path in ``@FILE``, None for any other prompt."""
     return str(Path(given[1:]).expanduser()) if given and given.startswith("@") else None
 
 
 def prompt_text(given: str) -> str:
     r"""Return the text of ``TEXT``, ``@FILE`` or ``-`` for standard input.
 
-    In a TEXT ``\n`` and ``\t`` are a line feed and a tabulator, as mlx_lm.generate has them.
+    In TEXT, ``\n`` and ``\t`` mean a line feed and a tab, as in mlx_lm.generate.
 
     Raises:
-        InputError: when it is empty, too long, no UTF-8, or cannot be read.
+        InputError: when it is empty, too long, not UTF-8, or cannot be read.
     """
     if given == "-":
         source, content = "standard input", _piped()
@@ -29,11 +29,11 @@ def prompt_text(given: str) -> str:
         given = given.replace("\\n", "\n").replace("\\t", "\t")
         source, content = "--prompt", given.encode("utf-8", "surrogateescape")
     if len(content) > MAX_PROMPT_BYTES:
-        raise InputError(f"{source}: a prompt of more than {MAX_PROMPT_BYTES} bytes is not read")
+        raise InputError(f"{source}: the prompt is longer than {MAX_PROMPT_BYTES} bytes")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{source}: no UTF-8 text, from byte {error.start} on") from None
+        raise InputError(f"{source}: not UTF-8 text, at byte {error.start}") from None
     if not text.strip():
         raise InputError(f"{source}: the prompt is empty")
     return text

@@ -1,4 +1,4 @@
-"""``memfit cache``: the headers kept of models on the Hub."""
+"""``memfit cache``: the cached headers of models on the Hub."""
 
 import typer
 
@@ -6,30 +6,30 @@ from memfit.cli.render.output import emit
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import format_bytes
 
-cache = typer.Typer(help="Headers kept of models on the Hub.", no_args_is_help=True)
+cache = typer.Typer(help="Manage the cached headers of models on the Hub.", no_args_is_help=True)
 
 
 @cache.command()
 def info() -> None:
-    """Say where they are kept, and how much there is."""
+    """Show the directory of the cache and its size."""
     from memfit.estimators.checkpoint.hub.header_cache import user_cache
 
-    kept = user_cache()
-    usage = kept.usage()
-    amount = _amount(usage.entries, usage.nbytes, f"at most {format_bytes(kept.max_bytes)}")
-    emit(f"{kept.directory}\n{amount}\n", None)
+    headers = user_cache()
+    usage = headers.usage()
+    amount = _amount(usage.entries, usage.nbytes, f"at most {format_bytes(headers.max_bytes)}")
+    emit(f"{headers.directory}\n{amount}\n", None)
 
 
 @cache.command()
 def clear() -> None:
-    """Remove them."""
+    """Remove all cached headers."""
     from memfit.estimators.checkpoint.hub.header_cache import user_cache
 
-    kept = user_cache()
+    headers = user_cache()
     try:
-        removed = kept.clear()
+        removed = headers.clear()
     except OSError as error:
-        raise InputError(f"{kept.directory}: cannot be cleared: {error.strerror}") from None
+        raise InputError(f"{headers.directory}: cannot be cleared: {error.strerror}") from None
     emit(_amount(removed.entries, removed.nbytes, "removed") + "\n", None)
 
 

@@ -1,4 +1,4 @@
-"""``memfit compare``: models side by side, and which fit under every combination of settings."""
+"""``memfit compare``: compare models side by side, or over combinations of settings."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,14 +59,14 @@ if TYPE_CHECKING:
 def compare(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Two or more models; with --matrix one will do."),
+        typer.Argument(metavar="MODEL...", help="Two or more models; with --matrix one is enough."),
     ],
     matrix: Annotated[
         list[str] | None,
         typer.Option(
             metavar="AXIS=A,B",
             help="Vary context, max-tokens, batch, prefill-step, kv-bits, quantize, device or"
-            " memory, such as context=4k,32k or kv-bits=none,8; again for another axis.",
+            " memory, such as context=4k,32k or kv-bits=none,8; repeat for more axes.",
         ),
     ] = None,
     context: Context = None,
@@ -88,7 +88,7 @@ def compare(
     runtime: ChosenRuntime = None,
     runtimes: Annotated[
         str | None,
-        typer.Option(metavar="all|A,B", help="One model under several runtimes, side by side."),
+        typer.Option(metavar="all|A,B", help="Compare one model under several runtimes."),
     ] = None,
     margin: Margin = DEFAULT_MARGIN,
     format_: CompareForm = CompareFormat.TABLE,
@@ -97,11 +97,11 @@ def compare(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Show models side by side, and what fits where.
+    """Compare models side by side, and show what fits where.
 
     Each model is compared with the first.
     """
-    # The library is imported when it is needed: --help stays quick.
+    # The library is imported here so that --help stays fast.
     from memfit.estimators.base.files import printable
     from memfit.estimators.compare.axes import Scenario
     from memfit.estimators.compare.compare import ComparedModel
@@ -181,7 +181,7 @@ def _under_each(model: "ComparedModel", names: str) -> "list[ComparedModel]":
     if wanted == ["all"]:
         wanted = list(runtime_names())
     if len(set(wanted)) < len(wanted):
-        raise InputError(f"--runtimes {names[:60]}: one is given twice")
+        raise InputError(f"--runtimes {names[:60]}: a runtime is given twice")
     return [replace(model, label=name, runtime=requested_runtime(name)) for name in wanted]
 
 
@@ -194,14 +194,14 @@ def _reject_twice(axes: set[str], options: dict[str, bool]) -> None:
     """An axis would override the option for the same setting."""
     for name, given in options.items():
         if given and name in axes:
-            raise InputError(f"--matrix {name} and an option both set it: give one of them")
+            raise InputError(f"--matrix {name}: an option also sets {name}; give one of them")
 
 
 def _rendered(
     result: "Comparison", form: CompareFormat, units: Units, *, by_runtime: bool, to_file: bool
 ) -> str:
     if form is CompareFormat.JSON:
-        from memfit.cli.render.compare.data import to_json
+        from memfit.cli.render.data import to_json
 
         return to_json(result)
     if form is CompareFormat.CSV:

@@ -1,10 +1,10 @@
-"""``memfit devices``: the machines memfit knows, and the one it runs on."""
+"""``memfit devices``: the machines that memfit knows, and this machine."""
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memfit.cli.render.data import json_text
 from memfit.cli.render.output import emit
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.version import __version__
@@ -20,13 +20,13 @@ SCHEMA = "memfit.devices/1"
 def devices(
     os_regime: Annotated[
         OsRegime | None,
-        typer.Option("--os-regime", help="Macs on this macOS only; else on both."),
+        typer.Option("--os-regime", help="Show Macs on this macOS version only."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List Macs and GPUs with the memory a model can have there.
+    """List Macs and GPUs with the memory that a model can use.
 
-    The first line is of this machine.
+    The first line describes this machine.
     """
     from memfit.estimators.machine.devices import list_devices
     from memfit.estimators.machine.host import detect_host
@@ -34,13 +34,13 @@ def devices(
     regimes = tuple(OsRegime) if os_regime is None else (os_regime,)
     tables = {regime: list_devices(os_regime=regime) for regime in regimes}
     if as_json:
-        emit(json.dumps(as_document(detect_host(), tables), indent=2) + "\n", None)
+        emit(json_text(as_document(detect_host(), tables)), None)
     else:
         emit(_tables(detect_host(), tables), None)
 
 
 def as_document(host: Device | None, tables: dict[OsRegime, tuple[Device, ...]]) -> dict[str, Any]:
-    """Return the ``memfit.devices/1`` document; sizes are bytes, null is not known."""
+    """Return the ``memfit.devices/1`` document; sizes are bytes, null means not known."""
     return {
         "schema": SCHEMA,
         "memfit_version": __version__,
@@ -54,7 +54,7 @@ def as_document(host: Device | None, tables: dict[OsRegime, tuple[Device, ...]])
 
 
 def _as_entry(device: Device) -> dict[str, Any]:
-    # What a process may take of it is no property of a machine.
+    # "budget" names a limit of one process; it is not a property of the machine.
     names = (name for name in Device.__dataclass_fields__ if name != "budget")
     return {name: getattr(device, name) for name in names}
 
@@ -71,7 +71,7 @@ def _tables(host: Device | None, tables: dict[OsRegime, tuple[Device, ...]]) -> 
     console.print(_host_text(host), soft_wrap=True)
     console.print()
     console.print(_mac_table(tables))
-    console.print("~ by rule: no Mac with that memory was measured on that macOS")
+    console.print("~ computed: no Mac with that memory was measured on that macOS")
     console.print("- no Mac with that chip runs that macOS")
     console.print()
     console.print(_gpu_table(_gpus(tables)))
@@ -80,7 +80,7 @@ def _tables(host: Device | None, tables: dict[OsRegime, tuple[Device, ...]]) -> 
 
 def _host_text(host: Device | None) -> str:
     if host is None:
-        return "This machine: not known (macOS on Apple silicon and Linux are)"
+        return "This machine: not known (supported: macOS on Apple silicon, and Linux)"
     parts = [
         f"{format_bytes(host.memory_bytes)} memory",
         f"{format_bytes(host.working_set_bytes)} working set",

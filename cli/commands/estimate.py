@@ -1,4 +1,4 @@
-"""``memfit estimate``: parse, ask the library, show the answer."""
+"""``memfit estimate``: the memory that a model needs, and whether it fits."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,8 +61,8 @@ def estimate(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="A directory, a .safetensors file, a config.json, a sample .yaml or org/name"
-            " on the Hub; without it, an embedded sample.",
+            help="A directory, a .safetensors or .gguf file, a config.json, a sample .yaml, or"
+            " org/name on the Hub. Default: a built-in sample.",
             show_default=False,
         ),
     ] = None,
@@ -84,17 +84,20 @@ def estimate(
     working_set: WorkingSet = None,
     os_regime: Regime = DEFAULT_REGIME,
     runtime: ChosenRuntime = None,
-    method: Annotated[Method, typer.Option(help="How the figures are found.")] = Method.AUTO,
+    method: Annotated[Method, typer.Option(help="How to compute the figures.")] = Method.AUTO,
     margin: Margin = DEFAULT_MARGIN,
     adapter: Annotated[
-        Path | None, typer.Option(help="A directory with adapters.safetensors, added.")
+        Path | None, typer.Option(help="Include the LoRA adapter in this directory.")
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A draft model, added.")
+        str | None, typer.Option(metavar="MODEL", help="Include this draft model.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show every formula.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show every formula with its numbers.")
+    ] = False,
     plot: Annotated[
-        bool, typer.Option("--plot", help="Show memory against context; by trace, over a run.")
+        bool,
+        typer.Option("--plot", help="Draw memory against context; with a trace also over a run."),
     ] = False,
     format_: Form = Format.TABLE,
     json_: Json = False,
@@ -102,11 +105,11 @@ def estimate(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Say how much memory a model takes, and whether it fits.
+    """Estimate how much memory a model needs, and whether it fits.
 
-    Where it does not fit, say what to set so that it does.
+    If it does not fit, the result recommends settings that do.
     """
-    # The library is imported when it is needed: --help stays quick.
+    # The library is imported here so that --help stays fast.
     from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
     from memfit.estimators.sizing.catalog import Catalog
 
@@ -128,7 +131,7 @@ def estimate(
     machine = requested_device(device, memory, working_set, os_regime)
     conversion = requested_quantization(quantize, group_size, quant_mode)
     margin_bytes = parsed("--margin", parse_size, margin) or 0
-    with reporting(verbose=verbose, meanwhile=_load_library) as progress:
+    with reporting(verbose=verbose, while_waiting=_load_library) as progress:
         catalog = Catalog(progress=progress)
         reference = _open_sample(catalog) if model is None else model
         catalog.checkpoint(reference)
@@ -166,7 +169,7 @@ def estimate(
 
 
 def _load_library() -> None:
-    """Import what comes after reading, while the Hub is waited for."""
+    """Import the modules needed next, while the Hub answers."""
     import memfit.cli.render.data
     import memfit.estimators.sizing.estimate  # noqa: F401
 
@@ -194,7 +197,7 @@ def _explained(sized: "SizedModel", workload: Workload, units: Units) -> tuple[s
 
 
 def _open_sample(catalog: "Catalog") -> str:
-    """Open the embedded sample while its file exists, and return the reference to it."""
+    """Open the built-in sample while its file exists, and return the reference to it."""
     from importlib.resources import as_file, files
 
     with as_file(files("memfit.sample_configs") / SAMPLE) as path:

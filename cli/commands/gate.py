@@ -1,4 +1,4 @@
-"""``memfit gate``: check the limits of a policy's targets; ``init`` writes a first policy."""
+"""``memfit gate``: check a policy's targets against their limits; ``init`` writes a policy."""
 
 import sys
 from enum import Enum
@@ -34,67 +34,67 @@ class GateFormat(str, Enum):
 
 
 class GateGroup(TyperGroup):
-    """Without a command name it runs check; a model called init is ./init."""
+    """Runs ``check`` when no command is given; a model called init must be written ./init."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the command where none is named."""
+        """Insert ``check`` when no command is given."""
         named = bool(args) and args[0] in (*self.commands, "--help")
         return super().parse_args(ctx, args if named else ["check", *args])
 
 
 gate = typer.Typer(
     cls=GateGroup,
-    help="Say whether models still fit, by a policy file.\n\n`memfit gate` alone is short for"
-    " `memfit gate check`, with the same options.",
+    help="Check models against the limits of a policy file.\n\n`memfit gate` is short for"
+    " `memfit gate check`, and takes its options.",
 )
 
 
 @gate.command()
 def check(
-    old: Annotated[str | None, typer.Argument(metavar="[OLD]", help="The present model.")] = None,
-    new: Annotated[
-        str | None, typer.Argument(metavar="[NEW]", help="The model to replace it.")
+    old: Annotated[
+        str | None, typer.Argument(metavar="[OLD]", help="The model to replace.")
     ] = None,
+    new: Annotated[str | None, typer.Argument(metavar="[NEW]", help="The new model.")] = None,
     policy: Annotated[Path, typer.Option(help="The policy file.")] = POLICY,
     target: Annotated[
-        list[str] | None, typer.Option(help="Only this target; can be given again.")
+        list[str] | None, typer.Option(help="Check only this target; repeat for more.")
     ] = None,
     allow_bounds: Annotated[
         bool,
-        typer.Option("--allow-bounds", help="Decide by bounds where there are no exact figures."),
+        typer.Option("--allow-bounds", help="Accept an upper bound where no figure is known."),
     ] = False,
     update: Annotated[
         bool,
-        typer.Option("--update", help="Write the present figures to memfit.lock.json."),
+        typer.Option("--update", help="Write the current figures to memfit.lock.json."),
     ] = False,
     format_: Annotated[
-        GateFormat, typer.Option("--format", help="How the report is written.")
+        GateFormat, typer.Option("--format", help="Output format.")
     ] = GateFormat.TABLE,
     output: Annotated[
         list[str] | None,
-        typer.Option(metavar="FORMAT=FILE", help="Write it to a file as well; can be given again."),
+        typer.Option(metavar="FORMAT=FILE", help="Also write a file; repeat for more."),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Check the limits of every target, and its growth from the baseline.
+    """Check every target against its limits and the baseline.
 
-    The targets are those of memfit.yaml, the baseline is memfit.lock.json next to it.
-    With OLD and NEW, check NEW in the place of every target's model, with OLD as the baseline.
+    Targets are read from memfit.yaml, the baseline from memfit.lock.json in the same directory.
+    With OLD and NEW, every target checks NEW, and the growth limits compare it with OLD.
     `memfit gate init MODEL --device NAME` writes a first policy.
     """
-    # The library is imported when it is needed: --help stays quick.
+    # The library is imported here so that --help stays fast.
     from memfit.cli.render.gate.output import deliver, deliver_mistakes, parse_outputs
     from memfit.estimators.base.files import printable
 
     if old is not None and new is None:
         raise InputError(
-            f"{printable(old)} alone: no command of gate (check, init) and no upgrade of a model;"
-            " that takes both OLD and NEW"
+            f"{printable(old)}: is neither a command of gate (check, init) nor an upgrade; an"
+            " upgrade needs both OLD and NEW"
         )
     if policy == POLICY and not policy.exists():
         raise InputError(
-            f"{POLICY}: no such file; memfit gate init MODEL --device NAME writes a first one,"
-            " --policy names another"
+            f"{POLICY}: no such file; memfit gate init MODEL --device NAME writes a first one, or"
+            " name a file with --policy"
         )
     files = parse_outputs(output or [], [form.value for form in GateFormat])
     try:
@@ -123,7 +123,7 @@ def _answer(
     chosen = select(policy, names)
     if old is not None and new is not None:
         if update:
-            raise InputError("--update is for the policy's own models: give no OLD and NEW")
+            raise InputError("--update uses the policy's own models; remove OLD and NEW")
         return run_between(chosen, old, new, allow_bounds=allow_bounds, progress=progress)
     baseline = _read_baseline(path)
     if not update:
@@ -164,18 +164,16 @@ def _exit(status: "TargetStatus") -> Exit:
 @gate.command()
 def init(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model of the first target.")],
-    device: Annotated[
-        list[str], typer.Option(help="A machine that must run it; can be given again.")
-    ],
+    device: Annotated[list[str], typer.Option(help="A machine that must run it; repeat for more.")],
 ) -> None:
-    """Write memfit.yaml here, a first policy with comments."""
+    """Write a first policy with comments to memfit.yaml."""
     from memfit.cli.render.output import write_whole
     from memfit.estimators.gate.init_policy import init_policy
     from memfit.estimators.machine.devices import find_device
     from memfit.estimators.sizing.catalog import Catalog
 
     if POLICY.is_symlink() or POLICY.exists():
-        raise InputError(f"{POLICY} is there already; edit it, or move it away first")
+        raise InputError(f"{POLICY} exists already; edit it, or move it away first")
     devices = tuple(find_device(name) for name in device)
     write_whole(POLICY, init_policy(Catalog(), model, devices))
     next_step = "next: memfit gate --update, then commit both files"

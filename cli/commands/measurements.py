@@ -1,4 +1,4 @@
-"""``memfit measurements``: what ``memfit tune`` measured on this machine, kept for estimates."""
+"""``memfit measurements``: the saved results of ``memfit tune``, which estimates use."""
 
 import sys
 from pathlib import Path
@@ -15,44 +15,44 @@ if TYPE_CHECKING:
     from memfit.probes.store import Store
 
 measurements = typer.Typer(
-    help="What was measured on this machine, kept for estimates.", no_args_is_help=True
+    help="Manage measurements of this machine, used by estimates.", no_args_is_help=True
 )
 Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
 
 
 @measurements.command("list")
 def list_(json_: Json = False, output: Output = None, units: ShownUnits = Units.GB) -> None:
-    """List them, the newest last."""
+    """List all measurements, the newest last."""
     from memfit.probes.measurement_json import collection_text
 
     store = _store()
-    kept = _all(store)
+    stored = _all(store)
     if json_:
-        emit(collection_text(kept), output)
-    elif kept:
+        emit(collection_text(stored), output)
+    elif stored:
         from memfit.cli.render.measurements import to_table
 
-        emit(to_table(kept, units, to_file=output is not None), output)
+        emit(to_table(stored, units, to_file=output is not None), output)
     else:
         emit(f"no measurements in {store.directory}; memfit tune MODEL makes one\n", output)
 
 
 @measurements.command()
 def show(id: Id, json_: Json = False, output: Output = None, units: ShownUnits = Units.GB) -> None:
-    """Show every figure of one; as JSON it is what import takes."""
-    from memfit.cli.render.measurements import to_sheet
+    """Show every figure of a measurement; import reads its JSON."""
+    from memfit.cli.render.measurements import to_document
     from memfit.probes.measurement_json import collection_text
 
     found = _store().get(id)
     if json_:
         emit(collection_text([found]), output)
     else:
-        emit(to_sheet(found, units, to_file=output is not None), output)
+        emit(to_document(found, units, to_file=output is not None), output)
 
 
 @measurements.command()
 def rm(ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False)]) -> None:
-    """Remove some."""
+    """Remove measurements by their ids."""
     chosen = set(ids)
     _store().remove(chosen)
     emit(f"{_counted(len(chosen))} removed\n", None)
@@ -60,7 +60,7 @@ def rm(ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=Fa
 
 @measurements.command()
 def export(output: Output = None) -> None:
-    """Write all of them as one JSON, which import takes elsewhere."""
+    """Write all measurements as JSON, for import on another machine."""
     from memfit.probes.measurement_json import collection_text
 
     emit(collection_text(_all(_store())), output)
@@ -68,7 +68,7 @@ def export(output: Output = None) -> None:
 
 @measurements.command("import")
 def import_(file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]) -> None:
-    """Add those of an export that are not here yet.
+    """Add the measurements of an export that are not stored here yet.
 
     A damaged export changes nothing.
     """
@@ -83,10 +83,10 @@ def _store() -> "Store":
 
 
 def _all(store: "Store") -> "tuple[Measurement, ...]":
-    kept = store.all()
-    for warning in kept.warnings:
+    stored = store.all()
+    for warning in stored.warnings:
         print(f"memfit: {warning}", file=sys.stderr)
-    return kept.measurements
+    return stored.measurements
 
 
 def _counted(count: int) -> str:

@@ -1,10 +1,10 @@
 """``memfit runtimes``: the runtimes that memfit knows, and what is wrong in their answers."""
 
-import json
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from memfit.cli.options import Json, Output
+from memfit.cli.render.data import json_text
 from memfit.cli.render.output import emit
 from memfit.estimators.base.version import __version__
 
@@ -17,7 +17,7 @@ SCHEMA = "memfit.runtimes/1"
 def runtimes(json_: Json = False, output: Output = None) -> None:
     """List runtimes, and how each allocates its cache.
 
-    With the types and the budget of the cache, and the source of it all.
+    Shows the cache's types and budget too, and the source of each rule.
     """
     from memfit.estimators.runtimes.registry import list_runtimes
 
@@ -25,7 +25,7 @@ def runtimes(json_: Json = False, output: Output = None) -> None:
     if json_:
         rows = [_facts(runtime) for runtime in found]
         data = {"schema": SCHEMA, "memfit_version": __version__, "runtimes": rows}
-        emit(json.dumps(data, indent=2, ensure_ascii=False) + "\n", output)
+        emit(json_text(data), output)
     else:
         emit(_table(found, to_file=output is not None), output)
 

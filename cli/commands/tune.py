@@ -1,4 +1,4 @@
-"""``memfit tune``: parse, load and measure, show what was found."""
+"""``memfit tune``: load and run a model, and compare its memory with the estimate."""
 
 import signal
 import sys
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from memfit.probes.result import TuneResult
 
 TIMEOUT_SECONDS = 600
-GENERATED = "32"
+DEFAULT_MAX_TOKENS = "32"
 
 
 def tune(
@@ -51,16 +51,18 @@ def tune(
     ],
     prompt: Annotated[
         str | None,
-        typer.Option(metavar="TEXT|@FILE|-", help="The prompt, a file with it, or what is piped."),
+        typer.Option(
+            metavar="TEXT|@FILE|-", help="The prompt: a text, a file, or - for standard input."
+        ),
     ] = None,
     prompt_tokens: Annotated[
-        str | None, typer.Option(help="A prompt of so many tokens, in place of a text.")
+        str | None, typer.Option(help="Length of a generated prompt, in place of a text.")
     ] = None,
     image: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="An image that the prompt is about; needs mlx-vlm."),
+        typer.Option(metavar="FILE", help="An image for the prompt; needs mlx-vlm."),
     ] = None,
-    max_tokens: MaxTokens = GENERATED,
+    max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,
     prefill_step: PrefillStep = None,
     kv_bits: KVBits = None,
     kv_group_size: KVGroupSize = None,
@@ -68,33 +70,36 @@ def tune(
     max_kv_size: MaxKVSize = None,
     margin: Margin = DEFAULT_MARGIN,
     force: Annotated[
-        bool, typer.Option("--force", help="Run what the estimate says does not fit.")
+        bool, typer.Option("--force", help="Run even if the estimate says that it does not fit.")
     ] = False,
     memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The most that MLX may take, such as 8GB.")
+        str | None, typer.Option(metavar="SIZE", help="Memory that MLX may use, such as 8GB.")
     ] = None,
     timeout: Annotated[
-        int, typer.Option(metavar="SECONDS", min=1, help="Longest silence before a run is stopped.")
+        int, typer.Option(metavar="SECONDS", min=1, help="Stop a run without progress after this.")
     ] = TIMEOUT_SECONDS,
     sweep: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SETTING=V,V",
-            help="Every combination of prefill-step, kv-bits and context; may be repeated.",
+            help="Values of prefill-step, kv-bits or context; repeat it to measure every"
+            " combination.",
         ),
     ] = None,
     wired: Annotated[
         bool, typer.Option("--wired", help="Measure again with the recommended wired limit.")
     ] = False,
     plot: Annotated[
-        bool, typer.Option("--plot", help="Draw memory against context, and speed against memory.")
+        bool, typer.Option("--plot", help="Draw memory against context and speed against memory.")
     ] = False,
     flags: Annotated[
         bool,
-        typer.Option("--flags", help="Flags of mlx_lm.generate and server, alone on stdout."),
+        typer.Option(
+            "--flags", help="Print only commands for mlx_lm.generate and mlx_lm.server to stdout."
+        ),
     ] = False,
     download: Annotated[
-        bool, typer.Option("--download", help="Fetch a model of the Hub that is not here.")
+        bool, typer.Option("--download", help="Download a Hub model that is not cached here.")
     ] = False,
     format_: CompareForm = CompareFormat.TABLE,
     json_: Json = False,
@@ -102,8 +107,8 @@ def tune(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Load a model, and hold what it takes against the estimate."""
-    # The library is imported when it is needed: --help stays quick.
+    """Load and run a model, and compare its memory with the estimate."""
+    # The library is imported here so that --help stays fast.
     from memfit.probes.process import ModelProcess, require_installed
     from memfit.probes.sweep_axes import parse_axis
     from memfit.probes.sweep_checkpoint import user_sweeps
@@ -113,13 +118,13 @@ def tune(
     if (prompt is None) == (prompt_tokens is None):
         raise InputError("give either --prompt TEXT|@FILE|- or --prompt-tokens N")
     if image and prompt is None:
-        raise InputError("--image needs --prompt: a text about it")
+        raise InputError("--image also needs a text: give --prompt")
     form = CompareFormat.JSON if json_ else format_
     if plot and form in (CompareFormat.JSON, CompareFormat.CSV):
-        raise InputError(f"--plot draws in tables and in Markdown, not in {form.value}")
+        raise InputError(f"--plot works with --format table and markdown, not with {form.value}")
     workload = requested_workload(
         context=None,
-        prompt_tokens=prompt_tokens or "1",  # until a text is counted
+        prompt_tokens=prompt_tokens or "1",  # replaced by the length of a text
         max_tokens=max_tokens,
         batch=1,
         prefill_step=prefill_step,
@@ -135,7 +140,7 @@ def tune(
     file = prompt_file(prompt)
     require_writable(output, needs_stdout=flags)
 
-    def hold(checkpoint: "Checkpoint") -> None:
+    def check_before_download(checkpoint: "Checkpoint") -> None:
         require_installed(has_image=image is not None)
         if not force:
             require_room_for(
@@ -146,13 +151,13 @@ def tune(
                 units=units,
             )
 
-    with reporting(verbose=verbose) as progress, _forcible(), _interruptible():
+    with reporting(verbose=verbose) as progress, _naming_force(), _interruptible():
         checkpoint, path = local_model(
-            model, before_download=hold if download else None, progress=progress
+            model, before_download=check_before_download if download else None, progress=progress
         )
         result = answer(
             TuneRequest(
-                model=_pasted(model, checkpoint, path),
+                model=_command_model(model, checkpoint, path),
                 checkpoint=checkpoint,
                 workload=workload,
                 prompt=text,
@@ -185,13 +190,13 @@ def tune(
     _leave(result, nothing_fits=flags and not result.flags)
 
 
-def _pasted(reference: str, checkpoint: "Checkpoint", path: Path) -> str:
-    """How a line for mlx-lm's programs names a model: they know no revisions and no other store."""
+def _command_model(reference: str, checkpoint: "Checkpoint", path: Path) -> str:
+    """The model's name in commands for mlx-lm, which supports neither revisions nor stores."""
     return reference if checkpoint.source == "hub" and "@" not in reference else str(path)
 
 
 def _deliver_flags(result: "TuneResult", report: str, output: Path | None) -> None:
-    """Flags alone on standard output."""
+    """Write the commands to standard output, and the report to a file or standard error."""
     if output is None:
         print(report, end="", file=sys.stderr)
     else:
@@ -201,35 +206,35 @@ def _deliver_flags(result: "TuneResult", report: str, output: Path | None) -> No
 
 
 def _leave(result: "TuneResult", *, nothing_fits: bool) -> NoReturn:
-    """What was reached is shown by now: say what stopped it, or what the verdict is."""
+    """Exit with an error when a point failed, else with the verdict."""
     failed = [point for point in result.points if point.status == "failed"]
     if failed and failed[0] is result.points[0]:
         raise MachineError(failed[0].reason or "the run stopped")
     if failed:
         raise MachineError(
-            f"{len(failed)} of {len(result.points)} points failed, the first by {failed[0].reason};"
-            " the same command measures them again"
+            f"{len(failed)} of {len(result.points)} points failed, the first because of"
+            f" {failed[0].reason}; the same command measures them again"
         )
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" or nothing_fits else Exit.YES)
 
 
 @contextmanager
-def _forcible() -> Iterator[None]:
-    """Name the option that overrides a refusal; the library knows no options."""
+def _naming_force() -> Iterator[None]:
+    """Add the name of the option that overrides an error; the library knows no options."""
     from memfit.probes.preflight import RefusedError
     from memfit.probes.tune import TooLongError
 
     try:
         yield
     except (RefusedError, TooLongError) as error:
-        raise type(error)(f"{error}; --force runs it all the same") from None
+        raise type(error)(f"{error}; --force runs it anyway") from None
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let it be said what is kept of a sweep; of an interrupt Typer leaves no word.
+    """Turn an interrupt into a message that says what is saved; Typer prints none.
 
-    SIGTERM ends it as Ctrl-C does: by way of every block that has a process to end.
+    SIGTERM is handled as Ctrl-C, so that every block can end its process.
     """
     terminated = False
 

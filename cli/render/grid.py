@@ -1,4 +1,4 @@
-"""A table of texts for the terminal; no number is ever cut, names are wrapped where they must."""
+"""Draw a table of texts on the terminal; numbers are never cut, long names wrap."""
 
 from collections.abc import Sequence
 
@@ -20,10 +20,10 @@ def draw(
     left: int = 1,
     wrapped: Sequence[int] = (0,),
 ) -> None:
-    """Draw a table whose first ``left`` columns are names, the others numbers set right.
+    """Draw a table; the first ``left`` columns are names, the others numbers aligned right.
 
-    Where the terminal is too narrow, columns move closer and the ``wrapped`` ones give way; a table
-    that does not fit even so is drawn whole.
+    On a narrow terminal the gaps shrink and the ``wrapped`` columns wrap. A table that still does
+    not fit is drawn at its full width.
     """
     widths = [max(1, *map(len, column)) for column in zip(headings, *rows, strict=True)]
     widths, gap = _fitted(widths, wrapped, page.console.width)
@@ -46,7 +46,7 @@ def draw(
 
 
 def _fitted(widths: list[int], wrapped: Sequence[int], most: int) -> tuple[list[int], int]:
-    """Widths and gap that fit, as they are where nothing does."""
+    """Return widths and gap that fit, unchanged when nothing fits."""
     if _span(widths, _GAP) <= most:
         return widths, _GAP
     narrowed = list(widths)

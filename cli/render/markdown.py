@@ -40,8 +40,8 @@ def _lines(
     peak = result.peak_bytes
     yield f"| **Peak, in {result.peak_phase}** | {format_bytes(peak, units)} | {peak} | |"
     yield from _section("Recommended", result.recommendation.reasons)
-    remarks = (*result.assumptions, *(note.message for note in result.notes))
-    yield from _section("Notes", remarks)
+    notes = (*result.assumptions, *(note.message for note in result.notes))
+    yield from _section("Notes", notes)
     if plots:
         budget = result.device.working_set_bytes if result.device else None
         for plotted in drawn(plots, budget, units, _PLOT_WIDTH, ascii_only=False):

@@ -1,10 +1,10 @@
-"""Measurements as a table, and one of them as a sheet of its figures."""
+"""A table of measurements, and a page with the figures of one measurement."""
 
 from collections.abc import Iterator, Sequence
 
 from memfit.cli.render import grid
 from memfit.cli.render.terminal import open_page
-from memfit.cli.render.tune.words import FIGURE_NAMES, NOTHING, rate, seconds, size
+from memfit.cli.render.tune.words import FIGURE_NAMES, NOTHING, first_token, rate, seconds, size
 from memfit.estimators.base.units import Units
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import workload_words
@@ -15,7 +15,7 @@ _LEAST_WIDTH = 64
 
 
 def to_table(measurements: Sequence[Measurement], units: Units, *, to_file: bool) -> str:
-    """Return one row a measurement; names are wrapped where the terminal is narrow."""
+    """Return a row for each measurement; names wrap on a narrow terminal."""
     page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
     headings = ("Id", "Measured", "Model", "Workload", "Peak")
     rows = [_row(measurement, units) for measurement in measurements]
@@ -23,7 +23,7 @@ def to_table(measurements: Sequence[Measurement], units: Units, *, to_file: bool
     return page.text()
 
 
-def to_sheet(measurement: Measurement, units: Units, *, to_file: bool) -> str:
+def to_document(measurement: Measurement, units: Units, *, to_file: bool) -> str:
     """Return every figure of a measurement with its spread over the repeats."""
     page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
     page.console.print(measurement.model, style="bold", soft_wrap=True)
@@ -78,8 +78,7 @@ def _figures(measurement: Measurement) -> tuple[TuneFigure, ...]:
 def _speeds(measurement: Measurement) -> Iterator[str]:
     yield f"loaded in {seconds(measurement.loaded.load_ns)}"
     if rates := median_speed(measurement.workload, measurement.runs):
-        reached = "first token after" if measurement.workload.max_tokens else "prompt read in"
-        yield f"{reached} {seconds(rates.first_token_ns)}"
+        yield f"{first_token(measurement.workload)} {seconds(rates.first_token_ns)}"
         yield f"prefill {rate(rates.prefill_tokens_per_second)} tokens/s"
         if rates.decode_tokens_per_second is not None:
             yield f"decode {rate(rates.decode_tokens_per_second)} tokens/s"

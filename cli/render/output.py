@@ -1,4 +1,4 @@
-"""Where a rendered result goes: standard output, or a file that is whole or not there."""
+"""Write a rendered result to standard output, or to a file completely or not at all."""
 
 import json
 import os
@@ -26,14 +26,11 @@ def deliver(
     Raises:
         InputError: when the file cannot be written.
     """
-    if form is Format.JSON:
-        from memfit.cli.render.data import to_json
+    if form in (Format.JSON, Format.YAML):
+        from memfit.cli.render.data import estimate_data, json_text, yaml_text
 
-        text = to_json(result, plots, explanation)
-    elif form is Format.YAML:
-        from memfit.cli.render.data import to_yaml
-
-        text = to_yaml(result, plots, explanation)
+        data = estimate_data(result, plots, explanation)
+        text = json_text(data) if form is Format.JSON else yaml_text(data)
     elif form is Format.MARKDOWN:
         from memfit.cli.render.markdown import to_markdown
 
@@ -58,16 +55,16 @@ def emit(text: str, output: Path | None) -> None:
 
 
 def require_writable(output: Path | None, *, needs_stdout: bool = False) -> None:
-    """Hold where a result is to go against what can be written, before work that takes long.
+    """Check that a result can be written, before work that takes long.
 
     Raises:
-        InputError: when it cannot be.
+        InputError: when it cannot be written.
     """
     if output is None or needs_stdout:
         _standard_output()
     if output is None:
         return
-    path = _place(output)
+    path = _resolved(output)
     if path.exists() and not path.is_file():
         return
     import tempfile
@@ -80,7 +77,7 @@ def require_writable(output: Path | None, *, needs_stdout: bool = False) -> None
 
 
 def _standard_output() -> TextIO:
-    # Python's own type does not tell that it is None where it was closed.
+    # typeshed does not say that sys.stdout is None when the stream is closed.
     stream: TextIO | None = sys.stdout
     if stream is None:
         raise InputError("standard output is closed; name a file with -o")
@@ -92,19 +89,19 @@ def _write_out(stream: TextIO, text: str) -> None:
         stream.write(encodable(text, stream.encoding))
         stream.flush()
     except OSError as error:
-        let_go(stream)
+        discard_stream(stream)
         if isinstance(error, BrokenPipeError):
-            return  # the reader went away: the exit code is for whoever still asks
+            return  # the reader closed the pipe; the exit code still gives the verdict
         raise InputError(f"standard output: cannot be written: {error.strerror}") from None
 
 
-def let_go(stream: TextIO) -> None:
-    """Lose what is left in the buffer of a stream that failed, and would again as Python exits."""
+def discard_stream(stream: TextIO) -> None:
+    """Drop the buffer of a stream that failed: Python would try to flush it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def encodable(text: str, encoding: str) -> str:
-    r"""Return a text with JSON's escapes in place of what an encoding does not have.
+    r"""Return a text with JSON escapes for characters that an encoding lacks.
 
     >>> print(encodable("héllo", "ascii"))
     h\u00e9llo
@@ -117,15 +114,15 @@ def encodable(text: str, encoding: str) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file by way of a temporary one beside it, so that it is never half there.
+    """Write a file through a temporary one in its directory, so that it is never incomplete.
 
-    A link stays one; a device or a pipe such as /dev/stdout is written to, and not replaced.
+    A symbolic link stays a link. A device or a pipe such as /dev/stdout is written directly.
 
     Raises:
         InputError: when the directory or the file cannot be written.
     """
-    path = _place(path)
-    import tempfile  # an answer on the terminal needs none
+    path = _resolved(path)
+    import tempfile  # not needed for an answer on the terminal
 
     try:
         if path.exists() and not path.is_file():
@@ -144,16 +141,16 @@ def write_whole(path: Path, text: str) -> None:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _place(path: Path) -> Path:
-    """Where a file really is, when it is a link."""
+def _resolved(path: Path) -> Path:
+    """The target of a symbolic link, else the path itself."""
     path = Path(os.path.realpath(path))
     if path.is_dir():
-        raise InputError(f"{path}: is a directory; name a file in it")
+        raise InputError(f"{path}: is a directory; give a file name in it")
     return path
 
 
 def _mode(path: Path) -> int:
-    """The permissions a plain write would leave: those of the file there is, else the umask's."""
+    """The permissions that a plain write would give: the existing file's, else by the umask."""
     if path.exists():
         return path.stat().st_mode & 0o777
     umask = os.umask(0)

@@ -1,4 +1,4 @@
-"""Memory against context, drawn with characters: one row a context, the budget as a line."""
+"""Draw memory against context with characters: a row for each context, the budget as a line."""
 
 from collections.abc import Iterator
 
@@ -13,9 +13,9 @@ _LEAST_WIDTH = 20
 def drawn(
     plots: Plots, budget: int | None, units: Units, width: int, *, ascii_only: bool
 ) -> Iterator[Iterator[str]]:
-    """Yield the lines of each plot that there is: over the run, then against context."""
+    """Yield the lines of each available plot: over the run, then against context."""
     if plots.run:
-        from memfit.cli.render.run_plot import run_lines  # a trace's own
+        from memfit.cli.render.run_plot import run_lines  # only a trace has a run
 
         yield run_lines(plots.run, budget, units, width, ascii_only=ascii_only)
     if plots.curve:
@@ -34,7 +34,7 @@ def plot_lines(
 ) -> Iterator[str]:
     """Yield the lines of the plot: weights, caches and the rest of the peak, to scale.
 
-    ``by`` says of whom the figures are, where that needs saying.
+    ``by`` names the method of the figures, if it differs from the estimate's.
     """
     marks = _ASCII if ascii_only else _UNICODE
     labels = [

@@ -1,6 +1,7 @@
-"""Memory over the operations of a traced run, drawn with characters: a column a span, call by call.
+"""Draw memory over the operations of a traced run with characters, call by call.
 
-The lowest row is the least in use at any time, the peak is marked, the budget is a line.
+Each column covers a span of operations. The lowest row is the minimum of the run, the peak is
+marked, and the budget is a line.
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ def run_lines(
     marks = _ASCII if ascii_only else _UNICODE
     peak = max(max(call.bytes) for call in run)
     floor = min(min(call.bytes) for call in run)
-    # A budget far above would leave no room for the run: it is said, not drawn.
+    # A budget far above the run would leave no rows for it: it is printed, not drawn.
     line = budget if budget and budget - floor < 2 * (peak - floor) else None
     top = max(peak, line or 0)
     levels = [floor + (top - floor) * row // _ROWS for row in range(_ROWS)]
@@ -71,13 +72,13 @@ def _heading(
 
 
 def _columns(values: tuple[int, ...], columns: int) -> list[int]:
-    """Return the most in use behind each column; few values are as wide as many."""
+    """Return the maximum of the operations in each column; few values are stretched."""
     starts = [len(values) * column // columns for column in range(columns + 1)]
     return [max(values[start : max(start + 1, end)]) for start, end in pairwise(starts)]
 
 
 def _bar(values: list[int], level: int, peak: int, levels: list[int], marks: _Marks) -> str:
-    """Return one row of one call: what reaches the level, the peak marked in its own row."""
+    """Return one row of one call: the columns that reach the level; the peak has its own mark."""
     is_crest = level == _row_of(peak, levels)
     return "".join(
         marks.peak if is_crest and value == peak else marks.full if value >= level else " "
@@ -94,13 +95,13 @@ def _name(call: RunCall) -> str:
 
 
 def _axis(run: tuple[RunCall, ...], columns: int, indent: str) -> Iterator[str]:
-    """Yield what stands below the calls: numbers with a legend where the words are too wide."""
-    words = [(_name(call), f"{call.tokens} at {call.position}") for call in run]
-    if all(len(text) <= columns for texts in words for text in texts):
-        for row in zip(*words, strict=True):
+    """Yield the labels below the calls; when they are too wide, numbers and a legend."""
+    labels = [(_name(call), f"{call.tokens} at {call.position}") for call in run]
+    if all(len(text) <= columns for texts in labels for text in texts):
+        for row in zip(*labels, strict=True):
             yield indent + " ".join(text.ljust(columns) for text in row).rstrip()
         return
     numbers = range(1, len(run) + 1)
     yield indent + " ".join(str(number).ljust(columns) for number in numbers).rstrip()
-    for number, (name, tokens) in zip(numbers, words, strict=True):
+    for number, (name, tokens) in zip(numbers, labels, strict=True):
         yield f"{indent}{number} {name}, {tokens}"

@@ -1,4 +1,4 @@
-"""An estimate as a table for the terminal, plain where it is piped."""
+"""An estimate as a table for the terminal; without colours in a pipe or a file."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ _WIDEST_BAR = 24
 _NARROWEST_BAR = 4
 _NARROWEST_NAME = 14
 _GAPS = 12  # between five columns
-_LEAST_WIDTH = 64  # narrower terminals wrap: numbers are not cut
+_LEAST_WIDTH = 64  # a narrower terminal wraps lines; numbers are not cut
 
 
 def to_table(
@@ -29,7 +29,7 @@ def to_table(
     *,
     to_file: bool,
 ) -> str:
-    """Return the table as text, with colour codes only where the terminal takes them."""
+    """Return the table as text, with colour codes only for a terminal that supports them."""
     page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
     console, ascii_only = page.console, page.ascii_only
     _draw(console, result, units, ascii_only=ascii_only)
@@ -54,9 +54,9 @@ def _draw(console: Console, result: Estimate, units: Units, *, ascii_only: bool)
         console.print(line, style="dim")
     console.print(_component_table(result, units, console.width, ascii_only=ascii_only))
     console.print(Text(words.verdict(result, units), style=f"bold {_COLOURS[result.verdict]}"))
-    remarks = (*result.assumptions, *(note.message for note in result.notes))
+    notes = (*result.assumptions, *(note.message for note in result.notes))
     _section(console, "Recommended", result.recommendation.reasons)
-    _section(console, "Notes", remarks)
+    _section(console, "Notes", notes)
 
 
 def _section(console: Console, heading: str, lines: tuple[str, ...]) -> None:
@@ -73,7 +73,7 @@ def _component_table(result: Estimate, units: Units, width: int, *, ascii_only: 
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     headings = ("Component", "Size", "Of budget" if budget else "Of peak", "Basis")
     widths = [max(size, len(heading)) for size, heading in zip(widths, headings, strict=True)]
-    # Numbers never give way: first the bar, then the name.
+    # Numbers keep their width: first the bar shrinks, then the name.
     room = width - sum(widths[1:]) - _GAPS
     bar_width = max(_NARROWEST_BAR, min(_WIDEST_BAR, room - widths[0]))
     name_width = max(_NARROWEST_NAME, min(widths[0], room - bar_width))
@@ -109,7 +109,7 @@ def _cells(
 
 
 def _sizes(result: Estimate) -> Iterator[int]:
-    """The bytes that each row's bar shows; parts of a component show none."""
+    """The bytes of each row's bar; parts of a component have no bar."""
     for name, nbytes, _ in words.rows(result):
         yield nbytes
         if name == "Weights":

@@ -1,4 +1,4 @@
-"""Results in words, the same for every format that people read."""
+"""Texts for an estimate, shared by the table and Markdown."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ PARTS = {
 
 
 def rows(result: Estimate) -> Iterator[tuple[str, int, str]]:
-    """Yield what the peak is made of: a name, bytes and the basis in words."""
+    """Yield the components of the peak: name, bytes and basis."""
     parts = result.components
     yield "Weights", parts.weights.resident_bytes, parts.weights.basis
     kv_tokens = f"KV cache, {parts.kv.allocated_tokens} tokens"
@@ -41,7 +41,7 @@ def rows(result: Estimate) -> Iterator[tuple[str, int, str]]:
 
 
 def weight_rows(result: Estimate) -> Iterator[tuple[str, int]]:
-    """Yield the parts of the weights that are there, largest first."""
+    """Yield the non-empty parts of the weights, largest first."""
     parts = result.components.weights.by_part
     for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
         if nbytes:
@@ -69,7 +69,7 @@ def task(result: "Estimate | Comparison | ContextPlan") -> str:
 
 
 def prompt(work: WorkloadSummary) -> str:
-    """What is asked of every runtime alike: tokens and batch."""
+    """The tokens and the batch, which are the same for every runtime."""
     text = f"{work.prompt_tokens} prompt tokens"
     if work.max_tokens:
         text += f" + {work.max_tokens} generated"
@@ -80,7 +80,7 @@ def machine(result: "Estimate | Comparison | ContextPlan | TuneResult", units: U
     """The device in one line."""
     device = result.device
     if device is None:
-        return "no device named: --device m4-max-64 or --memory 32GB gives a verdict"
+        return "no device: add --device m4-max-64 or --memory 32GB for a verdict"
     text = (
         f"{device.name}, {format_bytes(device.memory_bytes, Units.GIB)} memory,"
         f" working set {format_bytes(device.working_set_bytes, units)}"
@@ -113,7 +113,7 @@ def verdict(result: Estimate, units: Units) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share in whole percent, rounded up: a need is never made smaller."""
+    """A share in whole percent, rounded up, so that a need never looks smaller."""
     return f"{-(-100 * part // whole)} %"
 
 

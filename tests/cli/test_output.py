@@ -59,7 +59,7 @@ def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_no_file_to_write(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is a directory; name a file"):
+    with pytest.raises(InputError, match="is a directory; give a file name"):
         write_whole(tmp_path, "text")
     assert not list(tmp_path.iterdir())
 

@@ -125,7 +125,7 @@ def test_without_a_device_there_is_no_verdict(memfit: Memfit) -> None:
     [
         (("--contexts", "4k,many"), "--contexts: 'many' is not a count"),
         (("--contexts", "0"), "must be at least 1"),
-        (("--requests", "5000"), "4096 are the most"),
+        (("--requests", "5000"), "at most 4096"),
         (("--traffic", "none.csv"), "none.csv"),
         (("--ceiling", "0"), "--ceiling"),
         (("--runtime", "other"), "no runtime is called 'other'"),

@@ -158,7 +158,7 @@ def test_a_runtime_that_cannot_says_why_and_the_others_answer(memfit: Memfit) ->
     [
         ((DENSE, HYBRID, "--runtimes", "all"), "give one model"),
         ((DENSE, "--runtimes", "other"), "no runtime is called 'other'"),
-        ((DENSE, "--runtimes", "vllm,vllm"), "one is given twice"),
+        ((DENSE, "--runtimes", "vllm,vllm"), "a runtime is given twice"),
     ],
 )
 def test_runtimes_are_asked_for_by_name(

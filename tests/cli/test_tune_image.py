@@ -25,4 +25,4 @@ def test_an_image_without_mlx_vlm_is_one_line(
 def test_an_image_needs_a_text(memfit: Memfit, checkpoints: Checkpoints) -> None:
     run = memfit("tune", checkpoints("dense"), "--prompt-tokens", "5", "--image", "red.png")
     assert run.code == 2
-    assert "--image needs --prompt" in run.err
+    assert "give --prompt" in run.err

@@ -1,4 +1,4 @@
-"""``memfit plan context``: which contexts fit, for how many requests, under a runtime's rules."""
+"""``memfit plan context``: the contexts that fit for a number of requests, by runtime."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,7 +45,7 @@ from memfit.estimators.machine.working_set import DEFAULT_REGIME
 if TYPE_CHECKING:
     from memfit.estimators.plans.context.plan import ContextQuestion
 
-_MOST_VALUES = 64
+_MAX_VALUES = 64
 
 
 def context(
@@ -57,20 +57,23 @@ def context(
     kv_group_size: KVGroupSize = None,
     quantized_kv_start: QuantizedKVStart = None,
     contexts: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Contexts of the matrix, such as 8k,32k.")
+        str | None, typer.Option(metavar="A,B", help="Contexts in the table, such as 8k,32k.")
     ] = None,
     requests: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Requests at once of the matrix.")
+        str | None, typer.Option(metavar="A,B", help="Numbers of concurrent requests in the table.")
     ] = None,
     ceiling: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="Plan no longer context than this.")
+        str | None, typer.Option(metavar="TOKENS", help="Longest context to plan.")
     ] = None,
     backend_cap: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="The longest the backend allows.")
+        str | None, typer.Option(metavar="TOKENS", help="Longest context that the backend allows.")
     ] = None,
     traffic: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="CSV or JSONL of prompt_tokens and completion_tokens."),
+        typer.Option(
+            metavar="FILE",
+            help="Recorded requests, CSV or JSONL with prompt_tokens and completion_tokens.",
+        ),
     ] = None,
     quantize: Quantize = None,
     group_size: GroupSize = None,
@@ -90,9 +93,9 @@ def context(
 ) -> None:
     """Show the contexts that fit, and how many requests at once.
 
-    The runtime's own choice of a context is shown beside them.
+    The context that the runtime itself would choose is shown too.
     """
-    # The library is imported when it is needed: --help stays quick.
+    # The library is imported here so that --help stays fast.
     from memfit.cli.render.plan.context import to_document
     from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.plans.context.plan import plan_context
@@ -148,7 +151,7 @@ def _asked(
     lengths = parsed("--contexts", _counts, contexts) or CONTEXTS
     at_once = parsed("--requests", _counts, requests) or REQUESTS
     if max(at_once) > MAX_REQUESTS:
-        raise InputError(f"--requests {max(at_once)}: {MAX_REQUESTS} are the most")
+        raise InputError(f"--requests {max(at_once)}: give at most {MAX_REQUESTS}")
     return ContextQuestion(
         contexts=lengths,
         requests=at_once,
@@ -159,10 +162,10 @@ def _asked(
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """Counts of a list, ascending and each once."""
+    """Read a list of counts; return them ascending and each once."""
     found = {_positive(part) for part in text.split(",")}
-    if len(found) > _MOST_VALUES:
-        raise InputError(f"{len(found)} values: {_MOST_VALUES} are the most")
+    if len(found) > _MAX_VALUES:
+        raise InputError(f"{len(found)} values: give at most {_MAX_VALUES}")
     return tuple(sorted(found))
 
 

@@ -66,7 +66,7 @@ def experts(
 
     Also the share of the routing they cover.
     """
-    # The library is imported when it is needed: --help stays quick.
+    # The library is imported here so that --help stays fast.
     from memfit.cli.render.plan.experts import to_document
     from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.base.workload import Workload

@@ -77,7 +77,7 @@ def growth(
 
     Also where they exceed a budget.
     """
-    # The library is imported when it is needed: --help stays quick.
+    # The library is imported here so that --help stays fast.
     from memfit.cli.render.plan.growth import to_document
     from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.plans.sessions.plan import plan_growth

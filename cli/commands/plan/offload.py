@@ -83,7 +83,7 @@ def offload(
 
     Also the time saved by loading them again.
     """
-    # The library is imported when it is needed: --help stays quick.
+    # The library is imported here so that --help stays fast.
     from memfit.cli.render.plan.offload import to_document
     from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.base.reading.request_trace import read_request_trace

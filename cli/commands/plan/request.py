@@ -19,8 +19,8 @@ def request(
     output: Output = None,
 ) -> None:
     """Say how many tokens a request gets, and the answer of a server."""
+    from memfit.cli.render.data import to_json
     from memfit.cli.render.plan import request as render
-    from memfit.cli.render.plan.data import to_json
     from memfit.estimators.runtimes.zinc.requests import plan_request
 
     result = plan_request(

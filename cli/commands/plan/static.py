@@ -62,7 +62,7 @@ def static(
 
     All other allocations are added.
     """
-    # The library is imported when it is needed: --help stays quick.
+    # The library is imported here so that --help stays fast.
     from memfit.cli.render.plan.static import to_document
     from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.plans.static.plan import plan_static

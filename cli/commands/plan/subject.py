@@ -17,7 +17,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A directory, a .safetensors file, a config.json, a sample .yaml or org/name on the"
+        help="A directory, a .safetensors file, a config.json, a sample .yaml, or org/name on the"
         " Hub.",
     ),
 ]
@@ -26,7 +26,7 @@ Model = Annotated[
 def size_subject(
     model: str, machine: Device | None, quantize: Quantization | None, *, verbose: bool
 ) -> "SizedModel":
-    """Return a model on a machine.
+    """Return a model sized for mlx-lm on a machine.
 
     Raises:
         UnsupportedError: for a GGUF file.

@@ -24,7 +24,7 @@ def wired(
 
     Also the macOS setting this needs.
     """
-    # The library is imported when it is needed: --help stays quick.
+    # The library is imported here so that --help stays fast.
     from memfit.cli.render.plan.wired import to_document
     from memfit.cli.render.plan.writing import write_plan
     from memfit.estimators.plans.wired.plan import plan_wired

@@ -1,31 +1,18 @@
-"""A comparison as JSON and CSV: the fields of the result, nothing computed."""
+"""A comparison as CSV: the fields of the result, nothing computed."""
 
-import csv
-import io
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
+from memfit.cli.render.data import csv_text
 from memfit.estimators.results.comparison import Comparison
 
 _FIGURES = ("model", "figure", "unit", "value", "basis", "difference", "percent", "reason")
 _CELL = ("verdict", "exceeded", "peak_bytes", "needed_bytes", "working_set_bytes")
 
 
-def to_json(result: Comparison) -> str:
-    """Return the mapping of docs/schema/compare.schema.json as text that ends with a line feed."""
-    data = asdict(result)
-    ordered = {"schema": data.pop("schema"), **data}
-    return json.dumps(ordered, indent=2, ensure_ascii=False) + "\n"
-
-
 def to_csv(result: Comparison) -> str:
-    """Return one line a model and figure; with a matrix, one line a cell instead."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerows(_matrix(result) if result.matrix else _figures(result))
-    return buffer.getvalue()
+    """Return one line for each model and figure; with a matrix, one line for each cell instead."""
+    return csv_text(_matrix(result) if result.matrix else _figures(result))
 
 
 def _figures(result: Comparison) -> Iterator[tuple[Any, ...]]:

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memfit.cli.options import PlanFormat
+from memfit.cli.render.data import to_json
 from memfit.cli.render.document import Document, to_markdown, to_terminal
 from memfit.cli.render.output import emit
-from memfit.cli.render.plan.data import to_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -1,4 +1,4 @@
-"""A tuning laid out once, for the terminal and as Markdown."""
+"""The document of a tune result, for the terminal and Markdown."""
 
 from memfit.cli.render import words as model_words
 from memfit.cli.render.document import VERDICT_COLOURS, Document, Table
@@ -21,8 +21,8 @@ _POINTS = (
 )
 
 
-def laid_out(result: TuneResult, units: Units, *, plot: bool) -> Document:
-    """Return the result in words, with every figure of the first point and a row for each point."""
+def to_document(result: TuneResult, units: Units, *, plot: bool) -> Document:
+    """Return the result's texts, all figures of the first point, and a row for each point."""
     tables = [Table(_FIGURES, tuple(words.figure_rows(result.points[0], units)))]
     if len(result.points) > 1:
         points = tuple(words.point_rows(result.points, units))

@@ -1,4 +1,4 @@
-"""A tuning in the form that was asked for."""
+"""A tune result in the requested format."""
 
 from typing import TYPE_CHECKING
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 def written(
     result: "TuneResult", form: CompareFormat, units: Units, *, to_file: bool, plot: bool = False
 ) -> str:
-    """Return the result as text that ends with a line feed; where people read it, with plots."""
+    """Return the result as text that ends with a line feed; plots only in tables and Markdown."""
     if form is CompareFormat.JSON:
-        from memfit.cli.render.tune.data import to_json
+        from memfit.cli.render.data import to_json
 
         return to_json(result)
     if form is CompareFormat.CSV:
         from memfit.cli.render.tune.data import to_csv
 
         return to_csv(result)
-    # Drawing takes rich, which takes longer to import than any of the rest.
+    # rich takes longer to import than everything else, so only tables import it.
     from memfit.cli.render.document import to_markdown, to_terminal
-    from memfit.cli.render.tune.layout import laid_out
+    from memfit.cli.render.tune.layout import to_document
 
-    document = laid_out(result, units, plot=plot)
+    document = to_document(result, units, plot=plot)
     return (
         to_markdown(document)
         if form is CompareFormat.MARKDOWN

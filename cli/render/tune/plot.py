@@ -1,4 +1,4 @@
-"""A sweep drawn with characters: memory against context by setting, speed against memory."""
+"""Draw a sweep with characters: memory against context by setting, speed against memory."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -7,7 +7,7 @@ from string import ascii_letters
 from typing import NamedTuple
 
 from memfit.cli.render.document import Chart
-from memfit.cli.render.tune.words import settings_beside_context
+from memfit.cli.render.tune.words import settings_without_context
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.result import Point, TuneResult
 
@@ -20,14 +20,14 @@ _SEVERAL = "+"
 
 
 class _Dot(NamedTuple):
-    """One measured point; points of one setting have one letter."""
+    """A measured point; points with the same settings share a letter."""
 
     letter: str
     point: Point
 
 
 def plots(result: TuneResult, units: Units) -> tuple[Chart, ...]:
-    """Return the plots of the points that were measured, none when there are none."""
+    """Return the charts of the measured points, none without such points."""
     measured = [p for p in result.points if p.status == "measured" and p.wired_limit_bytes is None]
     if not measured:
         return ()
@@ -46,15 +46,15 @@ def plots(result: TuneResult, units: Units) -> tuple[Chart, ...]:
 
 
 def _lettered(points: Sequence[Point]) -> list[_Dot]:
-    """Points by setting, and in each by context."""
-    names = dict.fromkeys(settings_beside_context(point.workload) for point in points)
+    """The points sorted by setting, then by context."""
+    names = dict.fromkeys(settings_without_context(point.workload) for point in points)
     letters = dict(zip(names, chain(ascii_letters, repeat("*")), strict=False))
-    dots = [_Dot(letters[settings_beside_context(p.workload)], p) for p in points]
+    dots = [_Dot(letters[settings_without_context(p.workload)], p) for p in points]
     order = list(names)
     return sorted(
         dots,
         key=lambda dot: (
-            order.index(settings_beside_context(dot.point.workload)),
+            order.index(settings_without_context(dot.point.workload)),
             dot.point.workload.prompt_tokens,
         ),
     )
@@ -67,7 +67,7 @@ def _memory(dots: list[_Dot], units: Units, width: int, ascii_only: bool) -> Ite
     last = ""
     for dot in dots:
         if dot.letter != last:
-            yield f"{dot.letter}  {settings_beside_context(dot.point.workload)}"
+            yield f"{dot.letter}  {settings_without_context(dot.point.workload)}"
             last = dot.letter
         tokens, peak = dot.point.workload.prompt_tokens, dot.point.peak_bytes or 0
         label = f"{tokens:>10} tokens {format_bytes(peak, units):>10} "
@@ -88,7 +88,7 @@ def _bar(point: Point, peak: int, whole: int, room: int, marks: tuple[str, ...])
 def _speed(
     phase: str, rates: list[tuple[_Dot, float]], units: Units, width: int, ascii_only: bool
 ) -> Iterator[str]:
-    """Tokens a second upwards from none, memory to the right from the least to the most."""
+    """Tokens per second upwards from zero, memory to the right from the least to the most."""
     most = max(rate for _, rate in rates)
     sizes = [dot.point.peak_bytes or 0 for dot, _ in rates]
     least, span = min(sizes), max(sizes) - min(sizes)
@@ -109,7 +109,7 @@ def _speed(
 
 
 def axis_ends(least: int, most: int, units: Units) -> tuple[str, str]:
-    """Return the labels of an axis: in bytes where rounded sizes would be the same."""
+    """Return the labels of an axis, in bytes when rounded sizes would be equal."""
     left, right = format_bytes(least, units), format_bytes(most, units)
     if least == most:
         return left, ""

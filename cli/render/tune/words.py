@@ -1,4 +1,4 @@
-"""A tuning in words and numbers as people read them."""
+"""Texts for a tune result, shared by the table and Markdown."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -25,16 +25,14 @@ FIGURE_NAMES = {
     "swift_workspace": "Workspace, mlx-swift-lm",
     "process": "Process, by the system",
 }
-_ONLY_WHERE_THERE = {"ssm", "prefill_ssm"}
+_OPTIONAL = {"ssm", "prefill_ssm"}  # not shown when they are zero
 NOTHING = "-"
 
 
 def figure_rows(point: Point, units: Units) -> Iterator[tuple[str, ...]]:
     """Yield name, estimate, measurement, difference, percent and spread of each figure."""
     for figure in point.figures:
-        if figure.name in _ONLY_WHERE_THERE and not (
-            figure.measured_bytes or figure.estimated_bytes
-        ):
+        if figure.name in _OPTIONAL and not (figure.measured_bytes or figure.estimated_bytes):
             continue
         yield (
             FIGURE_NAMES[figure.name],
@@ -47,7 +45,7 @@ def figure_rows(point: Point, units: Units) -> Iterator[tuple[str, ...]]:
 
 
 def bases(result: TuneResult) -> str:
-    """How the figures that the measurement stands beside were found."""
+    """The method and the bases of the estimated figures."""
     basis = {figure.name: figure.basis for figure in result.points[0].figures if figure.basis}
     named = {"weights": "weights", "kv": "KV cache", "peak": "peak"}
     found = ", ".join(f"{text} {basis[name]}" for name, text in named.items() if name in basis)
@@ -73,7 +71,7 @@ def point_rows(points: tuple[Point, ...], units: Units) -> Iterator[tuple[str, .
 
 
 def reasons(points: tuple[Point, ...]) -> Iterator[str]:
-    """Yield why points were not measured, or not to their end: each reason once."""
+    """Yield why points were not measured, or not completely: each reason once."""
     alike: dict[str, list[Workload]] = {}
     for point in points:
         if point.reason:
@@ -85,17 +83,17 @@ def reasons(points: tuple[Point, ...]) -> Iterator[str]:
 
 def settings(work: Workload) -> str:
     """The settings of a workload that a sweep varies."""
-    return f"{work.prompt_tokens} tokens, {settings_beside_context(work)}"
+    return f"{work.prompt_tokens} tokens, {settings_without_context(work)}"
 
 
-def settings_beside_context(work: Workload) -> str:
+def settings_without_context(work: Workload) -> str:
     """The prefill step and the cache of a workload."""
     bits = f"{work.kv_bits}-bit" if work.kv_bits else "unquantised"
     return f"prefill step {work.prefill_step}, {bits} KV cache"
 
 
 def task(result: TuneResult) -> str:
-    """What was run, by what."""
+    """The workload, and the versions that ran it."""
     work = result.points[0].workload
     text = f"{work.prompt_tokens} prompt token{'' if work.prompt_tokens == 1 else 's'}"
     if work.max_tokens:
@@ -109,23 +107,27 @@ def task(result: TuneResult) -> str:
 
 
 def speeds(result: TuneResult) -> Iterator[str]:
-    """How long the asked workload took, a line for each phase; repeats lie apart by the spread."""
+    """The times of the requested workload, a line for each phase, with the spread of repeats."""
     point = result.points[0]
     if result.loaded:
         yield f"loaded in {seconds(result.loaded.load_ns)}"
     if not (speed := point.speed):
         return
-    first, apart = seconds(speed.first_token_ns), seconds(speed.first_token_spread_ns)
-    reached = "first token after" if point.workload.max_tokens else "prompt read in"
-    yield f"{reached} {first}{_apart(point, apart)}; {_runs(point)}"
+    first, spread = seconds(speed.first_token_ns), seconds(speed.first_token_spread_ns)
+    yield f"{first_token(point.workload)} {first}{_spread(point, spread)}; {_runs(point)}"
     prefill, decode = speed.prefill_tokens_per_second, speed.decode_tokens_per_second
-    yield f"prefill {rate(prefill)} tokens/s{_apart(point, rate(speed.prefill_spread))}"
+    yield f"prefill {rate(prefill)} tokens/s{_spread(point, rate(speed.prefill_spread))}"
     if decode is not None:
-        yield f"decode {rate(decode)} tokens/s{_apart(point, rate(speed.decode_spread))}"
+        yield f"decode {rate(decode)} tokens/s{_spread(point, rate(speed.decode_spread))}"
 
 
-def _apart(point: Point, spread: str) -> str:
-    return f" (repeats {spread} apart)" if point.repeats > 1 else ""
+def first_token(work: Workload) -> str:
+    """What the time to the first token means: without generation it is the prompt's time."""
+    return "first token after" if work.max_tokens else "prompt read in"
+
+
+def _spread(point: Point, spread: str) -> str:
+    return f" (repeats differ by {spread})" if point.repeats > 1 else ""
 
 
 def _runs(point: Point) -> str:
@@ -136,7 +138,7 @@ def verdict(result: TuneResult, units: Units) -> str:
     """The verdict as a sentence with its numbers."""
     point = result.points[0]
     if point.peak_bytes is None:
-        return f"Not measured to the end: {point.reason}."
+        return f"Not measured completely: {point.reason}."
     need, budget = point.peak_bytes + result.margin_bytes, result.device.working_set_bytes
     share = (
         f"measured peak and margin take {format_bytes(need, units)} of"
@@ -157,7 +159,7 @@ def size(nbytes: int | None, units: Units) -> str:
 
 
 def difference(figure: TuneFigure, units: Units) -> str:
-    """What was measured less what was estimated, with its sign."""
+    """Measured minus estimated, with its sign."""
     nbytes = figure.difference_bytes
     if nbytes is None:
         return NOTHING
@@ -165,7 +167,7 @@ def difference(figure: TuneFigure, units: Units) -> str:
 
 
 def percent(figure: TuneFigure) -> str:
-    """The difference in percent of the estimate, to a hundredth, never rounded to nothing."""
+    """The difference in percent of the estimate, to a hundredth, never rounded to zero."""
     nbytes, whole = figure.difference_bytes, figure.estimated_bytes
     if nbytes is None or not whole:
         return NOTHING
@@ -182,5 +184,5 @@ def seconds(nanoseconds: int) -> str:
 
 
 def rate(tokens: float | None) -> str:
-    """Tokens a second, as many digits as can be trusted."""
+    """Tokens per second, with the digits that repeat between runs."""
     return NOTHING if tokens is None else rounded_rate(tokens)
