@@ -21,7 +21,7 @@ class Commands(LazyGroup):
     package = "memfit.cli.commands"
     summaries: ClassVar = {
         "estimate": "Estimate how much memory a model needs, and whether it fits.",
-        "tune": "Load and run a model, and compare its memory with the estimate.",
+        "tune": "Run a model, and compare its memory with the estimate.",
         "compare": "Compare models side by side, and show what fits where.",
         "gate": "Check models against the limits of a policy file.",
         "plan": "Plan memory for requests, contexts and limits.",

@@ -107,7 +107,7 @@ def tune(
     units: ShownUnits = Units.GB,
     verbose: Verbose = False,
 ) -> None:
-    """Load and run a model, and compare its memory with the estimate."""
+    """Run a model, and compare its memory with the estimate."""
     # The library is imported here so that --help stays fast.
     from memfit.probes.process import ModelProcess, require_installed
     from memfit.probes.sweep_axes import parse_axis
