@@ -39,7 +39,7 @@ def on_vllm() -> SizedModel:
         (56 * 1024, "exceeds", ("runtime_budget",)),
     ],
 )
-def test_vllm_ends_where_its_share_of_the_memory_does(
+def test_vllm_exceeds_its_share_of_the_memory_after_its_own_limit(
     on_vllm: SizedModel, tokens: int, verdict: str, exceeded: tuple[str, ...]
 ) -> None:
     result = estimate(on_vllm, Workload(prompt_tokens=tokens))
@@ -57,7 +57,7 @@ def test_estimate_compare_and_plan_agree_on_vllms_limit(memfit: Memfit) -> None:
     assert plan.json["automatic"]["tokens"] == OWN_LIMIT
 
 
-def test_what_exceeds_a_budget_is_said_with_its_figures(memfit: Memfit) -> None:
+def test_an_exceeded_budget_is_shown_with_its_figures(memfit: Memfit) -> None:
     out = memfit(
         *("estimate", LLAMA, "--runtime", "vllm", "--device", "rtx-4090", "--context", "56k")
     ).out
@@ -71,7 +71,7 @@ def test_the_budget_is_one_of_the_explained_lines(on_vllm: SizedModel) -> None:
     assert any("23696509440 bytes <= the budget of vllm, 23696643194 bytes" in s for s in lines)
 
 
-def test_a_gpu_that_is_no_graphics_card_has_the_smaller_working_set(on_vllm: SizedModel) -> None:
+def test_on_a_mac_the_working_set_is_the_smaller_limit(on_vllm: SizedModel) -> None:
     sized = on_vllm.on(MAC)
     workload = Workload(prompt_tokens=72 * 1024)
     assert judge(sized.requirement(workload), MAC)[1] == ("working_set",)

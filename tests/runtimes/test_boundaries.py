@@ -1,4 +1,4 @@
-"""What a runtime is like is asked of its `RuntimeModel`, never read off its name or class."""
+"""No code outside of `runtimes` depends on the name or the class of a runtime."""
 
 import ast
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def names_in_runtimes() -> set[str]:
     return found | classes | {"RuntimeModel"}
 
 
-def questions_about_a_runtime(tree: ast.AST, names: set[str]) -> Iterator[str]:
+def comparisons_with_a_runtime(tree: ast.AST, names: set[str]) -> Iterator[str]:
     """Yield comparisons with a runtime's name, and tests of its class."""
     for node in ast.walk(tree):
         operands: list[ast.expr] = []
@@ -61,8 +61,8 @@ def questions_about_a_runtime(tree: ast.AST, names: set[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_runtime_is_told_by_its_name_or_class(path: Path) -> None:
-    found = list(questions_about_a_runtime(ast.parse(path.read_text()), names_in_runtimes()))
+def test_nothing_outside_depends_on_a_runtimes_name_or_class(path: Path) -> None:
+    found = list(comparisons_with_a_runtime(ast.parse(path.read_text()), names_in_runtimes()))
     allowed = {"estimators/trace/libraries.py"}  # the version of the package mlx-lm
     assert found == [] or str(path.relative_to(ROOT)) in allowed
 
@@ -80,8 +80,8 @@ def test_no_runtime_is_told_by_its_name_or_class(path: Path) -> None:
         "model.runtime is FOUNDRY",
     ],
 )
-def test_every_way_to_ask_is_found(code: str) -> None:
-    assert list(questions_about_a_runtime(ast.parse(code), names_in_runtimes()))
+def test_every_kind_of_comparison_is_found(code: str) -> None:
+    assert list(comparisons_with_a_runtime(ast.parse(code), names_in_runtimes()))
 
 
 @pytest.mark.parametrize("name", runtime_names())
