@@ -1,5 +1,8 @@
 """Bytes of recurrent and convolution states, which do not depend on tokens."""
 
+from collections.abc import Iterable
+
+from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 
@@ -12,16 +15,12 @@ def state_bytes(model: Model, batch: int) -> int:
     )
 
 
-def viewed_bytes(model: Model, batch: int, tokens: int, *, decoding: bool = False) -> int:
-    """Return what the states keep alive beyond themselves after a chunk of ``tokens``.
+def view_elements(states: Iterable[StateBuffer], *, decoding: bool) -> int:
+    """Return the elements per token of a chunk that states keep alive besides their own.
 
-    A slice shares the buffer of the array it was cut from (mlx slicing.cpp), so that
-    `nbytes` tells less than memory holds; right to within one token. ``decoding`` asks for what
-    is left once single tokens follow: a compiled function takes over its input's buffer whatever
-    its size (mlx compiled.cpp, compiled_allocate_outputs), as Jamba's scan does.
+    A slice shares the buffer of the array it was cut from (mlx slicing.cpp), so that its nbytes
+    are less than it holds; right to within one token. ``decoding`` is for what is left once single
+    tokens follow: a compiled function takes over its input's buffer, whatever its size (mlx
+    compiled.cpp, compiled_allocate_outputs), as Jamba's scan does.
     """
-    return batch * sum(
-        dtypes.nbytes(state.view_elements * tokens, model.dtype)
-        for state in model.states()
-        if state.survives_decode or not decoding
-    )
+    return sum(s.view_elements for s in states if s.survives_decode or not decoding)

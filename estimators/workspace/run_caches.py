@@ -8,6 +8,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.cache_growth import capacity_at, grown
 from memfit.estimators.mlx.call_plan import PlannedCall
 from memfit.estimators.mlx.kv_cache import KVFormat, is_convertible, kv_format, limited
+from memfit.estimators.mlx.recurrent_state import view_elements
 from memfit.estimators.workspace.call import CallShape, Occupancy
 from memfit.estimators.workspace.prepared import PreparedModel
 
@@ -93,17 +94,16 @@ class RunCaches:
         return total
 
     def view_bytes(self, call: CallShape, simulated: Counter[int], *, decoding: bool) -> int:
-        """Return what states that are slices keep alive (mlx/recurrent_state.py, viewed_bytes)."""
+        """Return what states that are slices keep alive besides their own bytes."""
         workload, total = self._workload, 0
         chunk = min(workload.prompt_tokens - 1, workload.prefill_step)
         for number, layers in self._prepared.layers.items():
             outside = layers - simulated[number]
             tokens = call.previous * layers + max(0, call.tokens - call.previous) * outside
+            if decoding:
+                tokens = chunk * layers
             for mixer in self._prepared.plans[number].mixers:
-                for state in mixer.mixer.states():
-                    if decoding:
-                        tokens = chunk * layers if state.survives_decode else 0
-                    total += state.view_elements * tokens
+                total += tokens * view_elements(mixer.mixer.states(), decoding=decoding)
         return total * self._width * call.batch
 
     def largest(self, occupancy: dict[KVBuffer, Occupancy]) -> int:
