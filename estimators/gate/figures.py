@@ -14,9 +14,9 @@ def figures_of(sized: SizedModel, workload: Workload, *, with_context: bool = Tr
         UnsupportedError: when the runtime cannot run the workload.
     """
     at = sized.figures_for(workload)
-    capacity = capacity_of(sized, sized.device) if sized.device else None
+    capacity = capacity_of(sized)
     return GateFigures(
-        weights_bytes=sized.footprint.loaded_bytes,
+        weights_bytes=sized.runtime_model.loaded_bytes,
         kv_bytes_per_token=at.kv.bytes_per_token,
         kv_bytes=at.kv.nbytes,
         state_bytes=at.ssm_bytes,

@@ -79,6 +79,15 @@ class MlxVlm(MlxLm):
         """Bytes of the tensors that belong to neither, such as rotary tables."""
         return max(0, self.subject.footprint.unloaded_bytes - sum(self.tower_sizes))
 
+    def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
+        """Yield the lines of the text model, and one for the towers."""
+        text = MlxLm(self.runtime, self.subject)
+        yield from text.explain(workload, figures)
+        yield (
+            f"with towers of {sum(self.tower_sizes)} bytes in {len(self.tower_sizes)} arrays,"
+            f" rounded in the same way = {self.resident_bytes} bytes"
+        )
+
     def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
         """Yield that an image takes more than the figures say."""
         if not self.tower_sizes:

@@ -73,7 +73,7 @@ def _verdict(sized: SizedModel, workload: Workload, units: Units) -> Iterator[st
 
 
 def _capacity(sized: SizedModel) -> Iterator[str]:
-    capacity = capacity_of(sized, sized.device) if sized.device else None
+    capacity = capacity_of(sized)
     if capacity and sized.device:
         experts = sized.footprint.by_part["experts"]
         yield (

@@ -54,8 +54,15 @@ def recommend(sized: SizedModel, workload: Workload, units: Units) -> Recommenda
     )
 
 
-def capacity_of(sized: SizedModel, device: Device) -> ExpertCapacity | None:
-    """Return the expert capacity, None for a model without experts or with uneven layers."""
+def capacity_of(sized: SizedModel) -> ExpertCapacity | None:
+    """Return the experts to keep of each layer on the model's device.
+
+    None without a device, under a runtime other than mlx-lm, and for a model without experts or
+    with different numbers of them.
+    """
+    device = sized.device
+    if device is None or not sized.runtime_model.is_mlx_lm:
+        return None
     counts = {moe.experts for moe in sized.model.experts().values()}
     expert_bytes = sized.footprint.by_part[Part.EXPERTS.value]
     if len(counts) != 1 or not expert_bytes or sized.footprint.basis == "bound":
@@ -196,8 +203,8 @@ class _Recommender:
 
     def expert_capacity(self) -> tuple[int | None, list[str]]:
         """Experts of each layer to keep resident, for runtimes that load the rest on demand."""
-        capacity = capacity_of(self.sized, self.device)
-        if capacity is None or not self.sized.runtime_model.is_mlx_lm:
+        capacity = capacity_of(self.sized)
+        if capacity is None:
             return None, []
         text = (
             f"expert capacity, where experts are loaded on demand: {capacity.experts} of"
