@@ -43,6 +43,7 @@ def estimated(result: dict[str, Any]) -> dict[str, Any]:
         "load_peak_bytes": parts["weights"]["resident_bytes"],
         "wired_limit_bytes": result["peak_bytes"] + parts["margin"]["bytes"],
         "context_tokens": result["recommendation"]["context_tokens"],
+        "expert_capacity": result["recommendation"]["expert_capacity"],
         "basis": parts["weights"]["basis"],
     }
 
