@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from memfit.cli.render.escape import escape_markdown
 from memfit.cli.render.grid import draw
 from memfit.cli.render.terminal import open_page
 
@@ -73,10 +74,15 @@ def to_markdown(document: Document) -> str:
 
 
 def _lines(document: Document) -> Iterator[str]:
-    yield from (f"## {_escaped(document.title)}", "", f"**{_escaped(document.verdict)}**", "")
-    yield from (f"- {_escaped(fact)}" for fact in document.facts)
+    yield from (
+        f"## {escape_markdown(document.title)}",
+        "",
+        f"**{escape_markdown(document.verdict)}**",
+        "",
+    )
+    yield from (f"- {escape_markdown(fact)}" for fact in document.facts)
     for table in document.tables:
-        yield from ("", f"### {_escaped(table.title)}", "") if table.title else ("",)
+        yield from ("", f"### {escape_markdown(table.title)}", "") if table.title else ("",)
         yield _row(table.headings)
         right = len(table.headings) - table.left
         yield _row(["---"] * table.left + ["---:"] * right, escape=False)
@@ -84,7 +90,7 @@ def _lines(document: Document) -> Iterator[str]:
     for heading, lines in document.sections:
         if lines:
             yield from ("", f"### {heading}", "")
-            yield from (f"- {_escaped(line)}" for line in lines)
+            yield from (f"- {escape_markdown(line)}" for line in lines)
     if document.commands:
         yield from ("", "### To paste", "", "```sh", *document.commands, "```")
     for chart in document.charts:
@@ -92,10 +98,4 @@ def _lines(document: Document) -> Iterator[str]:
 
 
 def _row(cells: Sequence[str], *, escape: bool = True) -> str:
-    return f"| {' | '.join(map(_escaped, cells) if escape else cells)} |"
-
-
-def _escaped(text: str) -> str:
-    for mark in ("\\", "|", "<", "`", "*", "_"):
-        text = text.replace(mark, f"\\{mark}")
-    return text
+    return f"| {' | '.join(map(escape_markdown, cells) if escape else cells)} |"

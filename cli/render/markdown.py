@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render import words
+from memfit.cli.render import text as estimate_text
+from memfit.cli.render.escape import escape_markdown
 from memfit.cli.render.plot import drawn
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import Estimate, Plots
@@ -26,16 +27,16 @@ def _lines(
     plots: Plots | None,
     explanation: tuple[str, ...],
 ) -> Iterator[str]:
-    yield f"## {_escaped(result.model.id)}"
+    yield f"## {escape_markdown(result.model.id)}"
     yield ""
-    yield f"**{words.verdict(result, units)}**"
+    yield f"**{estimate_text.verdict(result, units)}**"
     yield ""
-    for line in (words.title(result.model), words.task(result), words.machine(result, units)):
-        yield f"- {_escaped(line)}"
+    for line in estimate_text.summary(result, units):
+        yield f"- {escape_markdown(line)}"
     yield ""
     yield "| Component | Size | Bytes | Basis |"
     yield "|---|---:|---:|---|"
-    for name, nbytes, basis in words.rows(result):
+    for name, nbytes, basis in estimate_text.rows(result):
         yield f"| {name} | {format_bytes(nbytes, units)} | {nbytes} | {basis} |"
     peak = result.peak_bytes
     yield f"| **Peak, in {result.peak_phase}** | {format_bytes(peak, units)} | {peak} | |"
@@ -52,10 +53,4 @@ def _lines(
 def _section(heading: str, lines: tuple[str, ...]) -> Iterator[str]:
     if lines:
         yield from ("", f"### {heading}", "")
-        yield from (f"- {_escaped(line)}" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    for mark in ("\\", "|", "<", "`", "*", "_"):
-        text = text.replace(mark, f"\\{mark}")
-    return text
+        yield from (f"- {escape_markdown(line)}" for line in lines)

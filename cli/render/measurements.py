@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from memfit.cli.render import grid
 from memfit.cli.render.terminal import open_page
-from memfit.cli.render.tune.words import FIGURE_NAMES, NOTHING, first_token, rate, seconds, size
+from memfit.cli.render.tune.text import FIGURE_NAMES, NOTHING, first_token, rate, seconds, size
 from memfit.estimators.base.units import Units
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import workload_words

@@ -2,12 +2,9 @@
 
 from collections.abc import Iterator
 
+from memfit.cli.render.chart import ASCII_MARKS, LEAST_WIDTH, UNICODE_MARKS, stacked_bar
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import CurvePoint, Plots
-
-_UNICODE = ("█", "▓", "░", "│")
-_ASCII = ("#", "=", ".", "|")
-_LEAST_WIDTH = 20
 
 
 def drawn(
@@ -36,30 +33,16 @@ def plot_lines(
 
     ``by`` names the method of the figures, if it differs from the estimate's.
     """
-    marks = _ASCII if ascii_only else _UNICODE
+    marks = ASCII_MARKS if ascii_only else UNICODE_MARKS
     labels = [
         f"{point.context_tokens:>8} {format_bytes(point.peak_bytes, units):>10} " for point in curve
     ]
-    room = max(_LEAST_WIDTH, width - max(map(len, labels)) - 1)
+    room = max(LEAST_WIDTH, width - max(map(len, labels)) - 1)
     whole = max(*(point.peak_bytes for point in curve), budget or 1)
     yield f"Memory against context{by}: {marks[0]} weights  {marks[1]} caches  {marks[2]} workspace"
     if budget:
         yield f"{marks[3]} working set {format_bytes(budget, units)}"
     for label, point in zip(labels, curve, strict=True):
-        bar = _bar(point, whole, room, marks)
-        if budget:
-            line = min(room - 1, budget * room // whole)
-            bar = bar[:line] + marks[3] + bar[line + 1 :]
-        yield label + bar.rstrip()
-
-
-def _bar(point: CurvePoint, whole: int, room: int, marks: tuple[str, ...]) -> str:
-    ends = (
-        point.weights_bytes,
-        point.weights_bytes + point.cache_bytes,
-        point.peak_bytes,
-    )
-    bar = ""
-    for end, mark in zip(ends, marks, strict=False):
-        bar += mark * (min(room, end * room // whole) - len(bar))
-    return bar.ljust(room)
+        rest = point.peak_bytes - point.weights_bytes - point.cache_bytes
+        parts = (point.weights_bytes, point.cache_bytes, rest)
+        yield (label + stacked_bar(parts, whole, room, marks, budget or None)).rstrip()

@@ -8,12 +8,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memfit.cli.render import words
+from memfit.cli.render import text as estimate_text
+from memfit.cli.render.document import VERDICT_COLOURS
 from memfit.cli.render.terminal import open_page
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import Estimate, Plots
 
-_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 _WIDEST_BAR = 24
 _NARROWEST_BAR = 4
 _NARROWEST_NAME = 14
@@ -50,10 +50,12 @@ def to_table(
 
 def _draw(console: Console, result: Estimate, units: Units, *, ascii_only: bool) -> None:
     console.print(Text(result.model.id, style="bold"))
-    for line in (words.title(result.model), words.task(result), words.machine(result, units)):
+    for line in estimate_text.summary(result, units):
         console.print(line, style="dim")
     console.print(_component_table(result, units, console.width, ascii_only=ascii_only))
-    console.print(Text(words.verdict(result, units), style=f"bold {_COLOURS[result.verdict]}"))
+    console.print(
+        Text(estimate_text.verdict(result, units), style=f"bold {VERDICT_COLOURS[result.verdict]}")
+    )
     notes = (*result.assumptions, *(note.message for note in result.notes))
     _section(console, "Recommended", result.recommendation.reasons)
     _section(console, "Notes", notes)
@@ -97,21 +99,21 @@ def _cells(
 ) -> Iterator[tuple[str, str, str, str]]:
     """The texts of each row: name, size, share and basis."""
     whole = budget or max(result.peak_bytes, 1)
-    for name, nbytes, basis in words.rows(result):
-        yield name, format_bytes(nbytes, units), words.percent(nbytes, whole), basis
+    for name, nbytes, basis in estimate_text.rows(result):
+        yield name, format_bytes(nbytes, units), estimate_text.percent(nbytes, whole), basis
         if name == "Weights":
-            for part, part_bytes in words.weight_rows(result):
+            for part, part_bytes in estimate_text.weight_rows(result):
                 yield f"  {part}", format_bytes(part_bytes, units), "", ""
     peak = result.peak_bytes
-    share = words.percent(peak, whole)
+    share = estimate_text.percent(peak, whole)
     yield f"Peak, in {result.peak_phase}", format_bytes(peak, units), share, ""
     yield "Margin", format_bytes(result.components.margin.bytes, units), "", ""
 
 
 def _sizes(result: Estimate) -> Iterator[int]:
     """The bytes of each row's bar; parts of a component have no bar."""
-    for name, nbytes, _ in words.rows(result):
+    for name, nbytes, _ in estimate_text.rows(result):
         yield nbytes
         if name == "Weights":
-            yield from (0 for _ in words.weight_rows(result))
+            yield from (0 for _ in estimate_text.weight_rows(result))
     yield from (result.peak_bytes, 0)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from memfit.cli.render import words as estimate_words
-from memfit.cli.render.compare import runtimes, words
+from memfit.cli.render import text as estimate_text
+from memfit.cli.render.compare import runtimes
+from memfit.cli.render.compare import text as compare_text
 from memfit.cli.render.terminal import Page, open_page
 from memfit.estimators.base.units import Units
-from memfit.estimators.results.comparison import ComparedFigure, Comparison, Matrix
+from memfit.estimators.results.comparison import Comparison, Matrix
 
 _LEAST_WIDTH = 64
 _WIDEST_HEADING = 30
@@ -42,16 +43,16 @@ def to_table(result: Comparison, units: Units, *, by_runtime: bool, to_file: boo
     page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
     described = next((model.model for model in result.models if model.model), None)
     if by_runtime and described:
-        page.console.print(estimate_words.title(described), soft_wrap=True)
+        page.console.print(estimate_text.title(described), soft_wrap=True)
     for number, model in enumerate(() if by_runtime else result.models, 1):
-        page.console.print(f"{number} {model.label}: {words.title(model)}", soft_wrap=True)
-    for line in (words.task(result), estimate_words.machine(result, units)):
+        page.console.print(f"{number} {model.label}: {compare_text.title(model)}", soft_wrap=True)
+    for line in (compare_text.task(result), estimate_text.machine(result, units)):
         page.console.print(line, style="dim", soft_wrap=True)
     if by_runtime:
         runtimes.draw(page, result, units)
     else:
         _draw_figures(page, result, units)
-    _list(page, words.remarks(result))
+    _list(page, compare_text.notes(result))
     if result.matrix:
         page.console.print()
         _draw_matrix(page, result, result.matrix, units)
@@ -59,7 +60,7 @@ def to_table(result: Comparison, units: Units, *, by_runtime: bool, to_file: boo
 
 
 def _draw_figures(page: Page, result: Comparison, units: Units) -> None:
-    names = _Column("", ["Verdict", *(words.figure_name(f.name) for f in result.figures)])
+    names = _Column("", ["Verdict", *(compare_text.figure_name(f.name) for f in result.figures)])
     minus = "-" if page.ascii_only else "−"
     first, *others = (
         _Column(heading, _aligned(_rows(result, index, units, minus)))
@@ -74,36 +75,33 @@ def _draw_figures(page: Page, result: Comparison, units: Units) -> None:
 
 def _rows(result: Comparison, index: int, units: Units, minus: str) -> list[tuple[str, ...]]:
     """One model's value, difference and percent of each figure, the verdict above them."""
-    verdict = words.verdict_text(result.models[index], result)
+    verdict = compare_text.verdict_text(result.models[index], result)
     rows: list[tuple[str, ...]] = [(verdict, "", "")]
     for figure in result.figures:
         value = figure.values[index]
-        changes = words.difference_texts(value, figure.unit, units, minus) if index else ("", "")
-        rows.append((_value(result, figure, index, units), *changes))
+        changes = (
+            compare_text.difference_texts(value, figure.unit, units, minus) if index else ("", "")
+        )
+        rows.append((compare_text.figure_text(figure, index, result, units), *changes))
     return rows
 
 
-def _value(result: Comparison, figure: ComparedFigure, index: int, units: Units) -> str:
-    value = figure.values[index]
-    if value is None and figure.name == "recommended_context":
-        return words.context_text(result.models[index], result)
-    return words.value_text(value, figure.unit, units)
-
-
 def _draw_matrix(page: Page, result: Comparison, matrix: Matrix, units: Units) -> None:
-    notes = words.Footnotes()
+    notes = compare_text.Footnotes()
     models = len(result.models)
     combinations = [cell.settings for cell in matrix.cells[::models]]
     axes = [
-        _Column(name, _aligned([(words.setting_text(c[name]),) for c in combinations]))
+        _Column(name, _aligned([(compare_text.setting_text(c[name]),) for c in combinations]))
         for name in matrix.axes
     ]
     columns = []
     for index, heading in enumerate(_headings(result)):
-        texts = [words.cell_texts(cell, units, notes) for cell in matrix.cells[index::models]]
+        texts = [
+            compare_text.cell_texts(cell, units, notes) for cell in matrix.cells[index::models]
+        ]
         columns.append(_Column(heading, _aligned(texts, ends="<")))
     _draw(page, axes, columns)
-    page.console.print(words.tally(matrix))
+    page.console.print(compare_text.tally(matrix))
     _list(page, notes.lines())
 
 

@@ -7,7 +7,7 @@ The form is ``::error file=…,line=…,title=…::message``
 import os
 from collections.abc import Iterator
 
-from memfit.cli.render.gate import words
+from memfit.cli.render.gate import text as gate_text
 from memfit.estimators.base.errors import PolicyError
 from memfit.estimators.results.gate import GateReport, TargetReport
 
@@ -29,7 +29,7 @@ def mistakes_to_github(error: PolicyError) -> str:
 def _lines(report: GateReport) -> Iterator[str]:
     for target in report.targets:
         yield from _target(target, report.policy)
-    yield words.headline(report)
+    yield gate_text.headline(report)
 
 
 def _target(target: TargetReport, policy: str) -> Iterator[str]:
@@ -38,7 +38,7 @@ def _target(target: TargetReport, policy: str) -> Iterator[str]:
         yield _command("error", policy, target.line, title, target.message)
     for check in target.checks:
         if not check.passed and target.status == "broken":
-            text = f"{words.broken(check)}; {words.mending(check)}"
+            text = f"{gate_text.broken(check)}; {gate_text.remedy(check)}"
             yield _command("error", policy, check.line, title, text)
     for note in target.notes:
         yield _command("warning", policy, target.line, title, note.message)

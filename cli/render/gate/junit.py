@@ -3,7 +3,7 @@
 import re
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from memfit.cli.render.gate import words
+from memfit.cli.render.gate import text as gate_text
 from memfit.estimators.results.gate import GateReport, TargetReport
 
 # What XML 1.0 cannot hold, escaped or not (https://www.w3.org/TR/xml/#charsets).
@@ -29,16 +29,16 @@ def _suite(target: TargetReport, report: GateReport) -> Element:
 def _cases(target: TargetReport, policy: str) -> list[Element]:
     cases = []
     if target.message is not None:
-        case = _case(target, words.status(target), policy, target.line)
+        case = _case(target, gate_text.status(target), policy, target.line)
         SubElement(case, "error", message=_text(target.message))
         cases.append(case)
     for check in target.checks:
-        case = _case(target, words.limit_name(check), policy, check.line)
+        case = _case(target, gate_text.limit_name(check), policy, check.line)
         if target.status == "undecided":
             SubElement(case, "skipped", message="the figures are bounds")
         elif not check.passed:
-            failure = SubElement(case, "failure", message=_text(words.broken(check)))
-            failure.text = _text(words.mending(check))
+            failure = SubElement(case, "failure", message=_text(gate_text.broken(check)))
+            failure.text = _text(gate_text.remedy(check))
         cases.append(case)
     return cases
 

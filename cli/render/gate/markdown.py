@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.gate import words
+from memfit.cli.render.escape import escape_markdown
+from memfit.cli.render.gate import text as gate_text
 from memfit.estimators.results.gate import GateReport, TargetReport
 
 
@@ -12,37 +13,38 @@ def to_markdown(report: GateReport) -> str:
 
 
 def _lines(report: GateReport) -> Iterator[str]:
-    yield f"## {'✅' if report.verdict == 'passed' else '❌'} {words.headline(report)}"
+    yield f"## {'✅' if report.verdict == 'passed' else '❌'} {gate_text.headline(report)}"
     for target in report.targets:
         yield ""
         yield from _target(target)
     yield ""
-    yield words.footer(report)
+    yield gate_text.footer(report)
 
 
 def _target(target: TargetReport) -> Iterator[str]:
-    yield f"### {_escaped(target.name)}: {words.status(target)}"
+    yield f"### {escape_markdown(target.name)}: {gate_text.status(target)}"
     yield ""
-    yield _escaped(words.subject(target))
+    yield escape_markdown(gate_text.subject(target))
     if target.message is not None:
         yield ""
-        yield f"**{_escaped(target.message)}**"
+        yield f"**{escape_markdown(target.message)}**"
     if target.checks:
         yield ""
         yield "| Limit | Figure | Allowed | |"
         yield "|---|---:|---|---|"
     for check in target.checks:
-        cells = (words.limit_name(check), words.figure(check), words.allowed(check))
-        yield f"| {' | '.join(map(_escaped, cells))} | {'✅' if check.passed else '❌'} |"
+        cells = (gate_text.limit_name(check), gate_text.figure(check), gate_text.allowed(check))
+        yield f"| {' | '.join(map(escape_markdown, cells))} | {'✅' if check.passed else '❌'} |"
     broken = [check for check in target.checks if not check.passed]
     if broken:
         yield ""
     for check in broken:
-        yield f"- **{_escaped(words.broken(check))}**; {_escaped(words.mending(check))}"
+        problem, remedy = gate_text.broken(check), gate_text.remedy(check)
+        yield f"- **{escape_markdown(problem)}**; {escape_markdown(remedy)}"
     yield from _changes(target)
     if target.notes:
         yield ""
-        yield from (f"- ⚠️ {_escaped(note.message)}" for note in target.notes)
+        yield from (f"- ⚠️ {escape_markdown(note.message)}" for note in target.notes)
 
 
 def _changes(target: TargetReport) -> Iterator[str]:
@@ -57,11 +59,5 @@ def _changes(target: TargetReport) -> Iterator[str]:
     for change in target.changes:
         if not change.before and not change.now:
             continue
-        before, now, by = words.amounts(change)
-        yield f"| {words.figure_name(change)} | {before} | {now} | {by} |"
-
-
-def _escaped(text: str) -> str:
-    for mark in ("\\", "|", "<", "`", "*", "_", "["):
-        text = text.replace(mark, f"\\{mark}")
-    return text
+        before, now, by = gate_text.amounts(change)
+        yield f"| {gate_text.figure_name(change)} | {before} | {now} | {by} |"

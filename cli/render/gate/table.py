@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memfit.cli.render.gate import words
+from memfit.cli.render.gate import text as gate_text
 from memfit.cli.render.terminal import open_page
 from memfit.estimators.results.gate import GateReport, TargetReport
 
@@ -26,24 +26,24 @@ def to_table(report: GateReport, *, to_file: bool) -> str:
         _draw(page.console, target, ascii_only=page.ascii_only)
         page.console.print()
     page.console.print(
-        Text(words.headline(report), style=f"bold {_COLOURS[report.verdict]}"), soft_wrap=True
+        Text(gate_text.headline(report), style=f"bold {_COLOURS[report.verdict]}"), soft_wrap=True
     )
-    page.console.print(Text(words.footer(report), style="dim"), soft_wrap=True)
+    page.console.print(Text(gate_text.footer(report), style="dim"), soft_wrap=True)
     return page.text()
 
 
 def _draw(console: Console, target: TargetReport, *, ascii_only: bool) -> None:
-    status = Text(words.status(target), style=_COLOURS[target.status])
+    status = Text(gate_text.status(target), style=_COLOURS[target.status])
     console.print(Text(target.name, style="bold") + ": " + status, soft_wrap=True)
-    console.print(Text(words.subject(target), style="dim"), soft_wrap=True)
+    console.print(Text(gate_text.subject(target), style="dim"), soft_wrap=True)
     if target.message is not None:
         console.print(f"  {target.message}", soft_wrap=True)
     if target.checks:
         console.print(_checks(target, ascii_only=ascii_only))
     for check in target.checks:
         if not check.passed:
-            console.print(f"  {words.broken(check)}", soft_wrap=True)
-            console.print(f"    {words.mending(check)}", soft_wrap=True)
+            console.print(f"  {gate_text.broken(check)}", soft_wrap=True)
+            console.print(f"    {gate_text.remedy(check)}", soft_wrap=True)
     for note in target.notes:
         console.print(f"  note: {note.message}", soft_wrap=True)
 
@@ -56,5 +56,7 @@ def _checks(target: TargetReport, *, ascii_only: bool) -> Table:
     table.add_column("", no_wrap=True)
     for check in target.checks:
         result = "ok" if check.passed else "BROKEN"
-        table.add_row(words.limit_name(check), words.figure(check), words.allowed(check), result)
+        table.add_row(
+            gate_text.limit_name(check), gate_text.figure(check), gate_text.allowed(check), result
+        )
     return table

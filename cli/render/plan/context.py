@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from memfit.cli.render import words
+from memfit.cli.render import text as estimate_text
 from memfit.cli.render.document import VERDICT_COLOURS, Chart, Document, Table
 from memfit.cli.render.plot import plot_lines
 from memfit.estimators.base.units import Units, format_bytes
@@ -23,7 +23,7 @@ def to_document(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]
         tables.append(_traffic(result.traffic))
     return Document(
         title=f"{result.model.id}: contexts under {result.runtime.name}",
-        facts=(words.task(result), words.machine(result, units)),
+        facts=(estimate_text.task(result), estimate_text.machine(result, units)),
         tables=tuple(tables),
         verdict=_verdict(result, units),
         colour=VERDICT_COLOURS[result.verdict],

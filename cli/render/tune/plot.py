@@ -6,14 +6,12 @@ from itertools import chain, repeat
 from string import ascii_letters
 from typing import NamedTuple
 
+from memfit.cli.render.chart import ASCII_MARKS, LEAST_WIDTH, UNICODE_MARKS, stacked_bar
 from memfit.cli.render.document import Chart
-from memfit.cli.render.tune.words import settings_without_context
+from memfit.cli.render.tune.text import settings_without_context
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.result import Point, TuneResult
 
-_UNICODE = ("█", "▓", "░")
-_ASCII = ("#", "=", ".")
-_LEAST_WIDTH = 20
 _MOST_WIDTH = 100
 _HEIGHT = 10
 _SEVERAL = "+"
@@ -61,7 +59,7 @@ def _lettered(points: Sequence[Point]) -> list[_Dot]:
 
 
 def _memory(dots: list[_Dot], units: Units, width: int, ascii_only: bool) -> Iterator[str]:
-    marks = _ASCII if ascii_only else _UNICODE
+    marks = ASCII_MARKS if ascii_only else UNICODE_MARKS
     yield f"Memory against context: {marks[0]} weights  {marks[1]} caches  {marks[2]} workspace"
     whole = max(dot.point.peak_bytes or 0 for dot in dots)
     last = ""
@@ -71,18 +69,15 @@ def _memory(dots: list[_Dot], units: Units, width: int, ascii_only: bool) -> Ite
             last = dot.letter
         tokens, peak = dot.point.workload.prompt_tokens, dot.point.peak_bytes or 0
         label = f"{tokens:>10} tokens {format_bytes(peak, units):>10} "
-        room = max(_LEAST_WIDTH, min(width, _MOST_WIDTH) - len(label) - 1)
-        yield label + _bar(dot.point, peak, whole, room, marks)
+        room = max(LEAST_WIDTH, min(width, _MOST_WIDTH) - len(label) - 1)
+        yield (label + stacked_bar(_parts(dot.point, peak), max(whole, 1), room, marks)).rstrip()
 
 
-def _bar(point: Point, peak: int, whole: int, room: int, marks: tuple[str, ...]) -> str:
+def _parts(point: Point, peak: int) -> tuple[int, int, int]:
+    """Bytes of weights, caches and the rest of the peak."""
     figures = {figure.name: figure.measured_bytes or 0 for figure in point.figures}
-    weights = figures.get("active", 0)
-    ends = (weights, weights + figures.get("kv", 0) + figures.get("ssm", 0), peak)
-    bar = ""
-    for end, mark in zip(ends, marks, strict=True):
-        bar += mark * (end * room // max(whole, 1) - len(bar))
-    return bar
+    weights, caches = figures.get("active", 0), figures.get("kv", 0) + figures.get("ssm", 0)
+    return weights, caches, peak - weights - caches
 
 
 def _speed(
@@ -93,7 +88,7 @@ def _speed(
     sizes = [dot.point.peak_bytes or 0 for dot, _ in rates]
     least, span = min(sizes), max(sizes) - min(sizes)
     label = f"{most:.1f} "
-    room = max(_LEAST_WIDTH, min(width, _MOST_WIDTH) - len(label) - 2)
+    room = max(LEAST_WIDTH, min(width, _MOST_WIDTH) - len(label) - 2)
     rows = [[" "] * room for _ in range(_HEIGHT)]
     for (dot, rate), size in zip(rates, sizes, strict=True):
         row = rows[_HEIGHT - 1 - int(rate / most * (_HEIGHT - 1))]

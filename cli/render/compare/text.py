@@ -1,14 +1,15 @@
-"""A comparison in words, the same for every format that people read."""
+"""Texts for a comparison, shared by the table and Markdown."""
 
 from collections import Counter
 
-from memfit.cli.render.words import PARTS, percent, prompt
-from memfit.cli.render.words import task as estimate_task
-from memfit.cli.render.words import title as estimate_title
+from memfit.cli.render.text import PARTS, percent, prompt
+from memfit.cli.render.text import task as estimate_task
+from memfit.cli.render.text import title as estimate_title
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.comparison import (
     Compared,
     ComparedCell,
+    ComparedFigure,
     ComparedValue,
     Comparison,
     Matrix,
@@ -28,17 +29,17 @@ _FIGURES = {
 
 
 class Footnotes:
-    """Remarks below a table, each once, with the mark that stands for it."""
+    """Notes below a table, each once, with its mark."""
 
     def __init__(self) -> None:
         self._marks: dict[str, str] = {}
 
     def mark(self, text: str) -> str:
-        """Return the mark of a remark, a new one when it was not made before."""
+        """Return the mark of a note; a new note gets a new mark."""
         return self._marks.setdefault(text, f"({len(self._marks) + 1})")
 
     def lines(self) -> list[str]:
-        """Return the remarks with their marks."""
+        """Return the notes with their marks."""
         return [f"{mark} {text}" for text, mark in self._marks.items()]
 
 
@@ -61,7 +62,15 @@ def figure_name(name: str) -> str:
     return f"  {PARTS[part]}" if part else _FIGURES[kind]
 
 
-def value_text(value: ComparedValue | None, unit: str, units: Units) -> str:
+def figure_text(figure: ComparedFigure, index: int, result: Comparison, units: Units) -> str:
+    """One model's figure with its unit, or why there is none."""
+    value = figure.values[index]
+    if value is None and figure.name == "recommended_context":
+        return "-" if result.models[index].undecided or result.device is None else "none fits"
+    return _value_text(value, figure.unit, units)
+
+
+def _value_text(value: ComparedValue | None, unit: str, units: Units) -> str:
     """A figure with its unit; an upper bound says so."""
     if value is None:
         return "-"
@@ -92,11 +101,6 @@ def verdict_text(model: Compared, result: Comparison) -> str:
     if result.device is None:
         return "no device"
     return f"{model.verdict}, {percent(model.needed_bytes, result.device.working_set_bytes)}"
-
-
-def context_text(model: Compared, result: Comparison) -> str:
-    """Why there is no context to recommend."""
-    return "-" if model.undecided or result.device is None else "none fits"
 
 
 def cell_texts(cell: ComparedCell, units: Units, notes: Footnotes) -> tuple[str, str, str, str]:
@@ -132,7 +136,7 @@ _TALLY = {
 }
 
 
-def remarks(result: Comparison) -> list[str]:
+def notes(result: Comparison) -> list[str]:
     """What must be known of the models, each with the numbers of those it is about."""
     numbers: dict[str, list[str]] = {}
     for number, model in enumerate(result.models, 1):

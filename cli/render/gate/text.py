@@ -1,4 +1,4 @@
-"""A gate's report in words, the same for every format that people read."""
+"""Texts for a gate's report, shared by every format that people read."""
 
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.gate.remedies import SETTINGS
@@ -118,7 +118,7 @@ def broken(check: LimitCheck) -> str:
     return text
 
 
-def mending(check: LimitCheck) -> str:
+def remedy(check: LimitCheck) -> str:
     """What would make a broken limit pass, in one line."""
     if check.limit == "basis":
         return "give a checkpoint whose shard headers can be read"

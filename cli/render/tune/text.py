@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from decimal import Decimal
 
+from memfit.cli.render.text import percent as share_percent
+from memfit.cli.render.text import verdict_sentence
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.probes.result import Point, TuneFigure, TuneResult
@@ -142,15 +144,9 @@ def verdict(result: TuneResult, units: Units) -> str:
     need, budget = point.peak_bytes + result.margin_bytes, result.device.working_set_bytes
     share = (
         f"measured peak and margin take {format_bytes(need, units)} of"
-        f" {format_bytes(budget, units)} ({-(-100 * need // budget)} %)"
+        f" {format_bytes(budget, units)} ({share_percent(need, budget)})"
     )
-    if result.verdict == "fits":
-        return f"Fits: {share}."
-    if result.verdict == "tight":
-        return f"Tight: {share}; above nine tenths of the working set it can be slow or fail."
-    if "working_set" in result.exceeded:
-        return f"Does not fit: {share}."
-    return f"Does not fit: one allocation is larger than the device allows ({share})."
+    return verdict_sentence(result.verdict, result.exceeded, share)
 
 
 def size(nbytes: int | None, units: Units) -> str:

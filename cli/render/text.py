@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.results.estimate import Estimate, ModelSummary, WorkloadSummary
+from memfit.estimators.results.estimate import Estimate, ModelSummary, Verdict, WorkloadSummary
 
 if TYPE_CHECKING:
     from memfit.estimators.results.comparison import Comparison
@@ -48,6 +48,11 @@ def weight_rows(result: Estimate) -> Iterator[tuple[str, int]]:
             yield PARTS[name], nbytes
     if result.components.weights.loaded_bytes != result.components.weights.bytes:
         yield "all of these, on disk", result.components.weights.bytes
+
+
+def summary(result: Estimate, units: Units) -> tuple[str, str, str]:
+    """The model, the workload and the device, a line each."""
+    return title(result.model), task(result), machine(result, units)
 
 
 def title(model: ModelSummary) -> str:
@@ -98,17 +103,22 @@ def verdict(result: Estimate, units: Units) -> str:
         return f"Needs {needed}."
     budget = result.device.working_set_bytes
     share = f"{needed} of {format_bytes(budget, units)} ({percent(need, budget)})"
-    if result.verdict == "fits":
-        return f"Fits: {share}."
-    if result.verdict == "tight":
-        return f"Tight: {share}; above nine tenths of the working set it can be slow or fail."
-    if "working_set" in result.exceeded:
-        return f"Does not fit: {share}."
-    if "runtime_budget" in result.exceeded:
-        return f"Does not fit: {share}; more than {result.runtime.name} gives itself."
-    if "cache_budget" in result.exceeded:
-        name = result.runtime.name
+    name = result.runtime.name
+    if "working_set" not in result.exceeded and "runtime_budget" in result.exceeded:
+        return f"Does not fit: {share}; more than {name} gives itself."
+    if "working_set" not in result.exceeded and "cache_budget" in result.exceeded:
         return f"Does not fit: the cache is larger than {name} gives it ({share} in all)."
+    return verdict_sentence(result.verdict, result.exceeded, share)
+
+
+def verdict_sentence(verdict: Verdict, exceeded: tuple[str, ...], share: str) -> str:
+    """A verdict with the share of the budget that is needed."""
+    if verdict == "fits":
+        return f"Fits: {share}."
+    if verdict == "tight":
+        return f"Tight: {share}; above nine tenths of the working set it can be slow or fail."
+    if "working_set" in exceeded:
+        return f"Does not fit: {share}."
     return f"Does not fit: one allocation is larger than the device allows ({share} in all)."
 
 
