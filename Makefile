@@ -1,7 +1,10 @@
 # make demo, make test: each sets itself up. make check: all that CI runs. uv is used where it is.
+# make test leaves out the tests marked exhaustive; make test-all runs them too and measures coverage.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Each worker begins with tests that follow each other, so that it makes their fixtures once.
+PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal
 
 ifeq ($(shell command -v uv 2>/dev/null),)
 CREATE_VENV := $(PYTHON) -m venv $(VENV)
@@ -11,15 +14,19 @@ CREATE_VENV := uv venv --quiet --python $(PYTHON) $(VENV)
 INSTALL := uv pip install --quiet --python $(BIN)/python
 endif
 
-.PHONY: demo test check lint format types imports wheel clean
+.PHONY: demo test test-all check lint format types imports wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/memfit estimate
 
 test: $(VENV)/.dev
-	$(BIN)/pytest --numprocesses auto
+	$(PYTEST) -m 'not exhaustive'
 
-check: lint types imports test wheel
+test-all: $(VENV)/.dev
+	$(PYTEST) --cov --cov-report=
+	@echo "branch coverage: $$($(BIN)/coverage report --format=total) %"
+
+check: lint types imports test-all wheel
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

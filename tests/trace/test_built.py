@@ -13,6 +13,7 @@ pytest.importorskip("mlx_lm")
 from memfit.estimators.trace import loop_guard
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.traced_model import TracedModel, record
+from tests.selection import quick
 
 CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
 SHORT = Workload(prompt_tokens=40, max_tokens=2)
@@ -31,7 +32,7 @@ def config(path: Path) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
 def test_the_recorded_calls_end_with_the_bytes_that_shapes_say(path: Path) -> None:
     built = TracedModel(config(path), "metal")
     for workload in (SHORT, LONG, *GROWING):

@@ -16,6 +16,7 @@ from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.peak import TracedPeak, peak
+from tests.selection import quick
 from tests.trace.calls import Sketch, trace_of
 
 CPU = Device("this host", "cpu", 0, 0, None, "flag")
@@ -127,6 +128,7 @@ def test_more_operations_never_lower_the_peak(few: int, more: int) -> None:
 
 
 CASES = Path(__file__).parents[1] / "arch" / "cases"
+MEASURED = ("llama", "gpt_oss", "deepseek_v2", "qwen2_moe")
 
 
 # Small but for its caches, which grow by 256 tokens at a time.
@@ -143,12 +145,13 @@ GROWING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v2", "qwen2_moe"])
+@pytest.mark.parametrize("name", quick(MEASURED, ("gpt_oss",)))
 def test_small_models_peak_where_mlx_measures_it_on_the_cpu(name: str) -> None:
     config = json.loads((CASES / f"{name}.json").read_text())
     check_against_mlx(name, config, tokens=700, step=256, generated=2)
 
 
+@pytest.mark.exhaustive
 def test_a_generation_that_grows_the_caches_peaks_where_mlx_measures_it() -> None:
     check_against_mlx("grown by generation", GROWING, tokens=500, step=64, generated=270)
 

@@ -11,6 +11,7 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.workspace.peak import ERROR_PERCENT
+from tests.selection import quick
 
 M4_MAX_64 = Device("M4 Max", "metal", 64 << 30, 55662788608, None, "flag", "s", 16)
 # Two chunks: the second holds what the first left as well.
@@ -18,10 +19,15 @@ WORKLOAD = Workload(prompt_tokens=4096)
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 # Their classes loop over tokens in Python: minutes and gigabytes to trace.
 LOOPED = {"jamba-1.5-mini", "mamba-2.8b", "recurrentgemma-2b", "rwkv7-2.9b"}
+# One sample for each kind of layer.
+QUICK = (
+    *("deepseek-v2-lite", "gemma-3n-e4b", "gpt-oss-20b", "lfm2.5-8b-a1b-4bit", "llama-4-scout"),
+    *("qwen3-4b-4bit", "qwen3-next-80b-a3b-4bit", "qwen3-vl-4b"),
+)
 TRACED = sorted(path for path in SAMPLES.glob("*.yaml") if path.stem not in LOOPED)
 
 
-@pytest.mark.parametrize("path", TRACED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", quick(TRACED, QUICK), ids=lambda path: path.stem)
 def test_a_workspace_by_formula_is_within_its_stated_error_of_the_traced_one(path: Path) -> None:
     checkpoint = open_checkpoint(str(path))
     by_method = (size(checkpoint, device=M4_MAX_64, method=m) for m in ("formula", "trace"))

@@ -9,6 +9,7 @@ pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")
 import mlx.core as mx
 
 from memfit.estimators.weights.footprint import WeightFootprint
+from tests.selection import quick
 from tests.weights.hub_layout import Tensors, hub_layout
 from tests.weights.loads import (
     CASES,
@@ -66,7 +67,7 @@ _STRANGERS = (
 )
 
 
-@every_case
+@pytest.mark.parametrize("case", quick(CASES), ids=lambda case: case.stem)
 def test_a_tensor_that_the_class_lacks_is_dropped_or_refused_as_mlx_lm_does(
     case: Path, tmp_path: Path
 ) -> None:

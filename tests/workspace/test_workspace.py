@@ -18,6 +18,7 @@ from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment, peak
 from memfit.estimators.workspace.schedule import transient_peak
 from memfit.estimators.workspace.tape import Step, Tape
 from tests.models import QWEN3_4B, QWEN3_NEXT_80B
+from tests.selection import quick
 
 M4_MAX = Device("M4 Max", "metal", 64 << 30, 48 << 30, None, "flag", "s", 16)
 HOST = Device("this host", "cpu", 0, 0, None, "flag")
@@ -151,7 +152,7 @@ CASES = ["llama", "qwen3", "gemma2", "deepseek_v3", "qwen3_moe", "lfm2"]
 HYBRIDS = ["falcon_h1", "granitemoehybrid", "nemotron_h"]
 
 
-@pytest.mark.parametrize("case", CASES + HYBRIDS)
+@pytest.mark.parametrize("case", quick(CASES + HYBRIDS, ("deepseek_v3", "falcon_h1", "llama")))
 def test_the_cpu_backend_measures_what_is_predicted(case: str) -> None:
     pytest.importorskip("mlx_lm", reason="the truth is MLX itself")
     import mlx.core as mx

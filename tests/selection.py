@@ -1,0 +1,26 @@
+"""Which cases of a long list `make test` runs; `make check` runs them all."""
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
+
+# One config for each kind of layer, and for each shape that kinds are combined in.
+QUICK_CONFIGS = frozenset(
+    (
+        *("deepseek_v3", "deepseek_v32", "falcon_h1", "gemma3_text", "gemma3n", "gemma4_text"),
+        *("gpt_oss", "jamba", "kimi_linear", "lfm2", "llama", "llama4", "mamba", "mamba2"),
+        *("mimo_v2_flash", "minimax", "mistral3", "qwen3_moe", "qwen3_next", "recurrent_gemma"),
+        *("rwkv7", "step3p5"),
+    )
+)
+
+
+def quick(values: Iterable[Any], names: Container[str] = QUICK_CONFIGS) -> list[Any]:
+    """Return parameters; those whose name, a path's stem, is not in ``names`` are exhaustive."""
+    return [
+        value
+        if getattr(value, "stem", value) in names
+        else pytest.param(value, marks=pytest.mark.exhaustive)
+        for value in values
+    ]
