@@ -47,27 +47,27 @@ def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, Estima
         UnsupportedError: when the runtime cannot run the workload.
     """
     figures, footprint = sized.figures_for(workload), sized.footprint
-    kept, _ = sized.runtime_model.basis("cache", workload)
-    reached, _ = sized.workspace_basis(workload)
+    cache_basis, _ = sized.runtime_model.basis("cache", workload)
+    peak_basis, _ = sized.workspace_basis(workload)
     moment, caches = figures.moment, figures.kv.nbytes + figures.ssm_bytes
     found = {
         "weights": EstimatedFigure(footprint.loaded_bytes, footprint.basis),
         "active": EstimatedFigure(sized.resident_bytes, footprint.basis),
-        "kv": EstimatedFigure(figures.kv.nbytes, kept),
-        "kv_held": EstimatedFigure(figures.kv.held_bytes, kept),
-        "ssm": EstimatedFigure(figures.ssm_bytes, kept),
-        "peak": EstimatedFigure(moment.nbytes, reached),
-        "workspace": EstimatedFigure(moment.nbytes - footprint.loaded_bytes - caches, reached),
+        "kv": EstimatedFigure(figures.kv.nbytes, cache_basis),
+        "kv_held": EstimatedFigure(figures.kv.held_bytes, cache_basis),
+        "ssm": EstimatedFigure(figures.ssm_bytes, cache_basis),
+        "peak": EstimatedFigure(moment.nbytes, peak_basis),
+        "workspace": EstimatedFigure(moment.nbytes - footprint.loaded_bytes - caches, peak_basis),
     }
     if sized.model.layers:
         prefilled = prefilled_kv_cache(sized.model, workload)
         found["prefill_kv"] = EstimatedFigure(prefilled.nbytes, "exact")
         found["prefill_kv_held"] = EstimatedFigure(prefilled.held_bytes, "exact")
         if workload.prompt_tokens > 1:
-            found["prefill_ssm"] = EstimatedFigure(figures.ssm_bytes, kept)
+            found["prefill_ssm"] = EstimatedFigure(figures.ssm_bytes, cache_basis)
     phases = {"prefill_peak": moment.prefill_bytes, "decode_peak": moment.decode_bytes}
     return found | {
-        name: EstimatedFigure(b, reached) for name, b in phases.items() if b is not None
+        name: EstimatedFigure(b, peak_basis) for name, b in phases.items() if b is not None
     }
 
 

@@ -141,13 +141,13 @@ def _read_baseline(policy: Path) -> "Baseline | None":
 
 
 def _write_baseline(
-    path: Path, outcome: "Outcome", kept: "Baseline | None", policy: "Policy"
+    path: Path, outcome: "Outcome", previous: "Baseline | None", policy: "Policy"
 ) -> None:
     from memfit.cli.render.output import write_whole
     from memfit.estimators.gate.baseline import NAME, to_text
     from memfit.estimators.gate.evaluate import updated
 
-    write_whole(path.with_name(NAME), to_text(updated(outcome, kept, policy)))
+    write_whole(path.with_name(NAME), to_text(updated(outcome, previous, policy)))
     print(f"memfit: wrote {path.with_name(NAME)}", file=sys.stderr)
 
 

@@ -64,7 +64,7 @@ _MEMORIES = {
 def _row(runtime: "Runtime") -> tuple[str, ...]:
     from memfit.estimators.base.units import Units, format_bytes
 
-    kept = f"{runtime.kv_bits} bits" if runtime.kv_bits else runtime.cache_dtype or "activations"
+    dtype = f"{runtime.kv_bits} bits" if runtime.kv_bits else runtime.cache_dtype or "activations"
     budget = runtime.budget
     if budget.bytes is not None:
         limit = f"{format_bytes(budget.bytes, Units.GIB)} of cache"
@@ -75,7 +75,7 @@ def _row(runtime: "Runtime") -> tuple[str, ...]:
         runtime.version,
         runtime.growth,
         str(runtime.kv_step),
-        kept,
+        dtype,
         str(runtime.prefill_step),
         limit,
     )

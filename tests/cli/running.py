@@ -24,7 +24,7 @@ class Run:
 
     @property
     def json(self) -> Any:
-        """The output as JSON, held against the schema it names."""
+        """The output as JSON, validated with the schema that it names."""
         data = json.loads(self.out)
         name = data["schema"].removeprefix("memfit.").partition("/")[0]
         jsonschema.validate(data, json.loads((SCHEMAS / f"{name}.schema.json").read_text()))

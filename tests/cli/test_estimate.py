@@ -1,4 +1,4 @@
-"""`memfit estimate` on checkpoints of real size, held against published and measured figures."""
+"""`memfit estimate` on checkpoints of real size, compared with published and measured figures."""
 
 import json
 import re

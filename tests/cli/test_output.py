@@ -47,7 +47,7 @@ def test_a_link_is_written_through(tmp_path: Path) -> None:
 
 
 def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
-    # A pipe stands for /dev/null, which root would otherwise replace by a file.
+    # A pipe is used in place of /dev/null, which root could replace with a file.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

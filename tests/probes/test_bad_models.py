@@ -1,4 +1,4 @@
-"""Directories that hold no model that can be measured: each is one line that says what to mend."""
+"""Directories without a model that can be measured: each error is one line with the fix."""
 
 import json
 import shutil

@@ -119,8 +119,8 @@ def test_a_recommended_setting_that_does_not_fit_beside_another_is_left_away(
 def test_bits_that_are_recommended_count_from_the_first_token(sized: SizedModel) -> None:
     found = recommended_workload(sized, ASKED, Recommendation(kv_bits=8))
     assert found == replace(ASKED, kv_bits=8, quantized_kv_start=0)
-    told = replace(ASKED, kv_bits=8, quantized_kv_start=100)
-    assert recommended_workload(sized, told, Recommendation(kv_bits=8)) == told
+    requested = replace(ASKED, kv_bits=8, quantized_kv_start=100)
+    assert recommended_workload(sized, requested, Recommendation(kv_bits=8)) == requested
 
 
 def test_what_nothing_makes_fit_has_no_line(sized: SizedModel) -> None:

@@ -1,4 +1,4 @@
-"""Refused before harm: the estimate held against what is free, and what would fit said."""
+"""Runs that do not fit are refused before loading, and the error says what would fit."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -53,7 +53,7 @@ def test_weights_caches_and_states_are_those_of_the_estimate(
         process.prompt(None, WORKLOAD.prompt_tokens)
         loaded, run = process.load(), process.run(WORKLOAD)
     assert loaded.weights_bytes == sized.footprint.loaded_bytes
-    # The allocator holds the weights, and what classes make for themselves beside them.
+    # The allocator holds the weights, and further arrays that the classes create.
     assert loaded.weights_bytes <= loaded.active_bytes < loaded.weights_bytes + 4096
     assert (run.kv_bytes, run.kv_held_bytes) == (figures.kv.nbytes, figures.kv.held_bytes)
     assert run.ssm_bytes == figures.ssm_bytes

@@ -1,4 +1,4 @@
-"""What the measuring process tells on the way."""
+"""What the measuring process reports during a call."""
 
 import time
 from itertools import count
@@ -6,12 +6,12 @@ from itertools import count
 from memfit.probes.run_monitor import heartbeat
 
 
-def test_work_that_moves_is_alive_and_work_that_stands_is_not() -> None:
+def test_heartbeat_reports_only_work_that_makes_progress() -> None:
     moving: list[dict[str, int]] = []
     with heartbeat(moving.append, count().__next__):
         time.sleep(1.2)
-    standing: list[dict[str, int]] = []
-    with heartbeat(standing.append, lambda: None):
+    idle: list[dict[str, int]] = []
+    with heartbeat(idle.append, lambda: None):
         time.sleep(1.2)
     assert moving == [{}]
-    assert standing == []
+    assert idle == []

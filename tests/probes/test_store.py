@@ -1,4 +1,4 @@
-"""The store: what is put in comes out, whatever else lies there and whoever else writes."""
+"""The store returns what was saved, despite other files and other writing processes."""
 
 import json
 import os

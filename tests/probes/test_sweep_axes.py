@@ -71,8 +71,8 @@ def test_every_combination_is_a_point_and_the_rest_is_as_asked() -> None:
 def test_swept_bits_count_from_the_first_token_unless_told() -> None:
     bits = [parse_axis("kv-bits=none,4")]
     assert [p.quantized_kv_start for p in sweep_workloads(bits, ASKED)] == [5000, 0]
-    told = sweep_workloads(bits, ASKED, quantized_kv_start=100)
-    assert [p.quantized_kv_start for p in told] == [5000, 100]
+    swept = sweep_workloads(bits, ASKED, quantized_kv_start=100)
+    assert [p.quantized_kv_start for p in swept] == [5000, 100]
 
 
 def test_an_axis_given_twice_is_refused() -> None:

@@ -65,21 +65,21 @@ def test_a_dead_process_fails_its_run_and_the_next_run_has_another(
     started.kill()
     with pytest.raises(ProbeStopped, match="SIGKILL"):
         worker.run(WORKLOAD)
-    # The new process has the prompt again, which nobody gave it.
+    # The worker gives the prompt to the new process.
     assert worker.run(WORKLOAD).kv_bytes == before.kv_bytes
     assert len(started.processes) == 2
 
 
-def test_a_bench_keeps_what_is_whole_and_shows_the_rest(
+def test_a_session_saves_complete_measurements_and_shows_the_others(
     worker: Worker, started: Started, model: Path
 ) -> None:
     kept: list[Measurement] = []
-    told: list[int] = []
+    finished: list[int] = []
     sized = size(open_checkpoint(str(model)), device=HOST)
-    session = MeasurementSession(sized, worker, kept.append, lambda: told.append(1))
+    session = MeasurementSession(sized, worker, kept.append, lambda: finished.append(1))
     whole = session.measure(WORKLOAD)
     assert (whole.status, whole.repeats, whole.measurement_id) == ("measured", 3, kept[0].id)
-    assert len(told) == 4  # three repeats, and mlx-swift-lm's rule
+    assert len(finished) == 4  # three repeats, and mlx-swift-lm's rule
     assert session.from_measurement(kept[0]) == whole
     once = session.measure(WORKLOAD, repeats=1)
     assert (once.status, once.repeats, once.measurement_id) == ("measured", 1, None)

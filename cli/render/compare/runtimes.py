@@ -1,4 +1,4 @@
-"""One model under several runtimes: a row each, where models side by side have a column."""
+"""One model under several runtimes, a row for each runtime."""
 
 from memfit.cli.render import grid
 from memfit.cli.render.compare import text as compare_text
@@ -18,7 +18,7 @@ _SHOWN = {
 
 
 def draw(page: Page, result: Comparison, units: Units) -> None:
-    """Draw a row for each runtime; one that cannot run the model has its reason below."""
+    """Draw a row for each runtime; the reason why one cannot run the model is below the table."""
     figures = [figure for figure in result.figures if figure.name in _SHOWN]
     rows = [
         (

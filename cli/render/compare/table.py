@@ -1,4 +1,4 @@
-"""A comparison as tables for the terminal, as many models beside each other as it is wide."""
+"""A comparison as tables for the terminal; each has as many models as the width allows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class _Column:
 
 
 def to_table(result: Comparison, units: Units, *, by_runtime: bool, to_file: bool) -> str:
-    """Return the tables as text; numbers are never cut, names give way.
+    """Return the tables as text; numbers are never cut, long names are.
 
     ``by_runtime``: the models are one under several runtimes.
     """
@@ -69,7 +69,7 @@ def _draw_figures(page: Page, result: Comparison, units: Units) -> None:
     taken = max((first.least_width + _GAP + other.least_width for other in others), default=0)
     room = max(_NARROWEST_NAME, page.console.width - taken - 3 * _GAP)
     names = _Column("", [_cut(name, room, page) for name in names.lines])
-    # The first model is repeated in every block: it is what the others are held against.
+    # Every block repeats the first model, because the others are compared with it.
     _draw(page, [names, first], others)
 
 
@@ -106,7 +106,7 @@ def _draw_matrix(page: Page, result: Comparison, matrix: Matrix, units: Units) -
 
 
 def _draw(page: Page, fixed: Sequence[_Column], columns: Sequence[_Column]) -> None:
-    """Draw blocks of the fixed columns and as many others as fit, at least one."""
+    """Draw tables of the fixed columns and as many others as fit, at least one."""
     style = box.ASCII if page.ascii_only else box.SIMPLE_HEAD
     for block in _blocks(fixed, columns, page.console.width):
         shown = [*fixed, *block]
@@ -140,7 +140,7 @@ def _span(widths: Sequence[int]) -> int:
 
 
 def _headings(result: Comparison) -> Iterator[str]:
-    """Each model's number, and its name without the directories that all have in common."""
+    """Each model's number, and its name without the common parent directories."""
     paths = [model.label.split("/") for model in result.models]
     common = 0
     while len({tuple(path[: common + 1]) for path in paths}) == 1 and common + 1 < len(paths[0]):
@@ -157,7 +157,7 @@ def _cut(text: str, width: int, page: Page) -> str:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]], ends: str = ">") -> list[str]:
-    """The texts of each row in columns of equal width, set right but for first and last."""
+    """The texts of each row in columns of equal width; inner columns are aligned right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [ends, *[">"] * (len(widths) - 2), ends][: len(widths)]
     return [

@@ -44,20 +44,20 @@ class Footnotes:
 
 
 def title(model: Compared) -> str:
-    """What a column is about: the model in one line, and its runtime where it has its own."""
+    """The heading of a column: the model, and its runtime if that differs between models."""
     text = estimate_title(model.model) if model.model else "undecided"
     return f"{text}; {model.runtime.name} {model.runtime.version}" if model.runtime else text
 
 
 def task(result: Comparison) -> str:
-    """The workload, and the runtime where it is one for all; defaults are each runtime's own."""
+    """The workload, and the runtime if it is the same for all models."""
     if any(model.runtime for model in result.models):
         return f"{prompt(result.workload)}; each under its own runtime"
     return estimate_task(result)
 
 
 def figure_name(name: str) -> str:
-    """The name of a figure; parts are set in."""
+    """The name of a figure; parts are indented."""
     kind, _, part = name.partition(".")
     return f"  {PARTS[part]}" if part else _FIGURES[kind]
 
@@ -82,7 +82,7 @@ def _value_text(value: ComparedValue | None, unit: str, units: Units) -> str:
 def difference_texts(
     value: ComparedValue | None, unit: str, units: Units, minus: str
 ) -> tuple[str, str]:
-    """What a figure is above the first model's: in its unit, and in percent."""
+    """A figure's difference from the first model's, in its unit and in percent."""
     if value is None or value.difference is None:
         return "-", "-"
     change = value.difference
@@ -121,7 +121,7 @@ def setting_text(value: SettingValue) -> str:
 
 
 def tally(matrix: Matrix) -> str:
-    """How many cells have which verdict."""
+    """The number of cells with each verdict."""
     counts = Counter("undecided" if c.undecided else c.verdict for c in matrix.cells)
     named = [f"{counts[name]} {word}" for name, word in _TALLY.items() if counts[name]]
     return f"{len(matrix.cells)} cells: {', '.join(named)}"
@@ -137,7 +137,7 @@ _TALLY = {
 
 
 def notes(result: Comparison) -> list[str]:
-    """What must be known of the models, each with the numbers of those it is about."""
+    """The notes on the models, each with the numbers of its models."""
     numbers: dict[str, list[str]] = {}
     for number, model in enumerate(result.models, 1):
         texts = [note.message for note in model.notes if note.code != "device"]

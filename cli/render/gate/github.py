@@ -1,4 +1,4 @@
-"""A gate's report as workflow commands: GitHub shows each beside its line of the policy.
+"""A gate's report as workflow commands: GitHub shows each at its line of the policy.
 
 The form is ``::error file=…,line=…,title=…::message``
 (https://docs.github.com/actions/reference/workflow-commands-for-github-actions).
@@ -13,7 +13,7 @@ from memfit.estimators.results.gate import GateReport, TargetReport
 
 
 def to_github(report: GateReport) -> str:
-    """Return one annotation for each thing to see, and the verdict as plain text."""
+    """Return an annotation for each error, broken limit and note, then the verdict."""
     return "\n".join(_lines(report)) + "\n"
 
 

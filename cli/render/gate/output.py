@@ -1,4 +1,4 @@
-"""Where a gate's report goes: standard output, files, and the job summary of GitHub."""
+"""Write a gate's report to standard output, files, and GitHub's job summary."""
 
 import os
 import sys
@@ -49,7 +49,7 @@ def deliver(report: GateReport, form: str, files: Sequence[tuple[str, Path]]) ->
 
 
 def deliver_mistakes(error: PolicyError, form: str) -> None:
-    """Annotate the lines of a policy that cannot be read, where a reviewer looks."""
+    """With the format ``github``, annotate the lines of an invalid policy."""
     if form == "github":
         from memfit.cli.render.gate.github import mistakes_to_github
 
@@ -71,7 +71,7 @@ def _rendered(report: GateReport, form: str, *, to_file: bool) -> str:
 
         return to_markdown(report)
     if form == "json":
-        from memfit.cli.render.gate.data import to_json
+        from memfit.cli.render.data import to_json
 
         return to_json(report)
     from memfit.cli.render.gate.table import to_table

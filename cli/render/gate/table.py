@@ -1,4 +1,4 @@
-"""A gate's report for the terminal, plain where it is piped."""
+"""A gate's report for the terminal; without colours in a pipe or a file."""
 
 from rich import box
 from rich.console import Console

@@ -48,7 +48,7 @@ _STATUSES: dict[TargetStatus, str] = {
 
 
 def headline(report: GateReport) -> str:
-    """The verdict in one sentence, with how many targets it is about."""
+    """The verdict in one sentence, with the number of targets."""
     total = len(report.targets)
     targets = "1 target" if total == 1 else f"{total} targets"
     if report.verdict == "passed":
@@ -67,7 +67,7 @@ def status(target: TargetReport) -> str:
 
 
 def subject(target: TargetReport) -> str:
-    """What was asked of which model on which machine."""
+    """The model, the machine and the baseline of a target."""
     text = (
         f"{target.model} on {target.device}, working set {format_bytes(target.working_set_bytes)}"
     )
@@ -77,7 +77,7 @@ def subject(target: TargetReport) -> str:
 
 
 def footer(report: GateReport) -> str:
-    """Which versions the figures are of."""
+    """The versions of memfit that computed the figures."""
     text = f"memfit {report.memfit_version}, policy {report.policy}"
     if report.baseline_version not in (None, report.memfit_version):
         text += f"; the baseline was written by memfit {report.baseline_version}"
@@ -85,12 +85,12 @@ def footer(report: GateReport) -> str:
 
 
 def limit_name(check: LimitCheck) -> str:
-    """The limit, as people call it."""
+    """The displayed name of a limit."""
     return _LIMITS[check.limit]
 
 
 def figure_name(change: FigureChange) -> str:
-    """The figure, as people call it."""
+    """The displayed name of a figure."""
     return _FIGURES[change.figure]
 
 
@@ -102,7 +102,7 @@ def figure(check: LimitCheck) -> str:
 
 
 def allowed(check: LimitCheck) -> str:
-    """What the limit allows: the amount, and how the policy writes it."""
+    """The allowed amount, and the text of the policy."""
     share = f" ({check.written} of {check.whole})" if "%" in check.written else ""
     if check.limit.startswith("growth.") and not share:
         share = f" (+{check.written})"
@@ -110,7 +110,7 @@ def allowed(check: LimitCheck) -> str:
 
 
 def broken(check: LimitCheck) -> str:
-    """A broken limit in one line: its numbers, and by how much it is missed."""
+    """A broken limit in one line: its numbers, and the excess."""
     text = f"{limit_name(check)}: {figure(check)}, allowed {allowed(check)}"
     if check.missed_by is not None:
         word = "too much" if check.sense == "at most" else "too few"
@@ -119,12 +119,12 @@ def broken(check: LimitCheck) -> str:
 
 
 def remedy(check: LimitCheck) -> str:
-    """What would make a broken limit pass, in one line."""
+    """The changes that would make a broken limit pass, in one line."""
     if check.limit == "basis":
         return "give a checkpoint whose shard headers can be read"
     if check.limit == "expert_capacity" and check.figure is None:
-        return "the model has no routed experts, or a bound only: remove the limit"
-    text = "passes with " + ", or ".join(_mend(mend) for mend in check.mends)
+        return "the model has no routed experts, or only a bound is known: remove the limit"
+    text = "passes with " + ", or ".join(_remedy(each) for each in check.mends)
     if not check.mends:
         tried = ", ".join(_SETTINGS[setting] for setting in SETTINGS[check.limit])
         text = f"nothing tried alone makes it pass ({tried})"
@@ -154,18 +154,18 @@ def _difference(change: FigureChange, unit: str) -> str:
 
 
 def _percent(part: int, whole: int) -> str:
-    # In tenths, rounded up: a difference is never made to look smaller.
+    # In tenths, rounded up, so that a difference never looks smaller.
     tenths = -(-1000 * part // whole)
     return f"{tenths // 10}.{tenths % 10} %"
 
 
-def _mend(mend: Remedy) -> str:
+def _remedy(remedy: Remedy) -> str:
     return {
-        "context": f"prompts of at most {mend.value} tokens",
-        "kv_bits": f"kv_bits {mend.value} from the first token on",
-        "prefill_step": f"prefill_step {mend.value}",
-        "quantize": f"weights of {mend.value} bits",
-    }[mend.setting]
+        "context": f"prompts of at most {remedy.value} tokens",
+        "kv_bits": f"kv_bits {remedy.value} from the first token on",
+        "prefill_step": f"prefill_step {remedy.value}",
+        "quantize": f"weights of {remedy.value} bits",
+    }[remedy.setting]
 
 
 def _amount(value: int | str, unit: str) -> str:
