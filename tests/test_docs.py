@@ -56,17 +56,17 @@ def output_of(command: str) -> str:
     [block for page in PAGES for block in blocks(page)],
     ids=lambda text: text if text.startswith("memfit ") else "",
 )
-def test_a_documented_command_prints_what_is_shown(command: str, shown: str) -> None:
+def test_a_documented_command_prints_the_shown_output(command: str, shown: str) -> None:
     assert output_of(command) == shown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_are_valid(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
 
 
-def test_what_a_contributor_is_told_to_edit_is_there() -> None:
+def test_files_that_contributing_names_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for path in re.findall(r"`((?:cli|estimators|probes|tests|docs)/[^`…]*)`", text):
         assert (ROOT / path).exists(), path
@@ -78,7 +78,7 @@ def test_what_a_contributor_is_told_to_edit_is_there() -> None:
     assert decorator[1] in (ROOT / "estimators/arch/specs.py").read_text(encoding="utf-8")
 
 
-def test_every_place_in_the_glossary_exists() -> None:
+def test_every_path_in_the_glossary_exists() -> None:
     text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     places = re.findall(r"`([a-z_]+/[a-z_./]*)(?:: (\w+))?`", text)
     assert len(places) > 30

@@ -51,7 +51,7 @@ def test_the_command_line_loads_nothing_heavy() -> None:
     assert loaded_after("import memfit.cli.app") & HEAVY == set()
 
 
-def test_who_imports_the_command_line_keeps_his_own_garbage_collection() -> None:
+def test_importing_the_command_line_keeps_garbage_collection_unchanged() -> None:
     code = "import gc; was = gc.get_threshold()\nimport memfit.cli.app, memfit.cli.__main__\n"
     subprocess.run(
         [sys.executable, "-c", f"{code}assert gc.get_threshold() == was"], check=True, timeout=60
@@ -79,17 +79,17 @@ except SystemExit as exit_:
     return modules_after(code)
 
 
-def test_an_estimate_loads_nothing_it_has_no_use_for(after_an_estimate: set[str]) -> None:
+def test_an_estimate_loads_only_modules_it_needs(after_an_estimate: set[str]) -> None:
     unneeded = UNNEEDED | UNNEEDED_STANDARD | HEAVY - {"rich"}
     assert after_an_estimate & unneeded == set()
 
 
 @pytest.mark.parametrize("name", sorted(UNNEEDED))
-def test_every_module_that_may_not_be_loaded_exists(name: str) -> None:
+def test_every_module_in_the_banned_list_exists(name: str) -> None:
     assert importlib.util.find_spec(name)
 
 
-def test_what_an_estimate_loads_makes_records_in_place_of_frozen_dataclasses(
+def test_modules_of_an_estimate_define_records_not_frozen_dataclasses(
     after_an_estimate: set[str],
 ) -> None:
     loaded = [path for path in LIBRARY if _module_of(path) in after_an_estimate]

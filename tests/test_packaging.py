@@ -35,7 +35,7 @@ def test_every_package_of_the_folders_is_declared(setuptools_table: Any) -> None
     assert sorted(setuptools_table["packages"]) == packages_in_folders()
 
 
-def test_every_python_file_lies_in_a_package() -> None:
+def test_every_python_file_is_in_a_package() -> None:
     strays = [
         path
         for top in FOLDERS
@@ -56,7 +56,7 @@ def test_every_data_file_is_declared(setuptools_table: Any) -> None:
     assert declared == data_files_in_folders()
 
 
-def test_installed_version_is_the_one_in_the_code() -> None:
+def test_the_installed_version_equals_the_code() -> None:
     try:
         installed = metadata.version("memfit")
     except metadata.PackageNotFoundError:
@@ -64,12 +64,12 @@ def test_installed_version_is_the_one_in_the_code() -> None:
     assert installed == __version__
 
 
-def test_changelog_has_the_version() -> None:
+def test_the_changelog_has_the_version() -> None:
     headings = re.findall(r"^## \[?([0-9][^\]\s]*)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert headings[0] == __version__
 
 
-def test_constraints_are_names_and_versions_only() -> None:
+def test_constraints_have_only_names_and_versions() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9.]+", line)] == []
 

@@ -72,7 +72,7 @@ def _model(sample: Sample) -> Model:
     return build_model(sample.config, sample.name)
 
 
-def test_sample_expects_what_memfit_answers(path: Path) -> None:
+def test_a_sample_has_the_figures_memfit_gives(path: Path) -> None:
     checkpoint = open_checkpoint(str(path))
     model = build_model(checkpoint.config, checkpoint.config_name)
     block = declared(checkpoint.config, model, checkpoint.config_name)
@@ -92,7 +92,7 @@ def test_sample_expects_what_memfit_answers(path: Path) -> None:
     assert not [note for note in footprint.notes if note.level == "warning"]
 
 
-def test_sample_equals_the_model_class(path: Path) -> None:
+def test_a_sample_equals_the_model_class(path: Path) -> None:
     pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")
     from tests.oracle import Oracle, cache_bytes
 
@@ -109,14 +109,14 @@ def test_sample_equals_the_model_class(path: Path) -> None:
     assert state == figures["state_bytes"]
 
 
-def test_published_bytes_come_out() -> None:
+def test_published_bytes_are_reproduced() -> None:
     expected = {name: read_sample(PATHS[name]).expected for name in PUBLISHED_BYTES}
     assert {name: figures["weights_bytes"] for name, figures in expected.items()} == PUBLISHED_BYTES
     for name, nbytes in PUBLISHED_BYTES.items():
         assert f"{nbytes:,}" in expected[name]["verified"]
 
 
-def test_published_parameters_come_out() -> None:
+def test_published_parameters_are_reproduced() -> None:
     expected = {name: read_sample(PATHS[name]).expected for name in PUBLISHED_PARAMETERS}
     found = {name: figures["parameters"] for name, figures in expected.items()}
     assert found == PUBLISHED_PARAMETERS
@@ -124,7 +124,7 @@ def test_published_parameters_come_out() -> None:
         assert f"{parameters:,}" in expected[name]["verified"]
 
 
-def test_samples_show_every_layer_kind_from_the_smallest_model_to_a_trillion() -> None:
+def test_samples_cover_every_layer_kind_and_size() -> None:
     samples = [read_sample(path) for path in PATHS.values()]
     assert {kind for sample in samples for kind in _model(sample).layer_kinds()} == LAYER_KINDS
     parameters = [sample.expected["parameters"] for sample in samples]
@@ -133,7 +133,7 @@ def test_samples_show_every_layer_kind_from_the_smallest_model_to_a_trillion() -
     assert len(samples) >= 24
 
 
-def test_readme_has_a_row_for_every_sample() -> None:
+def test_the_readme_has_a_row_for_every_sample() -> None:
     rows = [line for line in (FOLDER / "README.md").read_text().splitlines() if ".yaml)" in line]
     assert [row.split("`")[1] for row in rows] == list(PATHS)
 

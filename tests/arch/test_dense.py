@@ -59,7 +59,7 @@ def build(case: str, **changes: Any) -> Model:
         ("stablelm", {"num_attention_heads": 10**6}, "num_attention_heads: expected 1 to 256"),
     ],
 )
-def test_what_the_model_class_cannot_build_is_one_line_naming_the_key(
+def test_a_value_the_class_cannot_build_gives_a_one_line_error_with_its_key(
     case: str, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -69,12 +69,12 @@ def test_what_the_model_class_cannot_build_is_one_line_naming_the_key(
 
 
 @pytest.mark.parametrize("key", ["attention_bias", "mlp_bias", "num_experts"])
-def test_a_key_that_shapes_other_runtimes_but_not_this_class_is_refused(key: str) -> None:
+def test_a_key_that_changes_other_runtimes_but_not_this_class_is_rejected(key: str) -> None:
     with pytest.raises(UnsupportedError, match=key):
         build("qwen3", **{key: True})
 
 
-def test_a_null_flag_is_off_whatever_the_default_of_the_class() -> None:
+def test_a_null_flag_is_off_even_if_the_class_default_is_on() -> None:
     def head(**changes: Any) -> bool:
         return not build("starcoder2", **changes).tied_head
 
@@ -82,7 +82,7 @@ def test_a_null_flag_is_off_whatever_the_default_of_the_class() -> None:
     assert head(tie_word_embeddings=None)
 
 
-def test_a_window_that_the_runtime_ignores_is_said() -> None:
+def test_a_window_that_the_runtime_ignores_gives_a_note() -> None:
     assert "ignores the sliding window" in build("gemma2").notes[0]
     assert "ignores the sliding window" in build("mistral").notes[0]
     assert build("qwen2").notes == ()  # use_sliding_window is false
@@ -95,7 +95,7 @@ def test_smollm3_masks_its_window_but_keeps_every_token() -> None:
     assert (mixer.window, mixer.growth) == (24, Growth.STEPS)
 
 
-def test_an_mlp_without_gate_is_known_as_such() -> None:
+def test_an_mlp_without_a_gate_is_recognised() -> None:
     assert build("nemotron").layers[0].feed_forward == DenseMLP(intermediate=224, gated=False)
     assert build("phi3").layers[0].feed_forward == DenseMLP(intermediate=224)
 

@@ -70,7 +70,7 @@ def test_gpt_oss_20b_as_published_quantises_only_its_experts() -> None:
     assert derive(model, QuantizationPlan(mxfp4, kept)).nbytes == 13_761_264_768
 
 
-def test_sliding_layers_of_gpt_oss_hold_the_window_and_a_chunk_in_prefill() -> None:
+def test_sliding_layers_of_gpt_oss_need_the_window_and_a_chunk_in_prefill() -> None:
     buffers = kv_buffers(build_model(GPT_OSS_20B, "config.json"), None)
     rotating = [buffer for buffer in buffers if buffer.growth is Growth.ROTATING]
     first = [grown(buffer, 0, 0, 2048) for buffer in rotating]
@@ -80,12 +80,12 @@ def test_sliding_layers_of_gpt_oss_hold_the_window_and_a_chunk_in_prefill() -> N
     assert token_bytes * (127 + 2048) == 53_452_800
 
 
-def test_deepseek_v3_caches_one_latent_and_one_rope_key_a_token() -> None:
+def test_deepseek_v3_caches_one_latent_and_one_rope_key_per_token() -> None:
     cache = kv_cache(build_model(DEEPSEEK_V3, "config.json"), Workload(prompt_tokens=32_768))
     assert cache.nbytes == 61 * 32_768 * (512 + 64) * 2 == 2_302_672_896  # 2.14 GiB
 
 
-def test_a_latent_cache_is_refused_quantisation() -> None:
+def test_quantising_a_latent_cache_is_rejected() -> None:
     workload = Workload(prompt_tokens=6000, kv_bits=8)
     with pytest.raises(UnsupportedError, match="deepseek_v3"):
         kv_cache(build_model(DEEPSEEK_V3, "config.json"), workload)
@@ -120,7 +120,7 @@ def test_a_latent_cache_is_refused_quantisation() -> None:
         ("minicpm3", {"v_head_dim": 64}, "v_head_dim"),
     ],
 )
-def test_what_the_class_would_misread_is_named(
+def test_a_value_the_class_would_misread_is_reported(
     case: str, change: dict[str, Any], named: str
 ) -> None:
     config: dict[str, Any] = json.loads((_CASES / f"{case}.json").read_text())
@@ -131,7 +131,7 @@ def test_what_the_class_would_misread_is_named(
 
 @pytest.mark.parametrize("value", ["x", -1, 2.5, True, 10**30, [], {}])
 @pytest.mark.parametrize("case", ["mixtral", "gpt_oss", "deepseek_v32", "hunyuan", "step3p5"])
-def test_a_hostile_value_under_any_key_is_read_or_refused_in_one_line(
+def test_a_hostile_value_under_any_key_is_read_or_gives_a_one_line_error(
     case: str, value: object
 ) -> None:
     config: dict[str, Any] = json.loads((_CASES / f"{case}.json").read_text())

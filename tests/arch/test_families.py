@@ -77,7 +77,7 @@ def test_cache_bytes_equal_the_runtime(config: dict[str, Any], workload: Workloa
 
 
 @pytest.mark.parametrize("start", [0, 25])
-def test_a_quantised_cache_equals_the_runtime_or_is_refused_where_it_fails(
+def test_a_quantised_cache_equals_the_runtime_or_is_rejected_where_it_fails(
     config: dict[str, Any], start: int
 ) -> None:
     model = build_model(config, "config.json")
@@ -98,7 +98,7 @@ def test_a_quantised_cache_equals_the_runtime_or_is_refused_where_it_fails(
         assert (kv_cache(model, workload).nbytes, state_bytes(model, 1)) == expected
 
 
-def test_a_norm_of_queries_and_keys_is_said_by_the_spec(config: dict[str, Any]) -> None:
+def test_the_spec_states_a_norm_of_queries_and_keys(config: dict[str, Any]) -> None:
     model, names = build_model(config, "config.json"), Oracle(config).tensors()
     for index, layer in enumerate(model.layers):
         prefix = f"{model.layers_path}.{index}."

@@ -83,26 +83,28 @@ def test_lfm2_experts_in_4_bits_have_the_published_size() -> None:
         ("kimi_linear", "num_experts_per_token", 7),
     ],
 )
-def test_what_the_class_cannot_run_is_refused_by_its_key(name: str, key: str, value: Any) -> None:
+def test_a_value_the_class_cannot_run_is_rejected_with_its_key(
+    name: str, key: str, value: Any
+) -> None:
     with pytest.raises(ConfigError, match=key):
         build_model(_case(name, **{key: value}), "config.json")
 
 
-def test_a_tied_head_named_only_at_the_root_is_refused() -> None:
+def test_a_tied_head_declared_only_at_the_root_is_rejected() -> None:
     config = _case("qwen3_5")
     del config["text_config"]["tie_word_embeddings"]
     with pytest.raises(ConfigError, match="tie_word_embeddings"):
         build_model(config, "config.json")
 
 
-def test_a_router_is_refused_in_groups_that_do_not_divide_it() -> None:
+def test_a_router_is_rejected_when_groups_do_not_divide_it() -> None:
     config = _case("lfm2_moe", hidden_size=96)
     plan = QuantizationPlan(Quantization(4, 32), converting=True)
     with pytest.raises(UnsupportedError, match=r"feed_forward\.gate"):
         derive(build_model(config, "config.json"), plan)
 
 
-def test_that_router_is_refused_by_mlx_too() -> None:
+def test_mlx_rejects_that_router_too() -> None:
     pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")
     from tests.oracle import Oracle
 

@@ -21,7 +21,7 @@ SLACK = 32768
 
 
 @pytest.mark.parametrize("case", ["jamba_dense", "mamba2", "lfm2", "qwen3_5"])
-def test_states_keep_the_arrays_alive_that_they_are_slices_of(case: str) -> None:
+def test_states_keep_the_arrays_they_are_slices_of_alive(case: str) -> None:
     config = json.loads((CASES / f"{case}.json").read_text()) | {"dtype": "float32"}
     model = build_model(config, "config.json")
     oracle = Oracle(config, "F32")

@@ -167,13 +167,13 @@ def _build(config: dict[str, Any], section: str = "", **changes: Any) -> Model:
 
 
 @pytest.mark.parametrize(("config", "parameters"), PUBLISHED.values(), ids=PUBLISHED)
-def test_text_model_and_towers_are_the_published_checkpoint(
+def test_text_model_and_towers_add_up_to_the_published_checkpoint(
     config: dict[str, Any], parameters: int
 ) -> None:
     assert derive(_build(config), None).parameters == parameters
 
 
-def test_gemma_4_with_audio_is_the_published_file_to_the_byte() -> None:
+def test_gemma_4_with_audio_equals_the_published_file_to_the_byte() -> None:
     # google/gemma-4-E2B-it: model.safetensors has 10,246,621,918 bytes, 263,960 of them header.
     assert derive(_build(GEMMA4_E2B), None).nbytes == 10_246_621_918 - 263_960
 
@@ -186,28 +186,28 @@ def test_towers_take_no_memory_once_loaded(config: dict[str, Any]) -> None:
     assert with_towers.sizes == without.sizes
 
 
-def test_a_tower_of_another_kind_is_noted_and_not_counted() -> None:
+def test_an_unknown_kind_of_tower_gives_a_note_and_is_not_counted() -> None:
     model = _build(GEMMA3_4B, "vision_config", model_type="clip_vision_model", strange_layers=4)
     assert model.notes == ("the vision tower is not counted on disk; mlx-lm does not load it",)
     assert all(module.loaded for module in model.modules)
 
 
-def test_a_tower_with_a_key_nobody_knows_is_noted_and_not_counted() -> None:
+def test_a_tower_with_an_unknown_key_gives_a_note_and_is_not_counted() -> None:
     model = _build(QWEN3_VL_8B, "vision_config", num_registers_layers=4)
     assert "vision tower is not counted" in model.notes[0]
 
 
-def test_a_wrong_size_in_a_tower_names_its_key() -> None:
+def test_a_wrong_size_in_a_tower_is_reported_with_its_key() -> None:
     with pytest.raises(ConfigError, match=r"vision_config\.depth: expected 1 to 4096"):
         _build(QWEN3_VL_8B, "vision_config", depth=10**30)
 
 
-def test_an_unknown_key_of_the_text_section_is_named() -> None:
+def test_an_unknown_key_in_the_text_section_is_reported() -> None:
     with pytest.raises(UnsupportedError, match=r"text_config\.num_memory_layers"):
         _build(MISTRAL_SMALL_3_1, "text_config", num_memory_layers=2)
 
 
-def test_gemma3_takes_the_vocabulary_of_the_root() -> None:
+def test_gemma3_uses_the_vocabulary_size_of_the_root() -> None:
     assert _build(GEMMA3_4B, "text_config", vocab_size=1000).vocab_size == 262208
     assert _build(GEMMA3_4B, vocab_size=1000).vocab_size == 1000
 
@@ -217,7 +217,7 @@ def test_gemma3_keeps_the_head_of_an_untied_checkpoint() -> None:
     assert not _build(GEMMA3_4B, tie_word_embeddings=False).tied_head
 
 
-def test_a_head_declared_where_mlx_lm_does_not_look_is_refused() -> None:
+def test_a_head_declared_where_mlx_lm_does_not_look_is_rejected() -> None:
     section = {key: QWEN2_5_VL_7B[key] for key in QWEN2_5_VL_7B if "_config" not in key}
     del section["tie_word_embeddings"]
     config = {"model_type": "qwen2_5_vl", "text_config": section, "tie_word_embeddings": False}
@@ -228,7 +228,7 @@ def test_a_head_declared_where_mlx_lm_does_not_look_is_refused() -> None:
         _build(config)
 
 
-def test_a_wrapper_without_a_cache_of_its_own_keeps_every_token_of_a_window() -> None:
+def test_a_wrapper_without_its_own_cache_keeps_all_tokens_of_a_window() -> None:
     kinds = ["sliding_attention", "full_attention"] * 20
     model = _build(MISTRAL_SMALL_3_1, "text_config", layer_types=kinds, sliding_window=1024)
     mixer = model.layers[0].mixers[0]
@@ -238,17 +238,17 @@ def test_a_wrapper_without_a_cache_of_its_own_keeps_every_token_of_a_window() ->
 
 
 @pytest.mark.parametrize("model_type", ["gemma3", "gemma3n", "llama4", "mistral3", "qwen3_vl_moe"])
-def test_a_missing_text_section_is_named(model_type: str) -> None:
+def test_a_missing_text_section_is_reported(model_type: str) -> None:
     with pytest.raises(ConfigError, match="text_config: missing"):
         build_model({"model_type": model_type}, "config.json")
 
 
-def test_a_text_model_that_is_not_described_is_named() -> None:
+def test_an_unknown_text_model_is_reported() -> None:
     with pytest.raises(UnsupportedError, match=r"text_config\.model_type: 'mistral4'"):
         _build(MISTRAL_SMALL_3_1, "text_config", model_type="mistral4")
 
 
-def test_gemma4_overrides_of_single_layers_must_be_what_the_class_builds() -> None:
+def test_gemma4_layer_overrides_must_match_what_the_class_builds() -> None:
     agreed = {"05": {"head_dim": 512, "num_key_value_heads": 1}}
     assert _build(GEMMA4_12B, "text_config", per_layer_config=agreed).layers
     with pytest.raises(ConfigError, match=r"per_layer_config\.05\.head_dim.*builds 512"):
@@ -257,13 +257,13 @@ def test_gemma4_overrides_of_single_layers_must_be_what_the_class_builds() -> No
         _build(GEMMA4_12B, "text_config", per_layer_config={"48": {}})
 
 
-def test_gemma4_sharing_needs_a_layer_of_the_kind_to_share_with() -> None:
+def test_gemma4_cache_sharing_needs_a_layer_of_the_same_kind() -> None:
     kinds = ["sliding_attention"] * 34 + ["full_attention"]
     with pytest.raises(ConfigError, match="no full_attention layer has a cache"):
         _build(GEMMA4_E2B, "text_config", layer_types=kinds)
 
 
-def test_llama4_has_one_expert_a_token() -> None:
+def test_llama4_uses_one_expert_per_token() -> None:
     text = {
         "model_type": "llama4_text",
         "attention_bias": False,

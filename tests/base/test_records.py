@@ -38,7 +38,7 @@ def test_a_record_equals_nothing_of_another_class() -> None:
     assert [everything.index(each) for each in everything] == [0, 1, 2]
 
 
-def test_a_field_may_stand_outside_of_the_comparison() -> None:
+def test_a_field_can_be_excluded_from_comparison() -> None:
     assert Aside("a", "one") == Aside("a", "two")
     assert hash(Aside("a", "one")) == hash(Aside("a", "two"))
     assert repr(Aside("a", "one")) == "Aside(name='a', remark='one')"
@@ -55,7 +55,7 @@ def test_a_record_has_no_other_attributes_than_its_fields() -> None:
         setattr(Component(1, "exact"), "nbytes", 2)  # noqa: B010 - what the type checker refuses
 
 
-def test_what_is_shared_or_checked_when_made_refuses_assignment() -> None:
+def test_shared_or_validated_classes_reject_assignment() -> None:
     gpu = next(iter(gpu_models().values()))
     for each in (Workload(prompt_tokens=1), find_device("m1-8"), chips()["m1"], gpu):
         name = fields(each)[0].name

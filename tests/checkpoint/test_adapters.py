@@ -20,7 +20,7 @@ def adapter(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_adapter_of_mlx_lm_is_read_from_its_header(adapter: Path) -> None:
+def test_an_mlx_lm_adapter_is_read_from_its_header(adapter: Path) -> None:
     write_safetensors(adapter / "adapters.safetensors", LORA)
     write_safetensors(adapter / "0000100_adapters.safetensors", LORA)
     found = read_adapter(adapter)
@@ -30,20 +30,20 @@ def test_adapter_of_mlx_lm_is_read_from_its_header(adapter: Path) -> None:
     assert found.config["num_layers"] == 16
 
 
-def test_adapter_of_peft_counts_with_a_warning(adapter: Path) -> None:
+def test_a_peft_adapter_counts_with_a_warning(adapter: Path) -> None:
     write_safetensors(adapter / "adapter_model.safetensors", LORA)
     found = read_adapter(adapter)
     assert found.weight_file == "adapter_model.safetensors"
     assert "mlx-lm loads adapters.safetensors only" in found.warnings[0]
 
 
-def test_adapter_in_both_layouts_counts_once(adapter: Path) -> None:
+def test_an_adapter_in_both_layouts_counts_once(adapter: Path) -> None:
     write_safetensors(adapter / "adapters.safetensors", LORA)
     write_safetensors(adapter / "adapter_model.safetensors", {})
     assert len(read_adapter(adapter).tensors) == 2
 
 
-def test_what_is_missing_of_an_adapter_is_named(adapter: Path) -> None:
+def test_missing_parts_of_an_adapter_are_reported(adapter: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no adapters\.safetensors, so it is not an adapter"):
         read_adapter(adapter)
     write_safetensors(adapter / "adapters.safetensors", LORA)

@@ -50,13 +50,13 @@ def nested(levels: int) -> str:
         (b'{"\\ud800": 1}', "'\\ud800' is not valid Unicode"),
     ],
 )
-def test_file_that_is_no_config_is_refused(tmp_path: Path, text: bytes, fault: str) -> None:
+def test_a_file_that_is_not_a_config_is_rejected(tmp_path: Path, text: bytes, fault: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(text)
     assert refusal(path).startswith(fault)
 
 
-def test_nesting_has_a_limit_that_no_config_reaches(tmp_path: Path) -> None:
+def test_nesting_depth_is_limited(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(nested(MAX_NESTING))
     assert read_config(path)
@@ -64,19 +64,19 @@ def test_nesting_has_a_limit_that_no_config_reaches(tmp_path: Path) -> None:
     assert refusal(path).endswith("nested deeper than 64 levels")
 
 
-def test_large_file_is_refused_unread(tmp_path: Path) -> None:
+def test_a_large_file_is_rejected_before_reading(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(MAX_CONFIG_BYTES + 1)
     assert refusal(path) == "6000001 bytes; such a file may have at most 6000000"
 
 
-def test_missing_config_is_named(tmp_path: Path) -> None:
+def test_a_missing_config_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such file"):
         read_config(tmp_path / "config.json")
 
 
-def test_infinite_numbers_are_tagged_as_newer_transformers_tags_them(tmp_path: Path) -> None:
+def test_infinite_numbers_are_tagged_as_in_newer_transformers(tmp_path: Path) -> None:
     # Configs of Mamba-2 and Nemotron-H hold "time_step_limit": [0.0, Infinity].
     path = tmp_path / "config.json"
     path.write_text('{"limit": [0.0, Infinity, -Infinity, 1e999, {"__float__": "Infinity"}]}')
@@ -86,7 +86,7 @@ def test_infinite_numbers_are_tagged_as_newer_transformers_tags_them(tmp_path: P
     }
 
 
-def test_number_beyond_use_reaches_the_one_who_reads_the_key(tmp_path: Path) -> None:
+def test_an_unusable_number_is_reported_when_its_key_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"num_hidden_layers": 10**30}))
     assert read_config(path) == {"num_hidden_layers": 10**30}
@@ -95,7 +95,7 @@ def test_number_beyond_use_reaches_the_one_who_reads_the_key(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "config", [{"quantization_config": {"own": 1}}, {"text_config": {"quantization_config": {}}}]
 )
-def test_quantisation_in_the_config_wins_over_the_file_of_modelopt(
+def test_quantisation_in_the_config_overrides_modelopts_file(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -104,9 +104,7 @@ def test_quantisation_in_the_config_wins_over_the_file_of_modelopt(
 
 
 @pytest.mark.parametrize("config", [{}, {"text_config": {}}, {"text_config": 1}])
-def test_quantisation_of_modelopt_is_read_beside_the_config(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
+def test_modelopts_quantisation_file_is_read(tmp_path: Path, config: dict[str, Any]) -> None:
     quantisation = {"quantization": {"quant_algo": "NVFP4", "group_size": 16}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(quantisation))
@@ -122,7 +120,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_arbitrary_json_is_a_config_or_one_clear_line(
+def test_arbitrary_json_is_a_config_or_gives_a_one_line_error(
     tmp_path_factory: pytest.TempPathFactory, value: Any
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "arbitrary.json"
@@ -138,7 +136,7 @@ def test_arbitrary_json_is_a_config_or_one_clear_line(
 
 
 @given(st.binary())
-def test_arbitrary_bytes_never_escape_as_another_error(
+def test_arbitrary_bytes_never_raise_another_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "bytes.json"

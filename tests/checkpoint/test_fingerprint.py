@@ -22,7 +22,7 @@ def original(tmp_path: Path) -> str:
     return fingerprint(write_checkpoint(tmp_path / "model", QWEN3_4B, TENSORS, shards=2))
 
 
-def test_place_and_spacing_do_not_count(tmp_path: Path, original: str) -> None:
+def test_path_and_spacing_do_not_change_the_fingerprint(tmp_path: Path, original: str) -> None:
     moved = write_checkpoint(tmp_path / "elsewhere", QWEN3_4B, TENSORS, shards=2)
     backwards = dict(reversed(QWEN3_4B.items()))
     (moved / "config.json").write_text(json.dumps(backwards, indent=7))
@@ -39,7 +39,7 @@ def test_place_and_spacing_do_not_count(tmp_path: Path, original: str) -> None:
     ],
     ids=["config", "shards", "tensor", "type"],
 )
-def test_config_shards_and_tensors_count(
+def test_config_shards_and_tensors_change_the_fingerprint(
     tmp_path: Path, original: str, change: dict[str, int], tensors: Shapes, shards: int
 ) -> None:
     other = write_checkpoint(tmp_path / "other", {**QWEN3_4B, **change}, tensors, shards=shards)

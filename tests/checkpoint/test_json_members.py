@@ -29,20 +29,20 @@ def members(text: bytes, inside: str | None = None) -> list[tuple[str, Any]]:
 
 
 @given(objects)
-def test_members_are_the_objects(value: dict[str, Any]) -> None:
+def test_members_equal_those_of_the_parsed_object(value: dict[str, Any]) -> None:
     text = json.dumps(value).encode()
     assert members(text) == members(text + LONG) == list(value.items())
 
 
 @given(objects, values)
-def test_members_inside_are_those_of_the_inner_object(outer: dict[str, Any], inner: Any) -> None:
+def test_nested_members_equal_those_of_the_inner_object(outer: dict[str, Any], inner: Any) -> None:
     text = json.dumps({**outer, "map": inner}).encode()
     expected = list(inner.items()) if isinstance(inner, dict) else []
     assert members(text, "map") == members(text + LONG, "map") == expected
 
 
 @given(objects, st.data())
-def test_a_text_with_a_byte_too_many_is_refused_alike(
+def test_text_with_an_extra_byte_is_rejected_the_same_way(
     value: dict[str, Any], data: st.DataObject
 ) -> None:
     text = json.dumps(value).encode()
@@ -57,5 +57,5 @@ def test_a_text_with_a_byte_too_many_is_refused_alike(
 
 
 @pytest.mark.parametrize("end", [b"", LONG], ids=["short", "long"])
-def test_a_name_that_repeats_is_yielded_again(end: bytes) -> None:
+def test_a_repeated_name_is_yielded_again(end: bytes) -> None:
     assert members(b'{"a": 1, "b": 2, "a": 3}' + end) == [("a", 1), ("b", 2), ("a", 3)]

@@ -49,7 +49,7 @@ def refusal(directory: Path) -> str:
     return message.removeprefix(f"{directory}")
 
 
-def test_directory_of_shards_is_their_sum(model: Path) -> None:
+def test_a_directory_of_shards_is_their_sum(model: Path) -> None:
     names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
     write_all(model, dict(zip(names, (A, B, C), strict=True)))
     write_index(model, dict(zip("abc", names, strict=True)))
@@ -68,7 +68,7 @@ def test_shards_count_without_an_index_as_in_mlx_lm(model: Path) -> None:
     assert sizes(read_directory(model)) == {"a": 8, "b": 16}
 
 
-def test_files_that_match_mlx_lms_pattern_and_share_no_tensor_all_count(model: Path) -> None:
+def test_files_matching_mlx_lms_pattern_without_shared_tensors_all_count(model: Path) -> None:
     write_all(model, {"model.safetensors": A, "model_vision.safetensors": B})
     checkpoint = read_directory(model)
     assert len(glob.glob(str(model / "model*.safetensors"))) == checkpoint.shards == 2
@@ -76,7 +76,7 @@ def test_files_that_match_mlx_lms_pattern_and_share_no_tensor_all_count(model: P
     assert checkpoint.warnings == ()
 
 
-def test_copies_in_another_layout_an_adapter_and_a_training_state_are_left_out(
+def test_other_layouts_adapters_and_training_states_are_skipped(
     model: Path,
 ) -> None:
     others = (
@@ -109,7 +109,7 @@ def test_copies_in_another_layout_an_adapter_and_a_training_state_are_left_out(
     assert checkpoint.warnings == ()
 
 
-def test_whole_model_beside_its_shards_counts_once(model: Path) -> None:
+def test_a_single_file_and_its_shards_count_once(model: Path) -> None:
     shards = {f"model-0000{n}-of-00002.safetensors": s for n, s in ((1, A), (2, B))}
     write_all(model, {"model.safetensors": {**A, **B}, **shards})
     checkpoint = read_directory(model)
@@ -120,7 +120,7 @@ def test_whole_model_beside_its_shards_counts_once(model: Path) -> None:
     assert "bytes more" not in checkpoint.warnings[0]
 
 
-def test_index_says_which_of_two_sets_counts(model: Path) -> None:
+def test_the_index_decides_which_of_two_sets_counts(model: Path) -> None:
     shards = {f"model-0000{n}-of-00002.safetensors": s for n, s in ((1, A), (2, B))}
     write_all(model, {"model.safetensors": {**A, **B}, **shards})
     write_index(model, dict(zip("ab", shards, strict=True)))
@@ -129,7 +129,7 @@ def test_index_says_which_of_two_sets_counts(model: Path) -> None:
     assert set(skipped_files(checkpoint)) == {"model.safetensors"}
 
 
-def test_second_precision_counts_once_and_says_what_it_could_add(model: Path) -> None:
+def test_a_second_precision_is_skipped_with_its_size(model: Path) -> None:
     write_all(model, {"model.safetensors": A, "model.fp32.safetensors": {"a": ("F32", (4,))}})
     checkpoint = read_directory(model)
     assert sizes(checkpoint) == {"a": 8}
@@ -139,7 +139,7 @@ def test_second_precision_counts_once_and_says_what_it_could_add(model: Path) ->
     assert checkpoint.warnings[0].endswith("the other may take 8 bytes more")
 
 
-def test_file_that_repeats_some_tensors_adds_only_the_others(model: Path) -> None:
+def test_a_file_with_some_repeated_tensors_adds_only_the_others(model: Path) -> None:
     write_all(model, {"model.safetensors": A, "model_more.safetensors": {**A, **B}})
     checkpoint = read_directory(model)
     assert sizes(checkpoint) == {"a": 8, "b": 16}
@@ -157,7 +157,7 @@ def test_weights_that_mlx_lm_would_not_find_count_with_a_warning(model: Path) ->
     )
 
 
-def test_index_picks_among_weights_that_mlx_lm_would_not_find(model: Path) -> None:
+def test_the_index_selects_among_weights_mlx_lm_would_not_find(model: Path) -> None:
     (model / "parts").mkdir()
     write_all(model, {"parts/one.safetensors": A, "consolidated.safetensors": C})
     write_index(model, {"a": "parts/one.safetensors"})
@@ -166,7 +166,7 @@ def test_index_picks_among_weights_that_mlx_lm_would_not_find(model: Path) -> No
     assert set(skipped_files(checkpoint)) == {"consolidated.safetensors"}
 
 
-def test_index_that_disagrees_with_what_mlx_lm_loads_is_reported(model: Path) -> None:
+def test_an_index_that_differs_from_mlx_lms_files_is_reported(model: Path) -> None:
     write_all(model, {"model.safetensors": A, "extra.safetensors": B})
     write_index(model, {"a": "model.safetensors", "b": "extra.safetensors"})
     assert read_directory(model).warnings == (
@@ -175,7 +175,7 @@ def test_index_that_disagrees_with_what_mlx_lm_loads_is_reported(model: Path) ->
     )
 
 
-def test_missing_shards_are_named_with_and_without_an_index(model: Path) -> None:
+def test_missing_shards_are_reported_with_and_without_an_index(model: Path) -> None:
     names = [f"model-{number:05d}-of-000009.safetensors" for number in range(1, 10)]
     write_all(model, {names[0]: A, names[8]: B})
     assert refusal(model) == (
@@ -187,12 +187,12 @@ def test_missing_shards_are_named_with_and_without_an_index(model: Path) -> None
     )
 
 
-def test_shards_may_be_numbered_from_nought(model: Path) -> None:
+def test_shards_may_be_numbered_from_zero(model: Path) -> None:
     write_all(model, {f"model-0000{n}-of-00002.safetensors": s for n, s in ((0, A), (1, B))})
     assert read_directory(model).shards == 2
 
 
-def test_precision_in_the_name_keeps_two_series_apart(model: Path) -> None:
+def test_the_precision_in_the_name_separates_two_series(model: Path) -> None:
     write_all(model, {f"model-0000{n}-of-00002.safetensors": s for n, s in ((1, A), (2, B))})
     write_all(model, {"model-00001-of-00002.fp16.safetensors": A})
     assert ".fp16.safetensors" in refusal(model)
@@ -202,7 +202,7 @@ def test_precision_in_the_name_keeps_two_series_apart(model: Path) -> None:
     "name",
     ["../a", "sub/../../a", "/etc/passwd", "..\\a", "C:\\a", "\\\\host\\a", "", ".", "a\0b", ".."],
 )
-def test_index_that_leaves_its_directory_is_refused(model: Path, name: str) -> None:
+def test_an_index_that_points_outside_its_directory_is_rejected(model: Path, name: str) -> None:
     write_all(model, {"model.safetensors": A})
     write_index(model, {"a": name})
     assert "which is not a file in its directory" in refusal(model)
@@ -220,7 +220,7 @@ def test_index_that_leaves_its_directory_is_refused(model: Path, name: str) -> N
         ('{"weight_map": ' + "[" * 9999, "the index is nested too deeply"),
     ],
 )
-def test_index_that_is_none_is_refused(model: Path, text: str, fault: str) -> None:
+def test_an_invalid_index_is_rejected(model: Path, text: str, fault: str) -> None:
     write_all(model, {"model.safetensors": A})
     (model / INDEX).write_text(text)
     assert refusal(model).startswith(f"/{INDEX}: {fault}")
@@ -239,7 +239,7 @@ def test_links_into_a_cache_are_followed(model: Path) -> None:
     assert refusal(model) == "/model.safetensors: is a broken link"
 
 
-def test_pipe_in_the_place_of_a_shard_is_refused_without_waiting(model: Path) -> None:
+def test_a_pipe_named_like_a_shard_is_rejected_without_waiting(model: Path) -> None:
     os.mkfifo(model / "model.safetensors")
     assert refusal(model) == "/model.safetensors: is not a regular file"
     (model / "config.json").unlink()
@@ -247,7 +247,7 @@ def test_pipe_in_the_place_of_a_shard_is_refused_without_waiting(model: Path) ->
     assert refusal(model) == "/config.json: is not a regular file"
 
 
-def test_pytorch_shards_are_an_upper_bound_and_marked_as_one(model: Path) -> None:
+def test_pytorch_shards_give_an_upper_bound_marked_as_one(model: Path) -> None:
     for name in ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"):
         (model / name).write_bytes(b"PK\3\4" + bytes(96))
     for name in ("optimizer.pt", "consolidated.00.pth"):
@@ -259,7 +259,7 @@ def test_pytorch_shards_are_an_upper_bound_and_marked_as_one(model: Path) -> Non
     assert "upper bound" in checkpoint.warnings[0]
 
 
-def test_index_of_pytorch_shards_chooses_the_set(model: Path) -> None:
+def test_an_index_of_pytorch_shards_selects_the_set(model: Path) -> None:
     for name in ("one.bin", "two.bin", "pytorch_model.bin"):
         (model / name).write_bytes(bytes(50))
     index = "pytorch_model.bin.index.json"
@@ -269,7 +269,7 @@ def test_index_of_pytorch_shards_chooses_the_set(model: Path) -> None:
     assert "are missing: gone.bin" in refusal(model)
 
 
-def test_pytorch_file_that_holds_no_weights_is_no_bound(model: Path) -> None:
+def test_a_pytorch_file_without_weights_gives_no_bound(model: Path) -> None:
     path = model / "pytorch_model.bin"
     path.write_bytes(b"")
     assert "0 bytes is not a PyTorch file" in refusal(model)
@@ -279,7 +279,7 @@ def test_pytorch_file_that_holds_no_weights_is_no_bound(model: Path) -> None:
     assert "are missing: pytorch_model-00002-of-00002.bin" in refusal(model)
 
 
-def test_directory_with_a_config_alone_has_no_tensors_and_says_so(model: Path) -> None:
+def test_a_directory_with_only_a_config_has_no_tensors_and_a_note(model: Path) -> None:
     checkpoint = read_directory(model)
     assert (checkpoint.tensors, checkpoint.weight_bytes_bound, checkpoint.shards) == (None, None, 0)
     assert checkpoint.warnings == (
@@ -296,7 +296,7 @@ def test_directory_with_a_config_alone_has_no_tensors_and_says_so(model: Path) -
         (["README.md"], "no config.json; give a model's directory, or its config.json"),
     ],
 )
-def test_directory_without_a_config_says_what_is_missing(
+def test_a_directory_without_a_config_reports_what_is_missing(
     tmp_path: Path, names: list[str], fault: str
 ) -> None:
     for name in names:
@@ -304,13 +304,13 @@ def test_directory_without_a_config_says_what_is_missing(
     assert refusal(tmp_path).startswith(f": {fault}")
 
 
-def test_broken_config_stops_before_the_weights(model: Path) -> None:
+def test_a_broken_config_stops_before_the_weights_are_read(model: Path) -> None:
     (model / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="is not a JSON object"):
         read_directory(model)
 
 
-def test_name_with_an_escape_sequence_stays_on_one_line(model: Path) -> None:
+def test_a_name_with_an_escape_sequence_stays_on_one_line(model: Path) -> None:
     write_all(model, {"model.safetensors": A, "x\n\x1b[2J.safetensors": B})
     assert list(skipped_files(read_directory(model))) == ["x\\n\\x1b[2J.safetensors"]
     (model / "model\n.safetensors").write_bytes(b"\1")
@@ -319,7 +319,7 @@ def test_name_with_an_escape_sequence_stays_on_one_line(model: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
-def test_directory_that_may_not_be_listed_is_named(model: Path) -> None:
+def test_an_unreadable_directory_is_reported(model: Path) -> None:
     model.chmod(0)
     try:
         assert refusal(model) == ": permission denied; make it readable first"
@@ -327,7 +327,7 @@ def test_directory_that_may_not_be_listed_is_named(model: Path) -> None:
         model.chmod(0o700)
 
 
-def test_one_file_takes_the_config_beside_it(model: Path) -> None:
+def test_a_single_file_uses_the_config_in_its_directory(model: Path) -> None:
     write_all(model, {"model.safetensors": A, "model_more.safetensors": B})
     checkpoint = read_file(model / "model_more.safetensors")
     assert sizes(checkpoint) == {"b": 16}
@@ -335,7 +335,7 @@ def test_one_file_takes_the_config_beside_it(model: Path) -> None:
     assert checkpoint.warnings == ()
 
 
-def test_one_file_without_a_config_has_weights_only(tmp_path: Path) -> None:
+def test_a_single_file_without_a_config_has_only_weights(tmp_path: Path) -> None:
     path = tmp_path / "model-00001-of-00004.safetensors"
     write_safetensors(path, A)
     checkpoint = read_file(path)

@@ -20,14 +20,14 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_directory_and_file_are_local_and_have_tensors(model: Path) -> None:
+def test_directories_and_files_are_local_and_have_tensors(model: Path) -> None:
     for path in (model, model / "model.safetensors"):
         checkpoint = open_checkpoint(str(path))
         assert (checkpoint.id, checkpoint.source) == (str(path), "local")
         assert checkpoint.tensors == (("a", "BF16", (4,), 8),)
 
 
-def test_json_is_a_bare_config_whatever_weights_stand_beside_it(model: Path) -> None:
+def test_a_json_file_is_only_a_config_even_with_weights_in_its_folder(model: Path) -> None:
     path = model / "config.json"
     checkpoint = open_checkpoint(str(path))
     assert (checkpoint.id, checkpoint.source, checkpoint.tensors) == (str(path), "config", None)
@@ -37,7 +37,7 @@ def test_json_is_a_bare_config_whatever_weights_stand_beside_it(model: Path) -> 
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "yml"])
-def test_yaml_is_a_sample_and_has_its_name(tmp_path: Path, suffix: str) -> None:
+def test_a_yaml_file_is_a_sample_with_its_own_name(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"sample.{suffix}"
     path.write_text("schema: memfit.sample/1\nname: tiny\nsource: none\nconfig: {vocab_size: 8}\n")
     checkpoint = open_checkpoint(str(path))
@@ -46,7 +46,7 @@ def test_yaml_is_a_sample_and_has_its_name(tmp_path: Path, suffix: str) -> None:
     assert checkpoint.config_name == str(path)
 
 
-def test_path_that_exists_wins_over_a_name_on_the_hub(
+def test_an_existing_path_is_preferred_to_a_hub_name(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (model / "org" / "name").mkdir(parents=True)
@@ -55,7 +55,7 @@ def test_path_that_exists_wins_over_a_name_on_the_hub(
     assert open_checkpoint("org/name").source == "local"
 
 
-def test_tilde_is_the_home_directory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_is_the_home_directory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(model))
     assert open_checkpoint("~/config.json").id == str(model / "config.json")
 
@@ -84,7 +84,7 @@ def test_tilde_is_the_home_directory(model: Path, monkeypatch: pytest.MonkeyPatc
         "org/name\n",
     ],
 )
-def test_what_looks_like_a_path_and_is_none_is_no_hub_look_up(reference: str) -> None:
+def test_a_missing_path_is_not_looked_up_on_the_hub(reference: str) -> None:
     with pytest.raises(CheckpointError, match="no such path; give a model's directory") as caught:
         open_checkpoint(reference)
     assert len(str(caught.value).splitlines()) == 1
@@ -99,12 +99,12 @@ def test_what_looks_like_a_path_and_is_none_is_no_hub_look_up(reference: str) ->
         ("https://huggingface.co/", "write org/name"),
     ],
 )
-def test_an_address_is_told_the_name_to_write(address: str, wanted: str) -> None:
+def test_a_hub_address_is_rejected_with_the_name_to_use(address: str, wanted: str) -> None:
     with pytest.raises(CheckpointError, match=f"a URL, not a name; {wanted}$"):
         open_checkpoint(address)
 
 
-def test_gguf_is_read_whatever_the_case_of_its_suffix(tmp_path: Path) -> None:
+def test_a_gguf_suffix_may_be_in_any_case(tmp_path: Path) -> None:
     weights = (tensor("token_embd.weight", (32, 8)),)
     path = write(tmp_path / "model.GGUF", {"general.architecture": "llama"}, weights)
     checkpoint = open_checkpoint(str(path))
@@ -119,7 +119,7 @@ def test_gguf_is_read_whatever_the_case_of_its_suffix(tmp_path: Path) -> None:
         ("README.md", "not a file that describes a model"),
     ],
 )
-def test_file_that_describes_no_model_says_what_to_give(
+def test_a_file_that_is_not_a_model_is_rejected_with_the_accepted_kinds(
     tmp_path: Path, name: str, fault: str
 ) -> None:
     (tmp_path / name).write_text("{}")
@@ -128,7 +128,7 @@ def test_file_that_describes_no_model_says_what_to_give(
 
 
 @pytest.mark.parametrize("name", ["config.json", "sample.yaml", "model.safetensors"])
-def test_pipe_and_broken_link_are_refused_without_waiting(tmp_path: Path, name: str) -> None:
+def test_pipes_and_broken_links_are_rejected_without_waiting(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     os.mkfifo(path)
     with pytest.raises(CheckpointError, match="is not a regular file"):
@@ -140,7 +140,7 @@ def test_pipe_and_broken_link_are_refused_without_waiting(tmp_path: Path, name: 
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may go anywhere")
-def test_path_behind_a_closed_directory_is_not_called_missing(model: Path) -> None:
+def test_a_path_in_an_unreadable_directory_is_not_reported_as_missing(model: Path) -> None:
     model.chmod(0)
     try:
         with pytest.raises(CheckpointError, match="permission denied for one of its folders"):
@@ -150,7 +150,7 @@ def test_path_behind_a_closed_directory_is_not_called_missing(model: Path) -> No
 
 
 @given(st.text(max_size=20))
-def test_arbitrary_reference_opens_nothing_and_says_so(reference: str) -> None:
+def test_an_arbitrary_reference_opens_nothing_and_gives_a_clear_error(reference: str) -> None:
     with pytest.raises(MemfitError) as caught:
         open_checkpoint(f"no-such-thing-{reference}")
     assert len(str(caught.value).splitlines()) == 1

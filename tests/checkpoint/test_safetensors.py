@@ -87,7 +87,7 @@ def characters_read() -> int:
 
 
 @pytest.mark.skipif(not os.access("/proc/self/io", os.R_OK), reason="needs Linux's /proc/self/io")
-def test_only_the_header_of_a_file_of_two_gigabytes_is_read(tmp_path: Path) -> None:
+def test_only_the_header_of_a_two_gigabyte_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, qwen3_4b_shapes(), {"format": "mlx"})
     before = characters_read()
@@ -128,7 +128,7 @@ def test_mlx_and_the_header_agree_on_every_tensor(tmp_path: Path) -> None:
     assert header.metadata == {"format": "mlx"}
 
 
-def test_file_that_ends_anywhere_before_its_end_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {"a": ("F32", (2, 3)), "ü": ("BF16", (5,))})
     whole = path.read_bytes()
@@ -148,13 +148,13 @@ def test_file_that_ends_anywhere_before_its_end_is_refused(tmp_path: Path) -> No
         (2**64 - 1, "above the format's limit of 100000000"),
     ],
 )
-def test_length_that_no_header_can_have_is_refused(tmp_path: Path, length: int, fault: str) -> None:
+def test_an_impossible_header_length_is_rejected(tmp_path: Path, length: int, fault: str) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(length.to_bytes(8, "little") + b" " * 92)
     assert fault in refusal(path)
 
 
-def test_header_cut_inside_a_character_is_refused(tmp_path: Path) -> None:
+def test_a_header_cut_inside_a_character_is_rejected(tmp_path: Path) -> None:
     text = '{"é'.encode()[:-1]
     assert refusal(write_raw(tmp_path / "m", text)) == "the header is not UTF-8 at byte 2"
 
@@ -177,13 +177,13 @@ def test_header_cut_inside_a_character_is_refused(tmp_path: Path) -> None:
         (b'{"a\\nb": null}', "tensor 'a\\nb': is not an object"),
     ],
 )
-def test_header_that_is_no_object_of_tensors_is_refused(
+def test_a_header_that_is_not_an_object_of_tensors_is_rejected(
     tmp_path: Path, text: bytes, fault: str
 ) -> None:
     assert refusal(write_raw(tmp_path / "m", text)).startswith(fault)
 
 
-def test_header_of_more_values_than_any_model_has_is_refused_unparsed(tmp_path: Path) -> None:
+def test_a_header_with_too_many_values_is_rejected_before_parsing(tmp_path: Path) -> None:
     text = b'{"a": [' + b"," * MAX_VALUES + b"]}"
     assert (
         refusal(write_raw(tmp_path / "m", text)) == f"the header has more than {MAX_VALUES} values"
@@ -191,7 +191,7 @@ def test_header_of_more_values_than_any_model_has_is_refused_unparsed(tmp_path: 
 
 
 @pytest.mark.parametrize("dtype", ["F12", "f32", "BFLOAT16", "", None, 32, ["F32"], {"F32": 1}])
-def test_unknown_dtype_is_refused_never_guessed(tmp_path: Path, dtype: object) -> None:
+def test_an_unknown_dtype_is_rejected_and_never_guessed(tmp_path: Path, dtype: object) -> None:
     path = write_json(tmp_path / "m", {"a": entry(dtype=dtype)}, 8)
     assert refusal(path).startswith("tensor 'a': unknown dtype ")
 
@@ -216,7 +216,7 @@ def test_unknown_dtype_is_refused_never_guessed(tmp_path: Path, dtype: object) -
         ([2**62, 2**62], "8 bytes of data_offsets disagree"),
     ],
 )
-def test_shape_that_is_none_is_refused(tmp_path: Path, shape: object, fault: str) -> None:
+def test_an_invalid_shape_is_rejected(tmp_path: Path, shape: object, fault: str) -> None:
     path = write_json(tmp_path / "m", {"a": entry(shape=shape)}, 8)
     assert refusal(path).startswith(f"tensor 'a': {fault}")
 
@@ -225,7 +225,7 @@ def test_shape_that_is_none_is_refused(tmp_path: Path, shape: object, fault: str
     "offsets",
     [None, [], [0], [0, 8, 16], [8, 0], [-8, 0], [0.0, 8.0], [False, 8], [0, 10**30], "08", {}],
 )
-def test_offsets_that_are_no_pair_are_refused(tmp_path: Path, offsets: object) -> None:
+def test_invalid_offsets_are_rejected(tmp_path: Path, offsets: object) -> None:
     path = write_json(tmp_path / "m", {"a": entry(offsets=offsets)}, 8)
     assert refusal(path) == "tensor 'a': data_offsets are not two ascending offsets"
 
@@ -240,36 +240,38 @@ def test_offsets_that_are_no_pair_are_refused(tmp_path: Path, offsets: object) -
         ((8, 16), 17, "1 bytes at the end belong to no tensor"),
     ],
 )
-def test_tensors_that_do_not_tile_the_file_are_refused(
+def test_tensors_with_gaps_or_overlaps_are_rejected(
     tmp_path: Path, second: tuple[int, int], data_bytes: int, fault: str
 ) -> None:
     header = {"a": entry(), "b": entry(offsets=second)}
     assert refusal(write_json(tmp_path / "m", header, data_bytes)).startswith(fault)
 
 
-def test_first_tensor_after_a_hole_is_refused(tmp_path: Path) -> None:
+def test_a_hole_before_the_first_tensor_is_rejected(tmp_path: Path) -> None:
     path = write_json(tmp_path / "m", {"a": entry(offsets=(8, 16))}, 16)
     assert refusal(path) == "tensor 'a': leaves a hole before it, at offset 8"
 
 
 @pytest.mark.parametrize("metadata", [[], "mlx", {"format": 1}, {"format": None}, 0, False])
-def test_metadata_that_is_no_object_of_strings_is_refused(tmp_path: Path, metadata: object) -> None:
+def test_metadata_that_is_not_an_object_of_strings_is_rejected(
+    tmp_path: Path, metadata: object
+) -> None:
     path = write_json(tmp_path / "m", {"__metadata__": metadata})
     assert refusal(path) == "__metadata__ is not an object of strings"
 
 
-def test_name_with_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+def test_a_name_with_half_a_surrogate_pair_is_rejected(tmp_path: Path) -> None:
     path = write_json(tmp_path / "m", {"\ud800": entry()}, 8)
     assert refusal(path) == "a tensor's name is not valid Unicode"
 
 
-def test_header_may_list_tensors_in_another_order_than_the_data(tmp_path: Path) -> None:
+def test_a_header_may_list_tensors_in_any_order(tmp_path: Path) -> None:
     header = {"b": entry(offsets=(8, 16)), "empty": entry(shape=[0], offsets=(8, 8)), "a": entry()}
     path = write_json(tmp_path / "m", header, 16)
     assert [tensor.name for tensor in read_header(path).tensors] == ["b", "empty", "a"]
 
 
-def test_scalar_has_one_element_and_no_dimension(tmp_path: Path) -> None:
+def test_a_scalar_has_one_element_and_no_dimension(tmp_path: Path) -> None:
     path = write_json(tmp_path / "m", {"a": entry(shape=[], offsets=(0, 4))}, 4)
     assert read_header(path).tensors == (("a", "F32", (), 4),)
 
@@ -281,18 +283,18 @@ def test_values_narrower_than_a_byte_must_fill_whole_bytes(tmp_path: Path) -> No
     assert "disagree" in refusal(write_json(tmp_path / "m", three, 3))
 
 
-def test_header_without_tensors_is_a_header(tmp_path: Path) -> None:
+def test_a_header_without_tensors_is_valid(tmp_path: Path) -> None:
     header = read_header(write_raw(tmp_path / "m", b'{"__metadata__":null}   '))
     assert header[:4] == ((), 32, 32, {})
 
 
-def test_pointer_of_git_lfs_is_named_as_one(tmp_path: Path) -> None:
+def test_a_git_lfs_pointer_is_reported_as_one(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     assert refusal(path).startswith("is a Git LFS pointer, not the file itself; run 'git lfs pull'")
 
 
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_rejected_without_waiting(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert refusal(pipe) == "is not a regular file"
@@ -300,7 +302,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> N
     assert refusal(Path("/dev/zero")) == "is not a regular file"
 
 
-def test_links_are_followed_and_broken_ones_named(tmp_path: Path) -> None:
+def test_links_are_followed_and_broken_ones_reported(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "blob", {"a": ("U8", (1,))})
     for link, target in (("good", "blob"), ("dead", "gone"), ("loop", "loop")):
         (tmp_path / link).symlink_to(target)
@@ -311,7 +313,7 @@ def test_links_are_followed_and_broken_ones_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
-def test_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {})
     path.chmod(0)
@@ -329,7 +331,7 @@ SHAPES = st.dictionaries(
 
 
 @given(SHAPES)
-def test_what_is_written_is_read_back(
+def test_a_written_file_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, shapes: Shapes
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "written.safetensors"
@@ -359,7 +361,7 @@ NEARLY_HEADERS = st.builds(
 
 @given(st.binary() | NEARLY_HEADERS)
 @example(b"\x02" + b"\0" * 7 + b"{}")
-def test_arbitrary_bytes_are_a_header_or_one_clear_line(
+def test_arbitrary_bytes_give_a_header_or_a_one_line_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "arbitrary.safetensors"
@@ -375,7 +377,7 @@ def test_arbitrary_bytes_are_a_header_or_one_clear_line(
         assert header.header_bytes + tensor_bytes == header.file_bytes == len(content)
 
 
-def test_the_digest_is_of_the_header_and_not_of_the_data(tmp_path: Path) -> None:
+def test_the_digest_covers_the_header_and_not_the_data(tmp_path: Path) -> None:
     text = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
     path = write_raw(tmp_path / "a", text, data_bytes=2)
     before = read_header(path)

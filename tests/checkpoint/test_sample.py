@@ -27,7 +27,7 @@ def refusal(directory: Path, text: str | bytes) -> str:
     return message.removeprefix(f"{directory / 'sample.yaml'}: ")
 
 
-def test_sample_carries_a_config_and_what_is_expected_of_it(tmp_path: Path) -> None:
+def test_a_sample_has_a_config_and_expected_figures(tmp_path: Path) -> None:
     config = "config: {model_type: llama, hidden_size: 64}\nexpected: {weight_bytes: 4096}\n"
     assert read(tmp_path, HEAD + config) == Sample(
         name="small",
@@ -55,7 +55,7 @@ def test_sample_carries_a_config_and_what_is_expected_of_it(tmp_path: Path) -> N
         ("[1, [2]]", [1, [2]]),
     ],
 )
-def test_plain_values_are_what_the_author_of_a_config_means(
+def test_plain_yaml_values_have_the_meaning_of_a_config(
     tmp_path: Path, text: str, value: object
 ) -> None:
     assert read(tmp_path, f"{HEAD}config:\n  key: {text}\n").config == {"key": value}
@@ -91,16 +91,18 @@ def test_plain_values_are_what_the_author_of_a_config_means(
         (HEAD.replace("small", "7") + "config: {}", "name: expected a text"),
     ],
 )
-def test_file_that_is_no_sample_is_refused(tmp_path: Path, text: str | bytes, fault: str) -> None:
+def test_a_file_that_is_not_a_sample_is_rejected(
+    tmp_path: Path, text: str | bytes, fault: str
+) -> None:
     assert refusal(tmp_path, text).startswith(fault)
 
 
-def test_large_sample_is_refused_unread(tmp_path: Path) -> None:
+def test_a_large_sample_is_rejected_before_reading(tmp_path: Path) -> None:
     assert "at most 1000000" in refusal(tmp_path, b"#" * (MAX_SAMPLE_BYTES + 1))
 
 
 @given(st.text(max_size=60) | st.text("[]{}&*!|>-:?,'\"#%@ \nab01", max_size=60))
-def test_arbitrary_yaml_is_a_sample_or_one_clear_line(
+def test_arbitrary_yaml_is_a_sample_or_gives_a_one_line_error(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
     message = "none"

@@ -51,7 +51,7 @@ def refusal(reference: str) -> str:
     return line
 
 
-def test_name_leads_through_the_manifest_to_the_blob(store: Path) -> None:
+def test_a_name_is_resolved_through_the_manifest_to_the_blob(store: Path) -> None:
     checkpoint = open_checkpoint("ollama:qwen3:4b")
     assert (checkpoint.id, checkpoint.source) == ("ollama:qwen3:4b", "gguf")
     assert checkpoint.tensors == WEIGHTS
@@ -59,7 +59,9 @@ def test_name_leads_through_the_manifest_to_the_blob(store: Path) -> None:
     assert open_checkpoint(str(store / "blobs" / f"sha256-{DIGEST}")).tensors == WEIGHTS
 
 
-def test_home_is_the_usual_store(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_store_is_in_the_home_directory(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OLLAMA_MODELS")
     home = store / "home"
     (home / ".ollama").mkdir(parents=True)
@@ -81,7 +83,7 @@ def test_namespace_host_and_tag_have_defaults(store: Path, name: str, manifest: 
     assert open_checkpoint(name).id == name
 
 
-def test_projector_and_adapter_are_left_out(store: Path) -> None:
+def test_projectors_and_adapters_are_skipped(store: Path) -> None:
     layers = [layer("model"), layer("projector", PROJECTOR, 851251104)]
     write_manifest(store, "registry.ollama.ai/library/llava/7b", layers)
     checkpoint = open_checkpoint("ollama:llava:7b")
@@ -90,7 +92,7 @@ def test_projector_and_adapter_are_left_out(store: Path) -> None:
     ]
 
 
-def test_absent_name_says_what_there_is(store: Path) -> None:
+def test_a_missing_name_is_reported_with_the_available_ones(store: Path) -> None:
     assert "does not hold it; it has qwen3:4b; ollama pull qwen3:8b" in refusal("ollama:qwen3:8b")
     assert "does not hold it; ollama pull phi4" in refusal("ollama:phi4")
 
@@ -98,7 +100,7 @@ def test_absent_name_says_what_there_is(store: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", ":", "../x", "a/b/c/d", "a:b:c", "qwen3:../../etc", "..", "a//b", "x\0y"]
 )
-def test_name_that_is_none_leads_nowhere(store: Path, name: str) -> None:
+def test_an_invalid_name_is_rejected(store: Path, name: str) -> None:
     assert "no name of Ollama's" in refusal(f"ollama:{name}")
 
 
@@ -114,12 +116,12 @@ def test_name_that_is_none_leads_nowhere(store: Path, name: str) -> None:
         ([layer("model", "d" * 64)], "no such file"),
     ],
 )
-def test_broken_manifest_is_refused(store: Path, layers: Any, fault: str) -> None:
+def test_a_broken_manifest_is_rejected(store: Path, layers: Any, fault: str) -> None:
     write_manifest(store, "registry.ollama.ai/library/broken/latest", layers)
     assert fault in refusal("ollama:broken")
 
 
-def test_model_in_single_tensors_is_not_described(store: Path) -> None:
+def test_a_model_stored_as_single_tensors_is_not_supported(store: Path) -> None:
     layers = [layer("tensor"), layer("tensor", "b" * 64)]
     write_manifest(store, "registry.ollama.ai/library/mlx/latest", layers)
     with pytest.raises(UnsupportedError, match="0 GGUF layers"):
@@ -128,7 +130,7 @@ def test_model_in_single_tensors_is_not_described(store: Path) -> None:
 
 @given(st.binary(max_size=200))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_arbitrary_manifest_is_one_clear_line(store: Path, content: bytes) -> None:
+def test_an_arbitrary_manifest_gives_a_one_line_error(store: Path, content: bytes) -> None:
     path = write_manifest(store, "registry.ollama.ai/library/any/latest", [])
     path.write_bytes(content)
     assert "Traceback" not in refusal("ollama:any")
@@ -144,7 +146,7 @@ def test_arbitrary_manifest_is_one_clear_line(store: Path, content: bytes) -> No
         "models/org--Qwen2.5-7B/snapshots/master",  # modelscope_hub
     ],
 )
-def test_modelscopes_snapshot_is_found_in_every_layout(
+def test_a_modelscope_snapshot_is_found_in_every_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path))
@@ -156,7 +158,7 @@ def test_modelscopes_snapshot_is_found_in_every_layout(
     assert checkpoint.tensors == (("a", "BF16", (4,), 8),)
 
 
-def test_snapshot_that_is_not_there_is_one_line(
+def test_a_missing_snapshot_gives_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path))

@@ -18,7 +18,7 @@ list:
 """
 
 
-def test_every_value_has_the_line_of_its_name() -> None:
+def test_every_value_has_the_line_of_its_key() -> None:
     placed = parse_placed(NESTED, Path("p.yaml"))
     assert placed.value == {"first": 1, "list": ["a", {"deeper": {"key": "value"}}]}
     assert placed.lines == {
@@ -41,12 +41,12 @@ def test_repeated_names_are_returned_with_their_lines_and_the_first_value_stays(
 
 
 @pytest.mark.parametrize("text", [b"*a: 1", b"&a b: 1", b"!t b: 1", b"? [a]\n: 1"])
-def test_a_key_is_held_to_the_same_rules_as_a_value(text: bytes) -> None:
+def test_a_key_follows_the_same_rules_as_a_value(text: bytes) -> None:
     with pytest.raises(ConfigError, match="line 1: "):
         parse_placed(text, Path("p.yaml"))
 
 
-def test_more_values_than_any_document_has_are_refused(tmp_path: Path) -> None:
+def test_too_many_values_are_rejected(tmp_path: Path) -> None:
     text = b"a: [" + b"1," * MAX_EVENTS + b"1]"
     with pytest.raises(ConfigError, match=f"line 1: more than {MAX_EVENTS} values"):
         parse_document(text, tmp_path / "a.yaml")

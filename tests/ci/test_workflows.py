@@ -71,7 +71,7 @@ def outputs(runner: Runner) -> dict[str, str]:
     return {name: runner.values[f"steps.memfit.outputs.{name}"] for name in ACTION["outputs"]}
 
 
-def test_every_documented_file_is_run_here() -> None:
+def test_every_documented_workflow_runs_here() -> None:
     assert set(BLOCKS) == {
         ".github/workflows/memory.yml",
         ".github/workflows/upgrade.yml",
@@ -97,7 +97,7 @@ def test_a_model_that_fits_passes_and_is_reported(runner: Runner) -> None:
     ]
 
 
-def test_an_upgrade_that_does_not_fit_fails_where_the_reviewer_looks(ready: Runner) -> None:
+def test_an_upgrade_that_does_not_fit_fails_with_an_annotation(ready: Runner) -> None:
     upgrade(ready.workspace)
     workflow = BLOCKS[".github/workflows/memory.yml"]
     job = ready.run(workflow["jobs"]["gate"]["steps"], {})
@@ -111,7 +111,7 @@ def test_an_upgrade_that_does_not_fit_fails_where_the_reviewer_looks(ready: Runn
     assert (Path(ready.environment["HOME"]) / "gh-comment").read_text() == job.summary
 
 
-def test_the_action_hands_its_reports_on(ready: Runner) -> None:
+def test_the_action_outputs_its_reports(ready: Runner) -> None:
     assert run_action(ready, {}).code == 0
     found = outputs(ready)
     assert found["exit-code"] == "0"
@@ -130,7 +130,7 @@ def test_a_mistake_in_the_policy_is_in_the_summary(ready: Runner) -> None:
     assert outputs(ready) == {"exit-code": "2", "markdown": "", "json": "", "junit": ""}
 
 
-def test_inputs_are_text_and_never_script(ready: Runner) -> None:
+def test_inputs_are_text_and_never_run_as_script(ready: Runner) -> None:
     hostile = '$(touch "$RUNNER_TEMP/broken-out"); `touch "$RUNNER_TEMP/broken-out"` "'
     names = ACTION["inputs"].keys() - {"package", "working-directory"}
     inputs = dict.fromkeys(names, hostile)
@@ -159,7 +159,7 @@ def test_the_action_takes_targets_and_two_models(ready: Runner) -> None:
 
 
 @pytest.mark.exhaustive
-def test_an_upgrade_is_held_against_the_base_branch(runner: Runner, wheel: Path) -> None:
+def test_an_upgrade_is_compared_with_the_base_branch(runner: Runner, wheel: Path) -> None:
     workflow = BLOCKS[".github/workflows/upgrade.yml"]
     assert "MEMFIT_PACKAGE" in workflow["env"]
     steps = workflow["jobs"]["gate"]["steps"]
@@ -184,7 +184,9 @@ def test_an_upgrade_is_held_against_the_base_branch(runner: Runner, wheel: Path)
 
 
 @pytest.mark.exhaustive
-def test_gitlab_gets_its_reports(repository: Path, wheel: Path, machine: dict[str, str]) -> None:
+def test_gitlab_receives_its_reports(
+    repository: Path, wheel: Path, machine: dict[str, str]
+) -> None:
     job = BLOCKS[".gitlab-ci.yml"]["memory"]
     environment = {**machine, **job["variables"], "MEMFIT_PACKAGE": str(wheel)}
     artifacts = job["artifacts"]

@@ -20,20 +20,22 @@ def assert_one_line(run: Run, code: int, *words: str) -> None:
         assert word in run.err
 
 
-def test_no_such_path(memfit: Memfit) -> None:
+def test_a_missing_path_is_reported(memfit: Memfit) -> None:
     assert_one_line(memfit("estimate", "./nowhere"), 2, "./nowhere", "no such path")
 
 
-def test_an_empty_name(memfit: Memfit) -> None:
+def test_an_empty_name_is_reported(memfit: Memfit) -> None:
     assert_one_line(memfit("estimate", ""), 2, "no such path")
 
 
-def test_a_directory_without_config(memfit: Memfit, tmp_path: Path) -> None:
+def test_a_directory_without_config_is_reported(memfit: Memfit, tmp_path: Path) -> None:
     assert_one_line(memfit("estimate", tmp_path), 2, "config.json")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"model_type": "qwen3"', "\xff{}", "nul"])
-def test_a_config_that_is_no_json_object(memfit: Memfit, tmp_path: Path, text: str) -> None:
+def test_a_config_that_is_not_a_json_object_is_reported(
+    memfit: Memfit, tmp_path: Path, text: str
+) -> None:
     config = tmp_path / "config.json"
     config.write_bytes(text.encode("latin-1"))
     output = tmp_path / "out.json"
@@ -43,7 +45,7 @@ def test_a_config_that_is_no_json_object(memfit: Memfit, tmp_path: Path, text: s
 
 @pytest.mark.parametrize("value", ["36", -1, 0, 36.0, True, 10**30, [], {}, "\n\x1b[31m"])
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "head_dim"])
-def test_a_value_that_is_no_count_is_named(
+def test_an_invalid_count_in_a_config_is_reported(
     memfit: Memfit, tmp_path: Path, key: str, value: Any
 ) -> None:
     directory = write_config(tmp_path, {**QWEN3_4B, key: value})
@@ -53,30 +55,30 @@ def test_a_value_that_is_no_count_is_named(
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size"])
-def test_a_missing_key_is_named(memfit: Memfit, tmp_path: Path, key: str) -> None:
+def test_a_missing_key_is_reported(memfit: Memfit, tmp_path: Path, key: str) -> None:
     config = {k: v for k, v in QWEN3_4B.items() if k != key}
     assert_one_line(memfit("estimate", write_config(tmp_path, config)), 2, key)
 
 
-def test_heads_that_no_group_divides(memfit: Memfit, tmp_path: Path) -> None:
+def test_heads_that_groups_do_not_divide_are_reported(memfit: Memfit, tmp_path: Path) -> None:
     directory = write_config(tmp_path, {**QWEN3_4B, "num_key_value_heads": 7})
     assert_one_line(memfit("estimate", directory), 2, "num_key_value_heads")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])  # qwen3's class does not look at them
-def test_layer_types_shorter_than_the_layers(
+def test_layer_types_shorter_than_the_layers_are_reported(
     memfit: Memfit, tmp_path: Path, model_type: str
 ) -> None:
     config = {**QWEN3_4B, "model_type": model_type, "layer_types": ["full_attention"] * 35}
     assert_one_line(memfit("estimate", write_config(tmp_path, config)), 2, "layer_types")
 
 
-def test_an_unknown_model_type_names_its_neighbours(memfit: Memfit, tmp_path: Path) -> None:
+def test_an_unknown_model_type_gives_suggestions(memfit: Memfit, tmp_path: Path) -> None:
     directory = write_config(tmp_path, {**QWEN3_4B, "model_type": "qwen3x"})
     assert_one_line(memfit("estimate", directory), 3, "qwen3x", "qwen3")
 
 
-def test_a_structural_key_nobody_reads_is_named(memfit: Memfit, tmp_path: Path) -> None:
+def test_an_unread_structural_key_is_reported(memfit: Memfit, tmp_path: Path) -> None:
     directory = write_config(tmp_path, {**QWEN3_4B, "num_memory_layers": 4})
     assert_one_line(memfit("estimate", directory), 3, "num_memory_layers")
 
@@ -109,25 +111,29 @@ def test_a_structural_key_nobody_reads_is_named(memfit: Memfit, tmp_path: Path) 
         (("--prompt-tokens", "1m", "--prefill-step", "1"), "prefill step"),
     ],
 )
-def test_bad_options_are_named(
+def test_bad_options_are_reported(
     memfit: Memfit, tmp_path: Path, arguments: tuple[str, ...], word: str
 ) -> None:
     assert_one_line(memfit("estimate", write_config(tmp_path, QWEN3_4B), *arguments), 2, word)
 
 
-def test_kv_bits_on_heads_that_the_group_does_not_divide(memfit: Memfit, tmp_path: Path) -> None:
+def test_kv_bits_on_heads_the_group_does_not_divide_are_rejected(
+    memfit: Memfit, tmp_path: Path
+) -> None:
     directory = write_config(tmp_path, {**QWEN3_4B, "head_dim": 80})
     run = memfit("estimate", directory, "--kv-bits", "8", "--context", "8k")
     assert_one_line(run, 3, "KV group size")
 
 
-def test_kv_bits_on_a_model_that_cannot_read_them(memfit: Memfit, tmp_path: Path) -> None:
+def test_kv_bits_on_a_model_that_cannot_use_them_are_rejected(
+    memfit: Memfit, tmp_path: Path
+) -> None:
     directory = write_config(tmp_path, {**QWEN3_4B, "model_type": "gemma2"})
     run = memfit("estimate", directory, "--kv-bits", "8", "--context", "8k")
     assert_one_line(run, 3, "gemma2", "KV bits")
 
 
-def test_a_huge_model_is_answered_without_huge_memory(memfit: Memfit, tmp_path: Path) -> None:
+def test_a_huge_model_is_estimated_without_much_memory(memfit: Memfit, tmp_path: Path) -> None:
     config = {**QWEN3_NEXT_80B, "num_hidden_layers": 4096, "num_experts": 2**40}
     run = memfit("estimate", write_config(tmp_path, config), "--json")
     assert json.loads(run.out)["components"]["weights"]["bytes"] > 2**60
@@ -137,7 +143,7 @@ def test_a_huge_model_is_answered_without_huge_memory(memfit: Memfit, tmp_path: 
 @pytest.mark.parametrize(
     "command", ["estimate", "compare", "tune", "plan request --used 1 --requested 1 --capacity 9"]
 )
-def test_two_forms_of_an_answer_are_refused_in_either_order(
+def test_two_output_formats_are_rejected_in_either_order(
     memfit: Memfit, command: str, form: str
 ) -> None:
     model = [] if command.startswith("plan") else ["model"]

@@ -49,9 +49,7 @@ def figures_of(run: Run) -> dict[str, list[Any]]:
     return {figure["name"]: figure["values"] for figure in run.json["figures"]}
 
 
-def test_every_figure_is_the_one_estimate_gives(
-    memfit: Memfit, four_bit: Path, hybrid: Path
-) -> None:
+def test_every_figure_equals_the_estimate(memfit: Memfit, four_bit: Path, hybrid: Path) -> None:
     figures = figures_of(memfit("compare", four_bit, hybrid, *DEVICE, "--json"))
     for index, model in enumerate((four_bit, hybrid)):
         alone = memfit("estimate", model, *DEVICE, "--json").json
@@ -98,7 +96,7 @@ def test_the_basis_of_a_peak_is_the_weakest_of_its_parts(
     assert "up to 40960 tokens" not in text
 
 
-def test_differences_are_against_the_first_model(
+def test_differences_are_relative_to_the_first_model(
     memfit: Memfit, four_bit: Path, eight_bit: Path
 ) -> None:
     figures = figures_of(memfit("compare", four_bit, eight_bit, four_bit, "--json"))
@@ -113,7 +111,7 @@ def test_differences_are_against_the_first_model(
     assert figures["kv_per_token"][1]["difference"] == {"amount": 0, "percent": 0.0}
 
 
-def test_a_figure_the_first_model_lacks_has_no_percent(
+def test_a_figure_missing_in_the_first_model_has_no_percent(
     memfit: Memfit, four_bit: Path, hybrid: Path
 ) -> None:
     states = figures_of(memfit("compare", four_bit, hybrid, "--json"))["state"]
@@ -122,7 +120,7 @@ def test_a_figure_the_first_model_lacks_has_no_percent(
     assert back[1]["difference"] == {"amount": -77_266_944, "percent": -100.0}
 
 
-def test_every_cell_is_the_verdict_estimate_gives(
+def test_every_cell_equals_the_verdict_of_the_estimate(
     memfit: Memfit, four_bit: Path, hybrid: Path
 ) -> None:
     axes = {
@@ -177,14 +175,14 @@ def test_quantize_and_max_tokens_are_axes_too(memfit: Memfit, tmp_path: Path) ->
     assert peaks["mxfp4", 0] < four
 
 
-def test_nothing_is_a_verdict_of_the_whole(memfit: Memfit, hybrid: Path, four_bit: Path) -> None:
+def test_there_is_no_overall_verdict(memfit: Memfit, hybrid: Path, four_bit: Path) -> None:
     run = memfit("compare", hybrid, four_bit, "--memory", "8GB", "--json")
     assert [model["verdict"] for model in run.json["models"]] == ["exceeds", "fits"]
     assert run.code == 0
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_model_that_is_not_described_leaves_the_others(
+def test_an_unknown_model_does_not_affect_the_others(
     memfit: Memfit, four_bit: Path, eight_bit: Path, unknown: Path, place: int
 ) -> None:
     models = [four_bit, eight_bit]
@@ -206,7 +204,7 @@ def test_a_model_that_is_not_described_leaves_the_others(
     assert "2.263 GB" in table
 
 
-def test_a_source_that_cannot_be_reached_leaves_the_others(four_bit: Path, tmp_path: Path) -> None:
+def test_an_unreachable_source_does_not_affect_the_others(four_bit: Path, tmp_path: Path) -> None:
     # A process of its own: huggingface_hub reads its settings once, when it is imported.
     done = subprocess.run(
         [sys.executable, "-c", _MEMFIT, "compare", str(four_bit), "org/name", "--json"],
@@ -224,7 +222,7 @@ def test_a_source_that_cannot_be_reached_leaves_the_others(four_bit: Path, tmp_p
     assert here["model"]["parameters"] == 4_021_784_576
 
 
-def test_a_cell_that_cannot_be_decided_says_why(memfit: Memfit, tmp_path: Path) -> None:
+def test_an_undecided_cell_states_the_reason(memfit: Memfit, tmp_path: Path) -> None:
     model = write_config(tmp_path / "gemma", {**QWEN3_4B, "model_type": "gemma2"})
     arguments = ("compare", model, *DEVICE, "--context=8k", "--matrix=kv-bits=none,8")
     run = memfit(*arguments, "--json")
@@ -238,7 +236,7 @@ def test_a_cell_that_cannot_be_decided_says_why(memfit: Memfit, tmp_path: Path) 
     assert "2 cells: 1 fit, 1 undecided" in table
 
 
-def test_a_cell_says_what_its_verdict_leaves_out(memfit: Memfit, four_bit: Path) -> None:
+def test_a_cell_states_what_its_verdict_excludes(memfit: Memfit, four_bit: Path) -> None:
     axes = ("--matrix=context=4k,64k", "--matrix=kv-bits=none,8")
     run = memfit("compare", four_bit, *DEVICE, *axes, "--json")
     codes = [[note["code"] for note in cell["notes"]] for cell in run.json["matrix"]["cells"]]
@@ -247,7 +245,9 @@ def test_a_cell_says_what_its_verdict_leaves_out(memfit: Memfit, four_bit: Path)
     assert "(2) 65536 tokens exceed the model's own limit 40960" in table
 
 
-def test_a_damaged_checkpoint_ends_it(memfit: Memfit, four_bit: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_ends_the_comparison(
+    memfit: Memfit, four_bit: Path, tmp_path: Path
+) -> None:
     broken = write_config(tmp_path / "broken", {**QWEN3_4B, "hidden_size": "wide"})
     output = tmp_path / "out.json"
     run = memfit("compare", four_bit, broken, "-o", output)
@@ -282,20 +282,20 @@ def test_a_damaged_checkpoint_ends_it(memfit: Memfit, four_bit: Path, tmp_path: 
         (("--matrix", "batch=1", "-o", "/nonexistent/file"), "/nonexistent/file"),
     ],
 )
-def test_bad_options_are_named(
+def test_bad_options_are_reported(
     memfit: Memfit, four_bit: Path, arguments: tuple[str, ...], word: str
 ) -> None:
     assert_one_line(memfit("compare", four_bit, *arguments), 2, word)
 
 
-def test_a_combination_is_judged_whole(memfit: Memfit, four_bit: Path) -> None:
+def test_a_combination_is_judged_as_a_whole(memfit: Memfit, four_bit: Path) -> None:
     # 300m tokens in chunks of 2048 are too many, in chunks of 8192 they are not.
     axes = ("--matrix=context=300m", "--matrix=prefill-step=8k")
     assert memfit("compare", four_bit, *axes, "--json").code == 0
     assert_one_line(memfit("compare", four_bit, axes[0]), 2, "prefill step")
 
 
-def test_numbers_are_never_cut_however_narrow_the_terminal(
+def test_numbers_are_never_cut_on_a_narrow_terminal(
     memfit: Memfit, four_bit: Path, eight_bit: Path, hybrid: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ("compare", four_bit, eight_bit, hybrid, *DEVICE, "--matrix=context=4k,32k")
@@ -310,7 +310,7 @@ def test_numbers_are_never_cut_however_narrow_the_terminal(
             assert number in out
 
 
-def test_signs_stand_before_amount_and_percent(
+def test_signs_come_before_amount_and_percent(
     memfit: Memfit, four_bit: Path, eight_bit: Path
 ) -> None:
     more = memfit("compare", four_bit, eight_bit).out
@@ -345,7 +345,7 @@ def test_csv_of_a_matrix_has_a_line_for_each_cell(memfit: Memfit, four_bit: Path
     assert [row["verdict"] for row in rows] == [cell["verdict"] for cell in cells]
 
 
-def test_markdown_tables_have_as_many_cells_in_every_row(
+def test_markdown_tables_have_the_same_cells_in_every_row(
     memfit: Memfit, four_bit: Path, eight_bit: Path, unknown: Path
 ) -> None:
     out = memfit(

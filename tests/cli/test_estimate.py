@@ -34,7 +34,7 @@ def qwen3_next(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(directory, config, quantised_tensors(QWEN3_NEXT_80B, 4), shards=9)
 
 
-def test_qwen3_4b_has_the_bytes_that_were_measured(memfit: Memfit, qwen3_4b: Path) -> None:
+def test_qwen3_4b_has_the_measured_bytes(memfit: Memfit, qwen3_4b: Path) -> None:
     weights = memfit("estimate", qwen3_4b, "--json").json["components"]["weights"]
     # nbytes measured, and active memory predicted, by mlx-swift-lm's "Observed deltas".
     assert weights["bytes"] == weights["loaded_bytes"] == 2_262_535_712
@@ -43,7 +43,7 @@ def test_qwen3_4b_has_the_bytes_that_were_measured(memfit: Memfit, qwen3_4b: Pat
     assert sum(weights["by_part"].values()) == weights["bytes"]
 
 
-def test_config_alone_gives_the_bytes_of_the_headers(
+def test_a_config_alone_gives_the_bytes_of_the_headers(
     memfit: Memfit, qwen3_4b: Path, tmp_path: Path
 ) -> None:
     whole = memfit("estimate", qwen3_4b, "--json").json
@@ -99,9 +99,7 @@ def test_the_recommended_context_fits_and_the_next_does_not(memfit: Memfit, qwen
     assert answer("--context", str(context + 256))["verdict"] != "fits"
 
 
-def test_the_hub_layout_of_the_same_model_loads_to_the_same_bytes(
-    memfit: Memfit, tmp_path: Path
-) -> None:
+def test_the_hub_layout_of_a_model_loads_to_the_same_bytes(memfit: Memfit, tmp_path: Path) -> None:
     pytest.importorskip("mlx_lm")
     from tests.oracle import Oracle
 
@@ -116,14 +114,14 @@ def test_the_hub_layout_of_the_same_model_loads_to_the_same_bytes(
     assert weights["basis"] == "exact"
 
 
-def test_quantize_says_what_conversion_would_make(memfit: Memfit, tmp_path: Path) -> None:
+def test_quantize_gives_the_figures_of_a_conversion(memfit: Memfit, tmp_path: Path) -> None:
     config = write_config(tmp_path, QWEN3_4B)
     converted = memfit("estimate", config, "--quantize", "4", "--json").json
     assert converted["components"]["weights"]["bytes"] == 2_262_535_712
     assert converted["model"]["bits_per_weight"] == 4.501
 
 
-def test_pickled_weights_are_a_bound_of_their_file_sizes(memfit: Memfit, tmp_path: Path) -> None:
+def test_pytorch_weights_are_bounded_by_their_file_sizes(memfit: Memfit, tmp_path: Path) -> None:
     write_config(tmp_path, QWEN3_4B)
     with (tmp_path / "pytorch_model.bin").open("wb") as file:
         file.truncate(8_100_000_000)
@@ -143,14 +141,14 @@ def test_an_adapter_is_added_to_the_weights(memfit: Memfit, tmp_path: Path) -> N
     assert added["bytes"] - plain["bytes"] == 2560 * 8 * 4
 
 
-def test_a_draft_model_is_added_whole_as_a_bound(memfit: Memfit, qwen3_4b: Path) -> None:
+def test_a_draft_model_is_added_completely_as_a_bound(memfit: Memfit, qwen3_4b: Path) -> None:
     alone = memfit("estimate", qwen3_4b, "--json").json
     both = memfit("estimate", qwen3_4b, "--draft", qwen3_4b, "--json").json
     assert both["components"]["draft"] == {"bytes": alone["peak_bytes"], "basis": "bound"}
     assert both["peak_bytes"] == 2 * alone["peak_bytes"]
 
 
-def test_yaml_says_what_json_says(memfit: Memfit, qwen3_4b: Path) -> None:
+def test_yaml_and_json_have_the_same_content(memfit: Memfit, qwen3_4b: Path) -> None:
     as_json = memfit("estimate", qwen3_4b, "--json", "--explain", "--plot").json
     as_yaml = memfit("estimate", qwen3_4b, "--format", "yaml", "--explain", "--plot").out
     assert yaml.safe_load(as_yaml) == as_json
@@ -158,7 +156,7 @@ def test_yaml_says_what_json_says(memfit: Memfit, qwen3_4b: Path) -> None:
     assert as_json["explanation"]
 
 
-def test_the_table_is_plain_when_piped_and_numbers_are_never_cut(
+def test_a_piped_table_is_plain_and_numbers_are_never_cut(
     memfit: Memfit, qwen3_4b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for columns in ("100", "40"):
@@ -170,7 +168,7 @@ def test_the_table_is_plain_when_piped_and_numbers_are_never_cut(
         assert "working set" in out
 
 
-def test_units_change_every_size_with_its_unit(memfit: Memfit, qwen3_4b: Path) -> None:
+def test_the_units_option_changes_every_size(memfit: Memfit, qwen3_4b: Path) -> None:
     out = memfit("estimate", qwen3_4b, "--device", "m4-pro-24", "--units", "gib").out
     assert "2.109 GiB" in out
     assert " GB" not in out
@@ -186,7 +184,7 @@ def test_output_goes_to_a_file_and_nothing_to_the_screen(
     assert [path.name for path in tmp_path.iterdir()] == ["estimate.json"]
 
 
-def test_without_a_model_the_embedded_sample_answers(memfit: Memfit) -> None:
+def test_without_a_model_the_embedded_sample_is_estimated(memfit: Memfit) -> None:
     data = memfit("estimate", "--json").json
     assert data["model"]["source"] == "sample"
     assert data["components"]["weights"]["bytes"] == 2_262_920_192
@@ -212,7 +210,7 @@ def test_explain_puts_the_numbers_into_every_formula(memfit: Memfit, qwen3_4b: P
     ],
     ids=str,
 )
-def test_every_sum_and_difference_that_is_explained_is_true(
+def test_every_explained_sum_and_difference_is_correct(
     memfit: Memfit, qwen3_4b: Path, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     draft = write_config(tmp_path, QWEN3_4B)

@@ -26,7 +26,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_all_targets_are_looked_at_whatever_one_says(memfit: Memfit, place: Path) -> None:
+def test_all_targets_are_evaluated_even_if_one_fails(memfit: Memfit, place: Path) -> None:
     write_policy(
         place,
         good=target(PEAK),
@@ -53,7 +53,7 @@ def test_all_targets_are_looked_at_whatever_one_says(memfit: Memfit, place: Path
         (("unknown", "good"), 3),
     ],
 )
-def test_the_exit_code_is_of_the_gravest_target(
+def test_the_exit_code_is_that_of_the_worst_target(
     memfit: Memfit, place: Path, names: tuple[str, ...], code: int
 ) -> None:
     write_policy(
@@ -84,17 +84,17 @@ def test_a_runtime_that_cannot_run_the_workload_is_not_decided(memfit: Memfit, p
     assert memfit("gate").code == 3
 
 
-def test_without_a_policy_there_is_nothing_to_pass(memfit: Memfit, place: Path) -> None:
+def test_a_missing_policy_is_an_error(memfit: Memfit, place: Path) -> None:
     assert_one_line(memfit("gate"), 2, "memfit.yaml", "no such file", "memfit gate init MODEL")
     assert_one_line(memfit("gate", "ini"), 2, "ini", "check, init", "both OLD and NEW")
 
 
-def test_a_target_nobody_named_is_an_error(memfit: Memfit, place: Path) -> None:
+def test_an_unknown_target_is_an_error(memfit: Memfit, place: Path) -> None:
     write_policy(place, chat=target(PEAK), code=target(PEAK))
     assert_one_line(memfit("gate", "--target", "chta"), 2, "chta", "chat, code")
 
 
-def test_every_mistake_of_a_policy_is_a_line_with_its_place(memfit: Memfit, place: Path) -> None:
+def test_every_mistake_in_a_policy_is_a_line_with_its_position(memfit: Memfit, place: Path) -> None:
     (place / "memfit.yaml").write_text("schema: memfit.policy/1\ntargets:\n  a: {}\n  b: 3\n")
     run = memfit("gate")
     assert (run.code, run.out) == (2, "")
@@ -123,14 +123,14 @@ def test_a_target_without_a_model_needs_old_and_new(memfit: Memfit, place: Path)
         (("--policy", "nowhere.yaml"), "nowhere.yaml"),
     ],
 )
-def test_bad_options_are_named(
+def test_bad_options_are_reported(
     memfit: Memfit, place: Path, arguments: tuple[str, ...], word: str
 ) -> None:
     write_policy(place, chat=target(PEAK))
     assert_one_line(memfit("gate", *arguments), 2, word)
 
 
-def test_models_are_found_beside_the_policy(
+def test_models_are_found_relative_to_the_policy(
     memfit: Memfit, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = write_policy(place, chat=target(PEAK))
@@ -156,7 +156,7 @@ def test_init_writes_a_policy_that_passes_once_it_has_a_baseline(
     assert memfit("gate").code == 0
 
 
-def test_init_never_writes_over_a_policy(memfit: Memfit, place: Path) -> None:
+def test_init_never_overwrites_a_policy(memfit: Memfit, place: Path) -> None:
     (place / "memfit.yaml").write_text("mine")
     assert_one_line(memfit("gate", "init", "model", "--device", "m1-8"), 2, "memfit.yaml")
     assert (place / "memfit.yaml").read_text() == "mine"
@@ -173,7 +173,7 @@ def test_init_writes_nothing_after_a_mistake(
     assert not (place / "memfit.yaml").exists()
 
 
-def test_a_model_called_as_yaml_would_not_have_it_is_quoted(memfit: Memfit, place: Path) -> None:
+def test_a_model_name_that_yaml_would_misread_is_quoted(memfit: Memfit, place: Path) -> None:
     name = 'a: "#x'
     write_config(place / name, QWEN3_4B)
     assert memfit("gate", "init", f"./{name}", "--device", "m4-max-64").code == 0

@@ -49,7 +49,7 @@ def test_a_baseline_has_stable_bytes_and_its_schema(memfit: Memfit, locked: Path
     assert (locked / "memfit.lock.json").read_bytes() == before
 
 
-def test_spacing_of_a_config_is_not_another_checkpoint(memfit: Memfit, locked: Path) -> None:
+def test_spacing_in_a_config_does_not_change_the_checkpoint(memfit: Memfit, locked: Path) -> None:
     (locked / "model" / "config.json").write_text(json.dumps(QWEN3_4B, indent=4, sort_keys=True))
     before = lock(locked)
     assert memfit("gate", "--update").code == 0
@@ -67,13 +67,13 @@ def test_a_renamed_tensor_is_a_replaced_checkpoint(memfit: Memfit, place: Path) 
     assert "the header of model.safetensors" in report["notes"][0]["message"]
 
 
-def test_without_a_baseline_growth_is_no_pass(memfit: Memfit, place: Path) -> None:
+def test_without_a_baseline_growth_does_not_pass(memfit: Memfit, place: Path) -> None:
     run = memfit("gate", "--format", "json")
     assert (run.code, run.json["verdict"]) == (2, "invalid")
     assert "memfit gate --update" in run.json["targets"][0]["message"]
 
 
-def test_a_target_that_the_baseline_lacks_is_no_pass(memfit: Memfit, locked: Path) -> None:
+def test_a_target_missing_from_the_baseline_does_not_pass(memfit: Memfit, locked: Path) -> None:
     new = target(GROWTH, device="m3-ultra-512")
     write_policy(locked, chat=target(GROWTH), new=new)
     run = memfit("gate", "--format", "json")
@@ -98,7 +98,7 @@ def test_an_update_of_one_target_leaves_the_others(memfit: Memfit, locked: Path)
     assert after["chat"]["figures"]["peak_bytes"] < before["chat"]["figures"]["peak_bytes"]
 
 
-def test_an_update_drops_targets_that_are_gone(memfit: Memfit, locked: Path) -> None:
+def test_an_update_drops_removed_targets(memfit: Memfit, locked: Path) -> None:
     write_policy(locked, chat=target(GROWTH))
     assert memfit("gate", "--update").code == 0
     assert list(lock(locked)["targets"]) == ["chat"]
@@ -148,7 +148,7 @@ def damage(data: Any, path: tuple[str, ...], value: Any) -> Any:
     ],
 )
 @pytest.mark.parametrize("option", [(), ("--update",)])
-def test_a_damaged_baseline_is_one_line(
+def test_a_damaged_baseline_gives_a_one_line_error(
     memfit: Memfit, locked: Path, path: tuple[str, ...], value: Any, option: tuple[str, ...]
 ) -> None:
     text = json.dumps(damage(lock(locked), path, value))
@@ -158,7 +158,9 @@ def test_a_damaged_baseline_is_one_line(
 
 
 @pytest.mark.parametrize("text", ["", "<<<<<<< HEAD\n", "[]", '{"schema": "memfit.lock/1"'])
-def test_a_baseline_that_is_no_json_is_one_line(memfit: Memfit, locked: Path, text: str) -> None:
+def test_a_baseline_that_is_not_json_gives_a_one_line_error(
+    memfit: Memfit, locked: Path, text: str
+) -> None:
     (locked / "memfit.lock.json").write_text(text)
     assert_one_line(memfit("gate"), 2, "memfit.lock.json")
 
@@ -166,7 +168,7 @@ def test_a_baseline_that_is_no_json_is_one_line(memfit: Memfit, locked: Path, te
 @pytest.mark.parametrize(
     ("key", "value"), [("schema", "memfit.lock/2"), ("memfit_version", "999.0.0")]
 )
-def test_a_baseline_of_a_newer_memfit_is_refused(
+def test_a_baseline_of_a_newer_memfit_is_rejected(
     memfit: Memfit, locked: Path, key: str, value: str
 ) -> None:
     data = {**lock(locked), key: value}
@@ -176,7 +178,7 @@ def test_a_baseline_of_a_newer_memfit_is_refused(
     assert lock(locked) == data
 
 
-def test_an_older_memfit_is_named_where_it_wrote_the_baseline(memfit: Memfit, locked: Path) -> None:
+def test_a_baseline_of_an_older_memfit_names_its_version(memfit: Memfit, locked: Path) -> None:
     data = {**lock(locked), "memfit_version": "0.0.1"}
     (locked / "memfit.lock.json").write_text(json.dumps(data))
     run = memfit("gate")

@@ -34,7 +34,7 @@ def line_of(place: Path, text: str, after: str) -> int:
     return next(i for i, line in enumerate(lines, 1) if i > first and text in line)
 
 
-def test_annotations_stand_on_the_line_of_their_limit(memfit: Memfit, place: Path) -> None:
+def test_annotations_are_on_the_line_of_their_limit(memfit: Memfit, place: Path) -> None:
     run = memfit("gate", "--format", "github")
     errors = [line for line in run.out.splitlines() if line.startswith("::error ")]
     assert (run.code, len(errors)) == (1, 2)
@@ -47,7 +47,7 @@ def test_annotations_stand_on_the_line_of_their_limit(memfit: Memfit, place: Pat
     assert "100%25, gone:|`_" in errors[1]
 
 
-def test_annotations_name_the_policy_from_the_root_of_the_repository(
+def test_annotations_give_the_policy_path_from_the_repository_root(
     memfit: Memfit, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_WORKSPACE", str(place.parent))
@@ -55,7 +55,7 @@ def test_annotations_name_the_policy_from_the_root_of_the_repository(
     assert f"::error file={place.name}/memfit.yaml,line=" in out
 
 
-def test_the_job_summary_is_added_to_what_a_step_wrote(
+def test_the_job_summary_is_appended_to_existing_text(
     memfit: Memfit, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = place / "summary.md"
@@ -67,7 +67,7 @@ def test_the_job_summary_is_added_to_what_a_step_wrote(
     assert summary.read_text() == "before\n" + markdown
 
 
-def test_mistakes_of_a_policy_are_annotations_too(memfit: Memfit, place: Path) -> None:
+def test_mistakes_in_a_policy_are_annotations_too(memfit: Memfit, place: Path) -> None:
     (place / "memfit.yaml").write_text("schema: memfit.policy/1\ntargets:\n  a: 3\n")
     run = memfit("gate", "--format", "github")
     assert run.code == 2
@@ -75,7 +75,7 @@ def test_mistakes_of_a_policy_are_annotations_too(memfit: Memfit, place: Path) -
     assert memfit("gate").out == ""
 
 
-def test_junit_counts_what_failed_and_what_could_not_be_asked(memfit: Memfit, place: Path) -> None:
+def test_junit_counts_failures_and_errors(memfit: Memfit, place: Path) -> None:
     run = memfit("gate", "--format", "junit")
     root = ElementTree.fromstring(run.out)
     counts = {name: root.get(name) for name in ("tests", "failures", "errors", "skipped")}
@@ -87,7 +87,7 @@ def test_junit_counts_what_failed_and_what_could_not_be_asked(memfit: Memfit, pl
     assert suites["good"].find(".//failure") is None
 
 
-def test_junit_is_xml_whatever_a_path_holds(memfit: Memfit, place: Path) -> None:
+def test_junit_is_valid_xml_for_any_path(memfit: Memfit, place: Path) -> None:
     write_config(place / 'a<b&"', {**QWEN3_4B, "model_type": "\x07"})
     write_policy(place, it=target({"peak": "90%"}, model='a<b&"'))
     root = ElementTree.fromstring(memfit("gate", "--format", "junit").out)
@@ -116,9 +116,7 @@ new on m4-pro-24, working set 19.070 GB; baseline model
 """
 
 
-def test_markdown_shows_the_difference_that_a_reviewer_decides_about(
-    memfit: Memfit, place: Path
-) -> None:
+def test_markdown_shows_the_difference_for_the_reviewer(memfit: Memfit, place: Path) -> None:
     write_config(place / "new", {**FOUR_BIT, "num_hidden_layers": 40})
     write_policy(place, bad=target({"growth": {"kv_per_token": "0%"}}))
     run = memfit("gate", "model", "new", "--policy", "memfit.yaml", "--format", "markdown")
@@ -126,12 +124,12 @@ def test_markdown_shows_the_difference_that_a_reviewer_decides_about(
     assert run.out.startswith(MARKDOWN)
 
 
-def test_markdown_says_when_nothing_changed(memfit: Memfit, place: Path) -> None:
+def test_markdown_states_when_nothing_changed(memfit: Memfit, place: Path) -> None:
     out = memfit("gate", "model", "model", "--target", "good", "--format", "markdown").out
     assert "No figure differs from the baseline." in out
 
 
-def test_markdown_of_any_name_stays_in_its_cell(memfit: Memfit, place: Path) -> None:
+def test_any_name_stays_in_its_markdown_cell(memfit: Memfit, place: Path) -> None:
     out = memfit("gate", "--format", "markdown").out
     assert r"gone:\|\`\_" in out
 
@@ -143,9 +141,7 @@ def test_json_is_the_whole_report(memfit: Memfit, place: Path) -> None:
     assert check["missed_by"] == check["figure"] - check["allowed"]
 
 
-def test_several_files_are_written_at_once_beside_what_is_shown(
-    memfit: Memfit, place: Path
-) -> None:
+def test_several_files_are_written_in_addition_to_the_output(memfit: Memfit, place: Path) -> None:
     run = memfit("gate", "--output", "json=a.json", "--output", "junit=b.xml",
                  "--output", "markdown=c.md")  # fmt: skip
     assert run.code == 1

@@ -52,7 +52,7 @@ def figures(memfit: Memfit, place: Path, **keys: Any) -> Any:
 
 
 @pytest.mark.parametrize("limit", AT_MOST)
-def test_a_size_passes_at_its_border_and_not_a_byte_below(
+def test_a_size_passes_at_its_limit_and_not_a_byte_below(
     memfit: Memfit, place: Path, limit: str
 ) -> None:
     nbytes = figures(memfit, place)[AT_MOST[limit]]
@@ -65,7 +65,7 @@ def test_a_size_passes_at_its_border_and_not_a_byte_below(
 
 
 @pytest.mark.parametrize("limit", AT_MOST)
-def test_a_share_of_the_working_set_passes_at_its_border(
+def test_a_share_of_the_working_set_passes_at_its_limit(
     memfit: Memfit, place: Path, limit: str
 ) -> None:
     nbytes = figures(memfit, place, working_set="19GB")[AT_MOST[limit]]
@@ -74,7 +74,7 @@ def test_a_share_of_the_working_set_passes_at_its_border(
     assert ask(memfit, place, {limit: "12.5%"}, working_set=f"{8 * nbytes - 1}B")[0] == 1
 
 
-def test_a_context_passes_at_its_border_and_is_what_estimate_recommends(
+def test_a_context_passes_at_its_limit_which_estimate_recommends(
     memfit: Memfit, place: Path
 ) -> None:
     run = memfit("estimate", "model", "--device", "m1-8", "--prompt-tokens", "4096", "--json")
@@ -86,12 +86,12 @@ def test_a_context_passes_at_its_border_and_is_what_estimate_recommends(
     assert (code, report["checks"][0]["figure"]) == (1, tokens)
 
 
-def test_a_context_is_broken_where_nothing_fits(memfit: Memfit, place: Path) -> None:
+def test_a_context_limit_fails_where_nothing_fits(memfit: Memfit, place: Path) -> None:
     code, report = ask(memfit, place, {"context": 1}, working_set="1GB")
     assert (code, report["checks"][0]["figure"]) == (1, None)
 
 
-def test_expert_capacity_passes_at_its_border(memfit: Memfit, place: Path) -> None:
+def test_expert_capacity_passes_at_its_limit(memfit: Memfit, place: Path) -> None:
     write_plain_config(place / "model", {**QWEN3_NEXT_80B, "quantization": FOUR_BIT})
     # 208 of 512 experts, as tests/cli/test_estimate.py has it.
     assert ask(memfit, place, {"expert_capacity": 207}, memory="32GB")[0] == 0
@@ -102,13 +102,13 @@ def test_expert_capacity_passes_at_its_border(memfit: Memfit, place: Path) -> No
     assert (code, report["checks"][0]["allowed"]) == (1, 209)
 
 
-def test_expert_capacity_of_a_dense_model_is_broken_not_passed(memfit: Memfit, place: Path) -> None:
+def test_expert_capacity_of_a_dense_model_fails(memfit: Memfit, place: Path) -> None:
     code, report = ask(memfit, place, {"expert_capacity": 1})
     assert (code, report["checks"][0]["figure"]) == (1, None)
 
 
 @pytest.mark.parametrize("limit", GROWN)
-def test_growth_passes_at_its_border_in_bytes_and_in_percent(
+def test_growth_passes_at_its_limit_in_bytes_and_in_percent(
     memfit: Memfit, place: Path, limit: str
 ) -> None:
     old = {**QWEN3_4B, "quantization": FOUR_BIT, "num_hidden_layers": 32}
@@ -131,7 +131,9 @@ def test_growth_passes_at_its_border_in_bytes_and_in_percent(
         assert (code("12.5%"), code("12.499%")) == (0, 1)
 
 
-def test_a_basis_is_held_against_the_one_the_weights_have(memfit: Memfit, place: Path) -> None:
+def test_a_basis_limit_is_compared_with_the_basis_of_the_weights(
+    memfit: Memfit, place: Path
+) -> None:
     assert ask(memfit, place, {"basis": "derived"})[0] == 0
     code, report = ask(memfit, place, {"basis": "exact"})
     assert (code, report["checks"][0]["figure"]) == (1, "derived")
@@ -161,7 +163,7 @@ def test_a_bound_decides_nothing_unless_it_is_accepted(memfit: Memfit, bounded: 
     assert not (bounded / "memfit.lock.json").exists()
 
 
-def test_growth_from_a_bound_is_not_decided_either(memfit: Memfit, bounded: Path) -> None:
+def test_growth_from_a_bound_is_also_undecided(memfit: Memfit, bounded: Path) -> None:
     (bounded / "model").rename(bounded / "old")
     write_plain_config(bounded / "new", QWEN3_4B)
     for basis, code in (({}, 3), ({"basis": "derived"}, 3), ({"basis": "bound"}, 0)):
@@ -177,7 +179,7 @@ def test_a_policy_can_accept_bounds_or_forbid_them(memfit: Memfit, bounded: Path
 
 
 @pytest.mark.parametrize("limits", [{"peak": "3.98GB"}, {"wired_limit": "50.5%"}])
-def test_every_mend_passes_and_the_next_value_does_not(
+def test_every_remedy_passes_and_the_next_value_does_not(
     memfit: Memfit, place: Path, limits: dict[str, str]
 ) -> None:
     work = {"prompt_tokens": 8192, "prefill_step": 4096}
@@ -203,7 +205,7 @@ def _with(
     return ask(memfit, place, limits, **{**keys, "workload": work})[0]
 
 
-def test_fewer_bits_are_offered_to_weights_that_have_more(memfit: Memfit, place: Path) -> None:
+def test_fewer_bits_are_suggested_for_weights_that_have_more(memfit: Memfit, place: Path) -> None:
     write_plain_config(place / "model", sample_config("qwen3-8b-4bit"))
     code, report = ask(memfit, place, {"load_peak": "9GB"})
     assert (code, report["checks"][0]["mends"]) == (1, [{"setting": "quantize", "value": 8}])
@@ -219,7 +221,7 @@ def test_fewer_bits_are_offered_to_weights_that_have_more(memfit: Memfit, place:
         ("qwen3-next-80b-a3b-4bit", {"prompt_tokens": 300, "prefill_step": 2}, "128GB"),
     ],
 )
-def test_settings_that_are_refused_for_longer_prompts_leave_the_figures(
+def test_settings_rejected_for_longer_prompts_still_give_figures(
     memfit: Memfit, place: Path, sample: str, work: dict[str, int], machine: str
 ) -> None:
     path = str(SAMPLES / f"{sample}.yaml")

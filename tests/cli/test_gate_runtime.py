@@ -96,7 +96,7 @@ def test_the_baseline_keeps_the_runtime_and_its_defaults(memfit: Memfit, place: 
     assert "runtime agent-memory, now mlx-lm" in run.out
 
 
-def test_a_baseline_without_a_runtime_is_of_mlx_lm(memfit: Memfit, place: Path) -> None:
+def test_a_baseline_without_a_runtime_is_for_mlx_lm(memfit: Memfit, place: Path) -> None:
     limits = {"growth": {"peak": "0%"}}
     write_policy(place, it=target(limits, model=SAMPLE))
     memfit("gate", "--update")
@@ -138,7 +138,7 @@ def test_an_unknown_runtime_is_a_mistake_with_its_line(memfit: Memfit, place: Pa
     assert "zinc" in run.err
 
 
-def test_a_prompt_of_too_many_chunks_of_the_runtime_is_a_mistake(
+def test_a_prompt_with_too_many_chunks_for_the_runtime_is_a_mistake(
     memfit: Memfit, place: Path
 ) -> None:
     work = {"context": "100m"}

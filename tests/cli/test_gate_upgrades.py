@@ -33,9 +33,7 @@ def between(
     return run.code, checks, {change["figure"]: change for change in report["changes"]}
 
 
-def test_a_larger_dense_model_breaks_growth_and_names_what_mends_it(
-    memfit: Memfit, place: Path
-) -> None:
+def test_a_larger_dense_model_exceeds_growth_with_a_remedy(memfit: Memfit, place: Path) -> None:
     write_quantised(place / "old", QWEN3_4B)
     write_quantised(place / "new", sample_config("qwen3-8b-4bit"))
     limits = {"peak": "90%", "growth": {"weights": "50%", "kv_per_token": "0%", "peak": "60%"}}
@@ -64,7 +62,9 @@ def test_eight_to_four_bits_passes_without_any_growth(memfit: Memfit, place: Pat
     assert changes["weights_bytes"]["by"] == -(4_021_588_480 // 2)
 
 
-def test_four_to_eight_bits_is_mended_by_four(memfit: Memfit, place: Path) -> None:
+def test_an_upgrade_from_four_to_eight_bits_has_the_remedy_four_bits(
+    memfit: Memfit, place: Path
+) -> None:
     write_quantised(place / "old", QWEN3_4B, bits=4)
     write_quantised(place / "new", QWEN3_4B, bits=8)
     code, checks, _ = between(memfit, place, {"growth": {"weights": "1%"}})
@@ -88,7 +88,9 @@ def test_a_longer_vocabulary_under_the_same_name_is_reported(memfit: Memfit, pla
     assert "model-00001-of-00002.safetensors" in note["message"]
 
 
-def test_full_to_sliding_attention_takes_less_cache(memfit: Memfit, place: Path) -> None:
+def test_a_change_from_full_to_sliding_attention_needs_less_cache(
+    memfit: Memfit, place: Path
+) -> None:
     llama = sample_config("llama-3.1-8b")
     kinds = ["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(32)]
     write_quantised(place / "old", llama)
@@ -101,7 +103,7 @@ def test_full_to_sliding_attention_takes_less_cache(memfit: Memfit, place: Path)
     assert changes["peak_bytes"]["by"] < -(2**30)
 
 
-def test_more_experts_break_the_capacity_in_percent(memfit: Memfit, place: Path) -> None:
+def test_more_experts_exceed_the_capacity_limit_in_percent(memfit: Memfit, place: Path) -> None:
     experts = sample_config("qwen3-30b-a3b-4bit")
     write_quantised(place / "old", experts)
     write_quantised(place / "new", {**experts, "num_experts": 256})

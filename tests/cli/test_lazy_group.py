@@ -17,7 +17,7 @@ COMMANDS = [(group, name) for group in GROUPS.values() for name in group.summari
 
 
 @pytest.mark.parametrize(("group", "name"), COMMANDS, ids=str)
-def test_a_listing_says_of_a_command_what_it_says_of_itself(
+def test_a_command_has_the_same_summary_in_the_list_and_in_its_help(
     group: type[LazyGroup], name: str
 ) -> None:
     own = group(name="memfit").load(name)
@@ -30,13 +30,13 @@ def test_every_module_of_a_command_is_listed(folder: str) -> None:
     assert set(GROUPS[folder].summaries) == found - {"__init__", "__pycache__", "subject"}
 
 
-def test_a_command_nobody_has_is_refused_with_the_nearest(memfit: Memfit) -> None:
+def test_an_unknown_command_is_rejected_with_a_suggestion(memfit: Memfit) -> None:
     ran = memfit("estimat", "somewhere")
     assert ran.code == 2
     assert "No such command 'estimat'. Did you mean 'estimate'?" in ran.err
 
 
-def test_an_option_nobody_has_is_refused(memfit: Memfit) -> None:
+def test_an_unknown_option_is_rejected(memfit: Memfit) -> None:
     ran = memfit("estimate", "--nothing")
     assert ran.code == 2
     assert "No such option: --nothing" in ran.err
@@ -51,7 +51,7 @@ def _listed(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("words", list(_listed(Commands(name="memfit"))), ids=" ".join)
-def test_no_help_of_eighty_columns_cuts_a_summary_or_names_an_argument_in_lower_case(
+def test_help_in_eighty_columns_has_full_summaries_and_upper_case_arguments(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -62,7 +62,7 @@ def test_no_help_of_eighty_columns_cuts_a_summary_or_names_an_argument_in_lower_
     assert arguments == arguments.upper()
 
 
-def test_the_help_of_gate_lists_what_it_can_do(memfit: Memfit) -> None:
+def test_the_help_of_gate_lists_its_subcommands(memfit: Memfit) -> None:
     ran = memfit("gate", "--help")
     assert "memfit gate [OPTIONS] COMMAND" in ran.out.splitlines()[0]
     commands = ran.out.partition("Commands:\n")[2].splitlines()
@@ -70,7 +70,7 @@ def test_the_help_of_gate_lists_what_it_can_do(memfit: Memfit) -> None:
 
 
 @pytest.mark.parametrize("words", [["estimate"], ["plan", "wired"], ["gate", "init"], ["cache"]])
-def test_help_reaches_every_depth(memfit: Memfit, words: list[str]) -> None:
+def test_help_works_at_every_level(memfit: Memfit, words: list[str]) -> None:
     ran = memfit(*words, "--help")
     assert ran.code == 0
     assert f"memfit {' '.join(words)} [OPTIONS]" in ran.out.splitlines()[0]

@@ -66,7 +66,7 @@ def answer(memfit: Memfit, *arguments: str | Path) -> Any:
     return data
 
 
-def test_a_fitting_measurement_stands_above_the_formulas(
+def test_a_matching_measurement_is_used_before_the_formulas(
     memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
 ) -> None:
     store.save(taken())
@@ -85,7 +85,7 @@ def test_a_fitting_measurement_stands_above_the_formulas(
     assert taken().id in data["assumptions"][0]
 
 
-def test_what_was_tuned_is_what_the_next_estimate_says(
+def test_the_next_estimate_uses_the_tuned_figures(
     memfit: Memfit, store: Store, model: Path
 ) -> None:
     tuned = json.loads(memfit("tune", model, *ASK[:4], "--json").out)
@@ -104,7 +104,7 @@ def test_what_was_tuned_is_what_the_next_estimate_says(
     assert kept.id in data["assumptions"][0]
 
 
-def test_measured_and_estimated_stand_side_by_side_where_they_differ(
+def test_measured_and_estimated_are_shown_together_where_they_differ(
     memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
 ) -> None:
     formula = memfit("estimate", model, *ASK, "--json").json
@@ -145,7 +145,7 @@ def test_measured_and_estimated_stand_side_by_side_where_they_differ(
     ],
     ids=lambda options: options[0] + options[1],
 )
-def test_what_was_not_measured_is_not_answered_by_it(
+def test_figures_that_were_not_measured_are_estimated(
     memfit: Memfit,
     store: Store,
     model: Path,
@@ -158,7 +158,7 @@ def test_what_was_not_measured_is_not_answered_by_it(
     assert answer(memfit, *ask) == before
 
 
-def test_another_workload_is_answered_by_formulas_and_told_how_to_measure(
+def test_another_workload_uses_formulas_and_shows_how_to_measure(
     memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
 ) -> None:
     before = answer(memfit, model, *ASK)
@@ -183,7 +183,7 @@ def test_another_workload_is_answered_by_formulas_and_told_how_to_measure(
         ({"device": "Apple M4 Max", "backend": "metal"}, "it is of Apple M4 Max, this is "),
     ],
 )
-def test_a_measurement_of_other_versions_or_machines_is_not_used_and_says_why(
+def test_a_measurement_of_another_version_or_machine_is_not_used_with_a_reason(
     memfit: Memfit,
     store: Store,
     model: Path,
@@ -199,7 +199,7 @@ def test_a_measurement_of_other_versions_or_machines_is_not_used_and_says_why(
     assert f"memfit tune {model} --prompt-tokens 600 --max-tokens 8" in note["message"]
 
 
-def test_a_measurement_of_another_model_says_nothing(
+def test_a_measurement_of_another_model_is_ignored(
     memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
 ) -> None:
     before = answer(memfit, model, *ASK)
@@ -207,7 +207,7 @@ def test_a_measurement_of_another_model_says_nothing(
     assert answer(memfit, model, *ASK) == before
 
 
-def test_a_damaged_record_is_a_note_and_the_answer_stands(
+def test_a_damaged_record_gives_a_note_and_the_estimate_is_made(
     memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
 ) -> None:
     store.save(taken())
@@ -218,7 +218,7 @@ def test_a_damaged_record_is_a_note_and_the_answer_stands(
     assert note["message"].endswith(f"it is renamed to {taken().id}.json.damaged")
 
 
-def test_the_table_names_the_basis_and_the_formula_its_values(
+def test_the_table_states_the_basis_and_explain_the_values(
     memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
 ) -> None:
     store.save(taken())

@@ -30,7 +30,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
     return store
 
 
-def test_a_list_has_a_row_each_and_cuts_nothing(memfit: Memfit, store: Store) -> None:
+def test_a_list_has_a_row_per_measurement_and_cuts_nothing(memfit: Memfit, store: Store) -> None:
     run = memfit("measurements", "list")
     assert (run.code, run.err) == (0, "")
     rows = [line for line in run.out.splitlines() if "2026-11-2" in line]
@@ -40,7 +40,7 @@ def test_a_list_has_a_row_each_and_cuts_nothing(memfit: Memfit, store: Store) ->
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_a_list_and_a_sheet_fit_the_terminal(
+def test_a_list_and_a_single_measurement_fit_the_terminal(
     memfit: Memfit, store: Store, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -56,7 +56,7 @@ def test_a_list_and_a_sheet_fit_the_terminal(
         ]
 
 
-def test_an_empty_store_says_where_it_is_and_what_fills_it(memfit: Memfit, store: Store) -> None:
+def test_an_empty_store_states_its_folder_and_how_to_fill_it(memfit: Memfit, store: Store) -> None:
     store.remove([ONE.id, QUANTISED.id])
     run = memfit("measurements", "list")
     assert run.code == 0
@@ -64,7 +64,9 @@ def test_an_empty_store_says_where_it_is_and_what_fills_it(memfit: Memfit, store
     assert memfit("measurements", "list", "--json").json["measurements"] == []
 
 
-def test_one_is_shown_with_every_figure_and_its_spread(memfit: Memfit, store: Store) -> None:
+def test_one_measurement_is_shown_with_every_figure_and_its_spread(
+    memfit: Memfit, store: Store
+) -> None:
     run = memfit("measurements", "show", ONE.id)
     words = [line.split() for line in run.out.splitlines()]
     assert ["Peak", "in", "prefill", "1.5", "MB", "100.0", "kB"] in words
@@ -76,12 +78,14 @@ def test_one_is_shown_with_every_figure_and_its_spread(memfit: Memfit, store: St
     )
 
 
-def test_units_are_those_that_are_asked_for(memfit: Memfit, store: Store) -> None:
+def test_the_units_option_is_respected(memfit: Memfit, store: Store) -> None:
     assert "KiB" in memfit("measurements", "show", ONE.id, "--units", "gib").out
     assert "MiB" in memfit("measurements", "list", "--units", "gib").out
 
 
-def test_some_are_removed_and_an_unknown_one_is_bad_input(memfit: Memfit, store: Store) -> None:
+def test_measurements_are_removed_and_an_unknown_id_is_bad_input(
+    memfit: Memfit, store: Store
+) -> None:
     run = memfit("measurements", "rm", ONE.id, ONE.id)
     assert (run.code, run.out) == (0, "1 measurement removed\n")
     for command in ("rm", "show"):
@@ -91,7 +95,7 @@ def test_some_are_removed_and_an_unknown_one_is_bad_input(memfit: Memfit, store:
     assert store.all().measurements == (QUANTISED,)
 
 
-def test_an_export_is_imported_elsewhere(
+def test_an_export_can_be_imported_elsewhere(
     memfit: Memfit, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     exported = tmp_path / "measurements.json"
@@ -106,15 +110,13 @@ def test_an_export_is_imported_elsewhere(
     )
 
 
-def test_json_of_one_is_an_export_of_one(memfit: Memfit, store: Store) -> None:
+def test_json_of_one_measurement_is_an_export_of_one(memfit: Memfit, store: Store) -> None:
     run = memfit("measurements", "show", QUANTISED.id, "--json")
     assert len(run.json["measurements"]) == 1
     assert parse_collection(run.out.encode(), Path("out")) == (QUANTISED,)
 
 
-def test_an_import_of_something_else_is_bad_input(
-    memfit: Memfit, store: Store, tmp_path: Path
-) -> None:
+def test_importing_another_file_is_bad_input(memfit: Memfit, store: Store, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     for text in ("{}", "[", '{"schema": "memfit.measurements/1", "measurements": [{}]}'):
         other.write_text(text)

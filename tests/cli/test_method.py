@@ -60,7 +60,9 @@ def test_a_model_that_only_mlx_lm_knows_is_traced(memfit: Memfit, tmp_path: Path
     assert data["verdict"] == "fits"
 
 
-def test_what_the_class_rejects_is_said_in_its_terms(memfit: Memfit, tmp_path: Path) -> None:
+def test_a_value_the_class_rejects_gives_the_error_of_the_class(
+    memfit: Memfit, tmp_path: Path
+) -> None:
     config = {key: value for key, value in UNDESCRIBED.items() if key != "hidden_size"}
     run = memfit("estimate", write_config(tmp_path, {**config, "hidden_size": "wide"}))
     assert run.code in (2, 3)
@@ -68,7 +70,7 @@ def test_what_the_class_rejects_is_said_in_its_terms(memfit: Memfit, tmp_path: P
     assert "nanochat" in run.err
 
 
-def test_code_of_a_model_repository_is_never_run(memfit: Memfit, tmp_path: Path) -> None:
+def test_code_from_a_model_repository_never_runs(memfit: Memfit, tmp_path: Path) -> None:
     path = write_config(tmp_path, {**UNDESCRIBED, "model_file": "model.py"})
     (tmp_path / "model.py").write_text("raise SystemExit('this ran')")
     run = memfit("estimate", path)
@@ -77,7 +79,7 @@ def test_code_of_a_model_repository_is_never_run(memfit: Memfit, tmp_path: Path)
     assert json.dumps("model_file").strip('"') in run.err
 
 
-def test_explain_names_what_is_alive_at_the_peak(memfit: Memfit, tmp_path: Path) -> None:
+def test_explain_lists_the_arrays_alive_at_the_peak(memfit: Memfit, tmp_path: Path) -> None:
     run = memfit("estimate", write_config(tmp_path, QWEN3_4B), "--method", "trace", "--explain")
     assert "alive then: weights" in run.out
 
@@ -114,7 +116,7 @@ def test_the_trace_chooses_the_prefill_step(memfit: Memfit, tmp_path: Path) -> N
     assert "the largest whose workspace fits" in recommended["reasons"][0]
 
 
-def test_an_undescribed_model_in_a_format_nobody_describes_is_bounded(
+def test_an_unknown_model_in_an_unknown_format_gives_a_bound(
     memfit: Memfit, tmp_path: Path
 ) -> None:
     plain = memfit("estimate", write_config(tmp_path / "plain", UNDESCRIBED), "--json").json

@@ -24,12 +24,12 @@ def umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("umask")
-def test_a_new_file_can_be_read_by_whoever_the_umask_lets(tmp_path: Path) -> None:
+def test_a_new_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     write_whole(tmp_path / "report.md", "text")
     assert stat.S_IMODE((tmp_path / "report.md").stat().st_mode) == 0o644
 
 
-def test_a_file_that_is_there_keeps_its_permissions(tmp_path: Path) -> None:
+def test_an_existing_file_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "report.md"
     path.write_text("old")
     path.chmod(0o640)
@@ -46,7 +46,7 @@ def test_a_link_is_written_through(tmp_path: Path) -> None:
     assert (tmp_path / "report.md").read_text() == "text"
 
 
-def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
+def test_a_device_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     # A pipe is used in place of /dev/null, which root could replace with a file.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -58,7 +58,7 @@ def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [pipe]
 
 
-def test_a_directory_is_no_file_to_write(tmp_path: Path) -> None:
+def test_a_directory_cannot_be_written_as_a_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a directory; give a file name"):
         write_whole(tmp_path, "text")
     assert not list(tmp_path.iterdir())
@@ -93,7 +93,7 @@ def test_an_ascii_terminal_gets_every_format_in_ascii(tmp_path: Path, form: str)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_gives_a_one_line_error(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         run = _run(write_config(tmp_path, QWEN3_4B), stdout=full.fileno())
     assert run.returncode == 2
@@ -102,7 +102,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
 @pytest.mark.parametrize("command", ["--help", "gate check --help", "--version", "devices"])
-def test_a_full_disk_is_one_line_whoever_writes(command: str) -> None:
+def test_a_full_disk_gives_a_one_line_error_in_every_command(command: str) -> None:
     with open("/dev/full", "w") as full:  # PYTHONUNBUFFERED would leave no rest to fail at exit
         run = _run(command=command, stdout=full.fileno(), PYTHONUNBUFFERED="")
     assert run.returncode == 2
@@ -123,7 +123,7 @@ def test_without_standard_error_the_answer_is_the_same(model: str, code: int) ->
 
 
 @pytest.mark.parametrize("options", [["--plot"], ["--plot", "--method", "trace"]])
-def test_no_terminal_is_endlessly_wide(
+def test_the_width_of_a_terminal_is_limited(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
 ) -> None:
     model = write_config(tmp_path, QWEN3_4B)
@@ -133,7 +133,7 @@ def test_no_terminal_is_endlessly_wide(
 
 
 @pytest.mark.parametrize(("memory", "code"), [("64GB", 0), ("8GB", 1)])
-def test_a_reader_that_went_away_changes_no_verdict(tmp_path: Path, memory: str, code: int) -> None:
+def test_a_closed_pipe_does_not_change_the_verdict(tmp_path: Path, memory: str, code: int) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     model = write_config(tmp_path, QWEN3_4B)

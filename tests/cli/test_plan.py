@@ -30,7 +30,7 @@ def test_a_request_is_answered_in_every_format(
 
 @pytest.mark.parametrize("option", ["--used", "--requested", "--capacity"])
 @pytest.mark.parametrize("value", ["-1", "many", "1.5", "2000000m"])
-def test_a_count_that_is_none_is_named(memfit: Memfit, option: str, value: str) -> None:
+def test_an_invalid_count_is_reported(memfit: Memfit, option: str, value: str) -> None:
     counts = {"--used": "1", "--requested": "1", "--capacity": "1", option: value}
     arguments = [part for pair in counts.items() for part in pair]
     assert_one_line(memfit("plan", "request", *arguments), 2, option)
@@ -43,7 +43,7 @@ def test_a_scenario_is_answered_as_json(memfit: Memfit) -> None:
     assert [t["outcome"] for t in run.json["tickets"]].count("gave_up") == 1
 
 
-def test_a_plan_that_macos_refuses_is_exit_1_and_says_what_to_set(memfit: Memfit) -> None:
+def test_a_plan_that_macos_rejects_exits_with_1_and_the_value_to_set(memfit: Memfit) -> None:
     run = memfit("plan", "wired", RAISED)
     assert run.code == 1
     assert "sudo sysctl iogpu.wired_limit_mb=20028" in run.out
@@ -60,7 +60,7 @@ def test_the_plot_draws_demand_waiting_and_limit_to_scale(memfit: Memfit) -> Non
     assert "│" in longest
 
 
-def test_numbers_are_whole_on_a_narrow_terminal(
+def test_numbers_are_not_cut_on_a_narrow_terminal(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -69,7 +69,7 @@ def test_numbers_are_whole_on_a_narrow_terminal(
     assert "13.726 GB   13.726 GB   13.726 GB" in out
 
 
-def test_units_are_the_binary_ones_when_asked(memfit: Memfit) -> None:
+def test_binary_units_are_shown_on_request(memfit: Memfit) -> None:
     out = memfit("plan", "wired", SERVER, "--units", "gib").out
     assert "12.783 GiB" in out
     assert " GB" not in out
@@ -84,12 +84,12 @@ def test_markdown_has_both_tables_and_the_plot(memfit: Memfit, tmp_path: Path) -
     assert text.count("```") == 2
 
 
-def test_a_scenario_that_is_not_there_is_one_line(memfit: Memfit, tmp_path: Path) -> None:
+def test_a_missing_scenario_gives_a_one_line_error(memfit: Memfit, tmp_path: Path) -> None:
     assert_one_line(memfit("plan", "wired", tmp_path / "none.yaml"), 2, "no such file")
     assert_one_line(memfit("plan", "wired", tmp_path), 2, "not a regular file")
 
 
-def test_a_mistake_in_a_scenario_is_one_line(memfit: Memfit, tmp_path: Path) -> None:
+def test_a_mistake_in_a_scenario_gives_a_one_line_error(memfit: Memfit, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(SERVER.read_text().replace("14GB", "14G"))
     assert_one_line(memfit("plan", "wired", path), 2, "bad.yaml:6: policies.serving.cap", "14G")

@@ -31,7 +31,7 @@ def test_the_largest_context_fits_and_one_more_token_does_not(memfit: Memfit) ->
         assert (one.json["fit"]["required_bytes"] <= budget) == fits
 
 
-def test_the_largest_batch_fits_and_one_more_does_not(memfit: Memfit) -> None:
+def test_the_largest_batch_fits_and_one_more_request_does_not(memfit: Memfit) -> None:
     plan = memfit("plan", "context", DENSE, "--memory", "16GB", "--json").json
     most = plan["largest_batch"]
     for batch, fits in ((most, True), (most + 1, False)):
@@ -39,7 +39,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(memfit: Memfit) -> None:
         assert (run.json["verdict"] == "fits") == fits
 
 
-def test_ceilings_bound_every_context(memfit: Memfit) -> None:
+def test_ceilings_limit_every_context(memfit: Memfit) -> None:
     arguments = ("--memory", "64GB", "--ceiling", "8k", "--backend-cap", "4k", "--json")
     plan = memfit("plan", "context", DENSE, *arguments).json
     expected = {"model": 40960, "requested": 8192, "backend": 4096, "effective": 4096}
@@ -48,7 +48,7 @@ def test_ceilings_bound_every_context(memfit: Memfit) -> None:
     assert {cell["context_tokens"] for cell in plan["matrix"]} == {4096}
 
 
-def test_zincs_floor_is_shown_next_to_does_not_fit(memfit: Memfit) -> None:
+def test_zincs_minimum_is_shown_together_with_does_not_fit(memfit: Memfit) -> None:
     run = memfit("plan", "context", HYBRID, "--memory", "32GB", "--runtime", "zinc", "--json")
     own = run.json["automatic"]
     assert (own["tokens"], own["right_tokens"]) == (4096, 0)
@@ -77,7 +77,7 @@ def test_foundrys_budget_is_exceeded_by_its_own_context(
 
 
 @pytest.mark.parametrize("value", ["1", "0"])
-def test_foundrys_shared_cache_lies_in_host_memory(
+def test_foundrys_shared_cache_is_in_host_memory(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     # As in plan static: the variable shares by being set, to any value.
@@ -90,7 +90,7 @@ def test_foundrys_shared_cache_lies_in_host_memory(
     assert any("Foundry stops at 2048 tokens" in note["message"] for note in plan["notes"])
 
 
-def test_traffic_is_sized_from_what_was_sent(memfit: Memfit, tmp_path: Path) -> None:
+def test_traffic_is_sized_from_recorded_requests(memfit: Memfit, tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     rows = "".join(f"{prompt},100\n" for prompt in range(900, 99_900, 1000))
     path.write_text("prompt_tokens,completion_tokens\n" + rows + "1,0\n")
@@ -105,7 +105,7 @@ def test_traffic_is_sized_from_what_was_sent(memfit: Memfit, tmp_path: Path) -> 
     assert traffic["at_once_of_mean"] == 0
 
 
-def test_the_example_of_traffic_is_read(memfit: Memfit) -> None:
+def test_the_traffic_example_is_read(memfit: Memfit) -> None:
     run = memfit("plan", "context", DENSE, "--memory", "32GB", "--traffic", TRAFFIC, "--plot")
     assert run.code == 0
     assert "99 % of the requests are served by a context of" in run.out
@@ -131,7 +131,9 @@ def test_without_a_device_there_is_no_verdict(memfit: Memfit) -> None:
         (("--runtime", "other"), "no runtime is called 'other'"),
     ],
 )
-def test_bad_input_is_one_line(memfit: Memfit, arguments: tuple[str, ...], message: str) -> None:
+def test_bad_input_gives_a_one_line_error(
+    memfit: Memfit, arguments: tuple[str, ...], message: str
+) -> None:
     run = memfit("plan", "context", DENSE, *arguments)
     assert run.code == 2
     assert message in run.err
@@ -160,14 +162,14 @@ def test_growth_shows_every_rule(memfit: Memfit) -> None:
     assert rules["vllm"]["allocated_bytes"] == 5008 * TOKEN
 
 
-def test_growth_says_where_the_budget_ends(memfit: Memfit) -> None:
+def test_growth_shows_where_the_budget_ends(memfit: Memfit) -> None:
     arguments = ("--turns", "10", "--turn-tokens", "1000", "--budget", f"{6144 * TOKEN - 1}")
     run = memfit("plan", "growth", DENSE, *arguments, "--runtime", "foundry")
     assert run.code == 1
     assert "foundry: at token 2049 of a session, in turn 3: 906.0 MB alive" in run.out
 
 
-def test_growth_takes_the_budget_the_device_leaves(memfit: Memfit) -> None:
+def test_growth_uses_the_budget_left_on_the_device(memfit: Memfit) -> None:
     data = memfit("plan", "growth", DENSE, "--memory", "16GB", "--json").json
     alone = memfit("estimate", DENSE, "--memory", "16GB", "--json").json
     nine_tenths = alone["device"]["working_set_bytes"] * 9 // 10
@@ -187,14 +189,16 @@ def test_growth_takes_the_budget_the_device_leaves(memfit: Memfit) -> None:
         (("--runtimes", "vllm,other"), "no runtime is called 'other'"),
     ],
 )
-def test_bad_growth_is_one_line(memfit: Memfit, arguments: tuple[str, ...], message: str) -> None:
+def test_bad_growth_options_give_a_one_line_error(
+    memfit: Memfit, arguments: tuple[str, ...], message: str
+) -> None:
     run = memfit("plan", "growth", DENSE, *arguments)
     assert run.code == 2
     assert message in run.err
     assert run.err.count("\n") == 1
 
 
-def test_bits_that_are_refused_for_longer_contexts_leave_a_plan(memfit: Memfit) -> None:
+def test_kv_bits_rejected_for_longer_contexts_still_give_a_plan(memfit: Memfit) -> None:
     # mlx-lm would quantise a rotating cache from token 5000 on, and refuses to.
     arguments = (SAMPLES / "gemma-3-27b.yaml", "--kv-bits", "8", "--memory", "128GB", "--json")
     plan = memfit("plan", "context", *arguments).json

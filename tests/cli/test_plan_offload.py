@@ -37,7 +37,7 @@ def test_a_profile_gives_coverage_and_capacities_by_layer(memfit: Memfit) -> Non
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
-def test_experts_are_planned_for_people(memfit: Memfit, form: str) -> None:
+def test_an_expert_plan_is_a_readable_table(memfit: Memfit, form: str) -> None:
     options = ("--memory", "32GB", "--plot", "--format", form)
     run = memfit("plan", "experts", NEXT, *options)
     assert run.code == 0
@@ -55,7 +55,7 @@ def test_without_a_device_there_is_a_table_and_no_verdict(memfit: Memfit) -> Non
     assert len(run.json["rows"]) >= 8
 
 
-def test_a_capacity_that_does_not_start_is_exit_1(memfit: Memfit) -> None:
+def test_a_capacity_that_does_not_start_exits_with_1(memfit: Memfit) -> None:
     run = memfit("plan", "experts", *LITE_4BIT, "--memory", "8GB")
     assert run.code == 1
     assert "during start-up; exceeds" in run.out
@@ -84,7 +84,7 @@ def test_requests_are_simulated(memfit: Memfit) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
-def test_conversations_are_planned_for_people(memfit: Memfit, form: str) -> None:
+def test_a_conversation_plan_is_a_readable_table(memfit: Memfit, form: str) -> None:
     options = ("--memory", "16GB", "--tokens", "8k", "--plot", "--format", form)
     run = memfit("plan", "offload", LLAMA, "--quantize", "4", "--requests", AGENTS, *options)
     assert run.code == 0
@@ -92,13 +92,13 @@ def test_conversations_are_planned_for_people(memfit: Memfit, form: str) -> None
         assert text in run.out
 
 
-def test_conversations_that_never_fit_are_exit_1(memfit: Memfit) -> None:
+def test_conversations_that_never_fit_exit_with_1(memfit: Memfit) -> None:
     run = memfit("plan", "offload", LLAMA, "--cache-budget", "1MB")
     assert run.code == 1
     assert "0 of 8 conversations" in run.out
 
 
-def test_a_static_plan_is_made_from_a_recorded_trace(memfit: Memfit) -> None:
+def test_a_static_plan_can_use_a_recorded_trace(memfit: Memfit) -> None:
     run = memfit("plan", "static", TINY, "--trace", TRACE, "--context", "2k", "--json")
     assert (run.code, run.json["capacity_tokens"]) == (0, 2048)
     assert run.json["arena_bytes"] >= run.json["lower_bound_bytes"] > 0
@@ -106,7 +106,9 @@ def test_a_static_plan_is_made_from_a_recorded_trace(memfit: Memfit) -> None:
     assert max(each["offset"] + each["nbytes"] for each in placed) == run.json["arena_bytes"]
 
 
-def test_a_static_plan_is_recorded_where_mlx_is(memfit: Memfit, tmp_path: Path) -> None:
+def test_a_static_plan_records_a_trace_where_mlx_is_installed(
+    memfit: Memfit, tmp_path: Path
+) -> None:
     pytest.importorskip("mlx_lm", reason="the graph is recorded by MLX")
     saved = tmp_path / "trace.json"
     options = ("--context", "2k", "--save-trace", saved)
@@ -118,7 +120,7 @@ def test_a_static_plan_is_recorded_where_mlx_is(memfit: Memfit, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
-def test_a_static_plan_is_shown_to_people(memfit: Memfit, form: str) -> None:
+def test_a_static_plan_is_a_readable_table(memfit: Memfit, form: str) -> None:
     options = ("--trace", TRACE, "--plot", "--format", form)
     run = memfit("plan", "static", TINY, *options)
     assert run.code == 0
@@ -157,11 +159,11 @@ def test_a_static_plan_is_shown_to_people(memfit: Memfit, form: str) -> None:
         (("static", TINY, "--trace", TRACE, "--context", "0"), "context"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_bad_input_gives_a_one_line_error(
     memfit: Memfit, arguments: tuple[str | Path, ...], said: str
 ) -> None:
     assert_one_line(memfit("plan", *arguments), 2, said)
 
 
-def test_a_model_without_experts_is_exit_3(memfit: Memfit) -> None:
+def test_a_model_without_experts_exits_with_3(memfit: Memfit) -> None:
     assert_one_line(memfit("plan", "experts", LLAMA), 3, "no layer has routed experts")

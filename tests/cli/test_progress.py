@@ -3,7 +3,7 @@
 from memfit.cli.progress import reporting
 
 
-def test_what_comes_after_is_prepared_once_and_only_where_something_is_waited_for() -> None:
+def test_later_work_is_prepared_once_and_only_while_waiting() -> None:
     prepared: list[str] = []
     with reporting(verbose=False, while_waiting=lambda: prepared.append("now")) as progress:
         assert prepared == []

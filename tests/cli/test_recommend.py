@@ -19,7 +19,7 @@ def _reasons(memfit: Memfit, config: dict[str, Any], path: Path, *options: str) 
     return {name: text for name, _, text in reasons}
 
 
-def test_kv_bits_that_a_short_prompt_never_reaches_leave_a_recommendation(
+def test_kv_bits_a_short_prompt_never_reaches_still_give_a_recommendation(
     memfit: Memfit, tmp_path: Path
 ) -> None:
     options = ("--kv-bits", "8", "--context", "1000")
@@ -31,7 +31,7 @@ def test_kv_bits_that_a_short_prompt_never_reaches_leave_a_recommendation(
 
 
 @pytest.mark.parametrize("step", ["1", "2"])
-def test_a_small_prefill_step_bounds_the_search_and_does_not_end_it(
+def test_a_small_prefill_step_limits_the_search_but_does_not_end_it(
     memfit: Memfit, tmp_path: Path, step: str
 ) -> None:
     config = {**QWEN3_4B_4BIT, "max_position_embeddings": 2**19}
@@ -58,7 +58,7 @@ def test_a_prompt_too_long_for_small_steps_still_has_a_recommendation(
         (200, "no multiple of 256 is within the limit of 200 tokens"),
     ],
 )
-def test_the_limit_of_the_search_is_named_for_what_it_is(
+def test_the_limit_of_the_search_is_reported_as_such(
     memfit: Memfit, tmp_path: Path, limit: int | None, said: str
 ) -> None:
     config = {**QWEN3_4B_4BIT, "max_position_embeddings": limit}
@@ -66,7 +66,9 @@ def test_the_limit_of_the_search_is_named_for_what_it_is(
     assert _reasons(memfit, config, tmp_path, *options)["context"] == said
 
 
-def test_a_quantised_cache_is_no_remedy_where_it_needs_more(memfit: Memfit, tmp_path: Path) -> None:
+def test_a_quantised_cache_is_not_suggested_where_it_needs_more(
+    memfit: Memfit, tmp_path: Path
+) -> None:
     # Attention over a quantised cache is not fused: its scores outweigh what the cache saves,
     # but for long prompts of a model whose attention is not fused anyway.
     small = _reasons(memfit, QWEN3_4B_4BIT, tmp_path, "--memory", "8GB")["context"]
@@ -77,9 +79,7 @@ def test_a_quantised_cache_is_no_remedy_where_it_needs_more(memfit: Memfit, tmp_
     assert large.endswith("; a quantised KV cache or a larger working set raises it")
 
 
-def test_the_sysctl_line_is_for_the_workload_that_was_asked_for(
-    memfit: Memfit, tmp_path: Path
-) -> None:
+def test_the_sysctl_line_is_for_the_given_workload(memfit: Memfit, tmp_path: Path) -> None:
     options = ("--memory", "8GB", "--context")
     asked = _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options, "32k")
     assert "iogpu.wired_limit_mb=7405 would" in asked["working set"]
@@ -89,7 +89,7 @@ def test_the_sysctl_line_is_for_the_workload_that_was_asked_for(
     assert "working set" not in _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options, "64k")
 
 
-def test_an_allocation_that_no_device_gives_is_named_with_both_sizes(
+def test_an_allocation_above_the_devices_limit_is_reported_with_both_sizes(
     memfit: Memfit, tmp_path: Path
 ) -> None:
     asked = ("--context", "128k", "--prefill-step", "16384", "--device", "m4-max-64")

@@ -27,14 +27,14 @@ def test_the_peak_is_marked_in_its_call_and_in_the_highest_row() -> None:
     assert drawn[1].split("|")[2].strip() == ""
 
 
-def test_a_budget_within_reach_is_a_line_and_one_far_above_is_said() -> None:
+def test_a_budget_near_the_peak_is_a_line_and_a_far_one_is_text() -> None:
     near, far = lines(RUN, 3 * GB), lines(RUN, 60 * GB)
     assert [line for line in near if line.count("-") > WIDTH // 2]
     assert not [line for line in far if line.count("-") > WIDTH // 2]
     assert "above all of it" in far[1]
 
 
-def test_each_call_is_named_with_its_tokens() -> None:
+def test_each_call_has_a_label_with_its_tokens() -> None:
     assert lines(RUN)[-2].split("  ")[-1].strip() == "decode"
     assert "2048 at 0" in lines(RUN)[-1]
 
@@ -57,7 +57,7 @@ def test_no_line_is_wider_than_the_terminal(run: tuple[RunCall, ...], budget: in
 
 
 @given(st.lists(CALLS, min_size=1, max_size=7).map(tuple), st.integers(40, 120))
-def test_no_number_is_cut_however_narrow_the_terminal(run: tuple[RunCall, ...], width: int) -> None:
+def test_no_number_is_cut_on_a_narrow_terminal(run: tuple[RunCall, ...], width: int) -> None:
     drawn = lines(run, width=width)
     words = [word for line in drawn for word in line.replace(",", " ").split()]
     pairs = [" ".join(words[i : i + 3]) for i in range(len(words))]

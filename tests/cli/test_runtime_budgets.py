@@ -80,7 +80,7 @@ def test_on_a_mac_the_working_set_is_the_smaller_limit(on_vllm: SizedModel) -> N
 @pytest.mark.parametrize(
     ("runtime", "batch", "budget_mb"), [("foundry", 1, 1000), ("agent-memory", 4, 8192)]
 )
-def test_a_budget_for_the_cache_holds_the_cache_alone(
+def test_a_cache_budget_covers_only_the_cache(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch, runtime: str, batch: int, budget_mb: int
 ) -> None:
     monkeypatch.setenv("METALLIC_KV_MEMORY_BUDGET_MB", "1000")
@@ -97,20 +97,20 @@ def test_a_budget_for_the_cache_holds_the_cache_alone(
 
 
 @pytest.mark.parametrize("name", ["mlx-lm", "mlx-swift-lm", "mlx-moe", "zinc", "llama.cpp"])
-def test_a_share_of_the_working_set_ends_no_run(name: str) -> None:
+def test_a_share_of_the_working_set_is_not_a_limit(name: str) -> None:
     budget = get_runtime(name).budget
     need = Need(MAC.working_set_bytes, 0, MAC.working_set_bytes, budget)
     assert judge(need, MAC) == ("tight", ())
     assert judge(replace(need, peak_bytes=need.peak_bytes + 1), MAC)[1] == ("working_set",)
 
 
-def test_exactly_at_a_budget_is_within_it() -> None:
+def test_exactly_the_budget_is_within_it() -> None:
     budget = Budget("cache", bytes=1000)
     assert judge(Need(2000, 0, 1000, budget), MAC) == ("fits", ())
     assert judge(Need(2000, 0, 1001, budget), MAC) == ("exceeds", ("cache_budget",))
 
 
-def test_python_keeps_the_margin_free_that_the_command_line_keeps(memfit: Memfit) -> None:
+def test_python_and_the_command_line_keep_the_same_margin_free(memfit: Memfit) -> None:
     device = find_device("m4-max-64", os_regime=DEFAULT_REGIME)
     sized = size(open_checkpoint(str(LLAMA)), device=device)
     by_library = estimate(sized, Workload(prompt_tokens=4096))

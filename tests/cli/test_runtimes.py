@@ -48,7 +48,7 @@ def test_each_runtime_allocates_by_its_own_rule(
     assert kv["bytes"] == kv_bytes
 
 
-def test_a_runtimes_defaults_are_its_own(memfit: Memfit) -> None:
+def test_each_runtime_has_its_own_defaults(memfit: Memfit) -> None:
     work = memfit("estimate", DENSE, "--runtime", "agent-memory", "--json").json["workload"]
     assert (work["kv_bits"], work["quantized_kv_start"]) == (4, 0)
     work = memfit("estimate", DENSE, "--runtime", "mlx-swift-lm", "--json").json["workload"]
@@ -64,7 +64,7 @@ def test_parts_of_a_peak_add_up_under_every_runtime(memfit: Memfit) -> None:
         assert total == data["peak_bytes"], name
 
 
-def test_zincs_charge_and_the_right_one_stand_side_by_side(memfit: Memfit) -> None:
+def test_zincs_reserve_and_the_correct_one_are_shown_together(memfit: Memfit) -> None:
     run = memfit("estimate", HYBRID, "--context", "32k", "--runtime", "zinc")
     text = " ".join(run.out.split())
     assert "zinc charges its cache to all 48 layers: 6.443 GB" in text
@@ -83,7 +83,7 @@ def test_mlx_moe_keeps_208_experts_on_32_gb(memfit: Memfit) -> None:
     assert run.json["components"]["weights"]["resident_bytes"] == expected + 32_768
 
 
-def test_mlx_moes_own_capacity_stands_beside_the_right_one(memfit: Memfit) -> None:
+def test_mlx_moes_own_capacity_is_shown_with_the_correct_one(memfit: Memfit) -> None:
     text = " ".join(
         memfit("estimate", HYBRID, "--memory", "64GB", "--runtime", "mlx-moe").out.split()
     )
@@ -91,7 +91,7 @@ def test_mlx_moes_own_capacity_stands_beside_the_right_one(memfit: Memfit) -> No
     assert "mlx-moe's own capacity is 456, 679.5 MB more than 71 %" in text
 
 
-def test_the_swift_guide_is_held_against_the_bytes(memfit: Memfit) -> None:
+def test_the_swift_guide_is_compared_with_the_bytes(memfit: Memfit) -> None:
     run = memfit(
         "estimate", DENSE, "--context", "8k", "--kv-bits", "4", "--runtime", "mlx-swift-lm"
     )
@@ -99,7 +99,9 @@ def test_the_swift_guide_is_held_against_the_bytes(memfit: Memfit) -> None:
     assert "guide states 302.0 MB of cache at 4 bits; with scales and biases it is 339.7 MB" in text
 
 
-def test_foundry_takes_its_environment(memfit: Memfit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foundry_uses_its_environment_variables(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("METALLIC_PREFILL_CHUNK_SIZE", "64")
     run = memfit("estimate", DENSE, "--runtime", "foundry", "--json")
     assert run.json["workload"]["prefill_step"] == 64
@@ -118,7 +120,7 @@ def test_foundry_takes_its_environment(memfit: Memfit, monkeypatch: pytest.Monke
         (("--runtime", "foundry", "--max-kv-size", "512"), "no rotating cache"),
     ],
 )
-def test_what_a_runtime_cannot_do_is_not_supported(
+def test_an_option_a_runtime_lacks_is_not_supported(
     memfit: Memfit, arguments: tuple[str, ...], message: str
 ) -> None:
     run = memfit("estimate", DENSE, *arguments)
@@ -127,7 +129,7 @@ def test_what_a_runtime_cannot_do_is_not_supported(
     assert run.err.count("\n") == 1
 
 
-def test_all_runtimes_stand_side_by_side(memfit: Memfit) -> None:
+def test_all_runtimes_are_shown_side_by_side(memfit: Memfit) -> None:
     run = memfit("compare", HYBRID, "--runtimes", "all", "--memory", "64GB", "--json")
     assert run.code == 0
     assert [model["label"] for model in run.json["models"]] == NAMES
@@ -146,7 +148,7 @@ def test_a_comparison_agrees_with_the_estimates(memfit: Memfit) -> None:
         assert peak["value"] == alone["peak_bytes"], name
 
 
-def test_a_runtime_that_cannot_says_why_and_the_others_answer(memfit: Memfit) -> None:
+def test_a_runtime_that_does_not_support_the_model_states_why(memfit: Memfit) -> None:
     run = memfit("compare", DENSE, "--runtimes", "all")
     assert run.code == 0
     assert "4: Qwen3-8B-4bit: mlx-moe needs the same number of experts" in run.out
@@ -161,7 +163,7 @@ def test_a_runtime_that_cannot_says_why_and_the_others_answer(memfit: Memfit) ->
         ((DENSE, "--runtimes", "vllm,vllm"), "a runtime is given twice"),
     ],
 )
-def test_runtimes_are_asked_for_by_name(
+def test_runtimes_are_selected_by_name(
     memfit: Memfit, arguments: tuple[str | Path, ...], message: str
 ) -> None:
     run = memfit("compare", *arguments)
@@ -169,7 +171,7 @@ def test_runtimes_are_asked_for_by_name(
     assert message in run.err
 
 
-def test_a_matrix_goes_with_runtimes(memfit: Memfit) -> None:
+def test_a_matrix_can_be_combined_with_runtimes(memfit: Memfit) -> None:
     run = memfit("compare", DENSE, "--runtimes", "zinc,vllm", "--matrix", "context=4k,8k", "--json")
     cells = run.json["matrix"]["cells"]
     assert [(cell["model"], cell["settings"]["context"]) for cell in cells] == [
@@ -180,7 +182,7 @@ def test_a_matrix_goes_with_runtimes(memfit: Memfit) -> None:
     ]
 
 
-def test_the_table_of_runtimes_has_a_row_and_a_source_each(memfit: Memfit) -> None:
+def test_every_runtime_has_a_row_with_a_source(memfit: Memfit) -> None:
     data = memfit("runtimes", "--json").json
     assert [row["name"] for row in data["runtimes"]] == NAMES
     out = memfit("runtimes").out

@@ -53,7 +53,7 @@ def test_weights_caches_and_states_are_estimated_to_the_byte(
         assert 100 * off <= PEAK_ERROR_PERCENT * figure["measured_bytes"], figure
 
 
-def test_nothing_is_hidden(memfit: Memfit, dense: Path) -> None:
+def test_every_measured_byte_is_accounted_for(memfit: Memfit, dense: Path) -> None:
     run = memfit("tune", dense, *SHORT, "--json")
     figures = figures_of(run)
     measured = {name: figure["measured_bytes"] for name, figure in figures.items()}
@@ -76,7 +76,7 @@ def test_nothing_is_hidden(memfit: Memfit, dense: Path) -> None:
     assert run.json["loaded"]["load_ns"] > 0
 
 
-def test_what_is_measured_is_what_the_next_estimate_says(memfit: Memfit, dense: Path) -> None:
+def test_the_next_estimate_uses_the_measured_figures(memfit: Memfit, dense: Path) -> None:
     tuned = memfit("tune", dense, *SHORT, "--json")
     figures = figures_of(tuned)
     kept = memfit("measurements", "list", "--json").json["measurements"]
@@ -87,7 +87,7 @@ def test_what_is_measured_is_what_the_next_estimate_says(memfit: Memfit, dense: 
     assert estimate["components"]["kv"]["bytes"] == figures["kv"]["measured_bytes"]
 
 
-def test_a_text_goes_through_the_chat_template(
+def test_a_text_prompt_uses_the_chat_template(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     text = "Every byte has a reason."
@@ -100,7 +100,7 @@ def test_a_text_goes_through_the_chat_template(
     assert 5 < run.json["prompt_tokens"] <= len(text) + added
 
 
-def test_a_prompt_is_the_same_as_text_as_file_and_piped(
+def test_a_prompt_is_the_same_as_text_file_or_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "Größer als zuvor\n"
@@ -119,7 +119,7 @@ def test_a_typed_prompt_is_read_as_mlx_lm_reads_the_pasted_one(tmp_path: Path) -
         prompt_text(r"\n")
 
 
-def test_lines_to_paste_have_the_prompt_or_say_where_it_comes_from(
+def test_commands_include_the_prompt_or_its_source(
     memfit: Memfit, dense: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "my prompt.txt"
@@ -133,7 +133,7 @@ def test_lines_to_paste_have_the_prompt_or_say_where_it_comes_from(
     assert "standard-input" in {note["code"] for note in run.json["notes"]}
 
 
-def test_a_model_without_a_tokenizer_has_no_line_to_paste(
+def test_a_model_without_a_tokenizer_has_no_commands(
     memfit: Memfit, checkpoints: Checkpoints
 ) -> None:
     run = memfit("tune", checkpoints("no-tokenizer"), *SHORT, "--json")
@@ -165,7 +165,7 @@ def test_without_standard_input_there_is_no_piped_prompt(monkeypatch: pytest.Mon
         prompt_text("-")
 
 
-def test_flags_stand_alone_on_stdout(memfit: Memfit, dense: Path) -> None:
+def test_flags_are_the_only_output_on_stdout(memfit: Memfit, dense: Path) -> None:
     run = memfit("tune", dense, *SHORT, "--flags")
     assert run.code == 0, run.err
     generate, server = run.out.splitlines()
@@ -174,7 +174,9 @@ def test_flags_stand_alone_on_stdout(memfit: Memfit, dense: Path) -> None:
     assert "Peak in prefill" in run.err
 
 
-def test_csv_has_a_line_for_each_point_with_both_sides(memfit: Memfit, dense: Path) -> None:
+def test_csv_has_a_line_for_each_point_with_estimate_and_measurement(
+    memfit: Memfit, dense: Path
+) -> None:
     run = memfit("tune", dense, *SHORT, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(run.out)))
     assert rows[0]["prompt_tokens"] == "70"
@@ -183,7 +185,7 @@ def test_csv_has_a_line_for_each_point_with_both_sides(memfit: Memfit, dense: Pa
     assert all(row["weights_measured_bytes"] for row in rows)
 
 
-def test_markdown_and_table_show_what_json_holds(
+def test_markdown_and_table_show_the_values_of_json(
     memfit: Memfit, dense: Path, tmp_path: Path
 ) -> None:
     table = memfit("tune", dense, *SHORT)
@@ -197,7 +199,7 @@ def test_markdown_and_table_show_what_json_holds(
     assert "mlx_lm.generate --model" in text
 
 
-def test_a_run_beyond_free_memory_is_refused_before_it_is_loaded(
+def test_a_run_beyond_free_memory_is_rejected_before_loading(
     memfit: Memfit, dense: Path, home: Path
 ) -> None:
     run = memfit("tune", dense, *SHORT, "--margin", "100TB")
@@ -205,7 +207,7 @@ def test_a_run_beyond_free_memory_is_refused_before_it_is_loaded(
     assert not home.exists()
 
 
-def test_a_refused_run_can_be_forced(memfit: Memfit, dense: Path) -> None:
+def test_a_rejected_run_can_be_forced(memfit: Memfit, dense: Path) -> None:
     run = memfit("tune", dense, *SHORT, "--margin", "100TB", "--force", "--json")
     assert run.code == 1  # measured, and with such a margin it does not fit
     assert run.json["verdict"] == "exceeds"
@@ -214,7 +216,7 @@ def test_a_refused_run_can_be_forced(memfit: Memfit, dense: Path) -> None:
     assert run.json["points"][0]["status"] == "measured"
 
 
-def test_a_run_that_stops_shows_what_it_reached(memfit: Memfit, dense: Path) -> None:
+def test_a_stopped_run_shows_its_figures_so_far(memfit: Memfit, dense: Path) -> None:
     run = memfit("tune", dense, *SHORT, "--memory-limit", "1MB", "--force", "--json")
     assert run.code == 5
     assert "more than the memory limit of 1.0 MB" in run.err
@@ -228,7 +230,7 @@ def test_a_run_that_stops_shows_what_it_reached(memfit: Memfit, dense: Path) -> 
     assert "memory-limit" in {note["code"] for note in run.json["notes"]}
 
 
-def test_a_memory_limit_is_what_a_run_has_to_fit(memfit: Memfit, dense: Path, home: Path) -> None:
+def test_a_run_must_fit_the_memory_limit(memfit: Memfit, dense: Path, home: Path) -> None:
     ask = ("tune", dense, *SHORT, "--margin", "0B", "--memory-limit")
     assert_one_line(memfit(*ask, "1MB"), 5, "above the memory limit of 1.0 MB", "--force")
     assert not home.exists()
@@ -239,7 +241,7 @@ def test_a_memory_limit_is_what_a_run_has_to_fit(memfit: Memfit, dense: Path, ho
     assert run.json["recommendation"]["context_tokens"] < 1000
 
 
-def test_what_the_class_cannot_run_is_unsupported_and_nothing_is_pasted(
+def test_a_run_the_class_does_not_support_has_no_commands(
     memfit: Memfit, checkpoints: Checkpoints
 ) -> None:
     ask = ("tune", checkpoints("sliding"), *SHORT)
@@ -252,7 +254,7 @@ def test_what_the_class_cannot_run_is_unsupported_and_nothing_is_pasted(
     assert "RotatingKVCache" in run.json["points"][1]["reason"]
 
 
-def test_a_place_that_cannot_be_written_is_said_before_anything_runs(
+def test_an_unwritable_output_is_reported_before_the_run(
     memfit: Memfit, dense: Path, home: Path, tmp_path: Path
 ) -> None:
     for output in (tmp_path / "nowhere" / "t.json", tmp_path):
@@ -292,13 +294,13 @@ def test_a_prompt_beyond_the_models_limit_has_to_be_forced(
         (("--prompt-tokens", "9", "--kv-bits", "7"), ["KV bits 7"]),
     ],
 )
-def test_bad_options_are_one_line(
+def test_bad_options_give_a_one_line_error(
     memfit: Memfit, dense: Path, options: tuple[str, ...], words: list[str]
 ) -> None:
     assert_one_line(memfit("tune", dense, *options), 2, *words)
 
 
-def test_a_prompt_that_is_no_text_names_the_byte(
+def test_a_prompt_that_is_not_text_gives_the_bad_byte(
     memfit: Memfit, dense: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "prompt.bin").write_bytes(b"ab\xff")
@@ -311,7 +313,7 @@ def test_a_text_needs_a_tokenizer(memfit: Memfit, checkpoints: Checkpoints) -> N
     assert_one_line(run, 2, "no tokenizer", "--prompt-tokens")
 
 
-def test_tokens_alone_need_none_and_a_note_says_so(
+def test_a_token_count_needs_no_tokenizer_and_gives_a_note(
     memfit: Memfit, checkpoints: Checkpoints
 ) -> None:
     run = memfit("tune", checkpoints("no-tokenizer"), *SHORT, "--json")
@@ -319,7 +321,7 @@ def test_tokens_alone_need_none_and_a_note_says_so(
     assert "prompt" in {note["code"] for note in run.json["notes"]}
 
 
-def test_a_class_mlx_lm_lacks_is_unsupported(
+def test_a_class_mlx_lm_does_not_have_is_unsupported(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     model = tmp_path / "unknown"
@@ -328,7 +330,7 @@ def test_a_class_mlx_lm_lacks_is_unsupported(
     assert_one_line(memfit("tune", model, *SHORT), 3, "qwen3x")
 
 
-def test_weights_that_do_not_match_the_config_name_the_first_tensor(
+def test_weights_that_do_not_match_the_config_report_the_first_tensor(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     model = tmp_path / "mismatched"
@@ -349,7 +351,7 @@ def test_one_file_of_a_model_is_not_enough(memfit: Memfit, dense: Path, file: st
     assert_one_line(memfit("tune", dense / file, *SHORT), 2, file, "directory")
 
 
-def test_without_mlx_it_is_this_machine(
+def test_without_mlx_the_missing_package_is_reported(
     memfit: Memfit, dense: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlx", None)

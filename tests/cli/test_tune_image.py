@@ -12,7 +12,7 @@ pytest.importorskip("mlx_lm", reason="tune needs it")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx_vlm") is not None, reason="it is installed")
-def test_an_image_without_mlx_vlm_is_one_line(
+def test_an_image_without_mlx_vlm_gives_a_one_line_error(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     about = ("--prompt", "What is it?", "--image", tmp_path / "red.png")

@@ -14,7 +14,7 @@ from memfit.estimators.base.units import Units
         (1_600_000, 1_600_000, ("1.6 MB", "")),
     ],
 )
-def test_the_ends_of_an_axis_are_never_the_same_text(
+def test_the_ends_of_an_axis_never_have_the_same_label(
     least: int, most: int, ends: tuple[str, str]
 ) -> None:
     assert axis_ends(least, most, Units.GB) == ends

@@ -38,7 +38,7 @@ def model(checkpoints: Checkpoints) -> Path:
     return checkpoints("no-tokenizer")
 
 
-def test_every_combination_is_measured_and_what_cannot_fit_is_skipped(
+def test_every_combination_is_measured_or_skipped_if_it_cannot_fit(
     memfit: Memfit, model: Path, home: Path
 ) -> None:
     sweep = ("--sweep", "prefill-step=16,32", "--sweep", "context=64,70,900k")
@@ -60,9 +60,7 @@ def test_every_combination_is_measured_and_what_cannot_fit_is_skipped(
     assert not list((home / "sweeps").iterdir())
 
 
-def test_swept_bits_are_those_of_the_cache_from_its_first_token(
-    memfit: Memfit, model: Path
-) -> None:
+def test_swept_bits_apply_to_the_cache_from_its_first_token(memfit: Memfit, model: Path) -> None:
     run = memfit("tune", model, *SHORT, "--sweep", "kv-bits=none,8,4", "--json")
     held = {
         point["workload"]["kv_bits"]: figure["measured_bytes"]
@@ -75,7 +73,7 @@ def test_swept_bits_are_those_of_the_cache_from_its_first_token(
     assert {point["workload"]["quantized_kv_start"] for point in run.json["points"]} == {0, 5000}
 
 
-def test_an_interrupted_sweep_goes_on_and_outlives_a_process_that_is_killed(
+def test_an_interrupted_sweep_continues_and_survives_a_killed_process(
     model: Path, home: Path
 ) -> None:
     with started(model) as run:
@@ -113,7 +111,7 @@ def test_an_interrupted_sweep_goes_on_and_outlives_a_process_that_is_killed(
     assert not list((home / "sweeps").iterdir())
 
 
-def test_a_sweep_told_to_end_says_so_and_leaves_no_process(model: Path, home: Path) -> None:
+def test_a_terminated_sweep_reports_it_and_leaves_no_process(model: Path, home: Path) -> None:
     with started(model) as run:
         until(run, lambda: measurements(home) >= 1)
         (child,) = children(run.pid)
@@ -125,7 +123,7 @@ def test_a_sweep_told_to_end_says_so_and_leaves_no_process(model: Path, home: Pa
     assert len(list((home / "sweeps").iterdir())) == 1
 
 
-def test_a_sweep_that_was_killed_goes_on_too_and_leaves_no_process(model: Path, home: Path) -> None:
+def test_a_killed_sweep_can_be_continued_and_leaves_no_process(model: Path, home: Path) -> None:
     with started(model) as run:
         until(run, lambda: measurements(home) >= 2)
         (child,) = children(run.pid)
@@ -150,14 +148,14 @@ def test_a_sweep_that_was_killed_goes_on_too_and_leaves_no_process(model: Path, 
         (["context=1k", "context=2k"], ["context: given twice"]),
     ],
 )
-def test_a_bad_sweep_is_one_line(
+def test_a_bad_sweep_gives_a_one_line_error(
     memfit: Memfit, model: Path, sweep: list[str], words: list[str]
 ) -> None:
     options = [word for text in sweep for word in ("--sweep", text)]
     assert_one_line(memfit("tune", model, *SHORT, *options), 2, *words)
 
 
-def test_a_sweep_without_room_for_any_point_is_refused(
+def test_a_sweep_without_room_for_any_point_is_rejected(
     memfit: Memfit, model: Path, home: Path
 ) -> None:
     run = memfit("tune", model, *SHORT, "--sweep", "context=64", "--margin", "100TB")
@@ -165,7 +163,7 @@ def test_a_sweep_without_room_for_any_point_is_refused(
     assert not home.exists()
 
 
-def test_a_reason_that_points_share_is_said_once(memfit: Memfit, model: Path) -> None:
+def test_a_reason_shared_by_points_is_printed_once(memfit: Memfit, model: Path) -> None:
     run = memfit("tune", model, *SHORT, "--sweep", "context=70,500k,600k,700k")
     assert run.code == 0, run.err
     text = " ".join(run.out.split())  # lines are wrapped
@@ -173,7 +171,7 @@ def test_a_reason_that_points_share_is_said_once(memfit: Memfit, model: Path) ->
     assert text.count("more than the model's own limit of 4096 tokens") == 1
 
 
-def test_what_cannot_be_kept_is_shown_all_the_same(
+def test_results_that_cannot_be_saved_are_still_shown(
     memfit: Memfit, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -202,7 +200,7 @@ def test_a_plot_shows_every_setting_against_context_and_speed(memfit: Memfit, mo
     assert "Decode, tokens/s against memory" in run.out
 
 
-def test_a_wired_limit_is_on_paper_where_there_is_none(memfit: Memfit, model: Path) -> None:
+def test_a_wired_limit_is_simulated_where_it_is_not_supported(memfit: Memfit, model: Path) -> None:
     run = memfit("tune", model, *SHORT, "--wired", "--json")
     assert run.code == 0, run.err
     if run.json["device"]["backend"] == "metal":

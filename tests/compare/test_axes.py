@@ -32,7 +32,7 @@ def test_percent_is_the_nearest_hundredth_of_the_exact_share(value: int, first: 
 
 
 @given(sizes)
-def test_nothing_has_no_percent_to_grow_from(value: int) -> None:
+def test_growth_from_zero_has_no_percent(value: int) -> None:
     assert difference(value, 0).percent == (None if value else 0.0)
 
 
@@ -50,6 +50,6 @@ def test_any_text_is_an_axis_or_an_input_error(text: str) -> None:
         assert axis_values(text)
 
 
-def test_a_device_under_two_names_is_still_two_values() -> None:
+def test_a_device_under_two_names_counts_as_two_values() -> None:
     with pytest.raises(InputError, match="twice"):
         axis_values("device=m4-max-64,m4-max-64")

@@ -68,7 +68,7 @@ def test_flipped_bits_of_the_seed(name: str, tmp_path: Path, flips: list[tuple[i
         ),
     ),
 )
-def test_replaced_pieces_of_the_seed(
+def test_replaced_parts_of_the_seed(
     name: str, tmp_path: Path, place: int, length: int, put: bytes
 ) -> None:
     seed = READERS[name].seed

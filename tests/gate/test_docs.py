@@ -29,11 +29,11 @@ def listed(heading: str) -> list[str]:
         ("Formats", tuple(form.value for form in GateFormat)),
     ],
 )
-def test_the_page_lists_what_the_code_reads(heading: str, keys: tuple[str, ...]) -> None:
+def test_the_page_lists_every_key_the_code_reads(heading: str, keys: tuple[str, ...]) -> None:
     assert sorted(listed(heading)) == sorted(keys)
 
 
-def test_the_policy_on_the_page_is_the_one_that_is_run() -> None:
+def test_the_policy_on_the_page_is_the_one_that_runs() -> None:
     shown = re.search(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert shown
     assert shown[1] == (ROOT / "docs" / "examples" / "memfit.yaml").read_text()

@@ -42,7 +42,7 @@ def mistakes(directory: Path, text: str) -> list[tuple[int, str, str]]:
     return [(mistake.line, mistake.key, mistake.text) for mistake in found]
 
 
-def test_a_target_has_what_is_written_and_the_defaults_of_its_runtime(tmp_path: Path) -> None:
+def test_a_target_has_its_own_values_and_the_defaults_of_its_runtime(tmp_path: Path) -> None:
     target = read(tmp_path, HEAD + TARGET).targets[0]
     assert (target.name, target.line, target.model) == ("chat", 3, "models/chat")
     assert target.device.name == "m4-pro-24"
@@ -88,7 +88,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert target.needs_baseline
 
 
-def test_eight_mistakes_are_named_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_eight_mistakes_are_reported_together_in_file_order(tmp_path: Path) -> None:
     found = mistakes(
         tmp_path,
         """\
@@ -172,7 +172,7 @@ targets:
         ),
     ],
 )
-def test_a_mistake_has_its_line_and_key(
+def test_a_mistake_is_reported_with_line_and_key(
     tmp_path: Path, text: str, mistake: tuple[int, str, str]
 ) -> None:
     line, key, word = mistake
@@ -183,7 +183,7 @@ def test_a_mistake_has_its_line_and_key(
     ), found
 
 
-def test_a_device_nobody_knows_is_named_with_its_neighbours(tmp_path: Path) -> None:
+def test_an_unknown_device_is_reported_with_suggestions(tmp_path: Path) -> None:
     ((line, key, text),) = mistakes(tmp_path, HEAD + TARGET.replace("m4-pro-24", "m4-pro-ultra"))
     assert (line, key) == (5, "targets.chat.device")
     assert "no machine is called 'm4-pro-ultra'" in text

@@ -69,7 +69,7 @@ def counted(found: list[Buffer], types: CacheTypes, room: Cells) -> dict[int, tu
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_caches_are_those_llama_cpp_allocates(name: str) -> None:
+def test_caches_equal_llama_cpps_allocations(name: str) -> None:
     entry = MODELS[name]
     model = model_of(entry)
     for run in entry.runs:
@@ -87,7 +87,7 @@ def test_caches_are_those_llama_cpp_allocates(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_states_are_those_llama_cpp_allocates(name: str) -> None:
+def test_states_equal_llama_cpps_allocations(name: str) -> None:
     entry = MODELS[name]
     model = model_of(entry)
     for run in entry.runs:
@@ -105,7 +105,7 @@ def test_the_workspace_bound_is_above_and_within_five_times(name: str) -> None:
         assert allocated < bound < 5 * allocated, run
 
 
-def test_a_kilobyte_of_goldens_is_no_accident() -> None:
+def test_the_recorded_models_cover_every_layer_kind() -> None:
     kinds = {kind for entry in MODELS.values() for kind in model_of(entry).layer_kinds()}
     assert len(MODELS) >= 26
     assert kinds == {
@@ -144,7 +144,7 @@ def built(metadata: dict[str, Any]) -> Model:
 @pytest.mark.parametrize(
     ("blocks", "predicting", "sequences", "mebibytes"), [(64, 0, 2, 299.25), (65, 1, 3, 448.88)]
 )
-def test_published_states_of_qwen_27b(
+def test_published_states_of_qwen_27b_are_reproduced(
     blocks: int, predicting: int, sequences: int, mebibytes: float
 ) -> None:
     metadata = generic(
@@ -183,7 +183,7 @@ def test_a_latent_model_without_the_mla_lengths_keeps_every_head() -> None:
     assert (first.key_width, first.value_width) == (24576, 16384)
 
 
-def test_cells_are_padded_and_windows_hold_what_is_computed_at_once() -> None:
+def test_cells_are_padded_and_windows_include_a_microbatch() -> None:
     room = cells(Workload(prompt_tokens=1000, prefill_step=512), RUNTIME)
     assert room == Cells(full=1024, microbatch=512, sequences=1, padding=256)
     assert (room.sliding(128), room.sliding(4096)) == (768, 1024)
@@ -201,14 +201,14 @@ def test_every_cache_type_counts_its_blocks(name: str) -> None:
     assert found.nbytes == 4 * 256 * (1024 // kind.block * kind.block_bytes + 1024 * 2)
 
 
-def test_the_elements_of_states_are_whole() -> None:
+def test_state_sizes_are_positive() -> None:
     for entry in MODELS.values():
         for layer in model_of(entry).layers:
             for mixer in layer.mixers:
                 assert all(size > 0 for size in state_elements(mixer))
 
 
-def test_feed_forward_blocks_are_what_the_tensors_say() -> None:
+def test_feed_forward_kinds_come_from_the_tensors() -> None:
     entry = MODELS["qwen3moe"]
     block = model_of(entry).layers[0].feed_forward
     assert block is not None

@@ -47,7 +47,7 @@ def test_every_recorded_model_is_estimated(memfit: Memfit, tmp_path: Path, name:
     )
 
 
-def test_table_says_what_was_assumed(memfit: Memfit, qwen: Path) -> None:
+def test_the_table_states_the_assumptions(memfit: Memfit, qwen: Path) -> None:
     run = memfit("estimate", qwen, "--context", "1000")
     assert run.code == 0
     text = " ".join(run.out.split())
@@ -59,7 +59,7 @@ def test_table_says_what_was_assumed(memfit: Memfit, qwen: Path) -> None:
     assert "MLX" not in text
 
 
-def test_prediction_layers_stay_on_disk(memfit: Memfit, tmp_path: Path) -> None:
+def test_prediction_layers_are_not_loaded(memfit: Memfit, tmp_path: Path) -> None:
     entry = MODELS["glm4moe"]
     path = write(tmp_path / "glm.gguf", entry.metadata, entry.tensors)
     data = memfit("estimate", path, "--json").json
@@ -70,7 +70,7 @@ def test_prediction_layers_stay_on_disk(memfit: Memfit, tmp_path: Path) -> None:
     assert "llama.cpp" in next(n["message"] for n in data["notes"] if n["code"] == "not-loaded")
 
 
-def test_kv_bits_are_blocks_of_llama_cpps_types(memfit: Memfit, qwen: Path) -> None:
+def test_kv_bits_select_llama_cpps_block_types(memfit: Memfit, qwen: Path) -> None:
     def kv_bytes(*options: str) -> int:
         return int(memfit("estimate", qwen, "--json", *options).json["components"]["kv"]["bytes"])
 
@@ -92,7 +92,7 @@ def test_kv_bits_are_blocks_of_llama_cpps_types(memfit: Memfit, qwen: Path) -> N
         (["--quantize", "4"], 3, "conversions of a GGUF file are not described"),
     ],
 )
-def test_what_llama_cpp_cannot_do_is_one_line(
+def test_an_option_llama_cpp_lacks_gives_a_one_line_error(
     memfit: Memfit,
     qwen: Path,
     options: list[str],
@@ -105,20 +105,22 @@ def test_what_llama_cpp_cannot_do_is_one_line(
     assert run.err.count("\n") == 1
 
 
-def test_the_types_of_a_cache_are_llama_cpps(memfit: Memfit, tmp_path: Path) -> None:
+def test_cache_types_are_those_of_llama_cpp(memfit: Memfit, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "model", QWEN3_4B)
     run = memfit("estimate", folder, "--cache-type", "q8_0")
     assert (run.code, "the types of a cache are llama.cpp's" in run.err) == (3, True)
 
 
-def test_draft_of_the_other_runtime_is_refused(memfit: Memfit, qwen: Path, tmp_path: Path) -> None:
+def test_a_draft_model_of_another_runtime_is_rejected(
+    memfit: Memfit, qwen: Path, tmp_path: Path
+) -> None:
     folder = write_config(tmp_path / "model", QWEN3_4B)
     run = memfit("estimate", qwen, "--draft", folder)
     assert (run.code, "cannot serve a model that runs on llama.cpp" in run.err) == (3, True)
     assert memfit("estimate", qwen, "--draft", qwen).code == 0
 
 
-def test_gguf_files_are_compared_as_they_are_estimated(memfit: Memfit, qwen: Path) -> None:
+def test_comparing_gguf_files_gives_the_estimated_figures(memfit: Memfit, qwen: Path) -> None:
     one = memfit("estimate", qwen, "--json").json
     run = memfit("compare", qwen, qwen, "--json")
     assert run.code == 0
@@ -129,7 +131,7 @@ def test_gguf_files_are_compared_as_they_are_estimated(memfit: Memfit, qwen: Pat
     assert memfit("compare", qwen, qwen, "--runtime", "llama.cpp", "--json").json == run.json
 
 
-def test_models_of_both_runtimes_are_compared_each_under_its_own(
+def test_models_of_two_runtimes_are_compared_each_under_its_own(
     memfit: Memfit, qwen: Path, tmp_path: Path
 ) -> None:
     folder = write_config(tmp_path / "model", QWEN3_4B)
@@ -162,7 +164,7 @@ def test_models_of_both_runtimes_are_shown_side_by_side_each_with_its_runtime(
     assert "Runtime" not in shown
 
 
-def test_unknown_architecture_still_has_exact_weights(memfit: Memfit, tmp_path: Path) -> None:
+def test_an_unknown_architecture_still_has_exact_weights(memfit: Memfit, tmp_path: Path) -> None:
     entry = MODELS["qwen3"]
     metadata = {**entry.metadata, "general.architecture": "qwen99"}
     run = memfit("estimate", write(tmp_path / "a.gguf", metadata, entry.tensors))
@@ -172,7 +174,7 @@ def test_unknown_architecture_still_has_exact_weights(memfit: Memfit, tmp_path: 
     assert f"its weights hold {total} bytes (exact)" in run.err
 
 
-def test_parts_cover_every_name_of_the_recorded_models() -> None:
+def test_parts_cover_every_tensor_name_of_the_recorded_models() -> None:
     other = {
         t.name.rpartition("blk.")[2].partition(".")[2]
         for entry in MODELS.values()

@@ -38,7 +38,7 @@ def refusal(path: Path) -> str:
     return line
 
 
-def test_any_file_of_a_series_stands_for_all(tmp_path: Path) -> None:
+def test_any_file_of_a_series_opens_the_whole_series(tmp_path: Path) -> None:
     paths = write_series(tmp_path)
     for path in paths:
         checkpoint = open_checkpoint(str(path))
@@ -50,41 +50,41 @@ def test_any_file_of_a_series_stands_for_all(tmp_path: Path) -> None:
     assert open_checkpoint(str(tmp_path)).tensors == WEIGHTS
 
 
-def test_missing_file_of_a_series_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_of_a_series_is_reported(tmp_path: Path) -> None:
     write_series(tmp_path)[1].unlink()
     line = refusal(tmp_path / "big-00001-of-00003.gguf")
     assert "of 3 files of the series, 1 are missing: big-00002-of-00003.gguf" in line
 
 
-def test_file_of_another_series_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_series_is_rejected(tmp_path: Path) -> None:
     paths = write_series(tmp_path)
     paths[2].write_bytes(paths[1].read_bytes())
     assert "calls itself file 1 of 3, counted from 0; it should be 2 of 3" in refusal(paths[0])
 
 
-def test_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_in_two_files_is_rejected(tmp_path: Path) -> None:
     paths = write_series(tmp_path)
     write(paths[1], {"split.no": 1, "split.count": 3}, WEIGHTS[:2])
     assert "is in another file too" in refusal(paths[0])
 
 
-def test_split_tensors_must_be_as_many_as_told(tmp_path: Path) -> None:
+def test_the_number_of_split_tensors_must_match_the_header(tmp_path: Path) -> None:
     paths = write_series(tmp_path, **{"split.tensors.count": 7})
     assert "split.tensors.count: 7, but the files hold 6 tensors" in refusal(paths[0])
 
 
-def test_renamed_file_of_a_series_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+def test_a_renamed_file_of_a_series_is_not_read_as_the_whole_model(tmp_path: Path) -> None:
     renamed = write_series(tmp_path)[0].rename(tmp_path / "model.gguf")
     assert "is one of 3 files of a split model" in refusal(renamed)
 
 
 @pytest.mark.parametrize("name", ["a-00003-of-00002.gguf", "a-00000-of-00002.gguf"])
-def test_numbers_that_are_no_series_are_refused(name: str) -> None:
+def test_invalid_series_numbers_are_rejected(name: str) -> None:
     with pytest.raises(CheckpointError, match="is not part of a series"):
         series(name)
 
 
-def test_directory_of_one_model_is_the_model_and_leaves_the_projector_out(tmp_path: Path) -> None:
+def test_a_directory_of_one_model_is_that_model_without_the_projector(tmp_path: Path) -> None:
     write(tmp_path / "gemma-Q4_K_M.gguf", LLAMA, WEIGHTS)
     projector = write(tmp_path / "mmproj-model-f16.gguf", {"general.architecture": "clip"}, WEIGHTS)
     checkpoint = open_checkpoint(str(tmp_path))
@@ -94,14 +94,14 @@ def test_directory_of_one_model_is_the_model_and_leaves_the_projector_out(tmp_pa
     ]
 
 
-def test_directory_of_several_models_asks_which(tmp_path: Path) -> None:
+def test_a_directory_of_several_models_requires_a_choice(tmp_path: Path) -> None:
     write_series(tmp_path)
     write(tmp_path / "small.gguf", LLAMA, WEIGHTS)
     line = refusal(tmp_path)
     assert "holds 2 GGUF models, big-00001-of-00003.gguf, small.gguf; name one" in line
 
 
-def test_lm_studios_folders_are_paths_like_any_other(tmp_path: Path) -> None:
+def test_lm_studio_folders_are_ordinary_paths(tmp_path: Path) -> None:
     folder = tmp_path / ".lmstudio" / "models" / "publisher" / "model-GGUF"
     folder.mkdir(parents=True)
     write(folder / "model-Q4_K_M.gguf", LLAMA, WEIGHTS)
@@ -116,17 +116,19 @@ def test_lm_studios_folders_are_paths_like_any_other(tmp_path: Path) -> None:
         ({**LLAMA, "general.type": "imatrix"}, "an importance matrix"),
     ],
 )
-def test_what_is_no_model_is_named(tmp_path: Path, metadata: dict[str, Any], fault: str) -> None:
+def test_a_file_that_is_not_a_model_is_reported(
+    tmp_path: Path, metadata: dict[str, Any], fault: str
+) -> None:
     path = write(tmp_path / "a.gguf", metadata, WEIGHTS)
     with pytest.raises(UnsupportedError, match=fault):
         open_checkpoint(str(path))
 
 
-def test_vocabulary_alone_is_no_model(tmp_path: Path) -> None:
+def test_a_vocabulary_file_is_not_a_model(tmp_path: Path) -> None:
     assert "holds no tensors" in refusal(write(tmp_path / "vocab.gguf", LLAMA))
 
 
-def test_recorded_models_keep_their_length(tmp_path: Path) -> None:
+def test_recorded_models_keep_their_file_length(tmp_path: Path) -> None:
     entry = recorded()["qwen3"]
     path = write(tmp_path / "qwen3.gguf", entry.metadata, entry.tensors)
     checkpoint = open_checkpoint(str(path))

@@ -20,7 +20,7 @@ def windows(model: Model) -> list[int | None]:
     return [layer.mixers[0].window for layer in model.layers if layer.mixers]
 
 
-def test_key_that_only_ends_alike_is_another_key() -> None:
+def test_a_key_with_the_same_ending_is_another_key() -> None:
     metadata = {
         **generic("llama", **HEADS),
         "llama.attention.key_length_mla": 999,
@@ -39,7 +39,7 @@ def test_heads_may_differ_by_layer_and_a_layer_may_have_none() -> None:
     assert [len(layer.mixers) for layer in model.layers] == [1, 0, 1]
 
 
-def test_absent_kv_heads_are_as_many_as_heads() -> None:
+def test_missing_kv_heads_default_to_the_number_of_heads() -> None:
     model = built(generic("llama", attention__head_count=4))
     assert next(buffers(model, ROOM, 1)).key_width == 64
 
@@ -82,12 +82,12 @@ def test_windows_follow_the_architecture(
     assert windows(built(metadata)) == expected
 
 
-def test_only_exaone_of_64_layers_slides() -> None:
+def test_only_exaone_with_64_layers_has_windows() -> None:
     found = windows(built(generic("exaone4", block_count=64, **HEADS)))
     assert found == [4096, 4096, 4096, None] * 16
 
 
-def test_shared_layers_own_no_cache() -> None:
+def test_layers_that_share_a_cache_have_none_of_their_own() -> None:
     pattern = [True, False] * 3
     keys = {
         **HEADS,
@@ -134,7 +134,7 @@ def test_glm_with_shared_indexers_must_list_them() -> None:
         ({"general.architecture": 3}, "general.architecture: expected a text"),
     ],
 )
-def test_bad_key_is_named(changed: dict[str, Any], fault: str) -> None:
+def test_a_bad_key_is_reported(changed: dict[str, Any], fault: str) -> None:
     metadata = {**generic("llama", **HEADS), **changed}
     with pytest.raises(ConfigError) as caught:
         built(metadata)
@@ -148,17 +148,17 @@ def test_mla_lengths_come_in_pairs() -> None:
         built(generic("deepseek2", **keys))
 
 
-def test_unknown_architecture_is_refused_with_the_nearest() -> None:
+def test_an_unknown_architecture_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(UnsupportedError, match=r"'qwen33' is not described; nearest known: qwen3"):
         built(generic("qwen33", **HEADS))
 
 
-def test_encoders_and_looped_models_are_refused() -> None:
+def test_encoders_and_looped_models_are_rejected() -> None:
     for architecture in ("bert", "t5", "nanbeige", "deepseek4", "hrm_text", "graniteswitch"):
         assert architecture not in RULES
 
 
-def test_vocabulary_is_the_head_s_and_must_be_known() -> None:
+def test_the_vocabulary_size_comes_from_the_head_and_is_required() -> None:
     tensors = (*EMBEDDING, tensor("output.weight", (64, 120)))
     model = build_gguf_model(generic("llama", **HEADS), tensors, "model.gguf").model
     assert model.vocab_size == 120

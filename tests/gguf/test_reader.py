@@ -110,13 +110,13 @@ def test_every_type_has_the_size_the_package_gives_it(tmp_path: Path, number: in
     assert by_memfit(path).tensors == by_the_package(path)[1] == tensors
 
 
-def test_no_type_of_the_package_is_missing() -> None:
+def test_no_type_of_the_gguf_package_is_missing() -> None:
     gguf = pytest.importorskip("gguf")
     assert {int(q) for q in gguf.GGMLQuantizationType} <= set(TYPES)
 
 
 @pytest.mark.parametrize("big_endian", [False, True])
-def test_what_the_package_writes_is_read_back(tmp_path: Path, big_endian: bool) -> None:
+def test_a_file_of_the_gguf_package_is_read_back(tmp_path: Path, big_endian: bool) -> None:
     gguf = pytest.importorskip("gguf")
     numpy = pytest.importorskip("numpy")
     endian = gguf.GGUFEndian.BIG if big_endian else gguf.GGUFEndian.LITTLE
@@ -179,7 +179,7 @@ def test_any_header_is_read_back(
     assert found.tensors == tensors
 
 
-def test_only_the_header_is_read_and_in_few_pieces() -> None:
+def test_only_the_header_is_read_in_few_reads() -> None:
     tokens = {"tokenizer.ggml.tokens": [f"token {i}" for i in range(100_000)]}
     content = header({**SMALL, **tokens}, TENSORS)
     source = InMemory(content, len(content) + 40 * 10**9)
@@ -201,7 +201,7 @@ def test_the_digest_is_of_the_header_alone() -> None:
     assert first.sha256 != read(other, size).sha256
 
 
-def test_file_that_ends_anywhere_before_its_end_is_refused() -> None:
+def test_a_truncated_file_is_rejected() -> None:
     content = header(SMALL, TENSORS)
     whole = complete(content, TENSORS)
     last_byte_of_data = len(content) + sum(t.nbytes for t in TENSORS)
@@ -211,7 +211,7 @@ def test_file_that_ends_anywhere_before_its_end_is_refused() -> None:
 
 
 @given(st.integers(0, len(header(SMALL, TENSORS)) * 8 - 1))
-def test_any_flipped_bit_leaves_a_header_or_one_clear_line(bit: int) -> None:
+def test_any_flipped_bit_gives_a_header_or_a_one_line_error(bit: int) -> None:
     content = bytearray(header(SMALL, TENSORS))
     content[bit // 8] ^= 1 << bit % 8
     line = answer(bytes(content), complete(bytes(content), TENSORS))
@@ -220,7 +220,7 @@ def test_any_flipped_bit_leaves_a_header_or_one_clear_line(bit: int) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_a_header_or_one_clear_line(content: bytes) -> None:
+def test_arbitrary_bytes_give_a_header_or_a_one_line_error(content: bytes) -> None:
     for start in (b"", b"GGUF", b"GGUF\3\0\0\0", b"GGUF\0\0\0\3"):
         assert "\n" not in answer(start + content)
 
@@ -256,7 +256,7 @@ def array(kind: int, count: int, rest: bytes = b"") -> bytes:
         (header({"general.alignment": 0}), "general.alignment"),
     ],
 )  # fmt: skip
-def test_what_is_no_header_is_refused(content: bytes, fault: str) -> None:
+def test_an_invalid_header_is_rejected(content: bytes, fault: str) -> None:
     assert fault in refusal(content)
 
 
@@ -280,28 +280,28 @@ def table(name: bytes, shape: tuple[int, ...], number: int, offset: int = 0) -> 
         (table(b"a", (800,), 0), "bytes of the last tensor are missing"),
     ],
 )
-def test_tensor_that_cannot_be_is_refused(content: bytes, fault: str) -> None:
+def test_an_impossible_tensor_is_rejected(content: bytes, fault: str) -> None:
     assert fault in refusal(content)
 
 
 @pytest.mark.parametrize("number", sorted(REMOVED))
-def test_removed_types_are_named_as_such(number: int) -> None:
+def test_removed_types_are_reported_as_removed(number: int) -> None:
     assert "was removed" in refusal(table(b"a", (32,), number))
 
 
-def test_tensor_that_stands_there_twice_is_refused() -> None:
+def test_a_repeated_tensor_is_rejected() -> None:
     entry = text("a") + pack("<IQIQ", 1, 8, 0, 0)
     second = text("a") + pack("<IQIQ", 1, 8, 0, 32)
     assert "twice" in refusal(with_counts(2, 0, entry + second) + bytes(128))
 
 
-def test_tensor_without_elements_takes_nothing() -> None:
+def test_a_tensor_without_elements_takes_no_bytes() -> None:
     tensors = (tensor("a", (0,), "F32"), tensor("b", (32,), "Q4_0"))
     content = header({}, tensors)
     assert read(content, complete(content, tensors)).tensors == tensors
 
 
-def test_long_values_are_passed_over_and_counted() -> None:
+def test_long_values_are_skipped_and_counted() -> None:
     numbers = list(range(MAX_KEPT_ELEMENTS + 1))
     long = "x" * (MAX_KEPT_STRING_BYTES + 1)
     found = read(header({"a": numbers, "b": long, "c": numbers[1:], "d": long[1:]}))
@@ -313,7 +313,7 @@ def test_long_values_are_passed_over_and_counted() -> None:
     }
 
 
-def test_limits_hold_before_anything_is_read_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_checked_before_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{MAX_TENSORS + 1} tensors" in refusal(with_counts(MAX_TENSORS + 1, 0))
     assert f"{MAX_KEYS + 1} keys" in refusal(with_counts(0, MAX_KEYS + 1))
     beyond = array(8, 1, pack("<Q", MAX_HEADER_BYTES))

@@ -53,7 +53,7 @@ def estimate(ran: "subprocess.CompletedProcess[str]") -> Any:
     return json.loads(ran.stdout)
 
 
-def test_a_name_is_estimated_and_nothing_but_the_answer_is_said(
+def test_a_name_is_estimated_and_only_the_answer_is_printed(
     shell: Shell, hub: FakeHub, model: Path
 ) -> None:
     ran = shell("estimate", NAME, "--json")
@@ -65,7 +65,7 @@ def test_a_name_is_estimated_and_nothing_but_the_answer_is_said(
     assert data["components"] == local["components"]
 
 
-def test_the_token_and_the_home_are_those_of_hugging_face(
+def test_the_token_and_the_cache_folder_are_those_of_hugging_face(
     shell: Shell, hub: FakeHub, tmp_path: Path
 ) -> None:
     hub.repos[NAME].private = True
@@ -90,7 +90,7 @@ def test_the_token_and_the_home_are_those_of_hugging_face(
         (NAME, Fault("signature", "drop"), 4),
     ],
 )
-def test_a_fault_is_one_line_and_its_code(
+def test_a_fault_gives_a_one_line_error_and_its_exit_code(
     shell: Shell, hub: FakeHub, name: str, fault: Fault | None, code: int
 ) -> None:
     hub.faults = [fault] if fault else []
@@ -114,7 +114,7 @@ def test_a_fault_is_one_line_and_its_code(
         ("SSL_CERT_FILE", "/nothere"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_named_as_bad_input(
+def test_an_unusable_setting_is_reported_as_bad_input(
     shell: Shell, hub: FakeHub, name: str, value: str
 ) -> None:
     ran = shell("estimate", NAME, **{name: value})
@@ -125,7 +125,7 @@ def test_a_setting_that_cannot_be_used_is_named_as_bad_input(
 
 
 @pytest.mark.parametrize("where", ["/api/", "signature"])
-def test_an_interrupt_does_not_wait_for_a_hub_that_stalls(
+def test_an_interrupt_does_not_wait_for_a_stalled_hub(
     shell: Shell, hub: FakeHub, where: str
 ) -> None:
     hub.faults = [Fault(where, "stall")]
@@ -145,7 +145,7 @@ def test_an_interrupt_does_not_wait_for_a_hub_that_stalls(
     assert (process.returncode, out, err) == (130, "", "memfit: interrupted\n")
 
 
-def test_offline_answers_from_the_call_before_with_a_note(shell: Shell, hub: FakeHub) -> None:
+def test_offline_uses_the_previous_call_with_a_note(shell: Shell, hub: FakeHub) -> None:
     first = estimate(shell("estimate", NAME, "--json"))
     hub.made.clear()
     second = estimate(shell("estimate", NAME, "--json", HF_HUB_OFFLINE="1"))
@@ -156,7 +156,7 @@ def test_offline_answers_from_the_call_before_with_a_note(shell: Shell, hub: Fak
     assert second == first
 
 
-def test_verbose_says_each_request_and_what_came(shell: Shell, hub: FakeHub) -> None:
+def test_verbose_prints_each_request_and_response(shell: Shell, hub: FakeHub) -> None:
     ran = shell("estimate", NAME, "--json", "-v")
     assert estimate(ran)
     lines = ran.stderr.splitlines()
@@ -167,7 +167,7 @@ def test_verbose_says_each_request_and_what_came(shell: Shell, hub: FakeHub) -> 
 
 
 @pytest.mark.parametrize(("latency", "bar"), [(0.4, True), (0.0, False)])
-def test_a_terminal_sees_progress_once_it_takes_longer_than_half_a_second(
+def test_a_terminal_shows_progress_after_half_a_second(
     shell: Shell, hub: FakeHub, latency: float, bar: bool
 ) -> None:
     hub.latency_seconds = latency

@@ -40,7 +40,7 @@ def wanted_bytes(model: Path) -> int:
     return sum(path.stat().st_size for path in model.iterdir() if path.name not in UNWANTED)
 
 
-def test_what_mlx_lm_loads_is_downloaded_and_no_code(
+def test_the_files_mlx_lm_loads_are_downloaded_but_no_code(
     hub: FakeHub, settings: Hub, model: Path
 ) -> None:
     reports = Reports()
@@ -52,7 +52,7 @@ def test_what_mlx_lm_loads_is_downloaded_and_no_code(
     assert not [asked for asked in hub.asked() if asked.endswith(UNWANTED)]
 
 
-def test_progress_is_of_every_byte(hub: FakeHub, settings: Hub, model: Path) -> None:
+def test_progress_counts_every_byte(hub: FakeHub, settings: Hub, model: Path) -> None:
     reports = Reports()
     local_snapshot(NAME, download=True, progress=reports, hub=settings)
     assert reports.begun[-1] == (f"Downloading {NAME}", wanted_bytes(model))
@@ -60,7 +60,9 @@ def test_progress_is_of_every_byte(hub: FakeHub, settings: Hub, model: Path) -> 
     assert reports.ended == len(reports.begun)
 
 
-def test_what_is_whole_in_the_cache_is_used_without_a_request(hub: FakeHub, settings: Hub) -> None:
+def test_a_complete_model_in_the_cache_is_used_without_a_request(
+    hub: FakeHub, settings: Hub
+) -> None:
     path = local_snapshot(NAME, download=True, hub=settings)
     hub.made.clear()
     for download in (False, True):
@@ -71,7 +73,9 @@ def test_what_is_whole_in_the_cache_is_used_without_a_request(hub: FakeHub, sett
     assert hub.made == []
 
 
-def test_nothing_is_downloaded_unasked(hub: FakeHub, settings: Hub, tmp_path: Path) -> None:
+def test_nothing_is_downloaded_without_the_option(
+    hub: FakeHub, settings: Hub, tmp_path: Path
+) -> None:
     with pytest.raises(
         NotDownloadedError, match=f"{NAME}: is not complete in Hugging Face's cache"
     ):
@@ -81,7 +85,7 @@ def test_nothing_is_downloaded_unasked(hub: FakeHub, settings: Hub, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "tokenizer.json"])
-def test_a_part_of_a_model_is_completed_and_what_is_there_is_not_fetched_again(
+def test_a_partial_download_is_completed_without_fetching_a_file_twice(
     hub: FakeHub, settings: Hub, model: Path, name: str
 ) -> None:
     path = local_snapshot(NAME, download=True, hub=settings)
@@ -97,7 +101,7 @@ def test_a_part_of_a_model_is_completed_and_what_is_there_is_not_fetched_again(
     assert {file for file in fetched if (model / file).is_file()} == {name}
 
 
-def test_a_disk_without_room_is_refused_before_a_byte_of_it(
+def test_a_disk_without_room_is_reported_before_the_download(
     hub: FakeHub, settings: Hub, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nbytes = wanted_bytes(model)
@@ -126,7 +130,7 @@ def test_without_a_network_nothing_is_downloaded(settings: Hub, hub: FakeHub) ->
         ("org/name/more", CheckpointError, "not a Hub name"),
     ],
 )
-def test_a_name_nobody_has_is_one_clear_line(
+def test_a_missing_repository_gives_a_one_line_error(
     hub: FakeHub, settings: Hub, name: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message) as raised:
@@ -134,13 +138,13 @@ def test_a_name_nobody_has_is_one_clear_line(
     assert "\n" not in str(raised.value)
 
 
-def test_a_gated_model_says_what_to_do(hub: FakeHub, settings: Hub) -> None:
+def test_a_gated_model_gives_the_next_step(hub: FakeHub, settings: Hub) -> None:
     hub.repos[NAME].gated = True
     with pytest.raises(UnreachableError, match=f"{NAME}: is gated; accept its terms"):
         local_snapshot(NAME, download=True, hub=settings)
 
 
-def test_a_download_that_stops_is_one_clear_line_and_goes_on_another_time(
+def test_an_interrupted_download_gives_a_one_line_error_and_can_be_resumed(
     hub: FakeHub, settings: Hub
 ) -> None:
     hub.faults.append(Fault("model-00003", "status", status=403, headers={"X-Error-Code": "x"}))

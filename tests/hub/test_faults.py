@@ -25,14 +25,14 @@ def asked(hub: FakeHub, part: str) -> int:
     return sum(part in made.path for made in hub.made)
 
 
-def test_a_missing_repository_may_be_a_private_one(read: Reader, hub: FakeHub) -> None:
+def test_a_missing_repository_may_be_private(read: Reader, hub: FakeHub) -> None:
     del hub.repos[NAME]
     line = fault_of(read, UnreachableError)
     assert "no such repository" in line
     assert "HF_TOKEN" in line
 
 
-def test_a_member_is_told_that_a_repository_is_missing(
+def test_a_signed_in_user_gets_a_missing_repository_error(
     read: Reader, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -40,7 +40,7 @@ def test_a_member_is_told_that_a_repository_is_missing(
     assert "check the name" in fault_of(read, CheckpointError)
 
 
-def test_a_private_repository_opens_with_a_token_only(
+def test_a_private_repository_needs_a_token(
     read: Reader, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repos[NAME].private = True
@@ -49,7 +49,7 @@ def test_a_private_repository_opens_with_a_token_only(
     assert read().shards == 3
 
 
-def test_a_gated_repository_says_where_its_terms_are(
+def test_a_gated_repository_gives_the_address_of_its_terms(
     read: Reader, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repos[NAME].gated = True
@@ -60,7 +60,7 @@ def test_a_gated_repository_says_where_its_terms_are(
 
 
 @pytest.mark.parametrize("token", ["hf_expired", "hf_nö", "hf_two\nlines"])
-def test_a_token_that_is_not_accepted_is_never_shown(
+def test_a_rejected_token_is_never_printed(
     read: Reader, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
@@ -75,7 +75,7 @@ def test_a_wrong_revision_is_bad_input(read: Reader) -> None:
     assert "has no such revision" in line
 
 
-def test_refused_access_is_not_tried_again(read: Reader, hub: FakeHub) -> None:
+def test_denied_access_is_not_retried(read: Reader, hub: FakeHub) -> None:
     headers = {"X-Error-Message": "Your token lacks\r\n a permission"[:16]}
     hub.faults = [Fault("/api/models", "status", 403, headers)]
     line = fault_of(read, UnreachableError)
@@ -84,28 +84,26 @@ def test_refused_access_is_not_tried_again(read: Reader, hub: FakeHub) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 410, 418, 451])
-def test_another_refusal_says_its_status(read: Reader, hub: FakeHub, status: int) -> None:
+def test_any_other_http_error_gives_its_status(read: Reader, hub: FakeHub, status: int) -> None:
     hub.faults = [Fault("/api/models", "status", status)]
     assert f"answered {status}" in fault_of(read, UnreachableError)
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 @pytest.mark.parametrize("where", ["/api/models", SHARD])
-def test_a_passing_fault_is_tried_again(
-    read: Reader, hub: FakeHub, where: str, status: int
-) -> None:
+def test_a_temporary_fault_is_retried(read: Reader, hub: FakeHub, where: str, status: int) -> None:
     hub.faults = [Fault(where, "status", status, {"Retry-After": "0"}, times=2)]
     assert read().shards == 3
 
 
-def test_a_lasting_fault_is_given_up_after_three_tries(read: Reader, hub: FakeHub) -> None:
+def test_a_permanent_fault_ends_after_three_attempts(read: Reader, hub: FakeHub) -> None:
     hub.faults = [Fault("/api/models", "status", 503, {"Retry-After": "0"})]
     line = fault_of(read, UnreachableError)
     assert "answered 503, 3 times" in line
     assert asked(hub, "/api/models") == 3
 
 
-def test_retry_after_is_waited_for_when_it_is_short(read: Reader, hub: FakeHub) -> None:
+def test_a_short_retry_after_is_respected(read: Reader, hub: FakeHub) -> None:
     hub.faults = [Fault("/api/models", "status", 429, {"Retry-After": "1"}, times=1)]
     started = time.monotonic()
     assert read().shards == 3
@@ -121,7 +119,7 @@ def test_retry_after_is_waited_for_when_it_is_short(read: Reader, hub: FakeHub) 
         {"Retry-After": "9" * 5000},
     ],
 )
-def test_a_long_wait_is_told_and_not_waited_for(
+def test_a_long_retry_after_is_reported_without_waiting(
     read: Reader, hub: FakeHub, headers: dict[str, str]
 ) -> None:
     hub.faults = [Fault("/api/models", "status", 429, headers)]
@@ -131,32 +129,34 @@ def test_a_long_wait_is_told_and_not_waited_for(
     assert asked(hub, "/api/models") == 1
 
 
-def test_a_silent_server_is_given_up_in_time(read: Reader, hub: FakeHub) -> None:
+def test_a_silent_server_times_out(read: Reader, hub: FakeHub) -> None:
     hub.faults = [Fault("/api/models", "stall")]
     started = time.monotonic()
     assert "did not answer within 0.3 s, 3 times" in fault_of(read, UnreachableError)
     assert time.monotonic() - started < 5.0
 
 
-def test_a_port_where_nobody_listens_is_unreachable(read: Reader, hub: FakeHub) -> None:
+def test_a_closed_port_is_unreachable(read: Reader, hub: FakeHub) -> None:
     hub.endpoint = "http://127.0.0.1:9"
     assert "cannot be reached" in fault_of(read, UnreachableError)
 
 
 @pytest.mark.parametrize("endpoint", ["", "huggingface.co", "ftp://host", "http://[", "http://"])
-def test_an_endpoint_that_is_none_is_named(read: Reader, hub: FakeHub, endpoint: str) -> None:
+def test_an_invalid_endpoint_is_reported(read: Reader, hub: FakeHub, endpoint: str) -> None:
     hub.endpoint = endpoint
     fault_of(read, UnreachableError)
 
 
 @pytest.mark.parametrize("kind", ["drop", "short"])
 @pytest.mark.parametrize("where", ["config.json", SHARD, "/api/models"])
-def test_a_cut_answer_is_fetched_again(read: Reader, hub: FakeHub, where: str, kind: str) -> None:
+def test_a_truncated_response_is_fetched_again(
+    read: Reader, hub: FakeHub, where: str, kind: str
+) -> None:
     hub.faults = [Fault(where, kind, times=1)]
     assert read().shards == 3
 
 
-def test_a_reset_in_the_middle_is_tried_again_and_then_told(read: Reader, hub: FakeHub) -> None:
+def test_a_connection_reset_is_retried_and_then_reported(read: Reader, hub: FakeHub) -> None:
     hub.faults = [Fault("index.json", "reset", times=1)]
     assert read().shards == 3
     hub.faults = [Fault("/resolve/", "drop")]
@@ -164,7 +164,9 @@ def test_a_reset_in_the_middle_is_tried_again_and_then_told(read: Reader, hub: F
     assert "cannot be reached" in fault_of(read, UnreachableError)
 
 
-def test_a_server_that_ignores_range_is_left_after_the_header(read: Reader, hub: FakeHub) -> None:
+def test_a_response_that_ignores_range_is_closed_after_the_header(
+    read: Reader, hub: FakeHub
+) -> None:
     hub.faults = [Fault("", "no-range")]
     checkpoint = read()
     assert checkpoint.file_bytes > 1_700_000_000
@@ -173,25 +175,25 @@ def test_a_server_that_ignores_range_is_left_after_the_header(read: Reader, hub:
     assert sum(request.nbytes for request in weights) <= checkpoint.header_bytes + 3 * 128_000
 
 
-def test_a_length_other_than_the_listed_one_is_refused(read: Reader, hub: FakeHub) -> None:
+def test_a_length_other_than_the_listed_one_is_rejected(read: Reader, hub: FakeHub) -> None:
     hub.faults = [Fault(SHARD, "other-length")]
     assert f"{SHARD}.safetensors: its length is" in fault_of(read, UnreachableError)
 
 
-def test_a_portal_in_place_of_the_hub_is_not_taken_for_it(read: Reader, hub: FakeHub) -> None:
+def test_a_login_portal_is_not_mistaken_for_the_hub(read: Reader, hub: FakeHub) -> None:
     hub.faults = [Fault("/api/models", "garbage")]
     assert "is not JSON" in fault_of(read, UnreachableError)
 
 
 @pytest.mark.parametrize("where", ["config.json", "index.json"])
-def test_content_that_is_not_the_listed_one_is_refused(
+def test_content_that_differs_from_the_listing_is_rejected(
     read: Reader, hub: FakeHub, where: str
 ) -> None:
     hub.faults = [Fault(where, "garbage")]
     assert "is not the file that the Hub lists" in fault_of(read, UnreachableError)
 
 
-def test_a_header_that_is_none_is_bad_input(read: Reader, hub: FakeHub) -> None:
+def test_an_invalid_header_is_bad_input(read: Reader, hub: FakeHub) -> None:
     hub.faults = [Fault(f"//{SHARD}", "garbage")]
     line = fault_of(read, CheckpointError)
     assert f"{NAME}/{SHARD}-of" not in line
@@ -222,12 +224,14 @@ def test_the_token_does_not_come_back_after_another_host(
     assert not any("authorization" in made.headers for made in stolen)
 
 
-def test_redirects_that_never_end_are_left(read: Reader, hub: FakeHub) -> None:
+def test_endless_redirects_are_stopped(read: Reader, hub: FakeHub) -> None:
     hub.faults = [Fault("/resolve/", "redirect", headers={"location": "?again"})]
     assert "redirects more than 5 times" in fault_of(read, UnreachableError)
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "http://[", "gopher://x", ""])
-def test_a_redirect_to_no_web_address_is_refused(read: Reader, hub: FakeHub, location: str) -> None:
+def test_a_redirect_to_an_invalid_address_is_rejected(
+    read: Reader, hub: FakeHub, location: str
+) -> None:
     hub.faults = [Fault("/resolve/", "redirect", headers={"location": location})]
     fault_of(read, UnreachableError)

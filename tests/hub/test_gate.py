@@ -30,7 +30,7 @@ def gate(shell: Shell, policy: Path, *options: str) -> tuple[int, Any]:
     return ran.returncode, json.loads(ran.stdout)
 
 
-def test_a_commit_that_moved_behind_its_name_is_reported(
+def test_a_branch_that_moved_to_another_commit_is_reported(
     shell: Shell, hub: FakeHub, policy: Path
 ) -> None:
     assert gate(shell, policy, "--update")[0] == 0
@@ -42,7 +42,7 @@ def test_a_commit_that_moved_behind_its_name_is_reported(
     assert any(f"revision {before}, now {'f' * 40}" in note for note in notes)
 
 
-def test_a_name_is_asked_for_once_whatever_number_of_targets_have_it(
+def test_a_name_used_by_several_targets_is_requested_once(
     shell: Shell, hub: FakeHub, policy: Path
 ) -> None:
     assert gate(shell, policy, "--update")[0] == 0

@@ -34,7 +34,7 @@ def opened(read: Reader, reference: str = FILE, *, offline: bool = False) -> Che
     return open_hub_file(reference, progress=read.reports, hub=settings, cache=read.cache)
 
 
-def test_file_on_the_hub_is_what_it_is_here(read: Reader, folder: Path, hub: FakeHub) -> None:
+def test_a_file_on_the_hub_is_read_as_a_local_one(read: Reader, folder: Path, hub: FakeHub) -> None:
     checkpoint = opened(read)
     here = open_checkpoint(str(folder / "model-Q4_0.gguf"))
     assert checkpoint.tensors == here.tensors
@@ -47,12 +47,12 @@ def test_file_on_the_hub_is_what_it_is_here(read: Reader, folder: Path, hub: Fak
     assert sum(made.sent for made in ranged) <= 2 * here.header_bytes + 2**17
 
 
-def test_series_on_the_hub_is_read_whole(read: Reader, folder: Path) -> None:
+def test_a_series_on_the_hub_is_read_completely(read: Reader, folder: Path) -> None:
     checkpoint = opened(read, f"{NAME}@main:big/big-00002-of-00003.gguf")
     assert (checkpoint.shards, checkpoint.tensors) == (3, WEIGHTS)
 
 
-def test_second_reading_makes_one_request_and_an_offline_one_none(
+def test_a_second_read_makes_one_request_and_an_offline_read_none(
     read: Reader, folder: Path, hub: FakeHub
 ) -> None:
     first = opened(read)
@@ -66,12 +66,12 @@ def test_second_reading_makes_one_request_and_an_offline_one_none(
     assert "HF_HUB_OFFLINE is set" in again.warnings[0]
 
 
-def test_absent_file_is_answered_with_those_there_are(read: Reader, folder: Path) -> None:
+def test_a_missing_file_is_reported_with_the_existing_ones(read: Reader, folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no other\.gguf; it has big/big-00001"):
         opened(read, f"{NAME}:other.gguf")
 
 
-def test_downloaded_snapshot_is_read_without_a_request(
+def test_a_downloaded_gguf_snapshot_is_read_without_a_request(
     read: Reader, folder: Path, hub: FakeHub
 ) -> None:
     snapshot = read.snapshots / f"models--{NAME.replace('/', '--')}" / "snapshots" / COMMIT
@@ -83,7 +83,7 @@ def test_downloaded_snapshot_is_read_without_a_request(
 
 
 @pytest.mark.parametrize("kind", ["reset", "short"])
-def test_faults_on_the_way_are_one_line(
+def test_network_faults_give_a_one_line_error(
     read: Reader, folder: Path, hub: FakeHub, kind: str
 ) -> None:
     hub.faults = [Fault("model-Q4_0", kind)]

@@ -35,14 +35,14 @@ def repository(hub: FakeHub, folder: Path) -> FakeHub:
     return hub
 
 
-def test_a_repository_is_read_as_its_directory_is(read: Reader, model: Path) -> None:
+def test_a_repository_is_read_like_its_directory(read: Reader, model: Path) -> None:
     checkpoint = read()
     assert checkpoint == as_local(checkpoint, model)
     assert (checkpoint.id, checkpoint.config_name) == (NAME, f"{NAME}/config.json")
     assert (checkpoint.shards, len(checkpoint.tensors or ())) == (3, 36)
 
 
-def test_a_commit_reads_as_its_branch(read: Reader) -> None:
+def test_a_commit_is_read_like_its_branch(read: Reader) -> None:
     by_branch, by_commit = read(f"{NAME}@main"), read(f"{NAME}@{COMMIT}")
     assert by_commit.tensors == by_branch.tensors
     assert by_commit.id == f"{NAME}@{COMMIT}"
@@ -75,7 +75,7 @@ def test_requests_and_bytes_are_bounded(
 
 
 @pytest.mark.parametrize(("tensors", "requests"), [(100, 1), (2500, 2)])
-def test_a_header_no_index_describes_takes_one_request_more_when_it_is_long(
+def test_a_long_header_without_an_index_takes_one_more_request(
     read: Reader, hub: FakeHub, tmp_path: Path, tensors: int, requests: int
 ) -> None:
     folder = write_config(tmp_path / "one", QWEN3_4B)
@@ -93,7 +93,7 @@ def test_a_header_no_index_describes_takes_one_request_more_when_it_is_long(
     )
 
 
-def test_a_header_longer_than_its_index_promises_is_read_whole(
+def test_a_header_longer_than_the_index_says_is_read_completely(
     read: Reader, hub: FakeHub, model: Path
 ) -> None:
     path = model / "model-00002-of-00003.safetensors"
@@ -115,7 +115,7 @@ def test_a_header_longer_than_its_index_promises_is_read_whole(
         ("org/name", 3, 3 + 5),
     ],
 )
-def test_modelopt_writes_its_quantisation_beside_the_config(
+def test_modelopts_quantisation_file_is_read_with_the_config(
     read: Reader, hub: FakeHub, tmp_path: Path, name: str, shards: int, requests: int
 ) -> None:
     model = write_checkpoint(tmp_path / "modelopt", QWEN3_4B, TENSORS, shards=shards)
@@ -129,7 +129,7 @@ def test_modelopt_writes_its_quantisation_beside_the_config(
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_name_like_modelopts_may_mislead(
+def test_a_repository_name_like_modelopts_may_mislead(
     read: Reader, hub: FakeHub, tmp_path: Path, shards: int
 ) -> None:
     folder = write_checkpoint(tmp_path / "other", QWEN3_4B, TENSORS, shards=shards)
@@ -139,7 +139,7 @@ def test_a_name_like_modelopts_may_mislead(
     assert len(hub.asked()) <= shards + 4
 
 
-def test_pickled_weights_are_bounded_by_the_listing_alone(
+def test_pytorch_weights_are_bounded_by_the_listing_alone(
     read: Reader, hub: FakeHub, tmp_path: Path
 ) -> None:
     folder = write_config(tmp_path / "torch", QWEN3_4B)
@@ -150,7 +150,7 @@ def test_pickled_weights_are_bounded_by_the_listing_alone(
     assert hub.asked("files") == []
 
 
-def test_files_that_do_not_count_are_named_with_their_sizes(read: Reader, model: Path) -> None:
+def test_files_that_do_not_count_are_listed_with_their_sizes(read: Reader, model: Path) -> None:
     write_safetensors(model / "consolidated.safetensors", {"a": ("BF16", (4,))})
     (model / "original").mkdir()
     write_safetensors(model / "original" / "model.safetensors", {"a": ("BF16", (4,))})
@@ -159,7 +159,7 @@ def test_files_that_do_not_count_are_named_with_their_sizes(read: Reader, model:
     assert left.nbytes == (model / "consolidated.safetensors").stat().st_size
 
 
-def test_a_copy_of_the_hub_that_tells_no_digests_is_read_by_commit(
+def test_a_mirror_without_digests_is_read_by_commit(
     read: Reader, hub: FakeHub, tmp_path: Path
 ) -> None:
     folder = write_config(tmp_path / "plain", QWEN3_4B)
@@ -170,13 +170,13 @@ def test_a_copy_of_the_hub_that_tells_no_digests_is_read_by_commit(
     assert len(hub.asked()) == 1
 
 
-def test_weights_whose_size_is_not_told_are_refused(read: Reader, hub: FakeHub) -> None:
+def test_weights_of_unknown_size_are_rejected(read: Reader, hub: FakeHub) -> None:
     hub.repos[NAME].digests = False
     with pytest.raises(UnreachableError, match="the Hub does not give its size"):
         read()
 
 
-def test_a_push_between_two_requests_gives_no_mixture(
+def test_a_push_between_two_requests_does_not_mix_commits(
     read: Reader, hub: FakeHub, model: Path, tmp_path: Path
 ) -> None:
     before = {**QWEN3_4B, "num_hidden_layers": 1}
@@ -194,7 +194,7 @@ def test_a_push_between_two_requests_gives_no_mixture(
         (["README.md"], "has no config.json; give a model's repository"),
     ],
 )
-def test_a_repository_without_config_says_what_it_is(
+def test_a_repository_that_is_not_a_model_is_described(
     read: Reader, hub: FakeHub, tmp_path: Path, files: list[str], fault: str
 ) -> None:
     folder = tmp_path / "other"
@@ -207,13 +207,13 @@ def test_a_repository_without_config_says_what_it_is(
 
 
 @pytest.mark.parametrize("name", ["org/name@../../x", "../name", "org/..", "org/name@a//b"])
-def test_a_name_that_leads_elsewhere_is_no_name(read: Reader, hub: FakeHub, name: str) -> None:
+def test_an_invalid_hub_name_is_rejected(read: Reader, hub: FakeHub, name: str) -> None:
     with pytest.raises(CheckpointError, match="not a Hub name"):
         read(name)
     assert hub.made == []
 
 
-def test_progress_tells_every_step_and_ends(read: Reader) -> None:
+def test_progress_reports_every_step_and_ends(read: Reader) -> None:
     read()
     assert read.reports.begun == [("Reading org/name", 4), ("Reading org/name", 3)]
     assert (read.reports.advanced, read.reports.ended) == (7, 2)

@@ -22,7 +22,7 @@ def hub(checkpoints: Checkpoints) -> Iterator[FakeHub]:
         yield served
 
 
-def test_a_model_is_tuned_once_it_is_here(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_downloaded_model_can_be_tuned(hub: FakeHub, tmp_path: Path) -> None:
     shell = Shell(hub, tmp_path)
     shell.environment["MEMFIT_HOME"] = str(tmp_path / "home")
     refused = shell("tune", NAME, *ASK)
@@ -44,7 +44,7 @@ def test_a_model_is_tuned_once_it_is_here(hub: FakeHub, tmp_path: Path) -> None:
     )
 
 
-def test_a_model_without_room_is_refused_before_it_is_downloaded(
+def test_a_model_that_does_not_fit_is_rejected_before_the_download(
     hub: FakeHub, tmp_path: Path
 ) -> None:
     shell = Shell(hub, tmp_path)

@@ -30,7 +30,7 @@ def test_every_listed_machine_is_found_by_its_name(regime: OsRegime) -> None:
     ("name", "architecture"),
     [("m2-ultra-192", "g14d"), ("m4-max-64", "g16s"), ("m4-pro-48", "g16s"), ("m1-8", "g13g")],
 )
-def test_gpu_of_a_chip_is_the_one_metal_names(name: str, architecture: str) -> None:
+def test_the_gpu_of_a_chip_has_metals_name(name: str, architecture: str) -> None:
     device = find_device(name)
     assert f"g{device.generation}{device.gpu_class}" == architecture
 
@@ -55,13 +55,13 @@ def test_default_is_the_newest_macos() -> None:
         ("toaster", "no machine is called 'toaster'; names look like m4-max-64 or rtx-4090"),
     ],
 )
-def test_unknown_name_is_answered_with_what_there_is(name: str, message: str) -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones(name: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         find_device(name)
     assert str(caught.value).startswith(message)
 
 
-def test_chip_that_never_ran_a_macos_is_refused_on_it() -> None:
+def test_a_chip_newer_than_a_macos_version_is_rejected_with_it() -> None:
     with pytest.raises(InputError, match="no Mac with an M5 runs macOS 13-15; choose macos-26"):
         find_device("m5-16", os_regime=OsRegime.MACOS_15)
     assert all(
@@ -70,7 +70,7 @@ def test_chip_that_never_ran_a_macos_is_refused_on_it() -> None:
 
 
 @given(st.text(max_size=40) | st.sampled_from(("m1-" + "9" * 5000, "m1-٨", "9" * 10**5)))
-def test_any_name_is_a_machine_or_one_line(name: str) -> None:
+def test_any_name_gives_a_machine_or_a_one_line_error(name: str) -> None:
     try:
         answer = find_device(name).name
     except InputError as error:
@@ -78,14 +78,14 @@ def test_any_name_is_a_machine_or_one_line(name: str) -> None:
     assert answer.isprintable()
 
 
-def test_memory_in_gigabytes_is_the_mac_sold_with_it() -> None:
+def test_memory_in_gigabytes_selects_the_mac_sold_with_it() -> None:
     device = memory_device(64 * 10**9)
     assert device.memory_bytes == 64 * GIB
     assert device.working_set_bytes == find_device("m4-max-64").working_set_bytes
     assert "a Mac sold with 64 GB has 64 GiB" in str(device.note)
 
 
-def test_memory_no_mac_was_sold_with_is_taken_as_given_and_marked() -> None:
+def test_a_memory_size_never_sold_is_accepted_and_marked() -> None:
     device = memory_device(50 * 10**9)
     assert device.memory_bytes == 50 * 10**9
     assert "by rule" in str(device.note)
@@ -93,24 +93,24 @@ def test_memory_no_mac_was_sold_with_is_taken_as_given_and_marked() -> None:
 
 
 @pytest.mark.parametrize("memory_bytes", [-1, 0, 64, 2**50 + 1, 10**30])
-def test_memory_no_mac_can_have_is_refused(memory_bytes: int) -> None:
+def test_an_impossible_memory_size_is_rejected(memory_bytes: int) -> None:
     with pytest.raises(InputError, match="memory of"):
         memory_device(memory_bytes)
 
 
-def test_given_working_set_is_taken_to_the_byte() -> None:
+def test_a_given_working_set_is_used_to_the_byte() -> None:
     device = working_set_device(12_345_678_901)
     assert device.working_set_bytes == 12_345_678_901
     assert device.max_buffer_bytes is None
 
 
 @pytest.mark.parametrize("working_set_bytes", [-1, 0, 10**30])
-def test_impossible_working_set_is_refused(working_set_bytes: int) -> None:
+def test_an_impossible_working_set_is_rejected(working_set_bytes: int) -> None:
     with pytest.raises(InputError, match="working set of"):
         working_set_device(working_set_bytes)
 
 
-def test_wired_limit_moves_the_working_set_and_not_the_largest_buffer() -> None:
+def test_a_wired_limit_changes_the_working_set_and_not_the_largest_buffer() -> None:
     # mx.metal.device_info of an M2 Ultra 192 GB: github.com/ml-explore/mlx/pull/1060.
     stock = find_device("m2-ultra-192", os_regime=OsRegime.MACOS_15)
     raised = with_wired_limit(stock, 180_000)
@@ -119,29 +119,29 @@ def test_wired_limit_moves_the_working_set_and_not_the_largest_buffer() -> None:
     assert raised.stock_working_set_bytes == stock.working_set_bytes
 
 
-def test_wired_limit_of_zero_is_stock() -> None:
+def test_a_wired_limit_of_zero_is_the_default() -> None:
     stock = find_device("m4-max-64")
     assert with_wired_limit(with_wired_limit(stock, 60_000), 0).working_set_bytes == 55_662_788_608
 
 
 @pytest.mark.parametrize("mebibytes", [-1, 64 * 1024 + 1, 10**20])
-def test_wired_limit_beyond_the_memory_is_refused(mebibytes: int) -> None:
+def test_a_wired_limit_above_the_memory_is_rejected(mebibytes: int) -> None:
     with pytest.raises(InputError, match="is not between 0 and its 65536 MiB of memory"):
         with_wired_limit(find_device("m4-max-64"), mebibytes)
 
 
-def test_wired_limit_is_for_macs_only() -> None:
+def test_a_wired_limit_is_only_for_macs() -> None:
     with pytest.raises(InputError, match=r"rtx-4090: iogpu\.wired_limit_mb is a setting of Macs"):
         with_wired_limit(find_device("rtx-4090"), 1024)
 
 
-def test_gpu_memory_is_what_nvidia_smi_prints() -> None:
+def test_gpu_memory_equals_the_output_of_nvidia_smi() -> None:
     device = find_device("h200")
     assert device.memory_bytes == 143_771 * MIB
     # mlx/backend/cuda/allocator.cpp: memory_limit_ = total * 0.95
     assert device.working_set_bytes == int(143_771 * MIB * 0.95)
 
 
-def test_gpu_that_cannot_fuse_its_prefill_says_so() -> None:
+def test_a_gpu_that_cannot_fuse_prefill_gives_a_note() -> None:
     assert "not fused" in str(find_device("t4").note)
     assert find_device("rtx-3090").note is None

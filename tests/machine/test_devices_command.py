@@ -36,15 +36,15 @@ def test_working_set_by_rule_is_marked() -> None:
     assert row(run(), "m3-ultra-256")[3:5] == ["~", "206.158"]
 
 
-def test_chip_too_new_for_a_macos_has_no_figure_there() -> None:
+def test_a_chip_newer_than_a_macos_version_has_no_figure_for_it() -> None:
     assert row(run(), "m5-max-128") == ["m5-max-128", "137.439", "GB", "-", "115.449", "GB"]
 
 
-def test_this_machine_stands_on_top() -> None:
+def test_this_machine_is_the_first_row() -> None:
     assert run().startswith("This machine: ")
 
 
-def test_one_regime_shows_its_macs_only() -> None:
+def test_one_macos_version_shows_only_its_macs() -> None:
     output = run("--os-regime", "macos-15")
     assert "macOS 13-15" in output
     assert "macOS 26" not in output
@@ -52,11 +52,11 @@ def test_one_regime_shows_its_macs_only() -> None:
 
 
 @pytest.mark.parametrize("columns", ["60", "200"])
-def test_numbers_stay_whole_at_any_width(columns: str) -> None:
+def test_numbers_are_not_cut_at_any_width(columns: str) -> None:
     assert row(run(columns=columns), "m3-ultra-512")[-2:] == ["498.216", "GB"]
 
 
-def test_json_holds_every_machine_of_the_tables() -> None:
+def test_json_has_every_machine_of_the_tables() -> None:
     document: dict[str, Any] = json.loads(run("--json"))
     assert document["schema"] == "memfit.devices/1"
     listed = [*document["apple"]["macos-26"], *document["nvidia"]]

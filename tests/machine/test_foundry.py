@@ -15,13 +15,13 @@ from memfit.estimators.runtimes.runtime import Budget
 MAC = Device("a Mac", "metal", 32 * 2**30, 24 * 2**30, None, "flag")
 
 
-def test_nothing_set_is_the_documented_defaults() -> None:
+def test_unset_variables_give_the_documented_defaults() -> None:
     found = Foundry.configured({"PATH": "/bin"})
     assert found == FOUNDRY == get_runtime("foundry")
     assert (found.prefill_step, found.decode_batch, found.shared) == (32, 64, frozenset())
 
 
-def test_every_variable_is_honoured() -> None:
+def test_every_variable_is_used() -> None:
     assert Foundry.configured(
         {
             "METALLIC_MAX_CONTEXT_LEN": "4096",
@@ -43,13 +43,13 @@ def test_every_variable_is_honoured() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "0", "1", "yes"])
-def test_a_variable_shares_by_being_set(value: str) -> None:
+def test_any_value_of_the_variable_enables_sharing(value: str) -> None:
     # Foundry, storage_mode_for: std::env::var("METALLIC_KV_CACHE_SHARED").is_ok().
     assert Foundry.configured({"METALLIC_KV_CACHE_SHARED": value}).shared == {"kv_cache"}
 
 
 @pytest.mark.parametrize(("written", "chunk"), [("0", 1), ("512", 512), ("100000", 512)])
-def test_chunks_are_brought_into_range(written: str, chunk: int) -> None:
+def test_chunk_sizes_are_limited_to_the_range(written: str, chunk: int) -> None:
     # Foundry, prefill_config: clamp(1, 512).
     assert Foundry.configured({"METALLIC_PREFILL_CHUNK_SIZE": written}).prefill_step == chunk
 
@@ -62,7 +62,7 @@ def test_chunks_are_brought_into_range(written: str, chunk: int) -> None:
         ("METALLIC_PREFILL_CHUNK_SIZE", "32k"),
     ],
 )
-def test_what_cannot_be_read_names_the_variable(name: str, value: str) -> None:
+def test_an_unreadable_value_is_reported_with_its_variable(name: str, value: str) -> None:
     with pytest.raises(InputError, match=name):
         Foundry.configured({name: value})
 
@@ -74,5 +74,5 @@ def test_the_budget_is_half_the_working_set_unless_set() -> None:
 
 
 @given(st.dictionaries(st.text(max_size=8), st.text(max_size=8)))
-def test_other_variables_are_nobodys_business(environ: dict[str, str]) -> None:
+def test_other_variables_are_ignored(environ: dict[str, str]) -> None:
     assert Foundry.configured(environ) == FOUNDRY

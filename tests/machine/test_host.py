@@ -12,13 +12,13 @@ GIB = 2**30
 M4_MAX = MacFacts(64 * GIB, "Apple M4 Max", 0)
 
 
-def test_mac_takes_the_table_of_its_macos() -> None:
+def test_a_mac_uses_the_table_of_its_macos_version() -> None:
     assert mac_from(M4_MAX, "26.1").working_set_bytes == 55_662_788_608
     assert mac_from(M4_MAX, "15.7.9").working_set_bytes == 49152 * 2**20
     assert mac_from(M4_MAX, "").working_set_bytes == 49152 * 2**20
 
 
-def test_mac_is_named_as_it_names_itself() -> None:
+def test_a_mac_has_the_name_it_reports() -> None:
     mac = mac_from(M4_MAX, "26.1")
     assert (mac.name, mac.source, mac.gpu_class, mac.generation) == (
         "Apple M4 Max",
@@ -28,20 +28,20 @@ def test_mac_is_named_as_it_names_itself() -> None:
     )
 
 
-def test_wired_limit_of_the_mac_wins_over_the_table() -> None:
+def test_the_wired_limit_of_the_mac_overrides_the_table() -> None:
     mac = mac_from(MacFacts(64 * GIB, "Apple M4 Max", 60_000), "26.1")
     assert mac.working_set_bytes == 60_000 * 2**20
     assert mac.stock_working_set_bytes == 55_662_788_608
 
 
 @pytest.mark.parametrize("brand", ["Apple M9 Max", "Apple processor", "VirtualApple @ 2.50GHz"])
-def test_chip_of_tomorrow_is_sized_by_its_memory(brand: str) -> None:
+def test_an_unknown_future_chip_is_sized_by_its_memory(brand: str) -> None:
     mac = mac_from(MacFacts(3 * GIB, brand, 0), "27.0")
     assert mac.gpu_class is None
     assert 0 < mac.working_set_bytes < 3 * GIB
 
 
-def test_live_values_win_over_the_table() -> None:
+def test_live_values_override_the_table() -> None:
     # mx.device_info of an M4 Pro 48 GB on macOS 26, as published.
     info = {
         "resource_limit": 499000,
@@ -62,19 +62,19 @@ def test_device_info_of_a_build_without_a_gpu_changes_nothing() -> None:
     assert with_live_values(mac, {"architecture": "x86_64", "device_name": "AMD EPYC"}) == mac
 
 
-def test_container_limit_wins_over_the_machine() -> None:
+def test_a_container_limit_overrides_the_memory_of_the_machine() -> None:
     device = linux_from(Memory(64 * GIB, GIB), 8 * GIB, None)
     assert (device.memory_bytes, device.working_set_bytes) == (8 * GIB, 8 * GIB)
     assert device.used_by_others_bytes is None
     assert device.note == "the container's limit"
 
 
-def test_limit_above_the_memory_limits_nothing() -> None:
+def test_a_limit_above_the_memory_has_no_effect() -> None:
     device = linux_from(Memory(8 * GIB, GIB), 64 * GIB, None)
     assert (device.memory_bytes, device.used_by_others_bytes) == (8 * GIB, GIB)
 
 
-def test_gpu_wins_over_the_memory_of_the_machine() -> None:
+def test_the_gpu_memory_overrides_the_memory_of_the_machine() -> None:
     gpu = Gpu("NVIDIA GeForce RTX 4090", Memory(24564 * 2**20, 700 * 2**20))
     device = linux_from(Memory(64 * GIB, GIB), None, (gpu, gpu))
     assert (device.backend, device.generation) == ("cuda", 89)
@@ -83,7 +83,7 @@ def test_gpu_wins_over_the_memory_of_the_machine() -> None:
     assert device.note == "the first of 2 GPUs; MLX runs a model on one"
 
 
-def test_gpu_without_memory_of_its_own_shares_the_machine() -> None:
+def test_a_gpu_without_its_own_memory_shares_that_of_the_machine() -> None:
     device = linux_from(Memory(120 * GIB, 10 * GIB), None, (Gpu("NVIDIA GB10", None),))
     assert (device.memory_bytes, device.generation) == (120 * GIB, 121)
     assert device.note == "shares its memory with the system"

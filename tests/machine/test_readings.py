@@ -67,7 +67,7 @@ def test_meminfo_in_kib_becomes_bytes() -> None:
     assert parse_meminfo(MEMINFO) == Memory(24684096 * 1024, (24684096 - 24159712) * 1024)
 
 
-def test_old_kernel_without_available_memory_counts_free() -> None:
+def test_an_old_kernel_without_available_memory_uses_free_memory() -> None:
     text = MEMINFO.replace("MemAvailable:", "SomethingElse:")
     assert parse_meminfo(text) == Memory(24684096 * 1024, (24684096 - 23728620) * 1024)
 
@@ -75,17 +75,17 @@ def test_old_kernel_without_available_memory_counts_free() -> None:
 @pytest.mark.parametrize(
     "text", ["", "MemTotal: lots", "MemTotal:       0 kB", "\x00MemTotal: 1 kB"]
 )
-def test_meminfo_without_a_total_is_nothing(text: str) -> None:
+def test_meminfo_without_a_total_gives_no_reading(text: str) -> None:
     assert parse_meminfo(text) is None
 
 
-def test_vm_stat_counts_what_cannot_give_way() -> None:
+def test_vm_stat_counts_memory_that_cannot_be_reclaimed() -> None:
     pages = 1762014 - 13245 + 251321 + 412345
     assert parse_vm_stat(VM_STAT) == pages * 16384
 
 
 @pytest.mark.parametrize("line", ["Anonymous pages", "Pages wired down", "page size"])
-def test_vm_stat_without_a_part_is_nothing(line: str) -> None:
+def test_an_incomplete_vm_stat_gives_no_reading(line: str) -> None:
     assert parse_vm_stat(VM_STAT.replace(line, "Pages elsewhere")) is None
 
 
@@ -97,7 +97,7 @@ def test_nvidia_smi_rows_are_mib() -> None:
     )
 
 
-def test_gpu_that_shares_the_system_memory_has_none_of_its_own() -> None:
+def test_a_gpu_that_shares_system_memory_has_none_of_its_own() -> None:
     assert parse_nvidia_smi("NVIDIA GB10, [N/A], [N/A]\n") == (Gpu("NVIDIA GB10", None),)
 
 
@@ -109,11 +109,11 @@ def test_gpu_that_shares_the_system_memory_has_none_of_its_own() -> None:
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n",
     ],
 )
-def test_nvidia_smi_without_a_gpu_is_nothing(text: str) -> None:
+def test_nvidia_smi_without_a_gpu_gives_no_reading(text: str) -> None:
     assert parse_nvidia_smi(text) is None
 
 
-def test_sysctl_names_the_mac() -> None:
+def test_sysctl_gives_the_name_of_the_mac() -> None:
     assert parse_sysctl(SYSCTL) == MacFacts(68719476736, "Apple M4 Max", 0)
 
 
@@ -122,16 +122,16 @@ def test_sysctl_with_a_wired_limit_keeps_it() -> None:
     assert parse_sysctl(text) == MacFacts(68719476736, "Apple M4 Max", 60000)
 
 
-def test_macos_without_the_wired_limit_is_stock() -> None:
+def test_macos_without_the_wired_limit_has_the_default() -> None:
     assert parse_sysctl(SYSCTL.rpartition("iogpu")[0]) == MacFacts(68719476736, "Apple M4 Max", 0)
 
 
-def test_wired_limit_beyond_the_memory_is_not_believed() -> None:
+def test_a_wired_limit_above_the_memory_is_ignored() -> None:
     text = SYSCTL.replace("wired_limit_mb: 0", "wired_limit_mb: 65537")
     assert parse_sysctl(text) == MacFacts(68719476736, "Apple M4 Max", 0)
 
 
-def test_sysctl_without_memory_is_nothing() -> None:
+def test_sysctl_without_memory_gives_no_reading() -> None:
     assert parse_sysctl(SYSCTL.replace("68719476736", "many")) is None
 
 
@@ -152,7 +152,7 @@ def test_container_of_version_1_is_limited_by_its_memory_controller() -> None:
     )
 
 
-def test_group_names_do_not_leave_the_folder() -> None:
+def test_cgroup_names_cannot_leave_the_folder() -> None:
     assert all(".." not in file for file in parse_cgroup("0::/../../etc\n"))
 
 
@@ -160,7 +160,7 @@ def test_group_names_do_not_leave_the_folder() -> None:
     ("text", "limit"),
     [("max\n", None), ("9223372036854771712\n", None), ("2147483648\n", 2**31), ("-1\n", None)],
 )
-def test_limit_of_a_container_in_bytes(text: str, limit: int | None) -> None:
+def test_a_container_limit_is_in_bytes(text: str, limit: int | None) -> None:
     assert parse_cgroup_limit(text) == limit
 
 

@@ -66,7 +66,7 @@ def test_caches_grow_by_the_step_of_their_class(cache: str) -> None:
     assert constants(named(source, cache))["step"] == get_runtime("mlx-lm").kv_step
 
 
-def test_rotating_caches_keep_what_make_prompt_cache_asks_for() -> None:
+def test_rotating_caches_keep_the_tokens_make_prompt_cache_sets() -> None:
     kept = [
         keyword.value.value
         for node in ast.walk(named(mlx_lm_source("models/cache.py"), "make_prompt_cache"))
@@ -84,7 +84,7 @@ def test_workload_defaults_are_those_of_mlx_lm() -> None:
     assert workload.quantized_kv_start == runtime.quantized_kv_start
 
 
-def test_unknown_runtime_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_runtime_is_reported_with_the_known_ones() -> None:
     with pytest.raises(InputError, match="no runtime is called 'exllama'; there is mlx-lm"):
         get_runtime("exllama")
 
@@ -94,7 +94,7 @@ def test_unknown_runtime_is_answered_with_the_known_ones() -> None:
     ("gpu_class", "limits"),
     [("p", (20, 40)), ("g", (40, 40)), ("s", (50, 50)), ("d", (50, 50)), (None, (40, 40))],
 )
-def test_command_buffers_close_after_what_the_class_has(
+def test_command_buffers_close_at_the_limits_of_the_gpu_class(
     gpu_class: GpuClass | None, limits: tuple[int, int]
 ) -> None:
     assert command_buffer_limits(gpu_class) == BatchLimits(*limits)
@@ -113,7 +113,7 @@ def test_every_row_has_its_source_and_allocation() -> None:
         assert runtime.keeps
 
 
-def test_the_runtimes_are_those_of_the_documentation() -> None:
+def test_the_documentation_lists_the_runtimes() -> None:
     assert [runtime.name for runtime in list_runtimes()] == [
         "mlx-lm",
         "mlx-swift-lm",

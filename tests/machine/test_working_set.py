@@ -43,7 +43,7 @@ LOGGED_MIB = {8: "5461.34", 16: "10922.67", 24: "16384.02", 32: "21845.34"}
 
 
 @pytest.mark.parametrize(("regime", "gib"), REPORTED)
-def test_working_set_is_what_a_machine_reported(regime: OsRegime, gib: int) -> None:
+def test_the_working_set_equals_a_machines_report(regime: OsRegime, gib: int) -> None:
     working_set = stock_working_set(gib * GIB, os_regime=regime)
     assert working_set.bytes == REPORTED[regime, gib]
     assert working_set.measured
@@ -56,19 +56,19 @@ def test_working_set_before_macos_26_agrees_with_the_logs(gib: int) -> None:
 
 
 @pytest.mark.parametrize("regime", OsRegime)
-def test_rule_gives_every_row_of_the_table(regime: OsRegime) -> None:
+def test_the_rule_gives_every_row_of_the_table(regime: OsRegime) -> None:
     table = WORKING_SETS[regime.value]
     by_rule = {gib: working_set_by_rule(gib * GIB, table["rules"]) for gib in table["bytes"]}
     assert by_rule == table["bytes"]
 
 
-def test_size_between_two_machines_takes_the_lower_ratio_and_says_so() -> None:
+def test_a_size_between_two_machines_uses_the_lower_ratio_with_a_note() -> None:
     working_set = stock_working_set(40 * GIB, os_regime=OsRegime.MACOS_26)
     assert not working_set.measured
     assert working_set.bytes / (40 * GIB) == pytest.approx(0.78, abs=1e-6)
 
 
-def test_largest_macs_on_macos_15_are_by_rule() -> None:
+def test_the_largest_macs_on_macos_15_use_the_rule() -> None:
     working_set = stock_working_set(512 * GIB, os_regime=OsRegime.MACOS_15)
     assert (working_set.bytes, working_set.measured) == (384 * GIB, False)
 
@@ -98,7 +98,7 @@ def test_more_memory_never_recommends_less(regime: OsRegime, memory: int, more: 
         (OsRegime.MACOS_15, 192, 115_964_116_992),
     ],
 )
-def test_largest_buffer_is_what_a_machine_reported(
+def test_the_largest_buffer_equals_a_machines_report(
     regime: OsRegime, gib: int, max_buffer_bytes: int
 ) -> None:
     working_set = stock_working_set(gib * GIB, os_regime=regime)
@@ -106,5 +106,5 @@ def test_largest_buffer_is_what_a_machine_reported(
 
 
 @given(st.integers(0, 2**50))
-def test_largest_buffer_is_whole_pages(working_set_bytes: int) -> None:
+def test_the_largest_buffer_is_whole_pages(working_set_bytes: int) -> None:
     assert stock_max_buffer(working_set_bytes) % PAGE_BYTES == 0

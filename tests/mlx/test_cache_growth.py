@@ -42,12 +42,12 @@ def stepped(buffer: KVBuffer, workload: Workload) -> int:
 
 
 @given(BUFFERS, WORKLOADS)
-def test_the_closed_form_is_where_single_calls_lead(buffer: KVBuffer, workload: Workload) -> None:
+def test_the_closed_form_equals_growth_call_by_call(buffer: KVBuffer, workload: Workload) -> None:
     assert capacity_at(buffer, workload, workload.total_tokens) == stepped(buffer, workload)
 
 
 @given(BUFFERS, WORKLOADS, st.integers(0, 7200))
-def test_there_is_room_for_every_token_that_is_needed(
+def test_there_is_room_for_every_needed_token(
     buffer: KVBuffer, workload: Workload, position: int
 ) -> None:
     position = min(position, workload.total_tokens)
@@ -56,7 +56,7 @@ def test_there_is_room_for_every_token_that_is_needed(
 
 @pytest.mark.parametrize("growth", list(Growth))
 @given(st.integers(1, 2000), st.integers(0, 900), st.integers(5, 600))
-def test_tokens_one_by_one_lead_where_all_of_them_do(
+def test_growth_token_by_token_equals_growth_at_once(
     growth: Growth, position: int, count: int, limit: int
 ) -> None:
     buffer = KVBuffer(1, 1, 1, growth, None if growth is Growth.STEPS else limit)
@@ -73,7 +73,7 @@ def test_a_prompt_in_many_small_chunks_is_as_quick_as_in_few() -> None:
 
 @pytest.mark.parametrize("step", [32, 100, 256])
 @pytest.mark.parametrize("growth", list(Growth))
-def test_mlx_lm_s_own_caches_grow_so(growth: Growth, step: int) -> None:
+def test_mlx_lms_own_caches_grow_the_same_way(growth: Growth, step: int) -> None:
     pytest.importorskip("mlx_lm", reason="the caches are mlx-lm's")
     from mlx_lm.models import cache
 

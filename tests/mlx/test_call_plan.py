@@ -33,7 +33,7 @@ def test_every_planned_call_is_one_that_mlx_lm_makes(workload: Workload) -> None
 
 
 @given(WORKLOADS)
-def test_no_other_chunk_has_more_tokens_behind_as_many(workload: Workload) -> None:
+def test_every_chunk_is_covered_by_a_planned_one_of_at_least_its_size(workload: Workload) -> None:
     prompt = workload.prompt_tokens - 1
     planned = planned_chunks(workload)
     for position, tokens in loop(workload).items():
@@ -51,7 +51,7 @@ def test_the_first_and_the_last_call_are_planned_in_order(workload: Workload) ->
 
 
 @given(WORKLOADS)
-def test_caches_are_quantised_after_the_call_that_fills_them_enough(workload: Workload) -> None:
+def test_caches_are_quantised_after_the_call_that_reaches_the_start(workload: Workload) -> None:
     for call in planned_calls(workload):
         if call.phase == "converting":
             start = max(1, workload.quantized_kv_start)

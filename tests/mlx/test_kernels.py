@@ -48,7 +48,7 @@ def test_metal_prefill_fuses_these_widths(mlx_version: tuple[int, ...], widths: 
     assert {width for width in tried if fused(mlx_version=mlx_version, width=width)} == widths
 
 
-def test_keys_and_values_of_unlike_width_fuse_at_decode_only() -> None:
+def test_keys_and_values_of_different_widths_fuse_only_at_decode() -> None:
     assert not fused(key_dim=192, value_dim=128)
     assert fused(key_dim=192, value_dim=128, query_tokens=1)
     assert not fused(key_dim=192, value_dim=128, query_tokens=1, mlx_version=(0, 31))
@@ -64,11 +64,11 @@ def test_width_256_fuses_on_neural_accelerators_for_long_causal_chunks() -> None
     assert not fused(width=192, nax=True)
 
 
-def test_array_mask_does_not_undo_metal_prefill() -> None:
+def test_an_array_mask_does_not_prevent_fusion_in_metal_prefill() -> None:
     assert fused(causal=False, array_mask=True)
 
 
-def test_metal_takes_its_vector_kernel_up_to_eight_queries() -> None:
+def test_metal_uses_its_vector_kernel_up_to_eight_queries() -> None:
     assert fused(width=72, query_tokens=9)
     assert not fused(width=72, query_tokens=8)
     assert fused(width=256, query_tokens=8)
@@ -88,13 +88,13 @@ def test_fewer_keys_than_queries_do_not_fuse_under_a_causal_mask() -> None:
     assert not fused(query_tokens=8, key_tokens=4, causal=False)
 
 
-def test_quantised_cache_never_fuses() -> None:
+def test_a_quantised_cache_never_fuses() -> None:
     # mlx_lm/models/base.py: quantized_scaled_dot_product_attention.
     assert not fused(kv_quantised=True)
     assert not fused(kv_quantised=True, query_tokens=1)
 
 
-def test_cpu_never_fuses() -> None:
+def test_the_cpu_never_fuses() -> None:
     assert not fused(backend="cpu")
     assert not fused(backend="cpu", query_tokens=1)
 
@@ -113,14 +113,14 @@ def test_cuda_decode_fuses_three_widths_without_array_mask() -> None:
     assert not fused(causal=False, array_mask=True, **one)
 
 
-def test_gpu_before_ampere_fuses_decode_only() -> None:
+def test_a_gpu_before_ampere_fuses_only_decode() -> None:
     old = {"backend": "cuda", "compute_capability": 75}
     assert not fused(**old)
     assert fused(query_tokens=3, **old)
 
 
 @pytest.mark.parametrize(("backend", "version"), [("metal", (0, 28, 9)), ("cuda", (0, 30))])
-def test_mlx_older_than_the_rules_is_not_guessed(backend: str, version: tuple[int, ...]) -> None:
+def test_an_mlx_older_than_the_rules_is_not_guessed(backend: str, version: tuple[int, ...]) -> None:
     with pytest.raises(UnsupportedError, match=r"are described from 0\.[0-9]+\.0 on"):
         fused(backend=backend, mlx_version=version)
 

@@ -152,7 +152,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], Callable[[
 
 @pytest.mark.parametrize("backend", ["metal", "cpu"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_of_mlx_is_as_much_work_as_its_rows(
+def test_a_function_of_mlx_has_the_counts_of_its_rows(
     name: str, backend: Backend, operations: list[int]
 ) -> None:
     function, shapes, followed = FUNCTIONS[name]
@@ -208,9 +208,7 @@ def layer_kernels(config: dict[str, Any], operations: list[int]) -> int:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_layer_of_a_model_is_as_many_kernels_as_its_rows(
-    name: str, operations: list[int]
-) -> None:
+def test_a_layer_of_a_model_has_the_kernels_of_its_rows(name: str, operations: list[int]) -> None:
     config = json.loads((CASES / f"{name}.json").read_text()) | MODELS[name]
     model = build_model(config, "config.json")
     plan = QuantizationPlan(PACKING, converting=True)

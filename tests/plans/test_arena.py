@@ -32,7 +32,7 @@ LIFETIMES = st.lists(
 
 
 @given(LIFETIMES)
-def test_what_lives_together_never_overlaps(buffers: list[Lifetime]) -> None:
+def test_buffers_alive_at_the_same_time_never_overlap(buffers: list[Lifetime]) -> None:
     result = arena(buffers)
     assert len(result.placed) == len(buffers)
     for index, one in enumerate(result.placed):
@@ -47,20 +47,20 @@ def test_what_lives_together_never_overlaps(buffers: list[Lifetime]) -> None:
 
 
 @given(LIFETIMES)
-def test_an_arena_lies_between_its_bounds(buffers: list[Lifetime]) -> None:
+def test_the_arena_is_between_its_bounds(buffers: list[Lifetime]) -> None:
     result = arena(buffers)
     assert result.largest_bytes <= result.lower_bound_bytes <= result.nbytes
     assert result.nbytes <= result.separate_bytes
 
 
-def test_a_chain_needs_room_for_two() -> None:
+def test_a_chain_needs_room_for_two_buffers() -> None:
     chain = [Lifetime("x", 1000, step, step + 1) for step in range(50)]
     result = arena(chain)
     assert (result.nbytes, result.lower_bound_bytes) == (2048, 2048)
     assert result.separate_bytes == 50 * 1024
 
 
-def test_a_gap_is_filled_by_the_largest_that_fits() -> None:
+def test_a_gap_is_filled_by_the_largest_buffer_that_fits() -> None:
     around = [
         Lifetime("low", 512, 0, 9),
         Lifetime("middle", 1024, 0, 4),
@@ -70,7 +70,7 @@ def test_a_gap_is_filled_by_the_largest_that_fits() -> None:
     assert arena(around + later).nbytes == arena(around).nbytes == 1792
 
 
-def test_more_buffers_than_can_be_placed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_buffers_to_place_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BUFFERS", 2)
     with pytest.raises(UnsupportedError, match="prefill step"):
         arena([Lifetime("x", 1, 0, 1)] * 3)
@@ -98,7 +98,7 @@ def call(phase: str = "first_chunk", **ends: tuple[int, ...]) -> Call:
     return Call(phase, 4, 0, arrays, nodes, ends["evaluated"], ends["held"])  # type: ignore[arg-type]
 
 
-def test_views_lie_in_their_input_and_writes_in_their_cache() -> None:
+def test_views_share_their_input_and_writes_share_their_cache() -> None:
     need = needs(call())
     assert need.intermediates == (
         Lifetime("Multiply", 200, 0, 2),
@@ -107,7 +107,7 @@ def test_views_lie_in_their_input_and_writes_in_their_cache() -> None:
     assert (need.input_bytes, need.constant_bytes, need.output_bytes) == (16, 4, 0)
 
 
-def test_what_was_sampled_is_an_output() -> None:
+def test_the_sampled_token_is_an_output() -> None:
     need = needs(call("decode", evaluated=(5,), held=(5, 6)))
     assert [buffer.operation for buffer in need.intermediates] == ["Multiply"]
     assert need.output_bytes == 200
@@ -138,12 +138,12 @@ def planned(tokens: int = 2000, **environment: str) -> StaticPlan:
     return plan_static(recorded(), model, name="m", context_tokens=tokens, environment=environment)
 
 
-def test_kv_is_what_foundry_counts() -> None:
+def test_kv_bytes_equal_foundrys_count() -> None:
     # Foundry's test: d 512, 8 heads, 2 of keys and values, 4 layers, 2048 tokens.
     assert kv_capacity_bytes(build_model(CONFIG, "config.json"), 2048) == 4_194_304
 
 
-def test_tables_of_cosines_and_sines_are_half_a_head_wide() -> None:
+def test_cosine_and_sine_tables_are_half_a_head_wide() -> None:
     # Foundry: [capacity, head_dim / 2] of F16, twice.
     assert rope_table_bytes(build_model(CONFIG, "config.json"), 2048) == 2 * 2048 * 32 * 2
 
@@ -154,7 +154,7 @@ def test_capacity_is_a_multiple_of_128(tokens: int, capacity: int) -> None:
     assert planned(tokens).capacity_tokens == capacity
 
 
-def test_a_variable_shares_by_being_set() -> None:
+def test_any_value_of_the_variable_enables_sharing() -> None:
     # Foundry asks only whether METALLIC_KV_CACHE_SHARED is there.
     plain, shared = planned(), planned(METALLIC_KV_CACHE_SHARED="0")
     modes = {each.name: each.mode for each in plain.provisions}
@@ -167,7 +167,7 @@ def test_a_variable_shares_by_being_set() -> None:
     assert plain.private_bytes - shared.private_bytes == 4_194_304
 
 
-def test_what_lasts_adds_up_and_staging_is_given_up() -> None:
+def test_permanent_parts_add_up_and_staging_is_released() -> None:
     plan = planned()
     lasting = [each.nbytes for each in plan.provisions if each.lasting]
     assert plan.private_bytes + plan.shared_bytes == sum(lasting)
@@ -177,7 +177,7 @@ def test_what_lasts_adds_up_and_staging_is_given_up() -> None:
     assert plan.loading_bytes == sum(weights.values()) + staging.nbytes
 
 
-def test_the_arena_of_a_recorded_chunk_is_its_widest_moment() -> None:
+def test_the_arena_of_a_recorded_chunk_is_its_peak_moment() -> None:
     # SwiGLU of 32 tokens: gate, up and their product of 768, and what the residual keeps.
     plan = planned()
     first = plan.calls[0]
@@ -192,13 +192,13 @@ def test_a_decode_step_needs_less_than_a_chunk() -> None:
     assert calls["decode"].arena_bytes < calls["first_chunk"].arena_bytes // 10
 
 
-def test_a_trace_of_another_model_is_refused() -> None:
+def test_a_trace_of_another_model_is_rejected() -> None:
     model = build_model({**CONFIG, "model_type": "qwen2", "head_dim": None}, "config.json")
     with pytest.raises(InputError, match="the trace is of qwen3"):
         plan_static(recorded(), model, name="m", context_tokens=1, environment={})
 
 
-def test_a_trace_without_a_call_is_refused() -> None:
+def test_a_trace_without_a_call_is_rejected() -> None:
     trace = Trace("qwen3", "metal", {}, {}, ())
     with pytest.raises(InputError, match="no call"):
         plan_static(
@@ -206,7 +206,7 @@ def test_a_trace_without_a_call_is_refused() -> None:
         )
 
 
-def test_recurrent_states_are_provisioned_beside_keys_and_values() -> None:
+def test_recurrent_states_are_allocated_in_addition_to_keys_and_values() -> None:
     sample = Path(__file__).parents[2] / "sample_configs" / "qwen3-next-80b-a3b-4bit.yaml"
     model = build_model(open_checkpoint(str(sample)).config, "config.json")
     trace = Trace("qwen3_next", "metal", {}, {"w": 8}, (call(),))

@@ -93,7 +93,7 @@ def moe_config(hidden: int, width: int, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("hidden", "width", "slot_bytes"), SLOTS)
-def test_a_slot_has_its_scales_and_biases(
+def test_a_slot_includes_scales_and_biases(
     tmp_path: Path, hidden: int, width: int, slot_bytes: int
 ) -> None:
     path = write_config(tmp_path / "model", moe_config(hidden, width)) / "config.json"
@@ -106,13 +106,13 @@ def test_weights_split_as_published(next_80b: Inventory) -> None:
 
 
 @pytest.mark.parametrize(("capacity", "measured"), MEASURED)
-def test_memory_is_what_was_measured(next_80b: Inventory, capacity: int, measured: float) -> None:
+def test_memory_equals_the_measurement(next_80b: Inventory, capacity: int, measured: float) -> None:
     row = planned(next_80b, None, capacities=(capacity,)).rows[0]
     assert format_bytes(row.weight_bytes, Units.GB) == PREDICTED[capacity]
     assert row.weight_bytes / 1e9 == pytest.approx(measured, rel=0.003)
 
 
-def test_start_up_peak_and_steady_memory_are_what_was_measured(next_80b: Inventory) -> None:
+def test_start_up_peak_and_steady_memory_equal_the_measurement(next_80b: Inventory) -> None:
     # mlx-moe: 23.05 GB while 208 experts are read through mx.load, 19.10 GB after it.
     run = RunMemory(context_tokens=1, kv_bytes=0, state_bytes=77_266_944, workspace_bytes=0)
     row = planned(next_80b, None, capacities=(208,), run=run).rows[0]
@@ -120,29 +120,29 @@ def test_start_up_peak_and_steady_memory_are_what_was_measured(next_80b: Invento
     assert round(row.running_bytes / 1e9, 2) == 19.10
 
 
-def test_with_every_expert_the_start_up_reads_nothing_twice(next_80b: Inventory) -> None:
+def test_with_every_expert_in_memory_start_up_reads_nothing_twice(next_80b: Inventory) -> None:
     assert startup_bytes(next_80b, [512] * 48) == 44_844_060_160
 
 
-def test_capacity_follows_the_working_set_of_each_macos(next_80b: Inventory) -> None:
+def test_capacity_follows_the_working_set_of_each_macos_version(next_80b: Inventory) -> None:
     plan = planned(next_80b, find_device("m2-max-32"))
     assert {r.os_regime: r.capacity for r in plan.regimes} == {"macos-15": 168, "macos-26": 208}
     assert plan.capacity == 208
 
 
-def test_a_chip_that_never_ran_an_older_macos_has_one_regime(next_80b: Inventory) -> None:
+def test_a_chip_newer_than_macos_15_has_one_regime(next_80b: Inventory) -> None:
     plan = planned(next_80b, find_device("m5-32"))
     assert [regime.os_regime for regime in plan.regimes] == ["macos-26"]
 
 
-def test_more_memory_never_holds_fewer_experts(next_80b: Inventory) -> None:
+def test_more_memory_never_means_fewer_experts(next_80b: Inventory) -> None:
     found = [device_capacity(next_80b, gigabytes * 10**9) for gigabytes in range(80)]
     assert found == sorted(found)
     assert (found[0], found[-1]) == (0, 512)
     assert all(capacity % 8 == 0 for capacity in found if capacity >= 16)
 
 
-def test_what_fits_includes_the_start_up(next_80b: Inventory) -> None:
+def test_the_capacity_that_fits_includes_start_up(next_80b: Inventory) -> None:
     device = memory_device(32 * 10**9)
     plan = planned(next_80b, device)
     fitting, running = plan.fitting_capacity, plan.fitting_run_capacity
@@ -165,7 +165,7 @@ def test_what_fits_includes_the_start_up(next_80b: Inventory) -> None:
         (224, 64, set()),
     ],
 )
-def test_published_limits_are_warned_of(
+def test_published_limits_give_a_warning(
     next_80b: Inventory, capacity: int, gigabytes: int, codes: set[str]
 ) -> None:
     # mlx-moe: garbled below 192; on 32 GB slower from 224 on; a warning above 95 % of the
@@ -176,7 +176,7 @@ def test_published_limits_are_warned_of(
     assert codes <= {note.code for note in plan.notes}
 
 
-def test_pressure_is_above_95_percent_and_not_at_it(next_80b: Inventory) -> None:
+def test_pressure_starts_above_95_percent_not_at_it(next_80b: Inventory) -> None:
     need = startup_bytes(next_80b, [208] * 48)
     at = Device("mac", "metal", need, -(-need * 100 // 95), None, "flag")
     below = Device("mac", "metal", need, need * 100 // 95 - 1, None, "flag")
@@ -185,7 +185,9 @@ def test_pressure_is_above_95_percent_and_not_at_it(next_80b: Inventory) -> None
     assert found == [(), ("pressure",)]
 
 
-def test_wired_limit_is_what_runs_but_never_above_the_working_set(next_80b: Inventory) -> None:
+def test_the_wired_limit_covers_the_run_but_never_exceeds_the_working_set(
+    next_80b: Inventory,
+) -> None:
     device = memory_device(32 * 10**9)
     plan = planned(next_80b, device)
     assert plan.chosen is not None
@@ -202,7 +204,9 @@ def test_a_machine_too_small_for_one_token_has_no_capacity(next_80b: Inventory) 
 
 
 @pytest.mark.parametrize("capacity", [9, 513])
-def test_a_capacity_the_model_does_not_have_is_refused(next_80b: Inventory, capacity: int) -> None:
+def test_a_capacity_above_the_experts_of_the_model_is_rejected(
+    next_80b: Inventory, capacity: int
+) -> None:
     with pytest.raises(InputError, match=f"capacity {capacity}"):
         planned(next_80b, None, capacities=(capacity,))
 
@@ -216,7 +220,7 @@ def test_without_a_profile_misses_are_by_chance(next_80b: Inventory) -> None:
     assert row.misses.basis == "bound"
 
 
-def test_slots_are_pinned_found_or_filled(next_80b: Inventory) -> None:
+def test_every_slot_is_pinned_or_cached_or_filled(next_80b: Inventory) -> None:
     counts = tuple(20 if e < 30 else 3 if e < 100 else 0 for e in range(512))
     profile = RoutingProfile((counts,) * 48, prompts=40)
     rows = planned(next_80b, None, capacities=(16, 64, 208), profile=profile).rows
@@ -224,7 +228,7 @@ def test_slots_are_pinned_found_or_filled(next_80b: Inventory) -> None:
     assert slots == [(16 * 48, 0, 0), (30 * 48, 34 * 48, 0), (30 * 48, 70 * 48, 108 * 48)]
 
 
-def test_by_layer_never_misses_more_than_the_same_for_all(next_80b: Inventory) -> None:
+def test_capacities_by_layer_never_miss_more_than_equal_ones(next_80b: Inventory) -> None:
     even, steep = tuple(range(1, 513)), (1000,) * 20 + (1,) * 492
     profile = RoutingProfile((even, steep) * 24)
     plan = planned(next_80b, memory_device(32 * 10**9), profile=profile)
@@ -246,7 +250,7 @@ def test_by_layer_never_misses_more_than_the_same_for_all(next_80b: Inventory) -
         ("gpt-oss-20b", 15, False),
     ],
 )
-def test_offloading_pays_with_many_experts_a_shared_one_and_concentrated_routing(
+def test_offloading_needs_many_experts_a_shared_one_and_concentrated_routing(
     sample: str, universal: int | None, pays: bool | None
 ) -> None:
     experts = experts_of(SAMPLES / f"{sample}.yaml")
@@ -263,7 +267,7 @@ def test_a_model_that_fits_whole_has_nothing_to_offload(next_80b: Inventory) -> 
     assert (plan.capacity, plan.worth.pays) == (512, False)
 
 
-def test_headers_say_what_the_config_says(tmp_path: Path, next_80b: Inventory) -> None:
+def test_headers_and_config_give_the_same_experts(tmp_path: Path, next_80b: Inventory) -> None:
     pytest.importorskip("mlx_lm", reason="the tensors are those mlx-lm saves")
     config = {**QWEN3_NEXT_80B, "num_hidden_layers": 4, "num_experts": 32}
     config["quantization"] = {"group_size": 64, "bits": 4}
@@ -275,7 +279,7 @@ def test_headers_say_what_the_config_says(tmp_path: Path, next_80b: Inventory) -
     assert all(piece.stacked for piece in from_headers.pieces)
 
 
-def test_experts_of_a_hub_layout_are_read_one_by_one(tmp_path: Path) -> None:
+def test_experts_in_a_hub_layout_are_read_one_by_one(tmp_path: Path) -> None:
     config = moe_config(64, 64, quantization=None, tie_word_embeddings=False)
     del config["quantization"]
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -304,7 +308,7 @@ def test_experts_of_a_hub_layout_are_read_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3-4b-4bit", "llama-3.1-8b"])
-def test_a_model_without_experts_is_not_planned(name: str) -> None:
+def test_a_model_without_experts_is_rejected(name: str) -> None:
     with pytest.raises(UnsupportedError, match="routed experts"):
         experts_of(SAMPLES / f"{name}.yaml")
 

@@ -39,7 +39,7 @@ def test_foundry_starts_at_2048_and_doubles() -> None:
     assert [event.after for event in growth_events(FOUNDRY, 10_000)] == [2048, 4096, 8192, 16384]
 
 
-def test_growing_holds_old_and_new_three_times_the_old() -> None:
+def test_growing_needs_old_and_new_three_times_the_old_size() -> None:
     _, second, *_ = growth_events(FOUNDRY, 10_000)
     assert (second.before, second.after, second.alive) == (2048, 4096, 3 * 2048)
     assert second.copied == 2048
@@ -51,7 +51,7 @@ def test_doubling_stops_at_the_longest_context() -> None:
     assert last_growth(rule, 4097).after == 5120
 
 
-def test_foundrys_cache_of_its_own_test() -> None:
+def test_foundrys_own_test_values_are_reproduced() -> None:
     # Foundry, test_memory_estimation: d_model 512, 8 heads, 2 KV heads, 4 layers, 2048 tokens.
     layers, kv_heads, head_dim = 4, 2, 512 // 8
     token = layers * 2 * kv_heads * head_dim * 2
@@ -66,33 +66,33 @@ def test_aligning_up_after_dividing_exceeds_the_budget() -> None:
     )
 
 
-def test_a_budget_of_whole_alignments_is_kept_by_both() -> None:
+def test_a_budget_of_whole_alignments_gives_both_rules_the_same_context() -> None:
     found = foundry_context(1024 * 1024, 1024, 100_000)
     assert (found.tokens, found.right_tokens, found.reason) == (1024, 1024, "")
 
 
-def test_a_budget_below_a_token_leaves_foundry_one() -> None:
+def test_a_budget_below_one_token_gives_foundry_one_token() -> None:
     found = foundry_context(100, 1024, 4096)
     assert (found.tokens, found.right_tokens) == (1, 0)
 
 
-def test_the_models_limit_stands_above_the_budget() -> None:
+def test_the_context_limit_of_the_model_applies_to_a_large_budget() -> None:
     assert foundry_context(2**40, 1024, 4000).tokens == 4000
 
 
 @pytest.mark.parametrize(("heads", "bits", "nbytes"), [(8, 4, 589_824), (8, 16, 2_097_152)])
-def test_blocks_of_256_tokens_of_256_wide_heads(heads: int, bits: int, nbytes: int) -> None:
+def test_blocks_have_256_tokens_for_256_wide_heads(heads: int, bits: int, nbytes: int) -> None:
     # agent-memory, tests of ModelCacheSpec.bytes_per_block_per_layer.
     elements = 256 * heads * 256
     assert block_bytes(elements, elements, bits=bits) == nbytes
 
 
-def test_blocks_of_64_wide_heads() -> None:
+def test_blocks_for_64_wide_heads() -> None:
     elements = 256 * 8 * 64
     assert block_bytes(elements, elements) == 147_456
 
 
-def test_four_bits_are_0_28125_of_sixteen() -> None:
+def test_four_bits_take_0_28125_of_sixteen_bits() -> None:
     elements = 256 * 8 * 128
     plain = block_bytes(elements, elements, bits=16)
     assert block_bytes(elements, elements) * 32 == plain * 9
@@ -125,7 +125,7 @@ def test_chunks_shrink_as_the_cache_grows(position: int, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 255, 256, 257, 2304, 5000])
-def test_steps_are_those_of_mlx_lms_own_cache(tokens: int) -> None:
+def test_steps_equal_those_of_mlx_lms_own_cache(tokens: int) -> None:
     rule = rule_of(get_runtime("mlx-lm"))
     assert last_growth(rule, tokens).after == grown_singly(KVBuffer(8, 128, 128), 0, 0, tokens)
 
@@ -136,7 +136,7 @@ def test_pages_are_never_copied() -> None:
     assert all(event.copied == 0 and event.alive == event.after for event in events)
 
 
-def test_a_contiguous_cache_is_whole_from_the_first_token() -> None:
+def test_a_contiguous_cache_is_fully_allocated_from_the_first_token() -> None:
     (event,) = growth_events(rule_of(get_runtime("llama.cpp"), most=5000), 4000)
     assert (event.tokens, event.after, event.copied) == (1, 5120, 0)
 
@@ -154,7 +154,9 @@ def test_capacity_holds_the_tokens_and_never_shrinks(
 
 
 @given(st.integers(0, 2**45), st.integers(1, 2**24), st.integers(1, 2**20))
-def test_the_right_context_never_exceeds_the_budget(budget: int, token: int, ceiling: int) -> None:
+def test_the_correct_context_never_exceeds_the_budget(
+    budget: int, token: int, ceiling: int
+) -> None:
     found = foundry_context(budget, token, ceiling)
     assert found.right_tokens * token <= budget
     assert found.right_tokens <= (found.tokens or 0)

@@ -71,19 +71,19 @@ def config() -> ModelConfig:
     )
 
 
-def test_every_export_has_its_counterpart() -> None:
+def test_every_zinc_export_has_a_counterpart() -> None:
     found = {*vars(memory_plan), *vars(requests)}
     assert [name for name in EXPORTS if name not in found] == []
     assert [name for name in METHODS if not hasattr(RuntimeMemoryProfile, name)] == []
 
 
-def test_budgets_and_ceilings_clamp_the_context() -> None:
+def test_budgets_and_ceilings_limit_the_context() -> None:
     assert SMALL.max_context_tokens_for_device_local_budget(0, 8192, 32) == 8
     assert SMALL.max_context_tokens_for_device_local_budget(0, 16384, 16) == 16
     assert SMALL.max_context_tokens_for_unified_budget(10240, 8192, 32) == 0
 
 
-def test_no_ceiling_is_no_context_and_no_bytes_a_token_is_the_ceiling() -> None:
+def test_a_zero_ceiling_gives_no_context_and_zero_bytes_a_token_the_ceiling() -> None:
     free = RuntimeMemoryProfile(
         fixed_device_local_bytes=1,
         fixed_host_visible_bytes=0,
@@ -105,7 +105,7 @@ def test_totals_add_up() -> None:
     assert SMALL.total_unified_bytes(1, 8) == 10273
 
 
-def test_profile_of_a_hybrid_is_zincs(config: ModelConfig) -> None:
+def test_the_profile_of_a_hybrid_model_equals_zincs(config: ModelConfig) -> None:
     found = profile(config)
     assert found.fixed_device_local_bytes == 89_078_784
     assert found.fixed_host_visible_bytes == 1_018_944
@@ -119,7 +119,7 @@ def test_automatic_context_of_21_gib_on_32(config: ModelConfig) -> None:
     assert auto_context_tokens_for_device_budget(found, 21 * GIB, 32 * GIB, 262144) == 39_936
 
 
-def test_the_floor_holds_where_it_does_not_fit(config: ModelConfig) -> None:
+def test_the_minimum_context_applies_even_where_it_does_not_fit(config: ModelConfig) -> None:
     found = profile(config)
     assert auto_context_floor_tokens == 4096
     assert auto_context_tokens_for_device_budget(found, 21 * GIB, 24 * GIB, 262144) == 4096
@@ -128,7 +128,7 @@ def test_the_floor_holds_where_it_does_not_fit(config: ModelConfig) -> None:
     assert auto_context_tokens_for_device_budget(found, 21 * GIB, 24 * GIB, 0) == 0
 
 
-def test_a_requested_context_is_clamped_to_model_and_backend(config: ModelConfig) -> None:
+def test_a_requested_context_is_limited_by_model_and_backend(config: ModelConfig) -> None:
     assert effective_context_ceiling(config, 8192) == 8192
     assert effective_context_ceiling(config, None) == 32768
     assert requested_context_tokens(config, 8192, 4096) == 4096
@@ -152,24 +152,24 @@ def test_a_requested_context_is_clamped_to_model_and_backend(config: ModelConfig
         (31.5, 32, 32, "warn"),
     ],
 )
-def test_status_by_working_set_and_memory(
+def test_the_status_depends_on_working_set_and_memory(
     required: float, recommended: int, total: int, status: str
 ) -> None:
     assert memory_status(int(required * GIB), recommended * GIB, total * GIB) == status
 
 
-def test_less_than_a_gib_left_of_all_memory_warns() -> None:
+def test_less_than_a_gib_of_free_memory_gives_a_warning() -> None:
     # zinc, fitStatusForUnifiedBytes: the headroom is of all memory, not of the working set.
     assert memory_status(31 * GIB + 1, 32 * GIB, 32 * GIB) == "warn"
 
 
-def test_the_config_is_read_off_the_architecture(config: ModelConfig) -> None:
+def test_the_zinc_config_comes_from_the_architecture(config: ModelConfig) -> None:
     sample = read_sample(SAMPLES / "qwen3.5-35b-a3b.yaml")
     config.context_length = 262144
     assert model_config(build_model(sample.config, sample.name)) == config
 
 
-def test_layers_zinc_has_no_names_for_are_refused() -> None:
+def test_layers_that_zinc_does_not_know_are_rejected() -> None:
     sample = read_sample(SAMPLES / "rwkv7-2.9b.yaml")
     with pytest.raises(UnsupportedError, match="rwkv layers have no place in zinc's memory plan"):
         model_config(build_model(sample.config, sample.name))

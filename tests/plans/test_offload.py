@@ -46,12 +46,14 @@ def planned(kept: Storage, question: OffloadQuestion, device: Device | None = No
         (LayerShape(8, 256, 256), 16, 2_097_152),
     ],
 )
-def test_a_block_is_what_agent_memory_counts(shape: LayerShape, bits: int, nbytes: int) -> None:
+def test_a_block_has_the_bytes_agent_memory_counts(
+    shape: LayerShape, bits: int, nbytes: int
+) -> None:
     # agent-memory, tests of ModelCacheSpec.
     assert shape.nbytes(256, bits, 64) == nbytes
 
 
-def test_four_bits_are_28_percent_and_save_71_9() -> None:
+def test_four_bits_take_28_percent_and_save_71_9() -> None:
     plain, stored = (REVIEWED.exact_bytes(256, bits) for bits in (16, 4))
     assert stored / plain == 0.28125
     assert round(100 * (1 - stored / plain), 1) == 71.9
@@ -72,19 +74,19 @@ def test_deepseek_coder_v2_lite_has_16_heads_with_keys_of_192() -> None:
     assert round(kept.exact_bytes(18_000, 16) / 1e9, 2) == 4.98
 
 
-def test_8k_tokens_of_the_review_are_not_200_megabytes() -> None:
+def test_8k_tokens_of_the_review_take_more_than_200_megabytes() -> None:
     # The review's own shapes give 1.81 GB, those of the model 2.26.
     assert round(REVIEWED.exact_bytes(8192, 16) / 1e9, 2) == 1.81
     assert round(storage("deepseek-v2-lite").exact_bytes(8192, 16) / 1e9, 3) == 2.265
 
 
-def test_a_stream_restores_in_4_02_gigabytes_where_bulk_takes_5_10() -> None:
+def test_streaming_restores_in_4_02_gigabytes_and_bulk_in_5_10() -> None:
     bulk, streaming = REVIEWED.restore(18_000)
     assert (round(bulk / 1e9, 2), round(streaming / 1e9, 2)) == (5.10, 4.02)
 
 
 @given(st.lists(st.tuples(st.integers(1, 999), st.integers(0, 300)), min_size=1, max_size=20))
-def test_a_stream_never_needs_more_than_bulk(layers: list[tuple[int, int]]) -> None:
+def test_streaming_never_needs_more_than_bulk(layers: list[tuple[int, int]]) -> None:
     plain, stored = [p for p, _ in layers], [s for _, s in layers]
     peak = streaming_peak(plain, stored)
     by_hand = max(sum(plain[: index + 1]) + sum(stored[index:]) for index in range(len(layers)))
@@ -92,7 +94,7 @@ def test_a_stream_never_needs_more_than_bulk(layers: list[tuple[int, int]]) -> N
     assert peak >= sum(plain)
 
 
-def test_plain_conversations_are_restored_as_they_are() -> None:
+def test_unquantised_sessions_are_restored_unchanged() -> None:
     kept = storage("llama-3.1-8b", bits=16)
     assert kept.restore(1000) == (131_072_000, 131_072_000)
 
@@ -116,7 +118,7 @@ def test_a_reload_is_20_to_28_times_as_fast_as_prefill_not_400(prefill: int) -> 
         ((1024, 2048, 4096), (2.50, 4.53, 10.2)),  # Llama-3.1-8B
     ],
 )
-def test_prefill_takes_a_time_by_the_token(
+def test_prefill_time_grows_with_the_tokens(
     tokens: tuple[int, ...], seconds: tuple[float, ...]
 ) -> None:
     speed = round(sum(tokens) / sum(seconds))
@@ -126,7 +128,7 @@ def test_prefill_takes_a_time_by_the_token(
         assert expected / 1000 == pytest.approx(measured, rel=0.1)
 
 
-def test_a_published_reload_is_a_small_part_of_its_prefill() -> None:
+def test_a_published_reload_takes_a_small_part_of_its_prefill_time() -> None:
     # Gemma3-12B, 4K: 0.58 s from disk; ours reads the same tokens in less, having nothing to run.
     kept = storage("llama-3.1-8b")
     read = milliseconds(kept.stored_bytes(4096), 3_500_000_000)
@@ -134,14 +136,16 @@ def test_a_published_reload_is_a_small_part_of_its_prefill() -> None:
     assert read < 290
 
 
-def test_the_next_chunk_follows_the_length_of_the_conversation() -> None:
+def test_the_next_chunk_depends_on_the_length_of_the_session() -> None:
     rows = planned(REVIEWED, OffloadQuestion(1, 20_000)).sizes
     chunks = {row.tokens: row.next_chunk_tokens for row in rows}
     assert [chunks[n] for n in (1024, 2048, 8192, 20_000)] == [4096, 2048, 1024, 512]
 
 
 @given(st.integers(1, 50), st.integers(0, 10**11))
-def test_the_hot_threshold_is_the_longest_that_all_fit(conversations: int, budget: int) -> None:
+def test_the_hot_threshold_is_the_longest_length_at_which_all_sessions_fit(
+    conversations: int, budget: int
+) -> None:
     tokens = longest_hot(REVIEWED, conversations, budget, 131_072)
     assert tokens % 256 == 0
     assert conversations * REVIEWED.stored_bytes(tokens) <= budget
@@ -149,20 +153,20 @@ def test_the_hot_threshold_is_the_longest_that_all_fit(conversations: int, budge
     assert longer > budget or tokens + 256 > 131_072
 
 
-def test_the_fixed_threshold_is_shown_with_its_true_bytes() -> None:
+def test_the_fixed_threshold_is_reported_with_its_true_bytes() -> None:
     threshold = planned(REVIEWED, OffloadQuestion(4, 1000, hot_bytes=10**9)).threshold
     assert threshold.fixed_plain_bytes == 1_811_939_328
     assert threshold.tokens == 3840
 
 
-def test_the_budget_is_what_nine_tenths_of_the_working_set_leave() -> None:
+def test_the_budget_is_the_rest_of_nine_tenths_of_the_working_set() -> None:
     device = memory_device(16 * 10**9)
     pool = planned(REVIEWED, OffloadQuestion(1, 256), device).pool
     assert pool is not None
     assert pool.budget_bytes == device.working_set_bytes * 9 // 10 - 6 * 10**9
 
 
-def test_the_disk_keeps_a_fifth_more_than_is_written() -> None:
+def test_the_disk_needs_a_fifth_more_than_is_written() -> None:
     question = OffloadQuestion(10, 256, disk_bytes=12 * 27 * 589_824)
     disk = planned(REVIEWED, question).disk
     assert disk.stored_bytes == 10 * 27 * 589_824
@@ -170,7 +174,7 @@ def test_the_disk_keeps_a_fifth_more_than_is_written() -> None:
     assert disk.conversations == 10
 
 
-def test_a_window_keeps_its_tokens_only() -> None:
+def test_a_window_stores_only_its_own_tokens() -> None:
     kept = storage("gemma-3-27b")
     longer = kept.exact_bytes(9000, 16) - kept.exact_bytes(8000, 16)
     full = [shape for shape in kept.shapes if shape.window is None]
@@ -178,14 +182,14 @@ def test_a_window_keeps_its_tokens_only() -> None:
     assert "windows" in {note.code for note in planned(kept, OffloadQuestion(1, 1)).notes}
 
 
-def test_states_are_stored_as_they_are() -> None:
+def test_recurrent_states_are_stored_unchanged() -> None:
     kept = storage("qwen3-next-80b-a3b-4bit")
     assert kept.state_bytes == 77_266_944
     assert kept.exact_bytes(1000, 16) == 77_266_944 + 24_576_000
     assert kept.stored_bytes(1) == 77_266_944 + 12 * kept.block_bytes(kept.shapes[0])
 
 
-def test_a_model_of_states_alone_has_no_blocks() -> None:
+def test_a_model_with_recurrent_states_only_has_no_blocks() -> None:
     plan = planned(storage("mamba-2.8b"), OffloadQuestion(2, 1000, hot_bytes=10**9))
     assert plan.pool is None
     assert plan.sizes[0].blocks == 0
@@ -193,24 +197,24 @@ def test_a_model_of_states_alone_has_no_blocks() -> None:
 
 
 @pytest.mark.parametrize(("conversations", "tokens"), [(0, 1), (-1, 1), (10**7, 1), (1, 0)])
-def test_a_question_that_cannot_be_is_refused(conversations: int, tokens: int) -> None:
+def test_an_impossible_question_is_rejected(conversations: int, tokens: int) -> None:
     with pytest.raises(InputError):
         OffloadQuestion(conversations, tokens)
 
 
 @pytest.mark.parametrize(("bits", "group"), [(3, 64), (0, 64), (4, 48)])
-def test_a_format_that_is_not_stored_is_refused(bits: int, group: int) -> None:
+def test_an_unsupported_storage_format_is_rejected(bits: int, group: int) -> None:
     with pytest.raises(InputError):
         Storage((LayerShape(8, 64, 64),), 0, 2, bits, group)
 
 
-def test_a_model_that_does_not_fit_is_said_to_be_too_large() -> None:
+def test_a_model_that_does_not_fit_is_reported_as_too_large() -> None:
     device = Device("small", "metal", 8 * 10**9, 5 * 10**9, None, "flag")
     plan = planned(REVIEWED, OffloadQuestion(1, 1000), device)
     assert (plan.hot_conversations, plan.threshold.tokens) == (0, 0)
     assert "too-large" in {note.code for note in plan.notes}
 
 
-def test_a_conversation_larger_than_its_memory_is_always_read() -> None:
+def test_a_session_larger_than_its_memory_is_always_read_from_disk() -> None:
     plan = planned(REVIEWED, OffloadQuestion(1, 1000, hot_bytes=1000))
     assert "no-hot" in {note.code for note in plan.notes}

@@ -25,7 +25,7 @@ def test_csv_columns_are_found_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_json_lines_are_read_and_other_keys_ignored(tmp_path: Path) -> None:
+def test_json_lines_are_read_and_other_keys_are_ignored(tmp_path: Path) -> None:
     text = '{"prompt_tokens": 10, "completion_tokens": 5, "model": "x"}\n\n'
     assert read_request_trace(write(tmp_path, "t.jsonl", text)) == (TraceRequest(10, 5),)
 
@@ -52,7 +52,7 @@ def test_json_lines_are_read_and_other_keys_ignored(tmp_path: Path) -> None:
         ("t.jsonl", "[" * 100_000, "not JSON"),
     ],
 )
-def test_what_cannot_be_read_names_file_and_line(
+def test_an_unreadable_line_is_reported_with_file_and_line(
     tmp_path: Path, name: str, text: str, message: str
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -68,19 +68,19 @@ def test_bytes_that_are_not_text_are_rejected(tmp_path: Path) -> None:
         read_request_trace(path)
 
 
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_file_gives_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.csv"):
         read_request_trace(tmp_path / "none.csv")
 
 
-def test_percentiles_are_nearest_ranks() -> None:
+def test_percentiles_use_the_nearest_rank() -> None:
     found = distribution(range(1, 201))
     assert (found.p50, found.p90, found.p95, found.p99) == (100, 180, 190, 198)
     assert (found.mean, found.largest) == (101, 200)
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1), st.integers(1, 100))
-def test_a_percentile_serves_its_share(tokens: list[int], percent: int) -> None:
+def test_a_percentile_covers_its_share_of_requests(tokens: list[int], percent: int) -> None:
     ordered = sorted(tokens)
     found = percentile(ordered, percent)
     assert found in tokens

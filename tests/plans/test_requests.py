@@ -17,23 +17,23 @@ from memfit.estimators.runtimes.zinc.requests import (
 tokens = st.integers(0, 2**40)
 
 
-def test_remaining_tokens_of_zinc() -> None:
+def test_remaining_tokens_equal_zincs() -> None:
     assert remaining_context_tokens(100, 4096) == 3996
 
 
 @pytest.mark.parametrize(("used", "completion"), [(32, 64), (4090, 6), (5000, 0)])
-def test_completions_of_zinc(used: int, completion: int) -> None:
+def test_completions_equal_zincs(used: int, completion: int) -> None:
     assert clamped_completion_tokens(used, 64, 4096) == completion
 
 
 @pytest.mark.parametrize(("used", "target"), [(32, 96), (4090, 4096)])
-def test_targets_of_zinc(used: int, target: int) -> None:
+def test_targets_equal_zincs(used: int, target: int) -> None:
     assert request_context_target(used, 64, 4096) == target
     assert request_budget(used, 64, 4096) == RequestBudget(target - used, target)
 
 
 @given(tokens, tokens, tokens)
-def test_nothing_is_negative_or_beyond_the_capacity(
+def test_no_count_is_negative_or_beyond_the_capacity(
     used: int, requested: int, capacity: int
 ) -> None:
     plan = plan_request(used, requested, capacity)
@@ -62,11 +62,11 @@ def test_the_answer_agrees_with_the_budget(used: int, requested: int, capacity: 
         (4096, 0, "admitted"),
     ],
 )
-def test_a_server_answers(used: int, requested: int, answer: str) -> None:
+def test_a_server_answers_with_its_token_budget(used: int, requested: int, answer: str) -> None:
     assert plan_request(used, requested, 4096).admission == answer
 
 
 @pytest.mark.parametrize("counts", [(-1, 0, 1), (0, -1, 1), (0, 0, -1), (0, 0, 2**40 + 1)])
-def test_a_count_out_of_range_is_refused(counts: tuple[int, int, int]) -> None:
+def test_a_count_out_of_range_is_rejected(counts: tuple[int, int, int]) -> None:
     with pytest.raises(InputError, match="tokens: give from 0"):
         plan_request(*counts)

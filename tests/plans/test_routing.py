@@ -43,11 +43,11 @@ def written(tmp_path: Path, content: object) -> Path:
         },
     ],
 )
-def test_three_forms_say_the_same(tmp_path: Path, content: object) -> None:
+def test_three_profile_formats_give_the_same_counts(tmp_path: Path, content: object) -> None:
     assert read_profile(written(tmp_path, content), LAYERS).counts == ((5, 0, 0, 1), (0, 0, 9, 0))
 
 
-def test_half_of_the_prompts_make_an_expert_universal(tmp_path: Path) -> None:
+def test_an_expert_used_by_half_of_the_prompts_is_universal(tmp_path: Path) -> None:
     # mlx-moe pins from half of the prompts on.
     content = {"num_prompts": 10, "layers": {"1": {"0": 5, "3": 4}, "3": {"2": 9, "1": 10}}}
     assert read_profile(written(tmp_path, content), LAYERS).universal() == (1, 2)
@@ -71,14 +71,16 @@ def test_half_of_the_prompts_make_an_expert_universal(tmp_path: Path) -> None:
         ('{"1": {"0": 1, "0": 2}, "3": {"0": 1}}', "'0' twice"),
     ],
 )
-def test_a_profile_that_cannot_be_is_refused(tmp_path: Path, content: object, said: str) -> None:
+def test_an_impossible_profile_is_rejected(tmp_path: Path, content: object, said: str) -> None:
     with pytest.raises(InputError, match=r"profile\.json") as error:
         read_profile(written(tmp_path, content), LAYERS)
     assert said in str(error.value)
 
 
 @given(st.lists(COUNTS, min_size=1, max_size=3), st.integers(0, 4))
-def test_the_most_used_miss_no_more_than_any(counts: list[tuple[int, ...]], capacity: int) -> None:
+def test_keeping_the_most_used_experts_misses_least(
+    counts: list[tuple[int, ...]], capacity: int
+) -> None:
     profile = RoutingProfile(tuple(counts))
     capacities = [capacity] * len(counts)
     missed = profile.missed(capacities)
@@ -151,7 +153,7 @@ def test_uniform_layers_keep_equal_capacities(slots: int, chosen: tuple[int, int
 
 
 @given(TIES, st.lists(st.integers(1, 9), min_size=5, max_size=5), st.integers(0, 60))
-def test_slots_of_different_sizes_stay_in_the_budget(
+def test_slots_of_different_sizes_stay_within_the_budget(
     counts: list[tuple[int, ...]], sizes: list[int], extra: int
 ) -> None:
     pairs = zip(counts, sizes, strict=False)

@@ -35,32 +35,32 @@ def grown(sessions: Sessions, name: str, budget: int | None = None) -> GrowthRow
     return rule
 
 
-def test_runtimes_with_equal_rules_stand_together() -> None:
+def test_runtimes_with_equal_rules_share_a_row() -> None:
     names = [rule.runtimes for rule in plan(Sessions(turn_tokens=5000)).rules]
     assert names[0] == ("mlx-lm", "mlx-swift-lm", "mlx-vlm", "mlx-moe")
     assert sum(names, ()) == tuple(runtime.name for runtime in list_runtimes())
 
 
-def test_steps_end_where_the_estimate_ends() -> None:
+def test_the_last_step_equals_the_estimate() -> None:
     rule = grown(Sessions(turn_tokens=5000), "mlx-lm")
     one_by_one = Workload(prompt_tokens=1, max_tokens=4999)
     assert rule.allocated_bytes == kv_cache(model(), one_by_one).nbytes == 5120 * TOKEN
     assert rule.held_bytes == 5000 * TOKEN
 
 
-def test_doubling_peaks_at_three_times_the_old() -> None:
+def test_doubling_peaks_at_three_times_the_old_size() -> None:
     rule = grown(Sessions(turn_tokens=5000), "foundry")
     assert rule.allocated_bytes == 8192 * TOKEN
     assert rule.peak_bytes == (4096 + 8192) * TOKEN
     assert (rule.growths, rule.copied_bytes) == (3, (2048 + 4096) * TOKEN)
 
 
-def test_copies_of_steps_are_of_everything_held() -> None:
+def test_each_growth_step_copies_all_allocated_bytes() -> None:
     rule = grown(Sessions(turn_tokens=1024), "mlx-lm")
     assert (rule.growths, rule.copied_bytes) == (4, (256 + 512 + 768) * TOKEN)
 
 
-def test_pages_of_a_prefix_are_shared_and_none_other_is() -> None:
+def test_only_pages_of_the_prefix_are_shared() -> None:
     sessions = Sessions(sessions=4, prefix_tokens=1000, turns=2, turn_tokens=100)
     paged, stepped = grown(sessions, "vllm"), grown(sessions, "mlx-lm")
     assert paged.shared_bytes == 3 * 992 * TOKEN
@@ -68,14 +68,14 @@ def test_pages_of_a_prefix_are_shared_and_none_other_is() -> None:
     assert stepped.shared_bytes == 0
 
 
-def test_turns_grow_and_the_last_is_the_end() -> None:
+def test_tokens_grow_by_turn_and_the_last_turn_has_the_total_bytes() -> None:
     rule = grown(Sessions(sessions=2, prefix_tokens=100, turns=3, turn_tokens=200), "foundry")
     assert [turn.tokens for turn in rule.turns] == [300, 500, 700]
     assert [turn.allocated_bytes for turn in rule.turns] == [2 * 2048 * TOKEN] * 3
     assert rule.turns[-1].allocated_bytes == rule.allocated_bytes
 
 
-def test_the_budget_is_crossed_where_old_and_new_exceed_it() -> None:
+def test_the_budget_is_crossed_where_old_and_new_together_exceed_it() -> None:
     sessions = Sessions(turns=10, turn_tokens=1000)
     crossing = grown(sessions, "foundry", budget=6144 * TOKEN - 1).crossing
     assert crossing is not None
@@ -86,7 +86,7 @@ def test_the_budget_is_crossed_where_old_and_new_exceed_it() -> None:
     assert later.tokens == 4097
 
 
-def test_what_stays_within_the_budget_crosses_nowhere() -> None:
+def test_a_session_within_the_budget_has_no_crossing() -> None:
     assert grown(Sessions(turn_tokens=2000), "vllm", budget=2000 * TOKEN).crossing is None
 
 
@@ -101,7 +101,7 @@ def test_a_window_stops_growing() -> None:
     assert doubled.allocated_bytes == 32768 * (full + windows)
 
 
-def test_sessions_beyond_the_context_are_refused() -> None:
+def test_sessions_beyond_the_context_are_rejected() -> None:
     with pytest.raises(InputError, match="sessions of 5000 tokens exceed the context of 4096"):
         plan_growth(model(), "m", Sessions(turn_tokens=5000), list_runtimes(), context=4096)
 
@@ -116,7 +116,7 @@ def test_sessions_beyond_the_context_are_refused() -> None:
         {"turns": 100_000, "turn_tokens": 2**30},
     ],
 )
-def test_counts_out_of_range_are_refused(wrong: dict[str, int]) -> None:
+def test_counts_out_of_range_are_rejected(wrong: dict[str, int]) -> None:
     with pytest.raises(InputError, match="must be from"):
         Sessions(**wrong)
 
@@ -131,7 +131,7 @@ def test_counts_out_of_range_are_refused(wrong: dict[str, int]) -> None:
         turn_tokens=st.integers(1, 3000),
     ),
 )
-def test_nothing_is_needed_that_is_not_allocated(name: str, sessions: Sessions) -> None:
+def test_needed_bytes_never_exceed_allocated_bytes(name: str, sessions: Sessions) -> None:
     rule = grown(sessions, name)
     assert rule.held_bytes <= rule.allocated_bytes <= rule.peak_bytes
     sizes = [turn.allocated_bytes for turn in rule.turns]

@@ -23,7 +23,7 @@ REQUESTS = st.lists(
 BUDGETS = st.builds(Tiers, st.integers(0, 20 * BLOCK), st.integers(0, 40 * BLOCK))
 
 
-def test_the_least_recently_used_goes_to_disk_and_comes_back() -> None:
+def test_the_least_recently_used_session_moves_to_disk_and_is_reloaded() -> None:
     turns = [TraceRequest(200, 0, agent) for agent in "abab"]
     run = simulate(turns, KEPT, Tiers(BLOCK, 10 * BLOCK), Speeds(1000, 2000, 100))
     assert (run.new, run.hot, run.warm, run.cold) == (2, 0, 2, 0)
@@ -35,7 +35,7 @@ def test_the_least_recently_used_goes_to_disk_and_comes_back() -> None:
     assert run.uncached_prefill_ms == 8000
 
 
-def test_without_a_disk_a_conversation_that_left_is_given_up() -> None:
+def test_without_a_disk_an_evicted_session_is_lost() -> None:
     turns = [TraceRequest(200, 0, agent) for agent in "abab"]
     run = simulate(turns, KEPT, Tiers(BLOCK, 0), Speeds())
     assert (run.new, run.warm, run.cold, run.written_bytes) == (2, 0, 2, 0)
@@ -43,14 +43,14 @@ def test_without_a_disk_a_conversation_that_left_is_given_up() -> None:
     assert run.read_ms is run.prefill_ms is None
 
 
-def test_a_conversation_larger_than_memory_does_not_push_the_others_out() -> None:
+def test_a_session_larger_than_memory_does_not_evict_the_others() -> None:
     turns = [TraceRequest(200, 0, "a"), TraceRequest(1000, 0, "b"), TraceRequest(300, 0, "a")]
     run = simulate(turns, KEPT, Tiers(2 * BLOCK, 10 * BLOCK), Speeds())
     assert (run.new, run.hot) == (2, 1)
     assert run.largest_hot_bytes == 2 * BLOCK
 
 
-def test_what_lies_unchanged_on_disk_is_not_written_again() -> None:
+def test_an_unchanged_session_on_disk_is_not_written_again() -> None:
     turns = [TraceRequest(200, 0, "a"), TraceRequest(200, 0, "b"), TraceRequest(200, 0, "a")]
     turns += [TraceRequest(200, 0, "b"), TraceRequest(200, 0, "a")]
     run = simulate(turns, KEPT, Tiers(BLOCK, 10 * BLOCK), Speeds())
@@ -72,14 +72,14 @@ def test_every_request_and_every_token_is_counted_once(
 
 
 @given(REQUESTS)
-def test_with_room_for_all_nothing_touches_the_disk(turns: list[TraceRequest]) -> None:
+def test_with_room_for_all_the_disk_is_not_used(turns: list[TraceRequest]) -> None:
     run = simulate(turns, KEPT, Tiers(10**9, 0), Speeds())
     assert run.hot == len(turns) - run.agents
     assert run.read_bytes == run.written_bytes == run.cold == 0
 
 
 @given(REQUESTS, st.integers(1, 20))
-def test_hits_are_those_of_a_plain_lru(turns: list[TraceRequest], blocks: int) -> None:
+def test_hits_equal_a_plain_lru_cache(turns: list[TraceRequest], blocks: int) -> None:
     kept: OrderedDict[str, int] = OrderedDict()
     hits = 0
     for turn in turns:
@@ -149,7 +149,7 @@ def test_requests_are_read_from_csv_and_json_lines(tmp_path: Path, name: str, te
         ("a.jsonl", '{"agent": 1, "prompt_tokens": 1, "completion_tokens": 0}\n', "agent"),
     ],
 )
-def test_a_line_that_is_no_request_is_named(
+def test_an_invalid_request_line_is_reported(
     tmp_path: Path, name: str, text: str, said: str
 ) -> None:
     path = tmp_path / name
@@ -159,7 +159,7 @@ def test_a_line_that_is_no_request_is_named(
     assert said in str(error.value)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_binary_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"agent\xff\n")
     with pytest.raises(InputError, match="not UTF-8"):
         read_request_trace(tmp_path / "a.csv", agents=True)

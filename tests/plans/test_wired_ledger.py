@@ -88,7 +88,7 @@ def limit_of(wired: WiredLedger) -> int:
     return wired.limit_bytes // MIB - 10
 
 
-def test_the_largest_group_gives_the_limit() -> None:
+def test_the_largest_group_sets_the_limit() -> None:
     wired = ledger()
     wired.request(active("a", 64), 0)
     wired.request(active("b", 64), 0)
@@ -98,7 +98,7 @@ def test_the_largest_group_gives_the_limit() -> None:
     assert limit_of(wired) == 128
 
 
-def test_a_reservation_counts_but_does_not_raise_the_limit_alone() -> None:
+def test_a_reservation_counts_but_alone_does_not_raise_the_limit() -> None:
     wired = ledger()
     wired.request(reservation("weights", 128), 0)
     assert limit_of(wired) == 0
@@ -109,7 +109,7 @@ def test_a_reservation_counts_but_does_not_raise_the_limit_alone() -> None:
     assert [ticket.name for ticket in wired.held] == ["weights"]
 
 
-def test_a_small_drop_is_held_up() -> None:
+def test_a_small_decrease_is_delayed() -> None:
     wired = ledger(threshold="0.5", cooldown_ms=0)
     wired.request(active("large", 300), 0)
     wired.request(active("small", 20), 0)
@@ -120,7 +120,7 @@ def test_a_small_drop_is_held_up() -> None:
     assert limit_of(wired) == 0
 
 
-def test_a_drop_too_soon_is_held_up_and_follows_later() -> None:
+def test_an_early_decrease_is_delayed_and_applied_later() -> None:
     wired = ledger(threshold="0", cooldown_ms=500)
     wired.request(active("a", 100), 0)
     wired.request(active("b", 300), 0)
@@ -131,7 +131,7 @@ def test_a_drop_too_soon_is_held_up_and_follows_later() -> None:
 
 
 @pytest.mark.parametrize(("stays", "limit"), [(75, 75), (76, 100)])
-def test_a_drop_of_exactly_the_threshold_is_taken(stays: int, limit: int) -> None:
+def test_a_decrease_of_exactly_the_threshold_is_applied(stays: int, limit: int) -> None:
     wired = WiredLedger(METAL, WiredSettings(shrink_cooldown_ms=0))
     wired.request(Ticket(SumPolicy(), stays, name="stays"), 0)
     wired.request(Ticket(SumPolicy(), 100 - stays, name="goes"), 0)
@@ -140,7 +140,7 @@ def test_a_drop_of_exactly_the_threshold_is_taken(stays: int, limit: int) -> Non
 
 
 @pytest.mark.parametrize(("elapsed", "limit"), [(999, 400), (1000, 100)])
-def test_the_cooldown_ends_exactly_after_its_time(elapsed: int, limit: int) -> None:
+def test_the_cooldown_ends_exactly_on_time(elapsed: int, limit: int) -> None:
     wired = ledger()
     wired.request(active("a", 100), 0)
     wired.request(active("b", 300), 5000)
@@ -169,7 +169,7 @@ def test_policy_only_mode_admits_and_counts_without_touching_the_limit() -> None
     assert backend.applied == []
 
 
-def test_without_policy_only_mode_everything_starts_and_nothing_is_kept() -> None:
+def test_without_policy_only_mode_everything_starts_and_nothing_is_recorded() -> None:
     wired = WiredLedger(Counting(supported=False), WiredSettings(policy_only=False))
     assert wired.request(active("a", 100, SumPolicy(1)), 0) == "started"
     assert (wired.limit_bytes, wired.held, wired.end("a", 0)) == (0, (), ())
@@ -184,7 +184,7 @@ def test_without_policy_only_mode_everything_starts_and_nothing_is_kept() -> Non
         (Counting(None, supported=False), None, 0),
     ],
 )
-def test_the_baseline_is_set_else_recommended_where_unsupported_else_nothing(
+def test_the_baseline_is_the_override_or_the_default_of_the_backend(
     backend: Counting, override: int | None, baseline: int
 ) -> None:
     wired = WiredLedger(backend, WiredSettings(baseline_override=override))
@@ -192,7 +192,7 @@ def test_the_baseline_is_set_else_recommended_where_unsupported_else_nothing(
     assert wired.baseline_bytes == baseline
 
 
-def test_the_baseline_is_restored_and_is_the_next_one() -> None:
+def test_the_baseline_is_restored_and_used_again() -> None:
     backend = Counting(500)
     wired = WiredLedger(backend, WiredSettings())
     for _ in range(2):
@@ -201,7 +201,7 @@ def test_the_baseline_is_restored_and_is_the_next_one() -> None:
     assert backend.applied == [100, 0, 100, 0]
 
 
-def test_a_limit_that_mlx_refuses_stays_as_it_was_and_is_told() -> None:
+def test_a_limit_that_mlx_rejects_stays_unchanged_and_is_reported() -> None:
     events: list[WiredEvent] = []
     wired = WiredLedger(Counting(150), WiredSettings(), events.append)
     wired.request(Ticket(SumPolicy(200), 100, name="a"), 0)
@@ -210,7 +210,7 @@ def test_a_limit_that_mlx_refuses_stays_as_it_was_and_is_told() -> None:
     assert [e.limit_bytes for e in events if e.kind == "limit_refused"] == [200]
 
 
-def test_what_would_never_be_admitted_is_refused_and_bars_nobody() -> None:
+def test_a_ticket_that_can_never_fit_is_rejected_and_blocks_no_other() -> None:
     wired = WiredLedger(METAL)
     assert wired.request(Ticket(SumPolicy(100), 101, name="giant"), 0) == "refused"
     assert wired.request(Ticket(SumPolicy(100), 100, name="fits"), 0) == "started"
@@ -225,7 +225,7 @@ def test_a_small_ticket_does_not_overtake_one_that_waits_for_active_work() -> No
     assert [ticket.name for ticket in wired.end("runs", 0)] == ["large", "small"]
 
 
-def test_a_ticket_that_only_a_reservation_keeps_out_bars_nobody() -> None:
+def test_a_ticket_blocked_only_by_a_reservation_blocks_no_other() -> None:
     wired, policy = WiredLedger(METAL), SumPolicy(100)
     wired.request(Ticket(policy, 60, "reservation", "weights"), 0)
     assert wired.request(Ticket(policy, 70, name="large"), 0) == "waiting"
@@ -236,14 +236,14 @@ def test_a_ticket_that_only_a_reservation_keeps_out_bars_nobody() -> None:
     assert [ticket.name for ticket in wired.waiting] == ["later"]
 
 
-def test_one_group_does_not_bar_another() -> None:
+def test_one_group_does_not_block_another() -> None:
     wired = WiredLedger(METAL)
     wired.request(Ticket(SumPolicy(100), 100, name="a"), 0)
     wired.request(Ticket(SumPolicy(100), 1, name="b"), 0)
     assert wired.request(Ticket(SumPolicy(200), 1, name="c"), 0) == "started"
 
 
-def test_the_limit_does_not_dip_between_one_that_ends_and_one_that_starts() -> None:
+def test_the_limit_does_not_dip_between_an_end_and_a_start() -> None:
     backend = Counting()
     wired = WiredLedger(backend, WiredSettings(Fraction(0), 0))
     wired.request(Ticket(SumPolicy(100), 80, name="a"), 0)
@@ -252,7 +252,7 @@ def test_the_limit_does_not_dip_between_one_that_ends_and_one_that_starts() -> N
     assert backend.applied == [80, 90]
 
 
-def test_a_waiter_that_gives_up_lets_those_behind_it_in() -> None:
+def test_a_cancelled_waiting_ticket_unblocks_those_behind_it() -> None:
     wired, policy = WiredLedger(METAL), SumPolicy(100)
     wired.request(Ticket(policy, 60, name="runs"), 0)
     wired.request(Ticket(policy, 70, name="large"), 0)
@@ -261,7 +261,7 @@ def test_a_waiter_that_gives_up_lets_those_behind_it_in() -> None:
     assert wired.waiting == ()
 
 
-def test_a_group_whose_tickets_have_ended_asks_for_nothing() -> None:
+def test_a_group_without_running_tickets_needs_nothing() -> None:
     wired = WiredLedger(METAL, WiredSettings(shrink_cooldown_ms=0))
     wired.request(Ticket(SumPolicy(), 50, name="stays"), 0)
     wired.request(Ticket(FixedPolicy(500), 1, name="goes"), 0)
@@ -270,7 +270,7 @@ def test_a_group_whose_tickets_have_ended_asks_for_nothing() -> None:
     assert wired.limit_bytes == 50
 
 
-def test_a_second_start_and_a_second_end_do_nothing() -> None:
+def test_a_second_start_and_a_second_end_have_no_effect() -> None:
     wired = WiredLedger(METAL)
     ticket = Ticket(SumPolicy(), 100, name="a")
     assert wired.request(ticket, 0) == wired.request(ticket, 0) == "started"
@@ -279,7 +279,7 @@ def test_a_second_start_and_a_second_end_do_nothing() -> None:
     assert (wired.end("a", 0), wired.cancel("b", 0), wired.limit_bytes) == ((), (), 0)
 
 
-def test_a_name_that_waits_is_not_taken_again() -> None:
+def test_the_name_of_a_waiting_ticket_cannot_be_reused() -> None:
     wired = WiredLedger(METAL)
     wired.request(Ticket(SumPolicy(100), 100, name="a"), 0)
     wired.request(Ticket(SumPolicy(100), 1, name="b"), 0)
@@ -287,7 +287,7 @@ def test_a_name_that_waits_is_not_taken_again() -> None:
         wired.request(Ticket(SumPolicy(100), 1, name="b"), 0)
 
 
-def test_settings_out_of_range_are_refused() -> None:
+def test_settings_out_of_range_are_rejected() -> None:
     with pytest.raises(InputError, match="shrink threshold"):
         WiredSettings(shrink_threshold=Fraction(2))
     with pytest.raises(InputError, match="shrink cooldown"):
@@ -390,7 +390,7 @@ TestAnyTraffic = AnyTraffic.TestCase
 
 
 @given(st.lists(st.integers(1, 100), min_size=2, max_size=30))
-def test_tickets_of_one_kind_start_in_the_order_they_came(sizes: list[int]) -> None:
+def test_tickets_of_one_kind_start_in_order_of_arrival(sizes: list[int]) -> None:
     started: list[str] = []
 
     def see(event: WiredEvent) -> None:

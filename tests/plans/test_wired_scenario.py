@@ -53,7 +53,7 @@ def test_a_request_waits_for_room_and_runs_from_then_on(play: Any) -> None:
     assert (plan.verdict, plan.longest_wait_ms) == ("waits", 8000)
 
 
-def test_what_ends_makes_room_before_what_starts_in_the_same_moment(play: Any) -> None:
+def test_an_end_frees_memory_before_a_start_at_the_same_time(play: Any) -> None:
     plan = play(
         "name: a, policy: all, size: 80MB, end: 2s",
         "name: b, policy: all, size: 80MB, start: 2s",
@@ -62,7 +62,7 @@ def test_what_ends_makes_room_before_what_starts_in_the_same_moment(play: Any) -
     assert [moment.at_ms for moment in plan.moments] == [0, 2000]
 
 
-def test_an_end_that_comes_while_it_waits_is_giving_up(play: Any) -> None:
+def test_a_ticket_that_ends_while_waiting_is_cancelled(play: Any) -> None:
     plan = play(
         "name: a, policy: all, size: 80MB",
         "name: b, policy: all, size: 80MB, start: 1s, end: 3s",
@@ -71,7 +71,7 @@ def test_an_end_that_comes_while_it_waits_is_giving_up(play: Any) -> None:
     assert plan.verdict == "waits"
 
 
-def test_what_does_not_fit_alone_is_refused_with_its_reason(play: Any) -> None:
+def test_a_ticket_that_never_fits_is_rejected_with_a_reason(play: Any) -> None:
     plan = play("name: a, policy: all, size: 101MB", head="baseline: 10MB\n")
     assert (ticket(plan, "a").outcome, plan.verdict) == ("refused", "fails")
     assert ticket(plan, "a").reason == (
@@ -79,7 +79,7 @@ def test_what_does_not_fit_alone_is_refused_with_its_reason(play: Any) -> None:
     )
 
 
-def test_what_waits_to_the_end_was_never_admitted(play: Any) -> None:
+def test_a_ticket_that_waits_to_the_end_was_never_admitted(play: Any) -> None:
     plan = play(
         "name: weights, policy: all, kind: reservation, size: 60MB",
         "name: large, policy: all, size: 70MB, start: 1s, runs: 1s",
@@ -112,7 +112,7 @@ def test_a_draft_model_without_its_main_model_is_left_out(play: Any) -> None:
     assert ticket(plan, "draft").reason == "its main model is not loaded at that time"
 
 
-def test_a_limit_above_the_working_set_is_refused_and_says_what_to_set(play: Any) -> None:
+def test_a_limit_above_the_working_set_is_rejected_with_the_value_to_set(play: Any) -> None:
     plan = play("name: a, policy: alone, size: 20GB, runs: 1s", head="device: m4-pro-24\n")
     assert (plan.verdict, plan.refused_limits) == ("fails", 1)
     # 20 * 10^9 / 2^20, rounded up.
@@ -121,7 +121,7 @@ def test_a_limit_above_the_working_set_is_refused_and_says_what_to_set(play: Any
     assert plan.largest_limit_bytes == 20 * 10**9
 
 
-def test_a_limit_above_all_memory_has_no_setting(play: Any) -> None:
+def test_a_limit_above_all_memory_has_no_possible_setting(play: Any) -> None:
     plan = play("name: a, policy: alone, size: 26GB, runs: 1s", head="device: m4-pro-24\n")
     assert plan.sysctl_mebibytes is None
     assert "no setting helps" in plan.notes[1]
@@ -138,7 +138,7 @@ def test_policy_only_on_a_mac_starts_from_its_working_set(play: Any) -> None:
     assert plan.baseline_bytes == 19_069_665_280
 
 
-def test_hysteresis_of_the_file_is_the_one_that_holds(play: Any) -> None:
+def test_the_hysteresis_of_the_file_is_used(play: Any) -> None:
     tickets = (
         "name: a, policy: all, size: 60MB, runs: 10s",
         "name: b, policy: all, size: 40MB, end: 500ms",
@@ -151,7 +151,7 @@ def test_hysteresis_of_the_file_is_the_one_that_holds(play: Any) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_plays(path: Path) -> None:
+def test_the_example_scenario_runs(path: Path) -> None:
     plan = plan_wired(read_scenario(path))
     assert plan.verdict == {"wired-server": "waits", "wired-raised-limit": "fails"}[path.stem]
 
@@ -185,7 +185,7 @@ GOOD = "name: a, policy: all, size: 1MB"
         ("name: a, name: b", "tickets.0.name", "appears twice"),
     ],
 )
-def test_a_mistake_in_a_ticket_is_named(play: Any, ticket: str, where: str, words: str) -> None:
+def test_a_mistake_in_a_ticket_is_reported(play: Any, ticket: str, where: str, words: str) -> None:
     with pytest.raises(InputError) as caught:
         play(ticket)
     message = str(caught.value)
@@ -194,7 +194,7 @@ def test_a_mistake_in_a_ticket_is_named(play: Any, ticket: str, where: str, word
     assert "\n" not in message
 
 
-def test_a_name_that_stands_twice_is_named(play: Any) -> None:
+def test_a_repeated_name_is_reported(play: Any) -> None:
     with pytest.raises(InputError, match=r"scenario\.yaml:8: tickets\.1\.name: a appears twice"):
         play(GOOD, GOOD)
 
@@ -229,7 +229,7 @@ def test_a_name_that_stands_twice_is_named(play: Any) -> None:
         ("\xff", "not UTF-8"),
     ],
 )
-def test_a_mistake_of_the_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_a_mistake_in_the_file_is_reported(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError) as caught:
@@ -250,7 +250,7 @@ def test_any_file_is_a_scenario_or_an_input_error(
 
 
 @given(st.lists(st.tuples(st.integers(1, 120), st.integers(0, 9), st.integers(1, 9)), min_size=1))
-def test_the_account_of_any_traffic_adds_up(
+def test_the_ledger_of_any_ticket_sequence_adds_up(
     tmp_path_factory: pytest.TempPathFactory, traffic: list[tuple[int, int, int]]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "traffic.yaml"
@@ -276,7 +276,7 @@ def test_the_account_of_any_traffic_adds_up(
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=80, unique=True), st.integers(1, 40))
-def test_thinning_keeps_the_largest_demand(times: list[int], most: int) -> None:
+def test_thinning_the_plot_keeps_the_largest_demand(times: list[int], most: int) -> None:
     moments = [WiredMoment(time, 0, 0, time * 7 % 101, 0, 0, 0, 0) for time in sorted(times)]
     kept = thinned(moments, most)
     assert 0 < len(kept) <= max(most, 1)

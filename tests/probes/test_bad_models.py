@@ -93,7 +93,7 @@ CANNOT_LOAD: dict[str, tuple[Spoil, type[MemfitError], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "kind", "words"), CANNOT_LOAD.values(), ids=CANNOT_LOAD)
-def test_what_does_not_load_is_named(
+def test_a_model_that_does_not_load_gives_the_reason(
     spoilt: Callable[[str, Spoil], ModelProcess], spoil: Spoil, kind: type[MemfitError], words: str
 ) -> None:
     with spoilt("dense", spoil) as process, pytest.raises(kind, match=words) as raised:
@@ -101,7 +101,7 @@ def test_what_does_not_load_is_named(
     assert str(raised.value).isprintable()
 
 
-def test_experts_that_are_not_all_there_are_named(
+def test_missing_experts_are_reported(
     spoilt: Callable[[str, Spoil], ModelProcess],
 ) -> None:
     # Unstacked experts, as most repositories have them: the class looks for each by its name.
@@ -148,7 +148,7 @@ def test_a_number_of_tokens_needs_no_tokenizer(checkpoints: Checkpoints) -> None
     assert prompt.notes == ("no tokenizer: the prompt consists of plain token ids",)
 
 
-def test_a_text_goes_through_the_chat_template(checkpoints: Checkpoints) -> None:
+def test_a_text_prompt_uses_the_chat_template(checkpoints: Checkpoints) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     path = checkpoints("chat")
     assert "[assistant]" in CHAT_TEMPLATE
@@ -160,7 +160,7 @@ def test_a_text_goes_through_the_chat_template(checkpoints: Checkpoints) -> None
     assert prompt.notes == ()
 
 
-def test_code_of_a_model_never_runs(
+def test_code_from_a_model_never_runs(
     spoilt: Callable[[str, Spoil], ModelProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plant(path: Path) -> None:

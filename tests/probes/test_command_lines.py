@@ -47,7 +47,7 @@ def test_the_recommended_settings_are_in_both_lines(sized: SizedModel) -> None:
     )
 
 
-def test_the_server_keeps_no_more_prompts_than_there_is_room_for(sized: SizedModel) -> None:
+def test_the_prompt_cache_of_the_server_is_limited_to_free_memory(sized: SizedModel) -> None:
     assert sized.device
     for tokens in (256, 4096, 12_000, 20_000):
         workload = replace(ASKED, prompt_tokens=tokens)
@@ -62,7 +62,7 @@ def test_without_a_text_the_prompt_is_read_from_standard_input(sized: SizedModel
     assert " --prompt - " in lines(sized, ASKED, None)[0]
 
 
-def test_a_file_is_given_to_it_by_the_shell(sized: SizedModel) -> None:
+def test_a_prompt_file_is_passed_by_the_shell(sized: SizedModel) -> None:
     limited = replace(ASKED, max_kv_size=1024)
     for workload in (ASKED, limited):
         line = command_lines(
@@ -72,17 +72,17 @@ def test_a_file_is_given_to_it_by_the_shell(sized: SizedModel) -> None:
         assert line.endswith(" < 'my prompt.txt'")
 
 
-def test_no_line_asks_for_no_tokens(sized: SizedModel) -> None:
+def test_no_command_line_requests_zero_tokens(sized: SizedModel) -> None:
     assert not [line for line in lines(sized, replace(ASKED, max_tokens=0)) if "-tokens" in line]
 
 
-def test_the_server_cannot_limit_a_cache_and_is_left_out(sized: SizedModel) -> None:
+def test_the_server_line_is_omitted_when_it_cannot_limit_a_cache(sized: SizedModel) -> None:
     (generate,) = lines(sized, replace(ASKED, max_kv_size=1024))
     assert generate.endswith("--max-kv-size 1024")
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_any_model_and_prompt_reach_the_program_as_they_are(
+def test_any_model_and_prompt_reach_the_program_unchanged(
     sized: SizedModel, model: str, prompt: str
 ) -> None:
     parser = argparse.ArgumentParser()
@@ -94,7 +94,7 @@ def test_any_model_and_prompt_reach_the_program_as_they_are(
 
 
 @pytest.mark.parametrize("program", ["generate", "server"])
-def test_the_programs_have_every_flag(sized: SizedModel, program: str) -> None:
+def test_the_programs_accept_every_flag(sized: SizedModel, program: str) -> None:
     spec = find_spec("mlx_lm")
     if spec is None or spec.origin is None:
         pytest.skip("the flags are mlx-lm's")
@@ -105,7 +105,7 @@ def test_the_programs_have_every_flag(sized: SizedModel, program: str) -> None:
     assert {word for word in shlex.split(written) if word.startswith("--")} <= known
 
 
-def test_a_recommended_setting_that_does_not_fit_beside_another_is_left_away(
+def test_a_recommendation_that_does_not_fit_with_another_is_omitted(
     sized: SizedModel,
 ) -> None:
     asked = Workload(prompt_tokens=16_000, prefill_step=1024)
@@ -116,14 +116,14 @@ def test_a_recommended_setting_that_does_not_fit_beside_another_is_left_away(
     assert recommended_workload(sized, asked, Recommendation(prefill_step=2048)) == asked
 
 
-def test_bits_that_are_recommended_count_from_the_first_token(sized: SizedModel) -> None:
+def test_recommended_kv_bits_apply_from_the_first_token(sized: SizedModel) -> None:
     found = recommended_workload(sized, ASKED, Recommendation(kv_bits=8))
     assert found == replace(ASKED, kv_bits=8, quantized_kv_start=0)
     requested = replace(ASKED, kv_bits=8, quantized_kv_start=100)
     assert recommended_workload(sized, requested, Recommendation(kv_bits=8)) == requested
 
 
-def test_what_nothing_makes_fit_has_no_line(sized: SizedModel) -> None:
+def test_a_model_that_never_fits_has_no_command_line(sized: SizedModel) -> None:
     assert (
         recommended_workload(sized, replace(ASKED, prompt_tokens=10**6), Recommendation()) is None
     )

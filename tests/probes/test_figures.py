@@ -53,7 +53,7 @@ def test_of_two_repeats_the_median_is_one_that_was_measured() -> None:
     ssm=st.integers(0, 10**12),
     peak=st.integers(0, 10**12),
 )
-def test_what_is_unaccounted_closes_the_sum(active: int, kv: int, ssm: int, peak: int) -> None:
+def test_unaccounted_bytes_complete_the_sum(active: int, kv: int, ssm: int, peak: int) -> None:
     run = replace(RUN, kv_bytes=kv, ssm_bytes=ssm, prefill_peak_bytes=peak, decode_peak_bytes=0)
     values = measured_figures(replace(LOADED, active_bytes=active), [run], None)
     rest = by_name(paired_figures(values, ESTIMATES))["unaccounted"].measured_bytes
@@ -62,14 +62,14 @@ def test_what_is_unaccounted_closes_the_sum(active: int, kv: int, ssm: int, peak
     assert active + kv + ssm + workspace + rest == peak
 
 
-def test_without_an_estimate_nothing_is_called_unaccounted() -> None:
+def test_without_an_estimate_no_bytes_are_unaccounted() -> None:
     figures = by_name(paired_figures(measured_figures(LOADED, RUNS, 7), {}))
     assert "unaccounted" not in figures
     assert figures["swift_workspace"].measured_bytes == 7
     assert figures["kv"].difference_bytes is None
 
 
-def test_a_run_that_stopped_keeps_the_figures_that_arrived() -> None:
+def test_a_stopped_run_keeps_the_figures_received() -> None:
     values = partial_figures({"prefill_kv_bytes": 5, "prefill_peak_bytes": 9, "first_token_ns": 3})
     figures = by_name(paired_figures({**values, **measured_figures(LOADED, [], None)}, ESTIMATES))
     assert figures["prefill_kv"].measured_bytes == 5
@@ -78,16 +78,16 @@ def test_a_run_that_stopped_keeps_the_figures_that_arrived() -> None:
     assert figures["peak"].measured_bytes is None
 
 
-def test_nothing_was_loaded_nothing_is_measured() -> None:
+def test_without_a_loaded_model_nothing_is_measured() -> None:
     assert measured_figures(None, [], None) == {}
 
 
-def test_figures_stand_in_one_order() -> None:
+def test_figures_have_a_fixed_order() -> None:
     names = [figure.name for figure in paired_figures(measured_figures(LOADED, RUNS, 7), ESTIMATES)]
     assert names == [name for name in NAMES if name in names]
 
 
-def test_speeds_are_of_the_median_repeat() -> None:
+def test_speeds_are_from_the_median_repeat() -> None:
     runs = [
         replace(RUN, first_token_ns=ns, decode_ns=4 * ns) for ns in (3 * 10**9, 10**9, 2 * 10**9)
     ]

@@ -30,7 +30,7 @@ def on(model: Path, **changes: Any) -> SizedModel:
     return size(open_checkpoint(str(model)), device=replace(DEVICE, **changes), margin_bytes=GB)
 
 
-def test_what_fits_is_no_obstacle(model: Path) -> None:
+def test_a_run_that_fits_is_allowed(model: Path) -> None:
     assert obstacle(on(model), WORKLOAD) is None
     require_room(on(model), WORKLOAD)
 
@@ -46,7 +46,7 @@ def test_memory_in_use_by_others_is_not_free(model: Path) -> None:
     assert "4.000 GB of 64.000 GB are free" in str(found)
 
 
-def test_exactly_what_is_needed_is_enough(model: Path) -> None:
+def test_exactly_the_needed_memory_is_enough(model: Path) -> None:
     need = on(model).requirement(WORKLOAD).peak_bytes
     exactly = on(model, memory_bytes=need, working_set_bytes=need)
     assert free_bytes(DEVICE) == 64 * GB
@@ -64,7 +64,7 @@ def test_one_allocation_may_be_too_large(model: Path) -> None:
     assert "one allocation" in str(found)
 
 
-def test_a_refusal_says_which_prompt_would_fit(model: Path) -> None:
+def test_a_rejection_states_which_prompt_would_fit(model: Path) -> None:
     sized = on(model, working_set_bytes=11 * GB)
     with pytest.raises(RefusedError, match=r"a prompt of \d+ tokens .*would fit") as refusal:
         require_room(sized, WORKLOAD)
@@ -73,12 +73,14 @@ def test_a_refusal_says_which_prompt_would_fit(model: Path) -> None:
     require_room(sized, Workload(prompt_tokens=shorter))
 
 
-def test_a_refusal_says_when_nothing_would(model: Path) -> None:
+def test_a_rejection_states_when_no_prompt_would_fit(model: Path) -> None:
     with pytest.raises(RefusedError, match="no setting makes it fit"):
         require_room(on(model, working_set_bytes=8 * GB), WORKLOAD)
 
 
-def test_what_mlx_lm_cannot_run_is_unsupported_not_refused(checkpoints: Checkpoints) -> None:
+def test_a_run_mlx_lm_does_not_support_is_unsupported_not_rejected(
+    checkpoints: Checkpoints,
+) -> None:
     sliding = on(checkpoints("sliding"))
     quantised = replace(WORKLOAD, kv_bits=8, quantized_kv_start=0)
     assert "rotating" in str(obstacle(sliding, quantised))

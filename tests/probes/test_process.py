@@ -44,9 +44,7 @@ def dense(checkpoints: Checkpoints) -> Iterator[ModelProcess]:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_weights_caches_and_states_are_those_of_the_estimate(
-    name: str, checkpoints: Checkpoints
-) -> None:
+def test_weights_caches_and_states_equal_the_estimate(name: str, checkpoints: Checkpoints) -> None:
     sized = size(open_checkpoint(str(checkpoints(name))), device=HOST)
     figures = sized.figures_for(WORKLOAD)
     with started(checkpoints(name)) as process:
@@ -63,7 +61,7 @@ def test_weights_caches_and_states_are_those_of_the_estimate(
     assert run.decode_ns > 0
 
 
-def test_prefill_figures_are_of_the_prompt_less_its_last_token(dense: ModelProcess) -> None:
+def test_prefill_figures_cover_the_prompt_without_its_last_token(dense: ModelProcess) -> None:
     run = dense.run(Workload(prompt_tokens=256 + 1, max_tokens=1, prefill_step=64))
     # 3 layers x 2 heads x 2 x 64 x 2 bytes; the 257th token makes another 256 of room.
     per_token = 3 * 2 * 2 * 64 * 2
@@ -95,7 +93,7 @@ CACHES = {
 
 
 @pytest.mark.parametrize("settings", CACHES.values(), ids=CACHES)
-def test_caches_of_every_setting_are_those_of_the_estimate(
+def test_caches_with_every_setting_equal_the_estimate(
     settings: dict[str, int], dense: ModelProcess, checkpoints: Checkpoints
 ) -> None:
     workload = Workload(prompt_tokens=70, max_tokens=3, prefill_step=32, **settings)
@@ -106,7 +104,7 @@ def test_caches_of_every_setting_are_those_of_the_estimate(
     assert (run.kv_bytes, run.kv_held_bytes) == (estimated.nbytes, estimated.held_bytes)
 
 
-def test_the_rule_of_mlx_swift_lm_counts_logits_of_the_last_chunk(dense: ModelProcess) -> None:
+def test_the_mlx_swift_lm_runtime_counts_logits_of_the_last_chunk(dense: ModelProcess) -> None:
     workload = Workload(prompt_tokens=512, prefill_step=256)
     run = dense.run(workload)
     by_swift = dense.swift_workspace(workload)
@@ -115,18 +113,18 @@ def test_the_rule_of_mlx_swift_lm_counts_logits_of_the_last_chunk(dense: ModelPr
     assert by_swift > ours + 256 * 320 * 2 // 2
 
 
-def test_a_batch_is_refused(dense: ModelProcess) -> None:
+def test_a_batch_is_rejected(dense: ModelProcess) -> None:
     with pytest.raises(InputError, match="batch 2"):
         dense.run(Workload(prompt_tokens=5, batch=2))
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="Metal has one")
-def test_a_wired_limit_is_refused_elsewhere_than_on_metal(dense: ModelProcess) -> None:
+def test_a_wired_limit_is_rejected_without_metal(dense: ModelProcess) -> None:
     with pytest.raises(MachineError, match="Metal only"):
         dense.run(WORKLOAD, wired_limit_bytes=1 << 20)
 
 
-def test_kv_bits_that_the_class_cannot_have_are_not_supported(checkpoints: Checkpoints) -> None:
+def test_kv_bits_that_the_class_cannot_use_are_not_supported(checkpoints: Checkpoints) -> None:
     with started(checkpoints("sliding")) as process:
         process.prompt(None, 40)
         process.load()
@@ -135,7 +133,7 @@ def test_kv_bits_that_the_class_cannot_have_are_not_supported(checkpoints: Check
         assert process.run(WORKLOAD).kv_bytes > 0  # and the process goes on
 
 
-def test_a_peak_above_the_memory_limit_is_said(checkpoints: Checkpoints) -> None:
+def test_a_peak_above_the_memory_limit_is_reported(checkpoints: Checkpoints) -> None:
     process = ModelProcess(checkpoints("dense"), memory_limit_bytes=1_000_000, timeout_seconds=60)
     with process, pytest.raises(ProbeStopped, match=r"memory limit of 1\.0 MB") as stopped:
         process.load()
@@ -186,7 +184,7 @@ def kill(process: ModelProcess, number: signal.Signals) -> Callable[[], None]:
     return lambda pid=process.pid: os.kill(pid, number)  # type: ignore[misc]
 
 
-def test_a_killed_process_is_a_line_and_what_was_reached(at_work: ModelProcess) -> None:
+def test_a_killed_process_gives_one_line_and_the_figures_so_far(at_work: ModelProcess) -> None:
     with later(kill(at_work, signal.SIGKILL)), pytest.raises(ProbeStopped) as stopped:
         at_work.run(LONG)
     assert "killed by signal 9 (SIGKILL), probably because memory ran out" in str(stopped.value)
@@ -205,7 +203,7 @@ def test_a_silent_process_is_stopped(at_work: ModelProcess) -> None:
 
 
 @ON_LINUX
-def test_memory_refused_by_the_system_is_a_line(at_work: ModelProcess) -> None:
+def test_memory_refused_by_the_system_gives_a_one_line_reason(at_work: ModelProcess) -> None:
     assert at_work.pid is not None
     at_work.run(WORKLOAD)  # threads need room of their own
     pages = int(Path(f"/proc/{at_work.pid}/statm").read_text().split()[0])

@@ -10,7 +10,7 @@ ASKED = Workload(prompt_tokens=4097, max_tokens=32, prefill_step=512)
 GB = 10**9
 
 
-def test_a_faster_step_says_what_it_takes_more() -> None:
+def test_a_faster_step_states_its_extra_memory() -> None:
     small = point(replace(ASKED, prefill_step=128), GB, reads=300.0)
     large = point(ASKED, GB + GB // 10, reads=420.0)
     assert speed_tradeoffs([large, small]) == (
@@ -19,7 +19,7 @@ def test_a_faster_step_says_what_it_takes_more() -> None:
     )
 
 
-def test_speeds_that_repeats_do_not_tell_apart_are_no_gain() -> None:
+def test_speeds_within_the_spread_of_repeats_are_no_gain() -> None:
     small = point(replace(ASKED, prefill_step=128), GB, reads=300.0, apart=130.0)
     large = point(ASKED, GB + GB // 10, reads=420.0)
     assert speed_tradeoffs([large, small]) == (
@@ -37,7 +37,7 @@ def test_speeds_of_single_runs_are_not_compared() -> None:
     )
 
 
-def test_a_setting_that_is_best_in_both_is_named() -> None:
+def test_a_setting_that_is_best_in_speed_and_memory_is_named() -> None:
     slow = point(replace(ASKED, kv_bits=4, quantized_kv_start=0), GB + 1, writes=20.0)
     assert speed_tradeoffs([point(ASKED, GB, writes=30.0), slow]) == (
         "KV bits: unquantised takes the least, 1.000 GB, and writes 30.0 tokens/s; no other is"
@@ -45,7 +45,7 @@ def test_a_setting_that_is_best_in_both_is_named() -> None:
     )
 
 
-def test_a_longer_context_says_what_it_takes_and_slows() -> None:
+def test_a_longer_context_states_its_extra_memory_and_slowdown() -> None:
     short = point(replace(ASKED, prompt_tokens=1025), GB, writes=40.0)
     long = point(ASKED, 2 * GB, writes=30.0)
     assert speed_tradeoffs([long, short]) == (
@@ -54,7 +54,7 @@ def test_a_longer_context_says_what_it_takes_and_slows() -> None:
     )
 
 
-def test_a_wired_limit_is_said_to_help_only_beyond_what_repeats_do() -> None:
+def test_a_wired_limit_helps_only_beyond_the_spread_of_repeats() -> None:
     without = point(ASKED, GB, reads=100.0, apart=15.0)
     wired = replace(point(ASKED, GB, reads=110.0, writes=30.0), wired_limit_bytes=GB)
     assert speed_tradeoffs([without, wired]) == (
@@ -64,7 +64,7 @@ def test_a_wired_limit_is_said_to_help_only_beyond_what_repeats_do() -> None:
     )
 
 
-def test_the_longest_prompt_speaks_for_a_setting() -> None:
+def test_a_setting_is_judged_by_its_longest_prompt() -> None:
     steps = [replace(ASKED, prefill_step=step) for step in (128, 512)]
     small, large = point(steps[0], GB, writes=None), point(steps[1], 2 * GB, reads=200.0)
     short = [point(replace(work, prompt_tokens=1025), GB, writes=None) for work in steps]
@@ -72,10 +72,10 @@ def test_the_longest_prompt_speaks_for_a_setting() -> None:
     assert "1.000 GB (100 %) more" in sentence
 
 
-def test_points_that_were_not_measured_say_nothing() -> None:
+def test_unmeasured_points_are_ignored() -> None:
     assert speed_tradeoffs([point(ASKED, GB), unmeasured(replace(ASKED, prefill_step=128))]) == ()
 
 
-def test_a_wired_run_is_not_another_setting() -> None:
+def test_a_run_with_a_wired_limit_is_not_another_setting() -> None:
     wired = replace(point(replace(ASKED, prefill_step=128), GB), wired_limit_bytes=GB)
     assert speed_tradeoffs([point(ASKED, GB), wired]) == ()

@@ -33,7 +33,7 @@ def file_of(store: Store, kept: Measurement) -> Path:
     return store.directory / f"{kept.id}.json"
 
 
-def test_what_was_saved_is_found_by_id_and_by_checkpoint(store: Store) -> None:
+def test_a_saved_measurement_is_found_by_id_and_by_checkpoint(store: Store) -> None:
     assert store.all() == StoredMeasurements((), ())
     for each in (OTHER_MODEL, ONE, LONGER):
         store.save(each)
@@ -43,7 +43,7 @@ def test_what_was_saved_is_found_by_id_and_by_checkpoint(store: Store) -> None:
     assert store.get(LONGER.id) == LONGER
 
 
-def test_a_new_measurement_of_the_same_key_takes_the_olds_place(store: Store) -> None:
+def test_a_new_measurement_with_the_same_key_replaces_the_old_one(store: Store) -> None:
     store.save(ONE)
     again = measurement(measured_at="2026-12-01T00:00:00+00:00", swift_workspace_bytes=1)
     store.save(again)
@@ -80,7 +80,7 @@ def test_a_removed_measurement_is_gone(store: Store) -> None:
 @pytest.mark.parametrize(
     "id", ["", "../../etc/passwd", "0123456789abcdef", "x\ny", f"{ONE.id}.json"]
 )
-def test_an_id_that_is_none_names_no_file(store: Store, id: str) -> None:
+def test_an_invalid_id_names_no_file(store: Store, id: str) -> None:
     store.save(ONE)
     with pytest.raises(InputError, match="no such measurement"):
         store.get(id)
@@ -120,7 +120,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_record_is_set_aside_and_the_others_are_read(store: Store, text: str) -> None:
+def test_a_damaged_record_is_moved_away_and_the_others_are_read(store: Store, text: str) -> None:
     store.save(LONGER)
     file_of(store, ONE).write_text(text)
     kept = store.all()
@@ -135,7 +135,7 @@ def test_a_damaged_record_is_set_aside_and_the_others_are_read(store: Store, tex
     assert set(store.all().measurements) == {ONE, LONGER}
 
 
-def test_a_damaged_record_that_is_asked_for_is_set_aside_too(store: Store) -> None:
+def test_a_damaged_record_requested_by_id_is_moved_away_too(store: Store) -> None:
     store.save(ONE)
     file_of(store, ONE).write_text("{")
     with pytest.raises(InputError, match=f"it is renamed to {ONE.id}.json.damaged"):
@@ -143,7 +143,7 @@ def test_a_damaged_record_that_is_asked_for_is_set_aside_too(store: Store) -> No
     assert store.all() == StoredMeasurements((), ())
 
 
-def test_what_killed_writers_left_is_cleared_by_the_next(store: Store) -> None:
+def test_files_left_by_killed_writers_are_removed_by_the_next(store: Store) -> None:
     store.save(LONGER)
     old, new, others = (
         store.directory / name for name in (".unfinished-old", ".unfinished-new", "tmp-old")
@@ -156,7 +156,7 @@ def test_what_killed_writers_left_is_cleared_by_the_next(store: Store) -> None:
     assert [file.exists() for file in (old, new, others)] == [False, True, True]
 
 
-def test_a_record_under_anothers_name_is_damaged(store: Store) -> None:
+def test_a_record_under_another_id_is_damaged(store: Store) -> None:
     store.save(ONE)
     file_of(store, ONE).rename(file_of(store, LONGER))
     kept = store.all()
@@ -175,7 +175,7 @@ def test_a_record_of_a_newer_memfit_is_left_alone(store: Store) -> None:
         store.get(ONE.id)
 
 
-def test_what_is_no_file_is_not_used_and_stays(store: Store) -> None:
+def test_a_folder_or_pipe_is_ignored_and_kept(store: Store) -> None:
     store.save(LONGER)
     file_of(store, ONE).mkdir()
     kept = store.all()
@@ -183,7 +183,7 @@ def test_what_is_no_file_is_not_used_and_stays(store: Store) -> None:
     assert kept.warnings[0].endswith("is not a regular file; the measurement is not used")
 
 
-def test_files_of_other_names_are_nobodys_measurements(store: Store) -> None:
+def test_files_with_other_names_are_not_measurements(store: Store) -> None:
     store.save(ONE)
     (store.directory / "notes.json").write_text("{}")
     (store.directory / "tmp12345").write_text("half of a")
@@ -203,7 +203,7 @@ for turn in range(60):
 """
 
 
-def test_two_processes_write_at_once_and_nothing_is_lost_or_half_there(store: Store) -> None:
+def test_two_processes_write_at_once_without_lost_or_partial_files(store: Store) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", WRITER, str(store.directory)]
     writers = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for _ in range(2)]
@@ -214,7 +214,7 @@ def test_two_processes_write_at_once_and_nothing_is_lost_or_half_there(store: St
     assert store.get(ONE.id).swift_workspace_bytes == 59
 
 
-def test_a_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     with pytest.raises(
         InputError, match=r"cannot be written: .*; set MEMFIT_HOME to another directory"
@@ -222,7 +222,7 @@ def test_a_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> No
         Store(tmp_path / "home" / "measurements").save(ONE)
 
 
-def test_a_collection_brings_what_is_not_there(store: Store, tmp_path: Path) -> None:
+def test_an_import_adds_missing_measurements(store: Store, tmp_path: Path) -> None:
     here = measurement(swift_workspace_bytes=1)
     store.save(here)
     path = tmp_path / "collection.json"
@@ -251,7 +251,7 @@ def test_a_collection_brings_what_is_not_there(store: Store, tmp_path: Path) -> 
         ),
     ],
 )
-def test_a_damaged_collection_changes_nothing(
+def test_a_damaged_import_changes_nothing(
     store: Store, tmp_path: Path, damage: Callable[[Any], Any], message: str
 ) -> None:
     data = json.loads(collection_text([ONE, LONGER]))
@@ -263,7 +263,7 @@ def test_a_damaged_collection_changes_nothing(
     assert store.all() == StoredMeasurements((), ())
 
 
-def test_the_store_lies_where_memfit_home_says(
+def test_the_store_is_in_the_folder_memfit_home_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MEMFIT_HOME", str(tmp_path))
@@ -288,7 +288,7 @@ def read(text: str) -> Measurement | str:
 
 
 @given(key=st.sampled_from(sorted(json.loads(to_text(ONE)))), value=JSON)
-def test_any_value_in_any_place_is_read_or_refused_in_one_line(key: str, value: Any) -> None:
+def test_any_value_in_any_field_is_read_or_gives_a_one_line_error(key: str, value: Any) -> None:
     found = read(changed(**{key: value}))
     if isinstance(found, str):
         assert found.startswith("kept.json: ")

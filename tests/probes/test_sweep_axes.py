@@ -11,12 +11,12 @@ from memfit.probes.sweep_axes import MAX_POINTS, SweepAxis, parse_axis, sweep_wo
 ASKED = Workload(prompt_tokens=700, max_tokens=8, prefill_step=512)
 
 
-def test_counts_are_read_as_they_are_everywhere() -> None:
+def test_counts_are_read_as_in_other_options() -> None:
     assert parse_axis("context=1k,4k,16k") == SweepAxis("context", (1024, 4096, 16384))
     assert parse_axis(" prefill-step = 256 , 512") == SweepAxis("prefill-step", (256, 512))
 
 
-def test_no_quantisation_is_one_of_the_bits() -> None:
+def test_no_quantisation_is_a_value_of_the_kv_bits_axis() -> None:
     assert parse_axis("kv-bits=none,8,4") == SweepAxis("kv-bits", (None, 8, 4))
 
 
@@ -36,7 +36,7 @@ def test_no_quantisation_is_one_of_the_bits() -> None:
         ("context=" + "9," * 4000, "not a sweep"),
     ],
 )
-def test_a_bad_sweep_is_named_with_what_it_should_be(text: str, named: str) -> None:
+def test_a_bad_sweep_is_reported_with_the_expected_form(text: str, named: str) -> None:
     with pytest.raises(InputError) as error:
         parse_axis(text)
     assert named in str(error.value)
@@ -44,7 +44,7 @@ def test_a_bad_sweep_is_named_with_what_it_should_be(text: str, named: str) -> N
 
 
 @given(st.text() | st.from_regex(r"(context|kv-bits|prefill-step)=[0-9knoe,.]{0,20}"))
-def test_any_text_is_an_axis_or_refused_in_one_line(text: str) -> None:
+def test_any_text_is_an_axis_or_gives_a_one_line_error(text: str) -> None:
     try:
         axis = parse_axis(text)
     except InputError as error:
@@ -55,7 +55,7 @@ def test_any_text_is_an_axis_or_refused_in_one_line(text: str) -> None:
     assert said.isprintable()
 
 
-def test_every_combination_is_a_point_and_the_rest_is_as_asked() -> None:
+def test_every_combination_is_a_point_and_other_settings_are_kept() -> None:
     points = sweep_workloads(
         [parse_axis("context=1k,2k"), parse_axis("prefill-step=128,256")], ASKED
     )
@@ -68,19 +68,19 @@ def test_every_combination_is_a_point_and_the_rest_is_as_asked() -> None:
     assert {p.max_tokens for p in points} == {8}
 
 
-def test_swept_bits_count_from_the_first_token_unless_told() -> None:
+def test_swept_bits_apply_from_the_first_token_by_default() -> None:
     bits = [parse_axis("kv-bits=none,4")]
     assert [p.quantized_kv_start for p in sweep_workloads(bits, ASKED)] == [5000, 0]
     swept = sweep_workloads(bits, ASKED, quantized_kv_start=100)
     assert [p.quantized_kv_start for p in swept] == [5000, 100]
 
 
-def test_an_axis_given_twice_is_refused() -> None:
+def test_an_axis_given_twice_is_rejected() -> None:
     with pytest.raises(InputError, match="context: given twice"):
         sweep_workloads([parse_axis("context=1k"), parse_axis("context=2k")], ASKED)
 
 
-def test_more_points_than_anyone_waits_for_are_refused() -> None:
+def test_too_many_points_are_rejected() -> None:
     many = [
         SweepAxis("context", tuple(range(1, 65))),
         SweepAxis("prefill-step", tuple(range(1, 6))),
@@ -89,6 +89,6 @@ def test_more_points_than_anyone_waits_for_are_refused() -> None:
         sweep_workloads(many, ASKED)
 
 
-def test_a_point_that_no_workload_can_be_is_refused() -> None:
+def test_an_impossible_point_is_rejected() -> None:
     with pytest.raises(InputError, match="more than 100000 chunks"):
         sweep_workloads([parse_axis("context=1m"), parse_axis("prefill-step=1")], ASKED)

@@ -26,21 +26,21 @@ def files(sweeps: Sweeps) -> list[Path]:
     return sorted(sweeps.directory.iterdir())
 
 
-def test_what_was_measured_is_found_by_the_same_sweep(sweeps: Sweeps) -> None:
+def test_finished_points_are_found_by_the_same_sweep(sweeps: Sweeps) -> None:
     sweeps.checkpoint(IDS, "Hi").add(ONE.id)
     assert sweeps.checkpoint(reversed(IDS), "Hi").measured() == {ONE.id: ONE}
     sweeps.checkpoint(IDS, "Hi").add(TWO.id)
     assert sweeps.checkpoint(IDS, "Hi").measured() == {ONE.id: ONE, TWO.id: TWO}
 
 
-def test_other_points_or_another_prompt_are_another_sweep(sweeps: Sweeps) -> None:
+def test_other_points_or_another_prompt_make_another_sweep(sweeps: Sweeps) -> None:
     sweeps.checkpoint(IDS, "Hi").add(ONE.id)
     assert sweeps.checkpoint(IDS, None).measured() == {}
     assert sweeps.checkpoint(IDS, "Ho").measured() == {}
     assert sweeps.checkpoint(IDS[:1], "Hi").measured() == {}
 
 
-def test_the_same_sweep_twice_at_once_loses_nothing(sweeps: Sweeps) -> None:
+def test_the_same_sweep_in_two_processes_loses_nothing(sweeps: Sweeps) -> None:
     first, second = sweeps.checkpoint(IDS, "Hi"), sweeps.checkpoint(IDS, "Hi")
     first.add(ONE.id)
     second.add(TWO.id)
@@ -50,7 +50,7 @@ def test_the_same_sweep_twice_at_once_loses_nothing(sweeps: Sweeps) -> None:
     assert sweeps.checkpoint(IDS, "Hi").measured().keys() == {ONE.id, TWO.id}
 
 
-def test_what_is_finished_begins_anew(sweeps: Sweeps) -> None:
+def test_a_finished_sweep_starts_again(sweeps: Sweeps) -> None:
     partial = sweeps.checkpoint(IDS, "Hi")
     partial.add(ONE.id)
     partial.finish()
@@ -59,7 +59,7 @@ def test_what_is_finished_begins_anew(sweeps: Sweeps) -> None:
     assert sweeps.checkpoint(IDS, "Hi").measured() == {}
 
 
-def test_a_measurement_that_is_no_longer_kept_is_made_again(sweeps: Sweeps) -> None:
+def test_a_removed_measurement_is_measured_again(sweeps: Sweeps) -> None:
     for id in IDS:
         sweeps.checkpoint(IDS, "Hi").add(id)
     sweeps.store.remove([ONE.id])
@@ -80,7 +80,7 @@ def test_a_measurement_that_is_no_longer_kept_is_made_again(sweeps: Sweeps) -> N
         b" " * 2_000_000,
     ],
 )
-def test_a_damaged_file_is_as_none(sweeps: Sweeps, content: bytes) -> None:
+def test_a_damaged_file_counts_as_missing(sweeps: Sweeps, content: bytes) -> None:
     sweeps.checkpoint(IDS, "Hi").add(ONE.id)
     (path,) = files(sweeps)
     path.write_bytes(content)

@@ -15,7 +15,7 @@ WORKLOAD = ("--prompt-tokens", "257", "--prefill-step", "128", "--max-tokens", "
 
 
 @pytest.mark.parametrize("name", ["sharded", "hybrid"])
-def test_what_tune_measures_is_what_was_estimated(
+def test_tune_measures_the_estimated_figures(
     name: str, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     row = tuned(name, checkpoints(name), tmp_path, WORKLOAD)

@@ -110,7 +110,7 @@ def looking(seeing: Path, picture: Path) -> Iterator[ModelProcess]:
 
 
 @needs_mlx_vlm
-def test_a_picture_is_measured_with_its_tower(looking: ModelProcess, seeing: Path) -> None:
+def test_an_image_is_measured_with_its_tower(looking: ModelProcess, seeing: Path) -> None:
     index = json.loads((seeing / "model.safetensors.index.json").read_text())
     loaded = looking.load()
     assert loaded.weights_bytes == index["metadata"]["total_size"]
@@ -136,19 +136,19 @@ def test_the_whole_command_counts_the_tower(seeing: Path, picture: Path, tmp_pat
 
 
 @needs_mlx_vlm
-def test_a_prompt_with_a_picture_cannot_be_cut(looking: ModelProcess) -> None:
+def test_a_prompt_with_an_image_cannot_be_shortened(looking: ModelProcess) -> None:
     with pytest.raises(InputError, match="fixed length"):
         looking.run(Workload(prompt_tokens=512))
 
 
 @needs_mlx_vlm
-def test_a_picture_needs_a_text(seeing: Path, picture: Path) -> None:
+def test_an_image_needs_a_text_prompt(seeing: Path, picture: Path) -> None:
     with started(seeing, picture) as process, pytest.raises(InputError, match="needs a text"):
         process.prompt(None, 100)
 
 
 @needs_mlx_vlm
-def test_what_is_no_picture_is_named(seeing: Path) -> None:
+def test_an_invalid_image_is_reported(seeing: Path) -> None:
     process = started(seeing, seeing / "config.json")
     with process, pytest.raises(InputError, match=r"config.json.*does not accept it"):
         process.prompt(TEXT, None)
@@ -164,12 +164,12 @@ def test_a_model_that_mlx_vlm_lacks_is_not_supported(
 
 
 @needs_mlx_vlm
-def test_no_such_picture(seeing: Path) -> None:
+def test_a_missing_image_is_reported(seeing: Path) -> None:
     with pytest.raises(CheckpointError, match="no such file"):
         started(seeing, seeing / "none.png").__enter__()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx_vlm") is not None, reason="it is installed")
-def test_without_mlx_vlm_a_picture_is_one_line(checkpoints: Checkpoints) -> None:
+def test_without_mlx_vlm_an_image_gives_a_one_line_error(checkpoints: Checkpoints) -> None:
     with pytest.raises(MachineError, match=r"install memfit\[vlm\]"):
         started(checkpoints("dense"), Path("red.png")).__enter__()

@@ -32,7 +32,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_ticket_is_held_for_the_length_of_a_block() -> None:
+def test_a_ticket_is_active_during_its_block() -> None:
     async def test() -> None:
         wired = manager()
         await wired.start(Ticket(POLICY, 30, "reservation"))
@@ -54,7 +54,7 @@ def test_a_ticket_is_ended_when_its_block_fails() -> None:
     run(test())
 
 
-def test_who_waits_goes_on_when_there_is_room() -> None:
+def test_a_waiting_task_continues_when_there_is_room() -> None:
     async def test() -> None:
         wired, first, second = manager(), Ticket(POLICY, 80), Ticket(POLICY, 90)
         await wired.start(first)
@@ -68,7 +68,7 @@ def test_who_waits_goes_on_when_there_is_room() -> None:
     run(test())
 
 
-def test_what_can_never_start_is_refused_at_once() -> None:
+def test_a_ticket_that_can_never_start_is_rejected_immediately() -> None:
     async def test() -> None:
         with pytest.raises(InputError, match="101 bytes are more than its policy can admit"):
             await manager().start(Ticket(POLICY, 101))
@@ -76,7 +76,7 @@ def test_what_can_never_start_is_refused_at_once() -> None:
     run(test())
 
 
-def test_a_cancelled_task_leaves_no_trace_and_lets_others_in() -> None:
+def test_a_cancelled_task_leaves_nothing_and_unblocks_others() -> None:
     async def test() -> None:
         wired, runs = manager(), Ticket(POLICY, 60)
         await wired.start(runs)
@@ -91,7 +91,7 @@ def test_a_cancelled_task_leaves_no_trace_and_lets_others_in() -> None:
     run(test())
 
 
-def test_a_task_cancelled_in_the_moment_of_its_admission_gives_the_room_back() -> None:
+def test_a_task_cancelled_at_its_admission_releases_its_memory() -> None:
     async def test() -> None:
         wired, first = manager(), Ticket(POLICY, 100)
         await wired.start(first)
@@ -107,7 +107,7 @@ def test_a_task_cancelled_in_the_moment_of_its_admission_gives_the_room_back() -
     run(test())
 
 
-def test_room_that_comes_after_the_cancellation_is_not_lost() -> None:
+def test_memory_freed_after_a_cancellation_is_not_lost() -> None:
     async def test() -> None:
         wired, first = manager(), Ticket(POLICY, 100)
         await wired.start(first)
@@ -122,7 +122,7 @@ def test_room_that_comes_after_the_cancellation_is_not_lost() -> None:
     run(test())
 
 
-def test_a_ticket_cancelled_by_another_task_raises_where_it_waits() -> None:
+def test_a_ticket_cancelled_by_another_task_raises_in_the_waiting_one() -> None:
     async def test() -> None:
         wired, second = manager(), Ticket(POLICY, 1)
         await wired.start(Ticket(POLICY, 100))
@@ -137,7 +137,7 @@ def test_a_ticket_cancelled_by_another_task_raises_where_it_waits() -> None:
     run(test())
 
 
-def test_a_name_used_again_after_its_cancellation_is_not_taken_away() -> None:
+def test_a_name_reused_after_a_cancellation_is_kept() -> None:
     async def test() -> None:
         wired, first, again = manager(), Ticket(POLICY, 100), Ticket(POLICY, 50, name="again")
         await wired.start(first)
@@ -153,7 +153,7 @@ def test_a_name_used_again_after_its_cancellation_is_not_taken_away() -> None:
     run(test())
 
 
-def test_a_wait_can_have_a_limit() -> None:
+def test_a_wait_can_have_a_timeout() -> None:
     async def test() -> None:
         wired = manager()
         await wired.start(Ticket(POLICY, 100))
@@ -166,7 +166,7 @@ def test_a_wait_can_have_a_limit() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.integers(1, 40))
-def test_any_crowd_comes_through_in_order_within_the_cap(seed: int, crowd: int) -> None:
+def test_any_number_of_tasks_run_in_order_within_the_cap(seed: int, crowd: int) -> None:
     dice = random.Random(seed)
     started: list[str] = []
 
@@ -199,7 +199,7 @@ def test_any_crowd_comes_through_in_order_within_the_cap(seed: int, crowd: int) 
     run(test())
 
 
-def test_this_machine_has_the_limit_of_its_gpu_or_one_on_paper() -> None:
+def test_this_machine_uses_its_gpus_limit_or_a_simulated_one() -> None:
     mx = pytest.importorskip("mlx.core", reason="the backend is MLX")
     backend = host_backend()
     assert backend.supported == mx.metal.is_available()

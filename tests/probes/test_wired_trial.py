@@ -35,7 +35,9 @@ def never() -> ModelProcess:
     ],
     ids=["measured", "failed"],
 )
-def test_a_limit_that_is_not_tried_is_said(tmp_path: Path, asked: Point, reason: str) -> None:
+def test_a_wired_limit_that_is_not_tried_is_reported(
+    tmp_path: Path, asked: Point, reason: str
+) -> None:
     sized = size(open_checkpoint(str(write_config(tmp_path, QWEN3_4B))), device=MAC)
     session = MeasurementSession(sized, Worker(never), lambda _: None)
     points, found = with_wired_trial(

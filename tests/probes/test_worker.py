@@ -57,7 +57,7 @@ def worker(started: Started) -> Iterator[Worker]:
         yield worker
 
 
-def test_a_dead_process_fails_its_run_and_the_next_run_has_another(
+def test_a_dead_process_fails_its_run_and_the_next_run_starts_another(
     worker: Worker, started: Started
 ) -> None:
     before = worker.run(WORKLOAD)
@@ -101,7 +101,7 @@ def test_a_process_killed_before_it_has_loaded_fails_one_run_only(
     assert len(started.processes) == 2
 
 
-def test_what_does_not_load_twice_in_a_row_is_not_started_again(model: Path) -> None:
+def test_a_model_that_fails_to_load_twice_in_a_row_is_not_started_again(model: Path) -> None:
     started = Started(model, memory_limit_bytes=1_000)
     with Worker(started) as worker:
         for _ in range(3):

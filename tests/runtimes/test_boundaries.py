@@ -85,7 +85,7 @@ def test_every_kind_of_comparison_is_found(code: str) -> None:
 
 
 @pytest.mark.parametrize("name", runtime_names())
-def test_a_runtime_is_imported_alone(name: str) -> None:
+def test_a_runtime_can_be_imported_alone(name: str) -> None:
     code = f"from memfit.estimators.runtimes.registry import get_runtime\nget_runtime({name!r})"
     loaded = modules_after(code)
     modules = {f"memfit.estimators.runtimes.{module}" for module, _ in registry._CLASSES.values()}

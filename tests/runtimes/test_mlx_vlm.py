@@ -38,13 +38,13 @@ def test_the_tower_counts_as_loaded_and_resident() -> None:
     assert more == whole.resident_bytes - text.resident_bytes
 
 
-def test_a_text_model_takes_what_it_takes_in_mlx_lm() -> None:
+def test_a_text_model_needs_the_same_memory_as_in_mlx_lm() -> None:
     text = size(open_checkpoint(str(SAMPLES / "qwen3-4b-4bit.yaml")), device=None)
     workload = Workload(prompt_tokens=4096)
     assert text.with_runtime(MLX_VLM).figures_for(workload) == text.figures_for(workload)
 
 
-def test_a_conversion_with_a_tower_is_refused() -> None:
+def test_a_conversion_with_a_tower_is_rejected() -> None:
     gemma = open_checkpoint(str(SAMPLES / "gemma-3-27b.yaml"))
     converted = size(gemma, device=None, quantize=Quantization(4, 64))
     with pytest.raises(UnsupportedError, match=r"mlx_vlm\.convert are not described"):
@@ -53,7 +53,7 @@ def test_a_conversion_with_a_tower_is_refused() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx_vlm") is None, reason="mlx-vlm is not installed")
 @pytest.mark.parametrize("case", ["mistral3", "qwen3_vl"])
-def test_figures_equal_what_mlx_vlm_takes(case: str, tmp_path: Path) -> None:
+def test_figures_equal_those_of_mlx_vlm(case: str, tmp_path: Path) -> None:
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_vlm.generate import generate_step

@@ -182,7 +182,7 @@ def planned(question: Question, path: str) -> ContextPlan:
 
 @settings(max_examples=120, deadline=None)
 @given(questions)
-def test_every_command_gives_the_answer_of_an_estimate(
+def test_every_command_gives_the_figures_of_an_estimate(
     gguf: Path, place: Path, question: Question
 ) -> None:
     path = path_of(question, gguf)
@@ -260,7 +260,7 @@ def check_plan(expected: Estimate, plan: ContextPlan) -> None:
         assert plan.matrix[0].needed_bytes == plan.fit.required_bytes
 
 
-def test_a_prompt_that_no_runtime_reads_is_refused_by_every_command(
+def test_a_prompt_that_no_runtime_accepts_is_rejected_by_every_command(
     gguf: Path, place: Path
 ) -> None:
     # 100,000,000 tokens are 48,829 chunks for mlx-lm, and 195,313 for llama.cpp.

@@ -47,7 +47,7 @@ def test_points_on_a_line_give_its_coefficients(
 
 
 @given(BYTES, BYTES, BYTES)
-def test_a_line_goes_through_the_points_that_solved_it_to_the_byte(
+def test_a_line_goes_exactly_through_the_points_it_was_solved_from(
     long: int, short: int, small: int
 ) -> None:
     line = solved(Peak(4097, 512, long), Peak(1025, 512, short), Peak(4097, 256, small))
@@ -57,7 +57,7 @@ def test_a_line_goes_through_the_points_that_solved_it_to_the_byte(
 
 
 @given(BYTES, BYTES, BYTES)
-def test_the_residual_is_the_third_point_less_the_line(long: int, middle: int, short: int) -> None:
+def test_the_residual_is_the_third_point_minus_the_line(long: int, middle: int, short: int) -> None:
     line = solved(Peak(4097, 512, long), Peak(2049, 512, middle), Peak(1025, 512, short))
     predicted = long - Fraction(long - middle, 2048) * 3072
     assert line.residual_bytes is not None
@@ -86,7 +86,7 @@ def test_one_prompt_gives_no_line() -> None:
     assert line_through([Peak(4097, 512, 9), Peak(4097, 256, 8)], prefill_step=512) is None
 
 
-def test_prompts_with_a_shorter_last_chunk_are_left_out() -> None:
+def test_prompts_with_a_shorter_last_chunk_are_excluded() -> None:
     cut = [Peak(700, 512, 9), Peak(400, 512, 8), Peak(1500, 512, 7)]
     assert line_through([*cut, Peak(4097, 512, 9)], prefill_step=512) is None
 
@@ -117,7 +117,7 @@ def test_every_chunk_of_a_calibration_is_full(tokens: int, step: int) -> None:
 
 
 @given(st.integers(4, 100_000), st.integers(1, 4096))
-def test_what_a_short_prompt_needs_is_enough(tokens: int, step: int) -> None:
+def test_a_short_prompt_gets_the_length_it_needs(tokens: int, step: int) -> None:
     asked = calibration(Workload(prompt_tokens=tokens, prefill_step=step))
     if isinstance(asked, ShortPrompt):
         longer = Workload(prompt_tokens=asked.least_tokens, prefill_step=step)
@@ -127,11 +127,11 @@ def test_what_a_short_prompt_needs_is_enough(tokens: int, step: int) -> None:
         assert isinstance(calibration(smaller), tuple)
 
 
-def test_a_prompt_of_three_tokens_has_no_step_for_a_line() -> None:
+def test_a_prompt_of_three_tokens_is_too_short_for_a_line() -> None:
     assert calibration(Workload(prompt_tokens=3, prefill_step=512)) == ShortPrompt(1537, None)
 
 
-def test_no_step_takes_more_chunks_than_a_workload_may_have() -> None:
+def test_no_step_needs_more_chunks_than_a_workload_allows() -> None:
     asked = calibration(Workload(prompt_tokens=250_001, prefill_step=4))
     assert isinstance(asked, tuple)
     assert {work.prefill_step for work in asked} == {4}

@@ -57,7 +57,7 @@ def test_any_other_search_evaluates_in_order_up_to_the_first_that_fits(
 
 
 @pytest.mark.parametrize("monotone", [False, True])
-def test_an_error_that_is_no_refusal_is_not_hidden(monotone: bool) -> None:
+def test_an_unexpected_error_is_not_hidden(monotone: bool) -> None:
     def fits(_: int) -> bool:
         raise ZeroDivisionError
 
@@ -65,7 +65,7 @@ def test_an_error_that_is_no_refusal_is_not_hidden(monotone: bool) -> None:
         first_fitting([2, 1], fits, monotone=monotone)
 
 
-def test_context_lengths_are_multiples_of_256_and_the_longest_comes_first() -> None:
+def test_context_lengths_are_multiples_of_256_with_the_longest_first() -> None:
     assert list(context_lengths(1000)) == [768, 512, 256]
     assert list(context_lengths(256)) == [256]
     assert not context_lengths(255)

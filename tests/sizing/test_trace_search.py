@@ -49,7 +49,9 @@ def truly_longest(traced: SizedModel) -> int:
 
 
 @pytest.mark.parametrize("share", [-3, -1, 1, 3])
-def test_a_formula_that_is_wrong_either_way_does_not_decide(traced: SizedModel, share: int) -> None:
+def test_a_formula_that_is_too_high_or_too_low_does_not_decide(
+    traced: SizedModel, share: int
+) -> None:
     assert traced.device is not None
     wrong = traced.device.working_set_bytes * share // 50
     formula = replace(by_formula(traced), margin_bytes=wrong)
@@ -65,7 +67,7 @@ def test_a_formula_that_is_wrong_either_way_does_not_decide(traced: SizedModel, 
     assert searching.too_long > found
 
 
-def test_a_largest_allocation_that_only_the_trace_knows_ends_in_few_traces(
+def test_a_largest_allocation_known_only_to_the_trace_needs_few_traces(
     traced: SizedModel,
 ) -> None:
     assert traced.device is not None

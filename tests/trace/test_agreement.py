@@ -29,7 +29,7 @@ def _opened(path: Path) -> Checkpoint:
 
 
 @pytest.mark.parametrize("path", [*SAMPLES, *CASES], ids=lambda path: path.stem)
-def test_formula_and_trace_give_one_answer(path: Path) -> None:
+def test_formula_and_trace_agree(path: Path) -> None:
     checkpoint = _opened(path)
     formula = size(checkpoint, device=None, method="formula")
     trace = ClassTrace(checkpoint, None, formula.model.dtype, is_described=True)
@@ -41,7 +41,7 @@ def test_formula_and_trace_give_one_answer(path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["awq", "gptq", "mxfp4", "compressed-tensors"])
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_what_a_foreign_method_packs_is_one_answer(path: Path, method: str) -> None:
+def test_formula_and_trace_agree_on_foreign_quantisation_methods(path: Path, method: str) -> None:
     config = json.loads(path.read_text())
     block = {"quant_method": method, "bits": 4, "group_size": 32, "format": "pack-quantized"}
     config["quantization_config"] = block

@@ -36,20 +36,20 @@ def memory() -> Allocator:
     return Allocator("cpu")
 
 
-def test_an_addition_writes_over_an_input_that_nobody_else_needs(memory: Allocator) -> None:
+def test_an_addition_overwrites_an_input_without_other_users(memory: Allocator) -> None:
     a, b, out = array(memory, 8, 8, users=2), array(memory, 8, 8), View((8, 8), 4)
     run("Add", [a, b], out)
     assert out.buffer is b.buffer
 
 
-def test_an_addition_of_arrays_that_others_need_allocates(memory: Allocator) -> None:
+def test_an_addition_of_arrays_with_other_users_allocates(memory: Allocator) -> None:
     a, b, out = array(memory, 8, 8, users=2), array(memory, 8, 8, users=2), View((8, 8), 4)
     op = run("Add", [a, b], out)
     assert out.buffer not in (a.buffer, b.buffer)
     assert op.memory.active == 256
 
 
-def test_a_buffer_that_the_device_still_reads_is_not_written_over(memory: Allocator) -> None:
+def test_a_buffer_the_device_still_reads_is_not_overwritten(memory: Allocator) -> None:
     a, out = array(memory, 8), View((8,), 4)
     assert a.buffer is not None
     a.buffer.references += 1
@@ -62,7 +62,7 @@ def test_a_cast_to_another_width_allocates(memory: Allocator) -> None:
     assert run("AsType", [a], out).memory.active == 128
 
 
-def test_a_buffer_much_larger_than_the_result_is_not_written_over(memory: Allocator) -> None:
+def test_a_buffer_much_larger_than_the_result_is_not_overwritten(memory: Allocator) -> None:
     large = array(memory, 16 * KIB)
     part, out = View((4,), 4), View((4,), 4)
     part.buffer, part.references = large.buffer, 1
@@ -70,7 +70,7 @@ def test_a_buffer_much_larger_than_the_result_is_not_written_over(memory: Alloca
     assert out.buffer is not large.buffer
 
 
-def test_a_cache_that_the_loop_gave_up_is_written_in_place(memory: Allocator) -> None:
+def test_a_cache_the_loop_released_is_written_in_place(memory: Allocator) -> None:
     cache, update, out = (
         array(memory, 1, 2, 256, 8),
         array(memory, 1, 2, 4, 8),
@@ -83,7 +83,7 @@ def test_a_cache_that_the_loop_gave_up_is_written_in_place(memory: Allocator) ->
     assert (again.buffer is held.buffer, op.kernels) == (False, 2)
 
 
-def test_a_product_copies_a_factor_whose_rows_have_gaps_on_the_cpu_only(memory: Allocator) -> None:
+def test_only_the_cpu_copies_a_factor_with_gaps_between_rows(memory: Allocator) -> None:
     whole = array(memory, 16, 64)
     part = View((16, 32), 4)
     part.lie((64, 1), 16 * 64 - 32, row=False, column=False, dense=False)
@@ -95,14 +95,14 @@ def test_a_product_copies_a_factor_whose_rows_have_gaps_on_the_cpu_only(memory: 
     assert metal.temporaries == []
 
 
-def test_few_results_of_a_long_sum_are_split_on_metal(memory: Allocator) -> None:
+def test_a_long_sum_with_few_results_is_split_on_metal(memory: Allocator) -> None:
     out = View((1, 64, 64), 2)
     op = run("Matmul", [array(memory, 1, 64, 4096), array(memory, 4096, 64)], out, "metal")
     assert op.kernels == 2
     assert [b.nbytes for b in op.temporaries] == [32 * 64 * 64 * 4]
 
 
-def test_fused_attention_leaves_its_result_as_the_projection_reads_it(memory: Allocator) -> None:
+def test_fused_attention_writes_the_layout_the_projection_reads(memory: Allocator) -> None:
     query = array(memory, 1, 8, 32, 64, itemsize=2)
     keys = array(memory, 1, 2, 32, 64, itemsize=2)
     out = View((1, 8, 32, 64), 2)
@@ -112,7 +112,7 @@ def test_fused_attention_leaves_its_result_as_the_projection_reads_it(memory: Al
     assert run("Reshape", [tokens_first], joined).kernels == 0
 
 
-def test_softmax_writes_over_scores_and_a_norm_over_heads(memory: Allocator) -> None:
+def test_softmax_overwrites_scores_and_a_norm_overwrites_heads(memory: Allocator) -> None:
     scores, out = array(memory, 4, 8, 8), View((4, 8, 8), 4)
     run("Softmax", [scores], out)
     assert out.buffer is scores.buffer
@@ -121,13 +121,13 @@ def test_softmax_writes_over_scores_and_a_norm_over_heads(memory: Allocator) -> 
     assert normed.buffer is heads.buffer
 
 
-def test_a_kernel_nobody_described_allocates_its_results() -> None:
+def test_a_kernel_without_a_rule_allocates_its_results() -> None:
     memory = Allocator("metal")
     out = View((4, 4), 4)
     assert run("a_new_kernel", [array(memory, 4, 4)], out, "metal").memory.active == 64
 
 
-def test_a_freed_buffer_near_in_size_is_taken_again_until_the_cache_is_cleared() -> None:
+def test_a_freed_buffer_of_similar_size_is_reused_until_the_cache_is_cleared() -> None:
     memory = Allocator("cpu")
     first = memory.allocate(10_000)
     first.references = 1

@@ -64,7 +64,7 @@ def the(trace: Trace, phase: Any) -> Call:
     return call
 
 
-def test_the_loop_s_calls_come_in_mlx_lm_s_order() -> None:
+def test_calls_are_recorded_in_the_order_of_mlx_lm() -> None:
     trace = record(LLAMA, Workload(prompt_tokens=600, max_tokens=5, prefill_step=256), target=METAL)
     described = [(call.phase, call.tokens, call.position) for call in trace.calls]
     assert described == [
@@ -99,7 +99,7 @@ def test_the_call_that_quantises_all_caches_is_recorded() -> None:
 
 @pytest.mark.parametrize("workload", [(700, 2, 256), (900, 30, 128)])
 @pytest.mark.parametrize("name", ["llama_sliding", "gemma3n", "llama4_text", "qwen3_next", "mimo"])
-def test_a_jump_begins_a_call_with_the_caches_that_walking_leaves(
+def test_a_jump_starts_a_call_with_the_caches_that_walking_gives(
     name: str, workload: tuple[int, int, int]
 ) -> None:
     prompt, generated, step = workload
@@ -148,7 +148,7 @@ def test_a_chunk_evaluates_its_caches_and_a_step_its_token() -> None:
     assert len(step.held) == 2 + 6
 
 
-def test_a_chunk_computes_nothing_that_no_cache_needs() -> None:
+def test_a_chunk_computes_only_what_its_caches_need() -> None:
     trace = record(LLAMA, Workload(prompt_tokens=300), target=METAL)
     used = {
         call.phase: {call.arrays[i].name for node in call.nodes for i in node.inputs}
@@ -188,7 +188,7 @@ def test_fused_kernels_are_one_node_on_the_backends_that_have_them(
 
 
 @pytest.mark.parametrize(("target", "unpacked_by"), [(CPU, "BitwiseBinary"), (METAL, "Quantize")])
-def test_a_packed_embedding_is_unpacked_by_one_kernel_on_backends_that_have_it(
+def test_a_packed_embedding_is_one_kernel_on_backends_that_have_it(
     target: TraceTarget, unpacked_by: str
 ) -> None:
     trace = record(LLAMA, Workload(prompt_tokens=100), target=target, quantize=Quantization(4, 64))
@@ -212,13 +212,13 @@ def test_recurrent_layers_are_one_kernel_on_metal_and_a_loop_elsewhere() -> None
     assert len(cpu.nodes) > 5 * len(metal.nodes)
 
 
-def test_no_border_of_a_compiled_function_is_left() -> None:
+def test_no_boundary_of_a_compiled_function_remains() -> None:
     for name in ("deepseek_v3", "gemma3n", "gpt_oss", "nemotron_h"):
         for call in record(case(name), Workload(prompt_tokens=30), target=METAL).calls:
             assert not [node for node in call.nodes if node.name.startswith("memfit")]
 
 
-def test_a_recorded_trace_goes_through_json() -> None:
+def test_a_recorded_trace_survives_json() -> None:
     trace = record(case("gpt_oss"), Workload(prompt_tokens=30, max_tokens=1), target=METAL)
     assert from_json(to_json(trace)) == trace
 
@@ -291,20 +291,20 @@ def _recorded(module: str, function: str, arguments: Callable[[], list[Any]]) ->
     )
 
 
-def test_a_loop_over_tokens_is_measured_before_it_is_recorded() -> None:
+def test_the_size_of_a_token_loop_is_checked_before_recording() -> None:
     config = {**case("mamba"), "num_hidden_layers": 64}
     with pytest.raises(UnsupportedError, match=r"^a\.json: mamba: .* about \d+ op") as raised:
         record(config, Workload(prompt_tokens=2049), target=METAL, name="a.json")
     assert "\n" not in str(raised.value)
 
 
-def test_a_graph_that_grows_beyond_the_limit_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_beyond_the_limit_stops_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "MAX_NODES", 50)
     with pytest.raises(UnsupportedError, match="more operations than the 50"):
         record(LLAMA, Workload(prompt_tokens=30), target=METAL)
 
 
-def test_a_deep_graph_does_not_end_the_process() -> None:
+def test_a_deep_graph_does_not_crash_the_process() -> None:
     # Every token needs the one before: MLX walks the graph by recursion, without a check.
     trace = record(case("mamba"), Workload(prompt_tokens=700, prefill_step=600), target=CPU)
     assert len(the(trace, "first_chunk").nodes) > 20_000
@@ -313,7 +313,7 @@ def test_a_deep_graph_does_not_end_the_process() -> None:
 # The kernel's own peak: getrusage's begins with that of the process which started this one.
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells a peak")
 @pytest.mark.parametrize("name", ["qwen3-4b-4bit", "deepseek-v3-4bit"])
-def test_a_trace_is_small_as_a_whole_process(name: str) -> None:
+def test_a_trace_needs_little_process_memory(name: str) -> None:
     code = (
         "import sys\n"
         "from memfit.estimators.checkpoint.opening import open_checkpoint\n"

@@ -29,7 +29,7 @@ def transposed(draw: st.DrawFn) -> View:
 
 
 @given(transposed())
-def test_row_contiguous_says_that_elements_follow_one_another(view: View) -> None:
+def test_row_contiguous_means_elements_in_sequence(view: View) -> None:
     assert view.row == (places(view) == list(range(view.size)))
 
 
@@ -43,7 +43,7 @@ def test_a_reshape_without_a_copy_keeps_every_element_in_place(
 
 
 @given(transposed())
-def test_dropping_no_element_reaches_as_far_as_there_are_elements(view: View) -> None:
+def test_a_view_of_all_elements_spans_exactly_their_count(view: View) -> None:
     out = View(view.shape, 2)
     layouts.cut(view, out, (1,) * len(view.shape))
     assert out.dense
@@ -59,7 +59,7 @@ def test_a_slice_of_rows_is_dense_and_one_of_columns_is_not() -> None:
     assert (columns.dense, columns.row, columns.data_size) == (False, False, 21)
 
 
-def test_heads_put_before_tokens_cannot_be_joined_without_a_copy() -> None:
+def test_heads_moved_before_tokens_cannot_be_merged_without_a_copy() -> None:
     heads = View((1, 8, 5, 16), 2)
     layouts.transpose(View((1, 5, 8, 16), 2), heads, (0, 2, 1, 3))
     assert not layouts.reshape(heads, View((1, 8, 80), 2))
@@ -68,7 +68,7 @@ def test_heads_put_before_tokens_cannot_be_joined_without_a_copy() -> None:
     assert layouts.reshape(back, View((1, 5, 128), 2))
 
 
-def test_a_broadcast_lies_in_the_elements_of_its_source() -> None:
+def test_a_broadcast_shares_the_elements_of_its_source() -> None:
     out = View((3, 4), 2)
     layouts.broadcast(View((1, 4), 2), out)
     assert (out.strides, out.data_size, out.row) == ((0, 1), 4, False)

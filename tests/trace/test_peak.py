@@ -40,14 +40,14 @@ def chunk(capacity: int, position: int, tokens: int = 4) -> Call:
     )
 
 
-def test_the_peak_is_the_weights_and_what_is_alive_at_once() -> None:
+def test_the_peak_is_weights_plus_arrays_alive_at_the_same_time() -> None:
     found = peak(trace_of(chunk(16, 0), weights=5 * MEBI), CPU)
     # Weights, the chunk's input, its exponential and the cache.
     assert found.nbytes == (5 + 4 + 4 + 16) * MEBI
     assert found.phase == "first_chunk"
 
 
-def test_a_cache_that_is_large_enough_is_written_where_it_is() -> None:
+def test_a_cache_that_is_large_enough_is_written_in_place() -> None:
     grown = peak(trace_of(chunk(16, 0), chunk(16, 4)), CPU)
     assert grown.nbytes == (4 + 4 + 16) * MEBI
     assert grown.workspace_bytes == 8 * MEBI
@@ -67,13 +67,13 @@ def test_a_cache_that_python_still_holds_is_copied() -> None:
     assert peak(trace_of(held), CPU).nbytes == (4 + 4 + 16 + 16) * MEBI
 
 
-def test_caches_found_by_a_jump_never_stood_beside_those_before_it() -> None:
+def test_caches_after_a_jump_are_not_counted_with_earlier_ones() -> None:
     jumped = peak(trace_of(chunk(16, 0), chunk(64, 32), weights=5 * MEBI), CPU)
     assert jumped.nbytes == (5 + 4 + 4 + 64) * MEBI
     assert jumped.phase == "last_chunk"
 
 
-def test_what_reached_the_peak_is_an_operation() -> None:
+def test_the_peak_is_attributed_to_an_operation() -> None:
     first, second = chunk(16, 0), chunk(16, 4)
     held = replace(second, held=(*second.held, 1))
     assert peak(trace_of(first), CPU).operation == "Full"
@@ -81,14 +81,14 @@ def test_what_reached_the_peak_is_an_operation() -> None:
     assert peak(trace_of(held), CPU).operation == "SliceUpdate"
 
 
-def test_a_peak_that_was_there_before_the_call_is_of_its_first_operation() -> None:
+def test_a_peak_at_the_start_of_a_call_belongs_to_its_first_operation() -> None:
     sketch = Sketch()
     start = sketch.given(MEBI, role="tokens")
     call = sketch.call(sketch.run("StopGradient", (start,), MEBI))
     assert peak(trace_of(call), CPU).operation == "StopGradient"
 
 
-def test_what_is_alive_adds_up_to_the_peak() -> None:
+def test_the_arrays_alive_add_up_to_the_peak() -> None:
     found = peak(trace_of(chunk(16, 0), weights=3 * MEBI), CPU)
     assert sum(nbytes for _, nbytes in found.alive) == found.nbytes
     assert dict(found.alive)["weights"] == 3 * MEBI
@@ -101,7 +101,7 @@ def test_metal_rounds_each_allocation_up_to_a_page() -> None:
     assert found.nbytes == 2 * 2 * 16384
 
 
-def test_work_that_is_under_way_keeps_its_inputs_alive() -> None:
+def test_running_work_keeps_its_inputs_alive() -> None:
     def highest(count: int) -> int:
         sketch = Sketch()
         last = sketch.given(MEBI)
@@ -146,13 +146,13 @@ GROWING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", quick(MEASURED, ("gpt_oss",)))
-def test_small_models_peak_where_mlx_measures_it_on_the_cpu(name: str) -> None:
+def test_the_cpu_peak_of_small_models_equals_mlxs_measurement(name: str) -> None:
     config = json.loads((CASES / f"{name}.json").read_text())
     check_against_mlx(name, config, tokens=700, step=256, generated=2)
 
 
 @pytest.mark.exhaustive
-def test_a_generation_that_grows_the_caches_peaks_where_mlx_measures_it() -> None:
+def test_the_peak_of_a_generation_that_grows_caches_equals_mlxs_measurement() -> None:
     check_against_mlx("grown by generation", GROWING, tokens=500, step=64, generated=270)
 
 

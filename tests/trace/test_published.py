@@ -51,7 +51,9 @@ ROWS = [(model, *row) for model, rows in PUBLISHED.items() for row in rows]
 
 
 @pytest.mark.parametrize(("model", "bits", "group", "published_gb"), ROWS)
-def test_a_published_peak_is_met(model: str, bits: int, group: int, published_gb: float) -> None:
+def test_a_published_peak_is_reproduced(
+    model: str, bits: int, group: int, published_gb: float
+) -> None:
     found = published_run(CONFIGS[model], bits, group)
     published = published_gb * 1e9
     assert abs(found.nbytes / published - 1) < 0.002
@@ -59,7 +61,7 @@ def test_a_published_peak_is_met(model: str, bits: int, group: int, published_gb
     assert abs(found.workspace_bytes / residual - 1) < 0.015
 
 
-def test_an_mlx_whose_compiled_functions_write_over_inputs_needs_less() -> None:
+def test_compiled_functions_that_overwrite_inputs_need_less() -> None:
     config = {**CONFIGS["qwen3"], "num_hidden_layers": 8}
     workload = Workload(prompt_tokens=2048)
     before, since = (

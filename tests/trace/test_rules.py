@@ -33,44 +33,44 @@ def loop() -> str:
     return ast.unparse(named(mlx_lm_source("generate.py"), "generate_step"))
 
 
-def test_a_chunk_ends_with_its_caches_evaluated_and_the_buffers_given_back() -> None:
+def test_a_chunk_ends_by_evaluating_caches_and_clearing_buffers() -> None:
     chunks = loop().partition("while total_prompt_tokens")[2].partition("while True")[0]
     assert chunks.index("mx.eval([c.state for c in prompt_cache])") < chunks.index("clear_cache()")
     assert "min(prefill_step_size, remaining)" in chunks
     assert "remaining = total_prompt_tokens - prompt_processed_tokens - 1" in chunks
 
 
-def test_the_buffers_are_given_back_as_often_as_mlx_lm_does() -> None:
+def test_buffers_are_cleared_as_often_as_in_mlx_lm() -> None:
     assert re.findall(r"if n % (\d+) == 0:\s+mx.clear_cache\(\)", loop()) == [str(CLEARED_EVERY)]
 
 
-def test_the_step_of_growth_is_one_number() -> None:
+def test_the_kv_step_of_mlx_lm_is_the_growth_step() -> None:
     assert get_runtime("mlx-lm").kv_step == STEP
 
 
-def test_a_cpu_task_is_as_many_dispatches_as_the_installed_mlx_has() -> None:
+def test_a_cpu_task_has_as_many_dispatches_as_in_the_installed_mlx() -> None:
     found = re.search(r"DISPATCHES_PER_TASK = (\d+);", header("backend/cpu/encoder.h"))
     assert found is not None
     assert int(found[1]) == CPU_DISPATCHES_PER_TASK
 
 
-def test_the_tape_is_as_wide_as_in_the_installed_mlx() -> None:
+def test_the_evaluation_width_equals_the_installed_mlx() -> None:
     found = re.search(r'get_var\("MLX_BFS_MAX_WIDTH", (\d+)\)', header("utils.h"))
     assert found is not None
     assert int(found[1]) == schedule.WIDTH
 
 
-def test_a_donated_buffer_may_be_as_much_larger_as_in_the_installed_mlx() -> None:
+def test_the_size_limit_for_donation_equals_the_installed_mlx() -> None:
     found = re.search(r"donation_extra = (\d+);", header("backend/common/utils.h"))
     assert found is not None
     assert int(found[1]) == operation.DONATION_SLACK
 
 
-def test_a_freed_buffer_is_taken_again_by_the_installed_mlx_s_rule() -> None:
+def test_a_freed_buffer_is_reused_by_the_rule_of_the_installed_mlx() -> None:
     assert "std::min(2 * size, size + 2 * page_size_)" in header("backend/common/buffer_cache.h")
 
 
-def test_the_installed_mlx_is_one_whose_rules_were_read() -> None:
+def test_the_rules_were_read_from_the_installed_mlx_version() -> None:
     core = pytest.importorskip("mlx.core")
     installed = tuple(map(int, core.__version__.split(".")[:2]))
     assert installed <= MLX_VERSION[:2], "read MLX's sources again: docs/trace-rules.md names them"

@@ -198,11 +198,11 @@ def _noting(questions: set[str]) -> Iterator[None]:
         yield
 
 
-def test_the_page_is_what_the_tables_and_the_classes_say() -> None:
+def test_the_page_matches_the_tables_and_the_classes() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
-def test_every_class_of_mlx_lm_is_among_them() -> None:
+def test_every_class_of_mlx_lm_is_covered() -> None:
     utils = mlx_lm_source("utils.py")
     renamed = next(
         ast.literal_eval(node.value)
@@ -221,7 +221,7 @@ def test_every_class_of_mlx_lm_is_among_them() -> None:
     assert classes - {renamed.get(name, name) for name in traced} == set()
 
 
-def test_no_class_makes_mlx_hold_what_a_model_would() -> None:
+def test_no_class_makes_mlx_allocate_the_model() -> None:
     assert max(_costs()[1].values()) < SMALL_BYTES
 
 

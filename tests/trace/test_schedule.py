@@ -19,7 +19,7 @@ def names(call: Call) -> list[str]:
     return [call.nodes[position].name for position in evaluation_order(call)]
 
 
-def test_an_operation_is_evaluated_after_all_that_it_reads() -> None:
+def test_an_operation_is_evaluated_after_all_its_inputs() -> None:
     sketch = Sketch()
     start = sketch.given(4)
     left = sketch.run("Exp", (start,), 4)
@@ -28,21 +28,21 @@ def test_an_operation_is_evaluated_after_all_that_it_reads() -> None:
     assert names(call) == ["Exp", "Sin", "Add"]
 
 
-def test_what_no_result_needs_is_not_evaluated() -> None:
+def test_an_unused_operation_is_not_evaluated() -> None:
     sketch = Sketch()
     start = sketch.given(4)
     sketch.run("Exp", (start,), 4)
     assert names(sketch.call(sketch.run("Sin", (start,), 4))) == ["Sin"]
 
 
-def test_branches_are_evaluated_in_turn_while_they_are_few() -> None:
+def test_few_branches_are_evaluated_in_turn() -> None:
     sketch = Sketch()
     start = sketch.given(4)
     call = sketch.call(sketch.chain("Exp", start, 3, 4), sketch.chain("Sin", start, 3, 4))
     assert names(call) == ["Sin", "Exp"] * 3
 
 
-def test_beyond_the_width_the_last_branches_are_followed_to_their_ends() -> None:
+def test_beyond_the_width_the_last_branches_are_evaluated_to_their_ends() -> None:
     sketch = Sketch()
     start = sketch.given(4)
     ends = [sketch.chain("Exp", start, 2, 4) for _ in range(WIDTH)]
@@ -50,7 +50,7 @@ def test_beyond_the_width_the_last_branches_are_followed_to_their_ends() -> None
     assert names(sketch.call(*ends, late))[:2] == ["Sin", "Sin"]
 
 
-def test_a_stretched_scalar_is_made_for_each_of_its_users() -> None:
+def test_a_broadcast_scalar_is_created_for_each_user() -> None:
     sketch = Sketch()
     array, scalar = sketch.given(4), sketch.given(role="constant")
     stretched = sketch.run("Broadcast", (scalar,), 4)
@@ -76,7 +76,7 @@ def give(ahead: Stream, memory: Allocator, *, elements: int = 1, kernels: int = 
     ahead.after(op, [buffer], memory)
 
 
-def test_the_cpu_waits_once_more_than_ten_tasks_of_ten_dispatches_are_open() -> None:
+def test_the_cpu_waits_when_more_than_ten_tasks_of_ten_dispatches_are_open() -> None:
     memory, ahead = Allocator("cpu"), Stream(CPU)
     # A kernel and an empty dispatch for each: the 55th operation ends the eleventh task.
     for _ in range(54):
@@ -86,7 +86,7 @@ def test_the_cpu_waits_once_more_than_ten_tasks_of_ten_dispatches_are_open() -> 
     assert memory.active == 4 * 50
 
 
-def test_views_behind_a_kernel_are_done_with_it_on_the_cpu() -> None:
+def test_views_after_a_kernel_finish_with_it_on_the_cpu() -> None:
     memory, ahead = Allocator("cpu"), Stream(CPU)
     for _ in range(5):
         give(ahead, memory)
@@ -112,14 +112,14 @@ def test_a_command_buffer_closes_after_forty_one_kernels_on_a_base_chip() -> Non
     assert memory.active == 4 * 10 * 41
 
 
-def test_a_command_buffer_closes_when_it_touched_fifty_one_mebi_elements() -> None:
+def test_a_command_buffer_closes_after_fifty_one_mebi_elements() -> None:
     memory, ahead = Allocator("metal"), Stream(MAX)
     for _ in range(11):
         give(ahead, memory, elements=51 << 20)
     assert memory.active == 4 * 10 * (51 << 20)
 
 
-def test_a_cuda_graph_counts_an_input_whenever_it_is_read() -> None:
+def test_a_cuda_graph_counts_an_input_at_every_read() -> None:
     hopper = Device("an H100", "cuda", 0, 0, None, "flag", None, 90)
     memory, ahead = Allocator("cuda"), Stream(hopper)
     for _ in range(11 * 101):
@@ -131,7 +131,7 @@ def test_a_cuda_graph_counts_an_input_whenever_it_is_read() -> None:
     assert large.active == 4 * 10 * (1001 << 20)
 
 
-def test_views_are_no_kernels_and_touch_nothing() -> None:
+def test_views_are_not_kernels_and_touch_no_elements() -> None:
     memory, ahead = Allocator("metal"), Stream(MAX)
     for _ in range(1000):
         give(ahead, memory, elements=51 << 20, kernels=0)

@@ -67,7 +67,7 @@ def walked(config: dict[str, Any], workload: Workload) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 @pytest.mark.parametrize("name", CASES)
-def test_a_jump_ends_where_walking_every_chunk_does(name: str, workload: Workload) -> None:
+def test_a_jump_gives_the_same_caches_as_walking_every_chunk(name: str, workload: Workload) -> None:
     if CASES[name]["model_type"] in NOT_HERE:
         pytest.skip("mlx-lm cannot run it on this machine")
     mx.reset_peak_memory()
@@ -89,7 +89,7 @@ def test_a_jump_ends_where_walking_every_chunk_does(name: str, workload: Workloa
         Workload(prompt_tokens=300, max_tokens=99, prefill_step=90, max_kv_size=310),
     ],
 )
-def test_every_kind_of_growth_is_walked(workload: Workload) -> None:
+def test_every_kind_of_growth_equals_walking_every_chunk(workload: Workload) -> None:
     config = {**LLAMA, "head_dim": 64}
     assert figures(trace_shapes(config, workload)) == walked(config, workload)
 
@@ -102,7 +102,7 @@ def test_a_million_tokens_are_as_quick_as_a_thousand() -> None:
     assert shapes.kv_bytes == 1_000_192 * 3 * 2 * 2 * 32 * 2
 
 
-def test_a_class_whose_kernel_cannot_run_here_is_sized() -> None:
+def test_a_class_with_a_kernel_for_other_machines_is_sized() -> None:
     config = next(case for case in UNDESCRIBED if case["model_type"] == "muse_spark")
     shapes = trace_shapes(config, Workload(prompt_tokens=64))
     assert shapes.weight_bytes == Oracle(config).weight_bytes()
@@ -125,7 +125,7 @@ def test_bitnet_is_sized_where_its_kernel_cannot_run() -> None:
     ids=lambda q: f"{q.mode}-{q.bits}-{q.group_size}",
 )
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss"])
-def test_conversion_gives_what_mlx_lm_converts_to(name: str, quantize: Quantization) -> None:
+def test_conversion_gives_the_same_tensors_as_mlx_lm(name: str, quantize: Quantization) -> None:
     config = next(case for case in DESCRIBED if case["model_type"] == name)
     oracle = Oracle(config).quantize(quantize.bits, quantize.group_size, quantize.mode)
     shapes = trace_shapes(config, Workload(prompt_tokens=9), quantize=quantize)
@@ -141,7 +141,7 @@ def headers(tensors: dict[str, Any]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_next", "mixtral"])
-def test_headers_decide_what_is_quantised_and_how(name: str) -> None:
+def test_headers_decide_which_tensors_are_quantised_and_how(name: str) -> None:
     config = next(case for case in DESCRIBED if case["model_type"] == name)
     saved = Oracle(config).quantize(4, 32).tensors()
     declared = {**config, "quantization": {"group_size": 32, "bits": 4}}
@@ -207,7 +207,7 @@ def _one_pack(parent: str, leaf: str, tensor: Tensor) -> Any:
     yield Tensor(f"{parent}{matrix}_scales", "U8", shape, size)
 
 
-def test_a_format_that_is_not_packed_as_declared_is_named() -> None:
+def test_a_format_that_is_not_packed_as_declared_is_reported() -> None:
     config = {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}
     shapes = trace_shapes(config, Workload(prompt_tokens=9))
     assert shapes.unread_format == "gptq"
@@ -224,7 +224,7 @@ def loaded_by_mlx_lm(folder: Path, config: dict[str, Any], tensors: dict[str, An
     return {path: array.nbytes for path, array in tree_flatten(model.parameters())}
 
 
-def test_openai_s_config_alone_gives_what_mlx_lm_loads(tmp_path: Path) -> None:
+def test_openais_config_alone_gives_the_tensors_mlx_lm_loads(tmp_path: Path) -> None:
     config = next(case for case in DESCRIBED if case["model_type"] == "gpt_oss")
     shipped = {**config, "quantization_config": {"quant_method": "mxfp4"}}
     dtypes = {"BF16": mx.bfloat16, "U8": mx.uint8, "F32": mx.float32}
@@ -234,7 +234,7 @@ def test_openai_s_config_alone_gives_what_mlx_lm_loads(tmp_path: Path) -> None:
     assert shapes.unread_format is None
 
 
-def test_an_awq_config_alone_gives_what_mlx_lm_loads(tmp_path: Path) -> None:
+def test_an_awq_config_alone_gives_the_tensors_mlx_lm_loads(tmp_path: Path) -> None:
     block = {"quant_method": "awq", "bits": 4, "group_size": 64}
     config = {**LLAMA, "quantization_config": block}
     tensors: dict[str, Any] = {}
@@ -287,13 +287,13 @@ def test_a_tensor_without_a_parameter_is_rejected_with_mlx_lm_s_message() -> Non
         ({"model_file": "modelling.py"}, "never runs"),
     ],
 )
-def test_a_class_that_fails_is_one_line(change: dict[str, Any], message: str) -> None:
+def test_a_failing_class_gives_a_one_line_error(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message) as raised:
         trace_shapes({**LLAMA, **change}, Workload(prompt_tokens=9), name="cfg.json")
     assert "\n" not in str(raised.value)
 
 
-def test_a_missing_key_is_named_as_mlx_lm_names_it() -> None:
+def test_a_missing_key_is_reported_with_mlx_lms_name() -> None:
     config = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
     with pytest.raises(UnsupportedError, match=r"llama\.ModelArgs: needs 'rms_norm_eps'"):
         trace_shapes(config, Workload(prompt_tokens=9))
@@ -304,7 +304,7 @@ def test_a_repository_s_own_code_is_not_run_and_auto_map_is_not_read() -> None:
     assert trace_shapes(config, Workload(prompt_tokens=9)).weight_bytes > 0
 
 
-def test_a_rotating_cache_that_mlx_lm_does_not_quantise_is_named_by_the_option() -> None:
+def test_a_rotating_cache_that_mlx_lm_does_not_quantise_names_the_option() -> None:
     layers = ["full_attention", "sliding_attention", "sliding_attention"]
     sliding = {"layer_types": layers, "sliding_window": 32}
     workload = Workload(prompt_tokens=99, kv_bits=4, quantized_kv_start=0)
@@ -312,7 +312,7 @@ def test_a_rotating_cache_that_mlx_lm_does_not_quantise_is_named_by_the_option()
         trace_shapes({**LLAMA, **sliding, "head_dim": 64}, workload)
 
 
-def test_tagged_floats_are_read_as_mlx_lm_reads_them() -> None:
+def test_tagged_floats_are_read_as_in_mlx_lm() -> None:
     config = next(case for case in DESCRIBED if case["model_type"] == "nemotron_h")
     tagged = {**config, "time_step_limit": [0.0, {"__float__": "Infinity"}]}
     plain = {**config, "time_step_limit": [0.0, float("inf")]}
@@ -320,7 +320,7 @@ def test_tagged_floats_are_read_as_mlx_lm_reads_them() -> None:
     assert trace_shapes(tagged, workload) == trace_shapes(plain, workload)
 
 
-def test_what_others_import_of_mlx_is_not_touched() -> None:
+def test_imports_of_mlx_by_other_code_are_not_changed() -> None:
     import mlx.nn as nn
     from mlx_lm.models import llama
 

@@ -46,7 +46,7 @@ def switching_often() -> Iterator[None]:
         sys.setswitchinterval(usual)
 
 
-def test_traces_in_two_threads_give_the_figures_of_each_alone() -> None:
+def test_traces_in_two_threads_give_the_same_figures_as_one() -> None:
     pairs = [("qwen3", "gemma3n"), ("qwen3_moe", "mamba2")]
     alone = {name: traced(name) for pair in pairs for name in pair}
     start = threading.Barrier(2)
@@ -135,7 +135,7 @@ def real_work() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("function", ["__init__", "__call__"])
-def test_a_thread_that_uses_mlx_meanwhile_sees_no_stub(
+def test_another_thread_using_mlx_during_a_trace_sees_no_stub(
     function: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = real_work()
@@ -172,7 +172,7 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("function", ["__init__", "__call__"])
-def test_a_class_that_fails_leaves_the_process_as_it_was(function: str) -> None:
+def test_a_failing_class_leaves_the_process_unchanged(function: str) -> None:
     before = process_state()
     profile = Profile(function, fail)
     with profile.watching(), pytest.raises(UnsupportedError, match="in the class"):
@@ -182,7 +182,7 @@ def test_a_class_that_fails_leaves_the_process_as_it_was(function: str) -> None:
 
 
 @pytest.mark.parametrize("function", ["__init__", "__call__"])
-def test_ctrl_c_ends_a_trace_and_leaves_the_process_as_it_was(function: str) -> None:
+def test_ctrl_c_stops_a_trace_and_leaves_the_process_unchanged(function: str) -> None:
     def interrupt() -> None:
         _thread.interrupt_main()
         time.sleep(0.2)  # the class is still at work when the main thread hears of it
@@ -195,7 +195,7 @@ def test_ctrl_c_ends_a_trace_and_leaves_the_process_as_it_was(function: str) -> 
     assert process_state() == before
 
 
-def test_a_trace_draws_no_random_number_of_its_thread() -> None:
+def test_a_trace_does_not_use_the_random_state_of_its_thread() -> None:
     mx.random.seed(1)
     expected = mx.random.uniform().item()
     mx.random.seed(1)
@@ -203,7 +203,7 @@ def test_a_trace_draws_no_random_number_of_its_thread() -> None:
     assert mx.random.uniform().item() == expected
 
 
-def test_a_trace_leaves_no_stream_behind() -> None:
+def test_a_trace_leaves_no_stream_open() -> None:
     def next_stream() -> int:
         found: list[int] = []
         thread = threading.Thread(target=lambda: found.append(stream_number()))

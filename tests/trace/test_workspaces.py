@@ -28,7 +28,7 @@ TRACED = sorted(path for path in SAMPLES.glob("*.yaml") if path.stem not in LOOP
 
 
 @pytest.mark.parametrize("path", quick(TRACED, QUICK), ids=lambda path: path.stem)
-def test_a_workspace_by_formula_is_within_its_stated_error_of_the_traced_one(path: Path) -> None:
+def test_the_formula_workspace_is_within_its_stated_error_of_the_trace(path: Path) -> None:
     checkpoint = open_checkpoint(str(path))
     by_method = (size(checkpoint, device=M4_MAX_64, method=m) for m in ("formula", "trace"))
     derived, traced = (sized.figures_for(WORKLOAD).moment for sized in by_method)

@@ -64,7 +64,7 @@ KEEPING = [
 
 @pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize(("case", "part", "dtype"), PROMOTING + KEEPING)
-def test_a_parameter_of_another_type_promotes_the_cache_where_mlx_lm_lets_it(
+def test_a_parameter_of_another_type_promotes_the_cache_as_in_mlx_lm(
     case: str, part: str, dtype: mx.Dtype, bits: int | None, tmp_path: Path
 ) -> None:
     config = config_of(case)
@@ -80,7 +80,7 @@ def test_a_parameter_of_another_type_promotes_the_cache_where_mlx_lm_lets_it(
 
 
 @pytest.mark.parametrize("case", ["qwen3_vl", "qwen3_5", "gpt2", "gemma4"])
-def test_the_embedding_is_found_under_the_hubs_own_name(case: str, tmp_path: Path) -> None:
+def test_the_embedding_is_found_under_its_hub_name(case: str, tmp_path: Path) -> None:
     config = config_of(case)
     text = config.get("text_config", config)
     text["dtype"] = config["torch_dtype"] = "bfloat16"

@@ -68,7 +68,7 @@ _STRANGERS = (
 
 
 @pytest.mark.parametrize("case", quick(CASES), ids=lambda case: case.stem)
-def test_a_tensor_that_the_class_lacks_is_dropped_or_refused_as_mlx_lm_does(
+def test_a_tensor_unknown_to_the_class_is_dropped_or_rejected_as_in_mlx_lm(
     case: Path, tmp_path: Path
 ) -> None:
     config = config_of(case)
@@ -85,7 +85,7 @@ def test_a_tensor_that_the_class_lacks_is_dropped_or_refused_as_mlx_lm_does(
     ids=str,
 )
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next"])
-def test_a_config_alone_gives_what_its_conversion_holds(
+def test_a_config_alone_gives_the_bytes_of_its_conversion(
     case: str, quantization: tuple[Any, ...], tmp_path: Path
 ) -> None:
     config, tensors = converted(config_of(case), *quantization)
@@ -137,9 +137,7 @@ _Q_PROJ = "model.layers.0.self_attn.q_proj"
         ({"bits": 4}, True),
     ],
 )
-def test_an_override_must_be_what_the_headers_hold(
-    override: object, loads: bool, tmp_path: Path
-) -> None:
+def test_an_override_must_match_the_headers(override: object, loads: bool, tmp_path: Path) -> None:
     config, tensors = converted(config_of("llama"), 4, 64)
     config["quantization"][_Q_PROJ] = override
     assert (check(save(tmp_path, config, tensors)).basis == "exact") is loads
@@ -158,7 +156,7 @@ def test_an_override_must_be_what_the_headers_hold(
         ({}, "model.norm.weight", "model.norm: in the model class and in no header"),
     ],
 )
-def test_headers_that_contradict_the_config_are_refused_by_name(
+def test_headers_that_contradict_the_config_are_rejected_by_name(
     changes: dict[str, Any], without: str, named: str, tmp_path: Path
 ) -> None:
     config, tensors = converted(config_of("llama"), 4, 64)
@@ -187,7 +185,7 @@ def test_float32_norms_of_a_bf16_model_stay_float32(case: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dtype", ["F16", "F32"])
-def test_headers_and_not_the_config_tell_the_type(dtype: str, tmp_path: Path) -> None:
+def test_the_type_comes_from_headers_and_not_from_the_config(dtype: str, tmp_path: Path) -> None:
     config = config_of("qwen3", torch_dtype="bfloat16")
     said = check(save(tmp_path, config, plain(config, dtype)))
     assert said.nbytes == said.parameters * (2 if dtype == "F16" else 4)
@@ -195,7 +193,7 @@ def test_headers_and_not_the_config_tell_the_type(dtype: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("dtype", ["F64", "F8_E5M2", "F8_E4M3", "F8_E8M0", "BOOL", "U16", "C64"])
 @pytest.mark.parametrize("name", [f"{_Q_PROJ}.weight", "a.self_attn.rotary_emb.inv_freq"])
-def test_a_type_mlx_cannot_read_refuses_the_file_even_when_dropped(
+def test_a_file_with_a_type_mlx_cannot_read_is_rejected_even_if_dropped(
     dtype: str, name: str, tmp_path: Path
 ) -> None:
     config = config_of("llama")
@@ -227,7 +225,7 @@ def _fp8(case: str, tmp_path: Path, scale: int | None = 128, **block: Any) -> Pa
 @pytest.mark.parametrize(
     "case", ["deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "minimax_m2", "mimo_v2_flash"]
 )
-def test_fp8_in_blocks_is_held_dequantised_by_the_classes_that_know_it(
+def test_fp8_in_blocks_is_dequantised_by_the_classes_that_support_it(
     case: str, tmp_path: Path
 ) -> None:
     said = check(_fp8(case, tmp_path))
@@ -237,7 +235,7 @@ def test_fp8_in_blocks_is_held_dequantised_by_the_classes_that_know_it(
 
 
 @pytest.mark.parametrize("case", ["ministral3", "mistral3"])
-def test_fp8_with_one_scale_takes_the_type_of_the_scale(case: str, tmp_path: Path) -> None:
+def test_fp8_with_one_scale_gets_the_type_of_the_scale(case: str, tmp_path: Path) -> None:
     assert check(_fp8(case, tmp_path, scale=None)).basis == "exact"
 
 
@@ -249,12 +247,12 @@ def test_fp8_of_other_classes_is_bounded_by_the_dequantised_model(
     assert said.loaded_bytes == sum(v.nbytes for v in plain(config_of(case)).values())
 
 
-def test_fp8_in_other_blocks_than_the_class_reads_is_refused(tmp_path: Path) -> None:
+def test_fp8_in_unsupported_block_sizes_is_rejected(tmp_path: Path) -> None:
     block = {"scale_fmt": "ue8m0", "weight_block_size": [32, 32]}
     assert check(_fp8("deepseek_v3", tmp_path, scale=32, **block)).basis == "bound"
 
 
-def test_a_quantization_config_of_the_text_section_is_lifted(tmp_path: Path) -> None:
+def test_a_quantization_config_in_the_text_section_is_used(tmp_path: Path) -> None:
     block = {"quant_method": "awq", "bits": 4, "group_size": 32}
     config = config_of("mistral3_llama")
     config["text_config"]["quantization_config"] = block
@@ -286,7 +284,7 @@ _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, 
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "gemma2", "mistral", "glm4"])
-def test_awq_is_held_in_mlx_s_layout(case: str, tmp_path: Path) -> None:
+def test_awq_is_loaded_in_mlxs_layout(case: str, tmp_path: Path) -> None:
     config = config_of(case, quantization_config=_AWQ)
     said = check(save(tmp_path, config, _awq(plain(config))))
     assert said.basis == "exact"
@@ -305,13 +303,13 @@ def test_awq_casts_every_float_to_the_type_of_the_scales(
     assert check(save(tmp_path, config, tensors)).basis == "exact"
 
 
-def test_awq_with_other_bits_than_four_is_a_bound(tmp_path: Path) -> None:
+def test_awq_with_other_bits_than_four_gives_a_bound(tmp_path: Path) -> None:
     config = config_of("llama", quantization_config={**_AWQ, "bits": 8})
     assert check(save(tmp_path, config, _awq(plain(config)))).basis == "bound"
 
 
 @pytest.mark.parametrize(("bits", "g_idx"), [(4, True), (4, False), (8, True)])
-def test_gptq_is_refused_whatever_its_bits(bits: int, g_idx: bool, tmp_path: Path) -> None:
+def test_gptq_is_rejected_with_any_bits(bits: int, g_idx: bool, tmp_path: Path) -> None:
     config, tensors = config_of("llama"), Tensors()
     for name, value in plain(config).items():
         if not name.endswith("proj.weight"):
@@ -347,7 +345,7 @@ def _packed_experts(config: dict[str, Any]) -> Tensors:
     ("case", "basis"),
     [("deepseek_v3", "exact"), ("kimi_k2", "exact"), ("deepseek_v32", "bound"), ("olmoe", "bound")],
 )
-def test_packed_integers_are_read_by_deepseek_v3_s_class_only(
+def test_packed_integers_are_read_only_by_the_deepseek_v3_class(
     case: str, basis: str, tmp_path: Path
 ) -> None:
     block = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
@@ -369,7 +367,7 @@ def test_packed_integers_are_read_by_deepseek_v3_s_class_only(
         ("bitsandbytes", ("", ".absmax", ".quant_map")),
     ],
 )
-def test_formats_that_no_described_class_reads_are_a_bound_with_a_reason(
+def test_formats_that_no_class_reads_give_a_bound_with_a_reason(
     method: str, leaves: tuple[str, ...], tmp_path: Path
 ) -> None:
     config = config_of("llama")
@@ -393,7 +391,7 @@ def test_formats_that_no_described_class_reads_are_a_bound_with_a_reason(
     ("method", "quantization"),
     [("mxfp4", (4, 32, "mxfp4")), ("mxfp8", (8, 32, "mxfp8")), ("modelopt", (4, 16, "nvfp4"))],
 )
-def test_foreign_methods_under_mlx_s_own_names_load(
+def test_foreign_methods_with_mlxs_own_names_load(
     method: str, quantization: tuple[Any, ...], tmp_path: Path
 ) -> None:
     config, tensors = converted(config_of("llama"), *quantization)
@@ -414,7 +412,7 @@ def test_foreign_methods_under_mlx_s_own_names_load(
         ({"quantization": {"quant_algo": "FP8"}}, (4, 16, "nvfp4"), "bound"),
     ],
 )
-def test_compressed_tensors_and_modelopt_load_under_mlx_s_names_by_their_format(
+def test_compressed_tensors_and_modelopt_with_mlxs_names_load_by_format(
     block: dict[str, Any], quantization: tuple[Any, ...], basis: str, tmp_path: Path
 ) -> None:
     method = "compressed-tensors" if "format" in block else "modelopt"
@@ -453,11 +451,11 @@ def test_gpt_oss_as_published_loads_to_the_predicted_arrays(tmp_path: Path) -> N
     assert (alone.by_part, alone.parameters) == (said.by_part, said.parameters)
 
 
-def test_gpt_oss_without_its_quantization_config_is_refused(tmp_path: Path) -> None:
+def test_gpt_oss_without_its_quantization_config_is_rejected(tmp_path: Path) -> None:
     assert check(save(tmp_path, *_gpt_oss())).basis == "bound"
 
 
-def test_bitnet_is_held_packed_four_to_a_byte(
+def test_bitnet_is_loaded_packed_four_to_a_byte(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # The kernel is for Metal only, and is made when mlx-lm imports the layer.
@@ -478,7 +476,7 @@ def test_bitnet_is_held_packed_four_to_a_byte(
 
 
 @pytest.mark.parametrize(("case", "path"), [("gemma3", "language_model."), ("gemma3_text", "")])
-def test_a_head_of_its_own_is_kept_by_the_classes_that_look_for_one(
+def test_a_separate_head_is_kept_by_the_classes_that_look_for_one(
     case: str, path: str, tmp_path: Path
 ) -> None:
     config = config_of(case)
@@ -489,7 +487,7 @@ def test_a_head_of_its_own_is_kept_by_the_classes_that_look_for_one(
     assert said.by_part["head"] == said.by_part["embedding"]
 
 
-def test_a_missing_expert_is_refused(tmp_path: Path) -> None:
+def test_a_missing_expert_is_rejected(tmp_path: Path) -> None:
     config = config_of("qwen3_moe")
     tensors = hub_layout(plain(config), config)
     kept = {name: value for name, value in tensors.items() if ".experts.2." not in name}

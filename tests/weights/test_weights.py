@@ -69,14 +69,14 @@ def headers_of(config: dict[str, Any], dtype: str = "BF16") -> tuple[Tensor, ...
     return tuple(tensor(f"{p}.weight", dtype, *m.shape) for p, m in model.all_modules())
 
 
-def test_qwen3_4b_has_the_bytes_that_were_measured() -> None:
+def test_qwen3_4b_has_the_measured_bytes() -> None:
     footprint = weigh_config(QWEN3_4B_4BIT)
     # nbytes measured, and active memory predicted, by mlx-swift-lm's "Observed deltas".
     assert (footprint.nbytes, resident(footprint)) == (2_262_535_712, 2_264_333_312)
     assert footprint.basis == "derived"
 
 
-def test_qwen3_next_has_the_bytes_that_were_measured() -> None:
+def test_qwen3_next_has_the_measured_bytes() -> None:
     block = {"group_size": 64, "bits": 4, **_ROUTERS}
     footprint = weigh_config({**QWEN3_NEXT_80B, "quantization": block})
     # The same source; experts 43,486,543,872 of it.
@@ -84,7 +84,7 @@ def test_qwen3_next_has_the_bytes_that_were_measured() -> None:
     assert footprint.by_part["experts"] == 43_486_543_872
 
 
-def test_a_router_is_at_8_bits_after_conversion_and_as_written_before() -> None:
+def test_a_router_has_8_bits_after_conversion_and_its_own_type_before() -> None:
     # Without the routers' entries a published config says 4 bits of them, too.
     assert weigh_config(QWEN3_NEXT_4BIT).nbytes == 44_818_845_184
     model = build_model(QWEN3_NEXT_80B, "config.json")
@@ -123,7 +123,9 @@ def test_each_mode_takes_its_bytes_per_element(
         ({"quantization_config": {"quant_method": 3}}, "quant_method: expected a text, got 3"),
     ],
 )
-def test_a_malformed_block_is_refused_with_its_key(changes: dict[str, Any], words: str) -> None:
+def test_a_malformed_quantization_block_is_rejected_with_its_key(
+    changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         weigh_config(small(**changes))
     assert words in str(caught.value)
@@ -131,7 +133,7 @@ def test_a_malformed_block_is_refused_with_its_key(changes: dict[str, Any], word
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_an_override_takes_the_defaults_of_its_own_mode() -> None:
+def test_an_override_uses_the_defaults_of_its_own_mode() -> None:
     # mlx nn/layers/quantized.py: what a path's entry leaves out is not the block's.
     block = {"bits": 4, "group_size": 32, "mode": "mxfp4", "lm_head": {"bits": 8}}
     config = small(tie_word_embeddings=False, quantization=block)
@@ -156,7 +158,7 @@ _METHODS = st.sampled_from(
 
 
 @given(_JSON, _METHODS)
-def test_no_block_breaks_the_reading_of_a_format(value: Any, method: str) -> None:
+def test_any_quantization_block_is_read_or_rejected(value: Any, method: str) -> None:
     block = {**value, "quant_method": method} if isinstance(value, dict) else value
     for key, content in (("quantization", value), ("quantization_config", block)):
         with suppress(ConfigError):
@@ -173,14 +175,14 @@ def test_a_format_mlx_lm_does_not_load_is_bounded_by_the_unquantised_model(metho
     assert "does not load" in footprint.notes[0].message
 
 
-def test_fp8_of_a_class_that_dequantises_it_says_that_the_files_are_smaller() -> None:
+def test_fp8_dequantised_at_load_gives_a_note_that_files_are_smaller() -> None:
     config = small(model_type="ministral3", rope_parameters={"rope_theta": 1e6})
     footprint = weigh_config({**config, "quantization_config": {"quant_method": "fp8"}})
     assert (footprint.basis, footprint.nbytes) == ("derived", weigh_config(config).nbytes)
     assert [note.code for note in footprint.notes] == ["dequantised-at-load"]
 
 
-def test_conversion_of_a_quantised_checkpoint_says_that_mlx_lm_would_not_do_it() -> None:
+def test_converting_a_quantised_checkpoint_notes_that_mlx_lm_would_not() -> None:
     model = build_model(QWEN3_4B, "config.json")
     plan = QuantizationPlan(Quantization(4, 64), converting=True)
     assert convert(model, plan, Declared()).notes == ()
@@ -195,13 +197,13 @@ def test_an_adapter_stays_in_memory_with_the_weights() -> None:
     assert sum(added.by_part.values()) == added.nbytes
 
 
-def test_headers_without_a_parameter_are_refused() -> None:
+def test_headers_without_a_parameter_are_rejected() -> None:
     for tensors in ((), (tensor("model.norm.weight", "BF16", 0),)):
         with pytest.raises(CheckpointError, match="hold no parameters"):
             weigh_config(small(), tensors)
 
 
-def test_headers_of_the_class_are_exact_and_one_tensor_less_is_not() -> None:
+def test_complete_headers_are_exact_and_a_missing_tensor_is_not() -> None:
     headers = headers_of(small())
     assert weigh_config(small(), headers).basis == "exact"
     assert weigh_config(small(), headers).sizes == weigh_config(small()).sizes
@@ -210,7 +212,7 @@ def test_headers_of_the_class_are_exact_and_one_tensor_less_is_not() -> None:
     assert "in the model class and in no header" in short.notes[0].message
 
 
-def test_names_that_nobody_knows_are_counted_by_their_parameters() -> None:
+def test_unknown_tensor_names_are_counted_by_their_parameters() -> None:
     headers = headers_of(small())
     renamed = (headers[0]._replace(name="backbone.tokens"), *headers[1:])
     footprint = weigh_config(small(), renamed)
@@ -256,7 +258,7 @@ _BLOCKS = st.sampled_from(
 
 
 @given(_TENSORS, _BLOCKS)
-def test_parts_add_up_to_the_headers_bytes_whatever_they_hold(
+def test_parts_always_add_up_to_the_bytes_of_the_headers(
     tensors: list[Tensor], block: dict[str, Any]
 ) -> None:
     total = sum(made.nbytes for made in tensors)
@@ -270,7 +272,7 @@ def test_parts_add_up_to_the_headers_bytes_whatever_they_hold(
 
 
 @given(st.integers(2, 9), st.integers(0, 3))
-def test_experts_taken_together_are_as_many_bytes(experts: int, odd: int) -> None:
+def test_stacked_experts_have_the_same_bytes(experts: int, odd: int) -> None:
     tensors = [tensor(f"l.experts.{index}.w1.weight", "BF16", 4, 8) for index in range(experts)]
     tensors += [tensor(f"l.experts.{index}.w2.weight", "U8", 4, 8) for index in range(odd)]
     found = tensor_groups(tensors)
@@ -278,7 +280,7 @@ def test_experts_taken_together_are_as_many_bytes(experts: int, odd: int) -> Non
     assert sum(kind.copies * kind.nbytes for kind in found) == sum(t.nbytes for t in tensors)
 
 
-def test_a_hundred_thousand_tensors_are_few_groups() -> None:
+def test_a_hundred_thousand_tensors_form_few_groups() -> None:
     names = (
         f"model.layers.{n // 1500}.mlp.experts.{n % 1500}.up_proj.weight" for n in range(10**5)
     )
@@ -291,7 +293,7 @@ PART_NAMES = [line.split() for line in _LINES if not line.startswith("#")]
 
 
 @pytest.mark.parametrize("part", Part, ids=lambda part: part.value)
-def test_a_published_name_speaks_of_its_part(part: Part) -> None:
+def test_a_published_name_gives_its_part(part: Part) -> None:
     names = [name for expected, name in PART_NAMES if expected == part.value]
     assert names
     assert {name: part_of(name) for name in names} == dict.fromkeys(names, part)
@@ -314,7 +316,7 @@ def test_the_bytes_do_not_depend_on_the_order_of_the_tensors() -> None:
     assert weigh_config(small(), headers) == weigh_config(small(), headers[::-1])
 
 
-def test_what_a_model_drops_is_on_disk_and_not_loaded() -> None:
+def test_dropped_tensors_are_on_disk_and_not_loaded() -> None:
     model = build_model(small(), "config.json")
     dropped = replace(model.modules[0], path="vision_tower.x", part=Part.VISION, loaded=False)
     totals = derive(replace(model, modules=(*model.modules, dropped)), None)

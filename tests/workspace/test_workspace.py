@@ -74,7 +74,7 @@ def moment(
 
 
 @pytest.mark.parametrize(("config", "quantization", "megabytes"), PUBLISHED)
-def test_published_peaks_come_out(
+def test_published_peaks_are_reproduced(
     config: dict[str, Any], quantization: Quantization | None, megabytes: int
 ) -> None:
     found, weights = moment(config, BENCHMARK, quantization=quantization)
@@ -85,7 +85,7 @@ def test_published_peaks_come_out(
     assert found.phase == "prefill"
 
 
-def test_larger_weights_leave_less_in_flight() -> None:
+def test_larger_weights_leave_less_work_in_flight() -> None:
     plain, _ = moment(QWEN3_4B_2507, BENCHMARK)
     packed, _ = moment(QWEN3_4B_2507, BENCHMARK, quantization=Quantization(4, 64))
     assert plain.workspace_bytes < packed.workspace_bytes
@@ -99,14 +99,14 @@ def test_unfused_scores_are_heads_by_chunk_by_all_keys() -> None:
     assert found.largest_buffer_bytes == 16 * 2047 * 32767 * 2
 
 
-def test_fused_attention_holds_no_scores() -> None:
+def test_fused_attention_stores_no_scores() -> None:
     short, _ = moment(QWEN3_4B_2507, Workload(prompt_tokens=4097))
     long, _ = moment(QWEN3_4B_2507, Workload(prompt_tokens=8193))
     assert long.largest_buffer != "attention scores"
     assert long.workspace_bytes < 2 * short.workspace_bytes
 
 
-def test_quantised_keys_bring_the_scores_back() -> None:
+def test_quantised_keys_need_the_scores_again() -> None:
     prompt = Workload(prompt_tokens=16385)
     plain, _ = moment(QWEN3_4B_2507, prompt)
     packed, _ = moment(QWEN3_4B_2507, replace(prompt, kv_bits=8))
@@ -121,7 +121,7 @@ def test_old_and_quantised_caches_are_alive_together_at_the_switch() -> None:
     assert (found.phase, found.nbytes) == ("decode", weights + before + before * 17 // 32)
 
 
-def test_a_decode_that_grows_the_cache_holds_old_and_new() -> None:
+def test_a_decode_step_that_grows_the_cache_needs_old_and_new() -> None:
     model = build_model(QWEN3_4B_2507, "config.json")
     short = Workload(prompt_tokens=8192, max_tokens=0, prefill_step=32)
     inside, grown = (
@@ -133,7 +133,7 @@ def test_a_decode_that_grows_the_cache_holds_old_and_new() -> None:
     assert grown.nbytes - inside.nbytes > 2 * layer
 
 
-def test_loading_is_the_peak_of_no_prompt_only_when_nothing_else_is_alive() -> None:
+def test_loading_is_the_peak_only_when_nothing_else_is_alive() -> None:
     found, weights = moment(QWEN3_4B_2507, Workload(prompt_tokens=1))
     assert found.phase == "decode"
     assert found.nbytes > weights
@@ -153,7 +153,7 @@ HYBRIDS = ["falcon_h1", "granitemoehybrid", "nemotron_h"]
 
 
 @pytest.mark.parametrize("case", quick(CASES + HYBRIDS, ("deepseek_v3", "falcon_h1", "llama")))
-def test_the_cpu_backend_measures_what_is_predicted(case: str) -> None:
+def test_the_cpu_backend_measures_the_predicted_workspace(case: str) -> None:
     pytest.importorskip("mlx_lm", reason="the truth is MLX itself")
     import mlx.core as mx
 
@@ -180,7 +180,7 @@ STEPS = st.builds(
 
 
 @given(st.lists(STEPS, max_size=60))
-def test_what_is_never_released_adds_up(steps: list[Step]) -> None:
+def test_arrays_never_released_add_up(steps: list[Step]) -> None:
     rule = BatchLimits(3, 3, 2)
     assert transient_peak([tuple(steps)], rule) == sum(step.allocated for step in steps)
 
@@ -191,7 +191,7 @@ def test_a_buffer_is_free_once_its_batch_and_ten_more_are_closed() -> None:
     assert transient_peak([tuple(steps)], BatchLimits(0, 50, 10)) == 11
 
 
-def test_elements_of_touched_arrays_close_a_batch() -> None:
+def test_many_touched_elements_close_a_batch() -> None:
     small = [Step(1, 1, 1, 1 << 20, ())] * 40
     assert transient_peak([tuple(small)], BatchLimits(50, 1, 2)) == 6
     assert transient_peak([tuple(small)], BatchLimits(50, 3, 2)) == 12

@@ -33,14 +33,14 @@ def config(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
-def test_the_recorded_calls_end_with_the_bytes_that_shapes_say(path: Path) -> None:
+def test_the_recorded_calls_end_with_the_bytes_of_the_shapes(path: Path) -> None:
     built = TracedModel(config(path), "metal")
     for workload in (SHORT, LONG, *GROWING):
         assert built.record(workload, METAL)[1] == built.shapes(workload)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3n", "qwen3_next", "llama4", "deepseek_v3"])
-def test_earlier_workloads_change_no_answer(name: str) -> None:
+def test_earlier_workloads_do_not_change_an_answer(name: str) -> None:
     case = config(next(path for path in CASES if path.stem == name))
     built = TracedModel(case, "metal")
     built.record(LONG, METAL)

@@ -23,7 +23,9 @@ def reasons(data: Any) -> dict[str, str]:
     return {name: text for name, _, text in said}
 
 
-def test_context_and_wired_limit_hold_by_trace(memfit: Memfit, tmp_path: Path) -> None:
+def test_the_recommended_context_and_wired_limit_are_correct_by_trace(
+    memfit: Memfit, tmp_path: Path
+) -> None:
     path = write_config(tmp_path, SMALL)
     arguments = ("estimate", path, "--method", "trace", "--max-tokens", "0", "--json")
     machine = ("--working-set", "1GB", "--prompt-tokens")
@@ -36,7 +38,7 @@ def test_context_and_wired_limit_hold_by_trace(memfit: Memfit, tmp_path: Path) -
     assert advised["wired_limit_bytes"] == need
 
 
-def test_kv_bits_are_those_that_fit_by_trace(memfit: Memfit, tmp_path: Path) -> None:
+def test_recommended_kv_bits_fit_by_trace(memfit: Memfit, tmp_path: Path) -> None:
     path = write_config(tmp_path, SMALL)
     arguments = ("estimate", path, "--context", "4k", "--margin", "0", "--json", "--working-set")
     needs = [
@@ -49,7 +51,7 @@ def test_kv_bits_are_those_that_fit_by_trace(memfit: Memfit, tmp_path: Path) -> 
     assert says_fits == (data["verdict"] == "fits")
 
 
-def test_where_all_lengths_fit_by_far_the_formula_answers_with_its_error(
+def test_with_ample_memory_the_formula_is_used_with_its_error(
     memfit: Memfit, tmp_path: Path
 ) -> None:
     path = write_config(tmp_path, SMALL)
@@ -64,7 +66,7 @@ def test_where_all_lengths_fit_by_far_the_formula_answers_with_its_error(
     assert data["recommendation"]["wired_limit_bytes"] >= need
 
 
-def test_the_curve_of_a_traced_estimate_says_that_it_is_by_formula(
+def test_the_curve_of_a_traced_estimate_states_that_it_uses_the_formula(
     memfit: Memfit, tmp_path: Path
 ) -> None:
     path = write_config(tmp_path, SMALL)
@@ -75,7 +77,7 @@ def test_the_curve_of_a_traced_estimate_says_that_it_is_by_formula(
     assert "curve_method" not in memfit(*arguments, "formula", "--json").json
 
 
-def test_a_loop_too_long_to_follow_leaves_weights_and_states_by_trace(
+def test_a_loop_too_long_to_trace_still_gives_traced_weights_and_states(
     memfit: Memfit, tmp_path: Path
 ) -> None:
     config = {**MAMBA, "num_hidden_layers": 64}

@@ -32,7 +32,7 @@ def test_a_second_call_makes_one_request(read: Reader, hub: FakeHub) -> None:
     assert len(hub.made) == 1
 
 
-def test_a_new_commit_fetches_only_what_changed(read: Reader, hub: FakeHub, model: Path) -> None:
+def test_a_new_commit_fetches_only_changed_files(read: Reader, hub: FakeHub, model: Path) -> None:
     first = read()
     (model / "config.json").write_text('{"model_type": "other"}')
     hub.repos[NAME].commit = OTHER_COMMIT
@@ -44,7 +44,7 @@ def test_a_new_commit_fetches_only_what_changed(read: Reader, hub: FakeHub, mode
 
 
 @pytest.mark.parametrize("way", ["offline", "closed", "down", "silent"])
-def test_without_the_hub_it_answers_from_what_was_kept_and_says_so(
+def test_without_the_hub_cached_headers_are_used_with_a_note(
     read: Reader, hub: FakeHub, way: str
 ) -> None:
     first = read()
@@ -61,20 +61,20 @@ def test_without_the_hub_it_answers_from_what_was_kept_and_says_so(
     assert len(hub.made) <= 1
 
 
-def test_refused_access_is_not_answered_from_what_was_kept(read: Reader, hub: FakeHub) -> None:
+def test_denied_access_is_not_answered_from_the_cache(read: Reader, hub: FakeHub) -> None:
     read()
     hub.repos[NAME].private = True
     with pytest.raises(UnreachableError, match="a private one"):
         read()
 
 
-def test_offline_says_what_was_never_read(read: Reader, hub: FakeHub) -> None:
+def test_offline_reports_a_repository_that_was_never_read(read: Reader, hub: FakeHub) -> None:
     with pytest.raises(UnreachableError, match="HF_HUB_OFFLINE is set, and neither"):
         read(offline=True)
     assert hub.made == []
 
 
-def test_offline_with_a_part_missing_says_so(read: Reader, hub: FakeHub) -> None:
+def test_offline_reports_a_missing_part(read: Reader, hub: FakeHub) -> None:
     read()
     largest = max(read.cache.directory.iterdir(), key=lambda path: path.stat().st_size)
     largest.unlink()
@@ -99,14 +99,14 @@ def test_a_damaged_entry_is_fetched_again(read: Reader, hub: FakeHub, damage: by
     assert read() == first
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(read: Reader, tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_skipped(read: Reader, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     read.cache = HeaderCache(tmp_path / "file" / "cache")
     assert read() == read()
     assert read.cache.usage() == Usage(0, 0)
 
 
-def test_the_cache_stays_within_its_bound_and_keeps_what_was_used_last(tmp_path: Path) -> None:
+def test_the_cache_stays_within_its_limit_and_keeps_recent_entries(tmp_path: Path) -> None:
     cache = HeaderCache(tmp_path / "cache", max_bytes=5 * 132)
     for number in range(5):
         cache.put(b"x" * 100, str(number))
@@ -128,7 +128,7 @@ def test_clear_removes_every_entry(tmp_path: Path) -> None:
     assert cache.get("key") is None
 
 
-def test_entries_are_for_their_owner_only(tmp_path: Path) -> None:
+def test_entries_are_readable_only_by_their_owner(tmp_path: Path) -> None:
     cache = HeaderCache(tmp_path / "cache")
     cache.put(b"a private model's header", "key")
     (entry,) = cache.directory.iterdir()
@@ -178,13 +178,13 @@ def test_a_downloaded_snapshot_is_read_without_a_request(read: Reader, hub: Fake
     assert warning.endswith(f"commit {COMMIT[:12]}; the Hub was not asked")
 
 
-def test_a_snapshot_of_the_very_commit_needs_no_note(read: Reader, hub: FakeHub) -> None:
+def test_a_snapshot_of_the_same_commit_needs_no_note(read: Reader, hub: FakeHub) -> None:
     write_checkpoint(snapshot(read), QWEN3_4B, TENSORS, shards=3)
     assert read(f"{NAME}@{COMMIT}").warnings == ()
     assert hub.made == []
 
 
-def test_a_snapshot_in_part_is_not_taken_for_the_model(read: Reader, hub: FakeHub) -> None:
+def test_a_partial_snapshot_is_not_used_as_the_model(read: Reader, hub: FakeHub) -> None:
     folder = write_checkpoint(snapshot(read), QWEN3_4B, TENSORS, shards=3)
     (folder / "model-00002-of-00003.safetensors").unlink()
     assert read().shards == 3
@@ -193,14 +193,14 @@ def test_a_snapshot_in_part_is_not_taken_for_the_model(read: Reader, hub: FakeHu
         read(offline=True)
 
 
-def test_a_snapshot_of_the_config_alone_answers_offline_only(read: Reader, hub: FakeHub) -> None:
+def test_a_snapshot_with_only_the_config_is_used_only_offline(read: Reader, hub: FakeHub) -> None:
     write_config(snapshot(read), QWEN3_4B)
     assert read(offline=True).tensors is None
     assert hub.made == []
     assert read().tensors is not None
 
 
-def test_a_snapshot_of_another_revision_is_not_taken(read: Reader, hub: FakeHub) -> None:
+def test_a_snapshot_of_another_revision_is_not_used(read: Reader, hub: FakeHub) -> None:
     write_config(snapshot(read, branch="dev"), QWEN3_4B)
     read()
     assert hub.made

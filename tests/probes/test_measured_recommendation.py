@@ -41,7 +41,9 @@ def measured(per_token: int, per_chunk_token: int, fixed: int, *, off: int = 0) 
     ]
 
 
-def test_the_context_is_the_longest_that_the_measured_line_lets_fit(sized: SizedModel) -> None:
+def test_the_recommended_context_is_the_longest_that_fits_by_the_measured_line(
+    sized: SizedModel,
+) -> None:
     points = measured(4 * KV_PER_TOKEN, 100_000, 3 * GB)
     advice = advise(sized, points)
     assert sized.device
@@ -54,7 +56,7 @@ def test_the_context_is_the_longest_that_the_measured_line_lets_fit(sized: Sized
     assert advice.context_tokens < estimated
 
 
-def test_a_margin_and_how_far_the_third_point_lies_off_are_kept_free(sized: SizedModel) -> None:
+def test_a_margin_and_the_residual_of_the_third_point_stay_free(sized: SizedModel) -> None:
     assert sized.device
     budget = sized.device.working_set_bytes * 9 // 10
     sized.margin_bytes = GB // 8
@@ -69,7 +71,7 @@ def test_a_margin_and_how_far_the_third_point_lies_off_are_kept_free(sized: Size
     assert line.error_bytes(context) > GB // 8
 
 
-def test_a_line_never_says_less_than_weights_and_caches(sized: SizedModel) -> None:
+def test_a_line_is_never_below_weights_and_caches(sized: SizedModel) -> None:
     points = measured(0, 0, GB // 2)  # less than the weights alone
     far = replace(ASKED, prompt_tokens=30_001)
     need = by_measurement(sized, points, line_of(points)).requirement(far).peak_bytes
@@ -84,14 +86,14 @@ def test_the_largest_measured_step_that_fits_is_recommended(sized: SizedModel) -
     assert advice.prefill_step == 256
 
 
-def test_a_step_beyond_those_measured_must_fit_by_the_estimate_too(sized: SizedModel) -> None:
+def test_a_step_above_the_measured_ones_must_also_fit_by_the_estimate(sized: SizedModel) -> None:
     points = measured(0, 0, 3 * GB)
     asked = by_measurement(sized, points, line_of(points))
     large = replace(ASKED, prompt_tokens=40_001, prefill_step=16_384)
     assert asked.requirement(large) == sized.requirement(large)
 
 
-def test_bits_that_were_measured_count_as_measured(sized: SizedModel) -> None:
+def test_measured_kv_bits_have_a_measured_basis(sized: SizedModel) -> None:
     assert sized.device
     eight = replace(ASKED, kv_bits=8, quantized_kv_start=0)
     too_large = sized.device.working_set_bytes
@@ -101,14 +103,14 @@ def test_bits_that_were_measured_count_as_measured(sized: SizedModel) -> None:
     assert advise(sized, [point(ASKED, 3 * GB), point(eight, too_large)]).kv_bits is None
 
 
-def test_what_was_measured_is_judged_as_it_was(sized: SizedModel) -> None:
+def test_a_measured_point_is_judged_by_its_measurement(sized: SizedModel) -> None:
     assert sized.device
     points = [point(ASKED, sized.device.working_set_bytes + 1)]
     need = by_measurement(sized, points, None).requirement(ASKED)
     assert judge(need, sized.device) == ("exceeds", ("working_set",))
 
 
-def test_a_prompt_too_short_for_a_line_is_told_what_to_give(sized: SizedModel) -> None:
+def test_a_prompt_too_short_for_a_line_gives_the_needed_length(sized: SizedModel) -> None:
     short = replace(ASKED, prompt_tokens=1000)
     advice = advise(sized, [point(short, 3 * GB)])
     assert advice.reasons[0] == (
@@ -118,7 +120,7 @@ def test_a_prompt_too_short_for_a_line_is_told_what_to_give(sized: SizedModel) -
     assert advice.context_tokens == recommend(sized, short, Units.GB).context_tokens
 
 
-def test_no_longer_prompt_is_asked_for_than_the_model_takes(sized: SizedModel) -> None:
+def test_the_suggested_prompt_is_within_the_limit_of_the_model(sized: SizedModel) -> None:
     long_step = replace(ASKED, prefill_step=20_000)
     reasons = advise(sized, [point(long_step, 3 * GB)]).reasons
     assert reasons[0].endswith(
@@ -150,7 +152,7 @@ def test_other_bits_and_failed_points_are_not_on_the_line() -> None:
     assert line_of([*points, eight, failed, wired]) == line_of(points)
 
 
-def test_nothing_measured_leaves_the_estimate_and_says_so(sized: SizedModel) -> None:
+def test_without_measurements_the_estimate_is_used_with_a_note(sized: SizedModel) -> None:
     advice = advise(sized, [unmeasured(ASKED)])
     assert advice.reasons[0] == "nothing was measured: all of this is based on the estimate"
     estimated = recommend(sized, ASKED, Units.GB)

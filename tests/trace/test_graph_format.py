@@ -100,7 +100,7 @@ def test_a_damaged_trace_is_rejected(path: list[Any], value: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "[" * 100_000])
-def test_text_that_is_no_trace_is_rejected(text: str) -> None:
+def test_text_that_is_not_a_trace_is_rejected(text: str) -> None:
     with pytest.raises(InputError):
         from_json(text)
 

@@ -11,7 +11,7 @@ from memfit.estimators.gate.limit_value import LimitValue, parse_experts, parse_
 
 
 @given(st.integers(0, 10**6 - 1), st.integers(0, 9), st.data(), st.integers(0, 2**60))
-def test_a_share_is_exact_however_it_is_written(
+def test_a_share_is_exact_in_every_notation(
     whole: int, digits: int, data: st.DataObject, of: int
 ) -> None:
     decimals = data.draw(st.integers(0, 10**digits - 1))
@@ -23,7 +23,7 @@ def test_a_share_is_exact_however_it_is_written(
 
 
 @pytest.mark.parametrize(("text", "nbytes"), [("16GB", 16 * 10**9), ("1MiB", 2**20), ("7B", 7)])
-def test_a_size_does_not_depend_on_what_it_is_held_against(text: str, nbytes: int) -> None:
+def test_a_size_limit_does_not_depend_on_the_reference(text: str, nbytes: int) -> None:
     assert parse_limit_value(text).most(5) == parse_limit_value(text).least(10**12) == nbytes
 
 
@@ -34,7 +34,7 @@ def test_zero_needs_no_unit_and_experts_take_numbers() -> None:
 
 
 @pytest.mark.parametrize("value", [90, 1.5, True, None, "90", "90 percent", "-5%", "%", "1e3%", []])
-def test_an_amount_without_its_unit_is_refused(value: object) -> None:
+def test_an_amount_without_a_unit_is_rejected(value: object) -> None:
     with pytest.raises(InputError):
         parse_limit_value(value)
 
