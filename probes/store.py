@@ -9,7 +9,7 @@ from typing import NamedTuple
 from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.runtimes.measurement import Measurement
-from memfit.probes.data_dir import memfit_home, write_atomically
+from memfit.probes.data_dir import memfit_home, save
 from memfit.probes.measurement_json import (
     ID,
     MAX_COLLECTION_BYTES,
@@ -55,7 +55,7 @@ class Store:
         Raises:
             InputError: when it cannot be written.
         """
-        write_atomically(self._path(measurement.id), to_text(measurement))
+        save(self._path(measurement.id), to_text(measurement))
 
     def all(self) -> StoredMeasurements:
         """Return every measurement."""
@@ -100,9 +100,7 @@ class Store:
         return self._add(parse_collection(content, collection))
 
     def _add(self, measurements: Iterable[Measurement]) -> ImportCounts:
-        added = [
-            write_atomically(self._path(m.id), to_text(m), overwrite=False) for m in measurements
-        ]
+        added = [save(self._path(m.id), to_text(m), overwrite=False) for m in measurements]
         return ImportCounts(sum(added), len(added) - sum(added))
 
     def _load(self, prefix: str) -> StoredMeasurements:

@@ -14,7 +14,7 @@ from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.files import read_whole
 from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.runtimes.measurement import Measurement
-from memfit.probes.data_dir import memfit_home, write_atomically
+from memfit.probes.data_dir import memfit_home, save
 from memfit.probes.store import Store, user_store
 
 SCHEMA = "memfit.sweep/1"
@@ -46,7 +46,7 @@ class SweepCheckpoint:
         """
         ids = list(dict.fromkeys([*self._ids, *self._read(), id]))
         data = {"schema": SCHEMA, "measurements": ids}
-        write_atomically(self._path, json.dumps(data, indent=2) + "\n")
+        save(self._path, json.dumps(data, indent=2) + "\n")
         self._ids = ids
 
     def finish(self) -> None:

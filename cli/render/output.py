@@ -8,6 +8,7 @@ from typing import TextIO
 
 from memfit.cli.options import Format
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import write_atomically
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.estimate import Estimate, Plots
 
@@ -122,21 +123,12 @@ def write_whole(path: Path, text: str) -> None:
         InputError: when the directory or the file cannot be written.
     """
     path = _resolved(path)
-    import tempfile  # not needed for an answer on the terminal
-
+    content = text.encode("utf-8")
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-            return
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(temporary, _mode(path))
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+            path.write_bytes(content)
+        else:
+            write_atomically(path, content, mode=_mode(path), durable=True)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -4,10 +4,13 @@ import errno
 import io
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path, PurePath
 
 from memfit.estimators.base.errors import CheckpointError
 
+# Prefix of a file that is being written; only a killed process leaves one.
+UNFINISHED = ".unfinished-"
 _SHOWN_CHARACTERS = 200
 # The first eight bytes of what `git clone` leaves in place of a large file without Git LFS
 # (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
@@ -103,6 +106,46 @@ def list_names(directory: Path) -> list[str]:
         return sorted(os.listdir(directory))
     except OSError as error:
         raise CheckpointError(f"{printable(directory)}: {_reason(error, directory)}") from None
+
+
+def write_atomically(
+    path: Path,
+    content: bytes,
+    *,
+    mode: int | None = None,
+    overwrite: bool = True,
+    durable: bool = False,
+) -> bool:
+    """Write a file completely or not at all, even when other processes write it too.
+
+    Without ``mode`` only the user may read and write it. ``durable`` waits until the content is on
+    the disk: else a power cut can leave a name without content. Without ``overwrite`` an existing
+    file stays, and the result is False.
+
+    Raises:
+        OSError: when the file cannot be written; nothing is left in its directory.
+    """
+    import tempfile  # not needed for an answer on the terminal
+
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(handle)
+        if mode is not None:
+            os.chmod(temporary, mode)
+        # A link fails when the name exists.
+        (os.replace if overwrite else os.link)(temporary, path)
+    except FileExistsError:
+        if overwrite:
+            raise
+        return False
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+    return True
 
 
 def reject_lfs_pointer(first_bytes: bytes, path: PurePath) -> None:

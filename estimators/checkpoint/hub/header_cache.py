@@ -1,17 +1,18 @@
 """Cache of headers and small files fetched earlier, limited in bytes.
 
 An entry is named by the digest of its key and starts with the digest of its content, so that a
-damaged one is ignored. It is written to a temporary file and moved: two processes may share the
-directory, since both write the same content.
+damaged one is ignored. Two processes may share the directory: each entry is written atomically, and
+both write the same content.
 """
 
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from memfit.estimators.base.files import write_atomically
 
 MAX_CACHE_BYTES = 256_000_000  # headers of a hundred of the largest models
 _DIGEST_BYTES = 32
@@ -46,14 +47,7 @@ class HeaderCache:
         """Store content under a key, if the directory is writable."""
         with contextlib.suppress(OSError):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.directory)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(hashlib.sha256(content).digest() + content)
-                os.replace(temporary, self._path(key))
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            write_atomically(self._path(key), hashlib.sha256(content).digest() + content)
 
     def trim(self) -> None:
         """Remove the least recently used entries until the rest is within the limit."""
