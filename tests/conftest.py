@@ -1,6 +1,7 @@
 """Settings of every test run."""
 
 import os
+import signal
 import tempfile
 
 import pytest
@@ -14,6 +15,10 @@ for name in [name for name in os.environ if name.startswith("HF_")]:
 os.environ["HF_HOME"] = os.path.join(tempfile.gettempdir(), f"memfit-tests-no-home-{os.getpid()}")
 # Nor does what was measured on this machine.
 os.environ["MEMFIT_HOME"] = os.path.join(os.environ["HF_HOME"], "memfit")
+
+# A process started in the background ignores interrupts, and so do its children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a busy machine is not a bug. CI draws the same examples each time.
 settings.register_profile("local", deadline=None)

@@ -98,6 +98,9 @@ def test_the_next_estimate_uses_the_tuned_figures(
     assert parts["weights"]["resident_bytes"] == figures["active"]
     assert parts["kv"]["bytes"] == figures["kv"]
     (kept,) = store.all().measurements
+    assert tuned["points"][0]["measurement_id"] == kept.id
+    listed = memfit("measurements", "list", "--json").json["measurements"]
+    assert [one["id"] for one in listed] == [kept.id]
     assert memfit("estimate", model, "--context", "600", "--device", "host").out.count(
         f"measured on {kept.device}: 600 + 8 tokens"
     )

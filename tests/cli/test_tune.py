@@ -6,17 +6,29 @@ import json
 import shlex
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memfit.cli.options import CompareFormat
 from memfit.cli.prompts import prompt_text
+from memfit.cli.render.tune.output import written
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.probes.process import ModelProcess
+from memfit.probes.result import TuneResult
+from memfit.probes.store import Store
+from memfit.probes.sweep_checkpoint import Sweeps
+from memfit.probes.tune import TuneRequest, tune
 from tests.checkpoints import Checkpoints
 from tests.cli.running import Memfit, Run
 from tests.cli.test_bad_input import assert_one_line
 from tests.gguf.writing import recorded, write
+from tests.selection import quick
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
 SHORT = ("--prompt-tokens", "70", "--prefill-step", "32", "--max-tokens", "3")
@@ -35,11 +47,30 @@ def dense(checkpoints: Checkpoints) -> Path:
     return checkpoints("dense")
 
 
+@pytest.fixture(scope="module")
+def result(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+    """What one real run found, for every test of how it is shown."""
+    path, place = checkpoints("dense"), tmp_path_factory.mktemp("tuned")
+    return tune(
+        TuneRequest(
+            model=str(path),
+            checkpoint=open_checkpoint(str(path)),
+            workload=Workload(prompt_tokens=70, prefill_step=32, max_tokens=3),
+        ),
+        start=partial(ModelProcess, path, timeout_seconds=60),
+        sweeps=Sweeps(place / "sweeps", Store(place / "measurements")),
+    )
+
+
+def shown(result: TuneResult, form: CompareFormat) -> Run:
+    return Run(0, written(result, form, Units.GB, to_file=False), "")
+
+
 def figures_of(run: Run) -> dict[str, dict[str, Any]]:
     return {figure["name"]: figure for figure in run.json["points"][0]["figures"]}
 
 
-@pytest.mark.parametrize("name", ["sliding", "mla", "hybrid"])
+@pytest.mark.parametrize("name", quick(["sliding", "mla", "hybrid"], ["hybrid"]))
 def test_weights_caches_and_states_are_estimated_to_the_byte(
     memfit: Memfit, checkpoints: Checkpoints, name: str
 ) -> None:
@@ -53,8 +84,8 @@ def test_weights_caches_and_states_are_estimated_to_the_byte(
         assert 100 * off <= PEAK_ERROR_PERCENT * figure["measured_bytes"], figure
 
 
-def test_every_measured_byte_is_accounted_for(memfit: Memfit, dense: Path) -> None:
-    run = memfit("tune", dense, *SHORT, "--json")
+def test_every_measured_byte_is_accounted_for(result: TuneResult) -> None:
+    run = shown(result, CompareFormat.JSON)
     figures = figures_of(run)
     measured = {name: figure["measured_bytes"] for name, figure in figures.items()}
     estimated = {name: figure["estimated_bytes"] for name, figure in figures.items()}
@@ -74,17 +105,6 @@ def test_every_measured_byte_is_accounted_for(memfit: Memfit, dense: Path) -> No
     assert point["repeats"] == 3
     assert point["speed"]["decode_tokens_per_second"] > 0
     assert run.json["loaded"]["load_ns"] > 0
-
-
-def test_the_next_estimate_uses_the_measured_figures(memfit: Memfit, dense: Path) -> None:
-    tuned = memfit("tune", dense, *SHORT, "--json")
-    figures = figures_of(tuned)
-    kept = memfit("measurements", "list", "--json").json["measurements"]
-    assert tuned.json["points"][0]["measurement_id"] in {one["id"] for one in kept}
-    estimate = memfit("estimate", dense, *SHORT, "--device", "host", "--json").json
-    assert estimate["method"] == "measure"
-    assert estimate["peak_bytes"] == figures["peak"]["measured_bytes"]
-    assert estimate["components"]["kv"]["bytes"] == figures["kv"]["measured_bytes"]
 
 
 def test_a_text_prompt_uses_the_chat_template(
@@ -120,7 +140,7 @@ def test_a_typed_prompt_is_read_as_mlx_lm_reads_the_pasted_one(tmp_path: Path) -
 
 
 def test_commands_include_the_prompt_or_its_source(
-    memfit: Memfit, dense: Path, tmp_path: Path
+    memfit: Memfit, dense: Path, result: TuneResult, tmp_path: Path
 ) -> None:
     file = tmp_path / "my prompt.txt"
     file.write_text("Every byte has a reason.")
@@ -128,18 +148,22 @@ def test_commands_include_the_prompt_or_its_source(
         run = memfit("tune", dense, "--prompt", given, "--max-tokens", "1", "--json")
         assert ends in run.json["flags"][0]
         assert "standard-input" not in {note["code"] for note in run.json["notes"]}
-    run = memfit("tune", dense, *SHORT, "--json")
+    run = shown(result, CompareFormat.JSON)
     assert " --prompt - " in run.json["flags"][0]
     assert "standard-input" in {note["code"] for note in run.json["notes"]}
 
 
 def test_a_model_without_a_tokenizer_has_no_commands(
-    memfit: Memfit, checkpoints: Checkpoints
+    memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    run = memfit("tune", checkpoints("no-tokenizer"), *SHORT, "--json")
-    assert run.json["points"][0]["status"] == "measured"
-    assert run.json["flags"] == []
-    assert "cannot run the model without one" in json.dumps(run.json["notes"])
+    file = tmp_path / "t.json"
+    run = memfit("tune", checkpoints("no-tokenizer"), *SHORT, "--json", "-o", file)
+    assert (run.code, run.out) == (0, ""), run.err
+    data = Run(0, file.read_text(), "").json
+    assert data["points"][0]["status"] == "measured"
+    assert data["flags"] == []
+    assert "cannot run the model without one" in json.dumps(data["notes"])
+    assert "prompt" in {note["code"] for note in data["notes"]}
 
 
 def test_everything_fits_a_terminal_of_eighty_columns(
@@ -174,10 +198,8 @@ def test_flags_are_the_only_output_on_stdout(memfit: Memfit, dense: Path) -> Non
     assert "Peak in prefill" in run.err
 
 
-def test_csv_has_a_line_for_each_point_with_estimate_and_measurement(
-    memfit: Memfit, dense: Path
-) -> None:
-    run = memfit("tune", dense, *SHORT, "--format", "csv")
+def test_csv_has_a_line_for_each_point_with_estimate_and_measurement(result: TuneResult) -> None:
+    run = shown(result, CompareFormat.CSV)
     rows = list(csv.DictReader(io.StringIO(run.out)))
     assert rows[0]["prompt_tokens"] == "70"
     assert rows[0]["weights_estimated_bytes"] == rows[0]["weights_measured_bytes"] != ""
@@ -185,18 +207,15 @@ def test_csv_has_a_line_for_each_point_with_estimate_and_measurement(
     assert all(row["weights_measured_bytes"] for row in rows)
 
 
-def test_markdown_and_table_show_the_values_of_json(
-    memfit: Memfit, dense: Path, tmp_path: Path
-) -> None:
-    table = memfit("tune", dense, *SHORT)
-    markdown = memfit("tune", dense, *SHORT, "--format", "markdown", "-o", tmp_path / "t.md")
-    assert markdown.out == ""
-    text = (tmp_path / "t.md").read_text()
-    for shown in ("Active after load", "KV cache after prefill", "Unaccounted", "median of 3"):
-        assert shown in table.out
-        assert shown in text
-    assert "| Weights |" in text
-    assert "mlx_lm.generate --model" in text
+def test_markdown_and_table_show_the_values_of_json(result: TuneResult) -> None:
+    table, markdown = (
+        shown(result, form).out for form in (CompareFormat.TABLE, CompareFormat.MARKDOWN)
+    )
+    for words in ("Active after load", "KV cache after prefill", "Unaccounted", "median of 3"):
+        assert words in table
+        assert words in markdown
+    assert "| Weights |" in markdown
+    assert "mlx_lm.generate --model" in markdown
 
 
 def test_a_run_beyond_free_memory_is_rejected_before_loading(
@@ -283,8 +302,8 @@ def test_a_prompt_beyond_the_models_limit_has_to_be_forced(
         (("--prompt", ""), ["empty"]),
         (("--prompt", " \n\t"), ["empty"]),
         (("--prompt", "@"), ["@"]),
-        (("--prompt", "a", "--plot", "--json"), ["--plot", "not in json"]),
-        (("--prompt", "a", "--plot", "--format", "csv"), ["--plot", "not in csv"]),
+        (("--prompt", "a", "--plot", "--json"), ["--plot", "not with json"]),
+        (("--prompt", "a", "--plot", "--format", "csv"), ["--plot", "not with csv"]),
         (("--prompt-tokens", "999999999999999"), ["more than 1099511627776 tokens"]),
         (("--prompt", "a", "--kv-bits", "0"), ["--kv-bits", "none"]),
         (("--prompt", "@nowhere.txt"), ["nowhere.txt"]),
@@ -311,14 +330,6 @@ def test_a_prompt_that_is_not_text_gives_the_bad_byte(
 def test_a_text_needs_a_tokenizer(memfit: Memfit, checkpoints: Checkpoints) -> None:
     run = memfit("tune", checkpoints("no-tokenizer"), "--prompt", "hello")
     assert_one_line(run, 2, "no tokenizer", "--prompt-tokens")
-
-
-def test_a_token_count_needs_no_tokenizer_and_gives_a_note(
-    memfit: Memfit, checkpoints: Checkpoints
-) -> None:
-    run = memfit("tune", checkpoints("no-tokenizer"), *SHORT, "--json")
-    assert run.code == 0, run.err
-    assert "prompt" in {note["code"] for note in run.json["notes"]}
 
 
 def test_a_class_mlx_lm_does_not_have_is_unsupported(

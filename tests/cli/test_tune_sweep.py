@@ -73,6 +73,7 @@ def test_swept_bits_apply_to_the_cache_from_its_first_token(memfit: Memfit, mode
     assert {point["workload"]["quantized_kv_start"] for point in run.json["points"]} == {0, 5000}
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_sweep_continues_and_survives_a_killed_process(
     model: Path, home: Path
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_terminated_sweep_reports_it_and_leaves_no_process(model: Path, home: 
     assert len(list((home / "sweeps").iterdir())) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_killed_sweep_can_be_continued_and_leaves_no_process(model: Path, home: Path) -> None:
     with started(model) as run:
         until(run, lambda: measurements(home) >= 2)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.errors import CheckpointError, InputError, MemfitError, UnsupportedError
+from memfit.probes.loading import load_model
 from memfit.probes.process import ModelProcess
+from memfit.probes.tokenize_prompt import prompt_ids
 from tests.checkpoints import CHAT_TEMPLATE, SENTENCES, Checkpoints, save_weights
 
 mx = pytest.importorskip("mlx.core")
@@ -19,17 +21,24 @@ Spoil = Callable[[Path], object]
 SPOILER = "open('ran', 'w')"
 
 
+Spoilt = Callable[[str, Spoil], Path]
+
+
 @pytest.fixture
-def spoilt(checkpoints: Checkpoints, tmp_path: Path) -> Callable[[str, Spoil], ModelProcess]:
+def spoilt(checkpoints: Checkpoints, tmp_path: Path) -> Spoilt:
     """A copy of a checkpoint in which something is wrong."""
 
-    def make(name: str, spoil: Spoil) -> ModelProcess:
+    def make(name: str, spoil: Spoil) -> Path:
         path = tmp_path / "model"
         shutil.copytree(checkpoints(name), path)
         spoil(path)
-        return ModelProcess(path, timeout_seconds=60)
+        return path
 
     return make
+
+
+def started(path: Path) -> ModelProcess:
+    return ModelProcess(path, timeout_seconds=60)
 
 
 def config(**changes: Any) -> Spoil:
@@ -94,24 +103,32 @@ CANNOT_LOAD: dict[str, tuple[Spoil, type[MemfitError], str]] = {
 
 @pytest.mark.parametrize(("spoil", "kind", "words"), CANNOT_LOAD.values(), ids=CANNOT_LOAD)
 def test_a_model_that_does_not_load_gives_the_reason(
-    spoilt: Callable[[str, Spoil], ModelProcess], spoil: Spoil, kind: type[MemfitError], words: str
+    spoilt: Spoilt, spoil: Spoil, kind: type[MemfitError], words: str
 ) -> None:
-    with spoilt("dense", spoil) as process, pytest.raises(kind, match=words) as raised:
-        process.load()
+    path = spoilt("dense", spoil)
+    with pytest.raises(kind, match=words) as raised:
+        load_model(path)
     assert str(raised.value).isprintable()
 
 
+@pytest.mark.parametrize("case", ["a tensor of another shape", "an unknown class"])
+def test_an_error_of_the_process_is_raised_here(spoilt: Spoilt, case: str) -> None:
+    spoil, kind, words = CANNOT_LOAD[case]
+    with started(spoilt("dense", spoil)) as process, pytest.raises(kind, match=words):
+        process.load()
+
+
 def test_missing_experts_are_reported(
-    spoilt: Callable[[str, Spoil], ModelProcess],
+    spoilt: Spoilt,
 ) -> None:
     # Unstacked experts, as most repositories have them: the class looks for each by its name.
     def unstack(all_: dict[str, Any]) -> dict[str, Any]:
         stacked = "model.layers.1.mlp.switch_mlp.up_proj.weight"
         return {**all_, "model.layers.1.mlp.experts.0.up_proj.weight": all_.pop(stacked)[0]}
 
-    process = spoilt("moe", tensors(unstack))
-    with process, pytest.raises(CheckpointError, match=r"up_proj.weight is missing"):
-        process.load()
+    path = spoilt("moe", tensors(unstack))
+    with pytest.raises(CheckpointError, match=r"up_proj.weight is missing"):
+        load_model(path)
 
 
 CANNOT_TOKENISE: dict[str, tuple[str, Spoil, str]] = {
@@ -128,21 +145,23 @@ CANNOT_TOKENISE: dict[str, tuple[str, Spoil, str]] = {
 
 @pytest.mark.parametrize(("name", "spoil", "words"), CANNOT_TOKENISE.values(), ids=CANNOT_TOKENISE)
 def test_a_text_that_cannot_be_tokenised_is_an_input_error(
-    spoilt: Callable[[str, Spoil], ModelProcess], name: str, spoil: Spoil, words: str
+    spoilt: Spoilt, name: str, spoil: Spoil, words: str
 ) -> None:
-    with spoilt(name, spoil) as process, pytest.raises(InputError, match=words) as raised:
-        process.prompt("How many bytes?", None)
+    path = spoilt(name, spoil)
+    with pytest.raises(InputError, match=words) as raised:
+        prompt_ids(path, "How many bytes?", None)
     assert str(raised.value).isprintable()
 
 
 def test_an_empty_prompt_is_an_input_error(checkpoints: Checkpoints) -> None:
-    process = ModelProcess(checkpoints("dense"), timeout_seconds=60)
-    with process, pytest.raises(InputError, match="the prompt is empty"):
-        process.prompt(" \n", None)
+    with pytest.raises(InputError, match="the prompt is empty"):
+        prompt_ids(checkpoints("dense"), " \n", None)
 
 
 def test_a_number_of_tokens_needs_no_tokenizer(checkpoints: Checkpoints) -> None:
-    with ModelProcess(checkpoints("no-tokenizer"), timeout_seconds=60) as process:
+    with started(checkpoints("no-tokenizer")) as process:
+        with pytest.raises(InputError, match="no tokenizer; use --prompt-tokens N"):
+            process.prompt("How many bytes?", None)
         prompt = process.prompt(None, 1_000_000)
     assert prompt.tokens == 1_000_000
     assert prompt.notes == ("no tokenizer: the prompt consists of plain token ids",)
@@ -154,15 +173,12 @@ def test_a_text_prompt_uses_the_chat_template(checkpoints: Checkpoints) -> None:
     assert "[assistant]" in CHAT_TEMPLATE
     seen = f"<s>[user]{SENTENCES[0]}\n[assistant]"
     tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
-    with ModelProcess(path, timeout_seconds=60) as process:
-        prompt = process.prompt(SENTENCES[0], None)
-    assert prompt.tokens == len(tokenizer.encode(seen, add_special_tokens=False).ids)
-    assert prompt.notes == ()
+    ids, notes = prompt_ids(path, SENTENCES[0], None)
+    assert ids == tokenizer.encode(seen, add_special_tokens=False).ids
+    assert notes == ()
 
 
-def test_code_from_a_model_never_runs(
-    spoilt: Callable[[str, Spoil], ModelProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_from_a_model_never_runs(spoilt: Spoilt, monkeypatch: pytest.MonkeyPatch) -> None:
     def plant(path: Path) -> None:
         config(auto_map={"AutoConfig": "code.C", "AutoTokenizer": ["code.T", None]})(path)
         settings = json.loads((path / "tokenizer_config.json").read_text())
@@ -171,9 +187,9 @@ def test_code_from_a_model_never_runs(
         for name in ("code", "json", "mlx_lm", "transformers"):
             written(f"{name}.py", SPOILER)(path)
 
-    process = spoilt("dense", plant)
-    monkeypatch.chdir(tmp_path / "model")
-    with process:
+    path = spoilt("dense", plant)
+    monkeypatch.chdir(path)
+    with started(path) as process:
         process.prompt("How many bytes?", None)
         process.load()
-    assert not (tmp_path / "model" / "ran").exists()
+    assert not (path / "ran").exists()

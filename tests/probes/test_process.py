@@ -20,6 +20,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.sizing.sized_model import size
 from memfit.probes.process import ModelProcess, ProbeStopped
 from tests.checkpoints import RECIPES, Checkpoints
+from tests.selection import quick
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
 
@@ -43,7 +44,7 @@ def dense(checkpoints: Checkpoints) -> Iterator[ModelProcess]:
         yield process
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", quick(RECIPES, ("dense-4bit", "delta-net", "mla", "sliding")))
 def test_weights_caches_and_states_equal_the_estimate(name: str, checkpoints: Checkpoints) -> None:
     sized = size(open_checkpoint(str(checkpoints(name))), device=HOST)
     figures = sized.figures_for(WORKLOAD)

@@ -6,6 +6,7 @@ import pytest
 
 from memfit.estimators.runtimes.mlx_lm_trace import TRACE_ERROR_PERCENT
 from tests.checkpoints import Checkpoints
+from tests.selection import quick
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
 
@@ -14,7 +15,7 @@ from benchmarks.tune_vs_estimate import tuned
 WORKLOAD = ("--prompt-tokens", "257", "--prefill-step", "128", "--max-tokens", "2")
 
 
-@pytest.mark.parametrize("name", ["sharded", "hybrid"])
+@pytest.mark.parametrize("name", quick(["sharded", "hybrid"], ["sharded"]))
 def test_tune_measures_the_estimated_figures(
     name: str, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
