@@ -116,7 +116,7 @@ KVBits = Annotated[
 ]
 KVGroupSize = Annotated[int | None, typer.Option(help="Group size of a quantised KV cache.")]
 QuantizedKVStart = Annotated[
-    int | None, typer.Option(help="First token from which the KV cache is quantised.")
+    int | None, typer.Option(help="Tokens in the KV cache before it is quantised.")
 ]
 MaxKVSize = Annotated[
     int | None, typer.Option(help="Size of a rotating KV cache, if the model supports one.")
