@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import ceil_div
 
 MAX_TOKENS = 2**30
-MAX_CHUNKS = 100_000
 KV_BITS = (2, 3, 4, 5, 6, 8)
 KV_GROUP_SIZES = (32, 64, 128)
 
@@ -17,7 +15,7 @@ class Workload:
     """One generation as mlx-lm runs it; all counts are tokens or sequences.
 
     Raises:
-        InputError: when a count is out of range, or the prompt would take too many chunks.
+        InputError: when a count is out of range.
     """
 
     prompt_tokens: int
@@ -43,11 +41,6 @@ class Workload:
         if self.kv_group_size not in KV_GROUP_SIZES:
             raise InputError(
                 f"KV group size {self.kv_group_size}: MLX has groups of {_one_of(KV_GROUP_SIZES)}"
-            )
-        if ceil_div(self.prompt_tokens, self.prefill_step) > MAX_CHUNKS:
-            raise InputError(
-                f"a prompt of {self.prompt_tokens} tokens in chunks of {self.prefill_step} is more"
-                f" than {MAX_CHUNKS} chunks; raise the prefill step"
             )
 
     @property

@@ -33,4 +33,4 @@ def figures_of(sized: SizedModel, workload: Workload, *, with_context: bool = Tr
 
 def _context(sized: SizedModel, workload: Workload) -> int | None:
     """The context memfit estimate recommends."""
-    return longest_context(sized, workload, longest_prompt(sized.model.max_context, workload))
+    return longest_context(sized, workload, longest_prompt(sized))

@@ -66,21 +66,28 @@ def _stepped(capacity: int, position: int, chunk: int) -> int:
 
 def _after_chunks(buffer: KVBuffer, step: int, tokens: int) -> int:
     """Return the capacity after ``tokens`` in chunks of ``step``, the last of what is left."""
+    if step == 1 or not tokens:
+        return grown_singly(buffer, 0, 0, tokens)
+    chunk = (tokens - 1) % step + 1
+    start, limit = tokens - chunk, buffer.limit
+    if limit is None or (buffer.growth is Growth.CHUNKED and start <= limit):
+        before = _after_whole_chunks(step, start)
+    else:
+        before = min(start, limit - 1 + step)
+    return grown(buffer, before, start, chunk)
+
+
+def _after_whole_chunks(step: int, tokens: int) -> int:
+    """Return the capacity of a KVCache after ``tokens``, a multiple of ``step``."""
     capacity = done = 0
-    slack_seen: dict[int, int] = {}
+    seen: dict[tuple[int, int], int] = {}
     while done < tokens:
-        if buffer.limit is not None:
-            # A chunk that starts beyond the limit leaves what every later whole one leaves.
-            cycle = step if done > buffer.limit + step else 0
-        elif done % STEP == 0:
-            # The rule is the same a step further on: what lies between equal slacks repeats.
-            cycle = done - slack_seen.setdefault(capacity - done, done)
-        else:
-            cycle = 0
+        # The rule sees the position modulo STEP and the free rows: equal ones repeat as a cycle.
+        cycle = done - seen.setdefault((done % STEP, capacity - done), done)
         skipped = (tokens - done) // cycle * cycle if cycle else 0
-        done += skipped
-        capacity += skipped if buffer.limit is None else 0
-        chunk = min(step, tokens - done)
-        capacity = grown(buffer, capacity, done, chunk) if chunk else capacity
-        done += chunk
+        done, capacity = done + skipped, capacity + skipped
+        if done < tokens:
+            capacity = _stepped(capacity, done, step)
+            # All chunks for which there is room now.
+            done = min(tokens, done + (capacity - done) // step * step)
     return capacity

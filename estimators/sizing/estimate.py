@@ -67,14 +67,14 @@ def plots(sized: SizedModel, workload: Workload) -> Plots:
 
 
 def curve(sized: SizedModel, workload: Workload) -> tuple[CurvePoint, ...]:
-    """Return memory at doubling prompt lengths up to the model's limit, or a million tokens.
+    """Return memory at doubling prompt lengths up to the longest that is searched.
 
     It ends before a length that the runtime cannot run.
     """
     searching = sized.formula_view()
     if searching is None:
         return ()
-    return tuple(_points(searching, workload, longest_prompt(sized.model.max_context, workload)))
+    return tuple(_points(searching, workload, longest_prompt(sized)))
 
 
 def _points(sized: SizedModel, workload: Workload, most: int) -> Iterator[CurvePoint]:

@@ -10,10 +10,11 @@ from math import ceil, floor
 from typing import NamedTuple
 
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.base.workload import MAX_CHUNKS, Workload
+from memfit.estimators.base.workload import Workload
 
 _POINTS = 3  # along each axis: two solve the line, the third confirms it
 _PARTS_OF_STEP = (2, 4)
+_MOST_CHUNKS = 100_000  # of one measured prompt: each is a call of the model
 
 
 class Peak(NamedTuple):
@@ -93,7 +94,7 @@ def calibration(workload: Workload) -> tuple[Workload, ...] | ShortPrompt:
     counts = (chunks, max(2, chunks // 2), max(1, chunks // 4))
     prompts = [replace(workload, prompt_tokens=count * step + 1) for count in counts]
     parts = [step // part for part in _PARTS_OF_STEP if step % part == 0]
-    steps = [each for each in parts if prompts[0].prompt_tokens <= each * MAX_CHUNKS]
+    steps = [each for each in parts if prompts[0].prompt_tokens <= each * _MOST_CHUNKS]
     return (*prompts, *(replace(prompts[0], prefill_step=each) for each in steps))
 
 

@@ -140,13 +140,15 @@ class _Recommender:
     def context(self) -> tuple[int | None, str]:
         """The longest prompt that fits, everything else as in the workload."""
         limit = self.sized.model.max_context
-        most = longest_prompt(limit, self.workload)
+        most = longest_prompt(self.sized)
         context = self.search.longest_context(most)
         if self.search.too_long is not None and self.search.too_long <= most:
             found = f"{context} tokens" if context else "none"
             return context, f"context: {found}; {self._obstacle(self.search.too_long)}"
         if context is None:
             text = f"no multiple of {CONTEXT_STEP} is within the limit of {most} tokens"
+        elif most == self.sized.runtime_model.runtime.max_context != limit:
+            text = f"{context} tokens fit; {self.sized.runtime} is set to at most {most}"
         elif most != limit:
             text = f"{context} tokens, the longest that is searched, fit"
         elif context == limit:

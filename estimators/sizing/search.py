@@ -11,14 +11,14 @@ from typing import TypeVar
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import round_down
-from memfit.estimators.base.workload import MAX_CHUNKS, Workload
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.sized_model import SizedModel
 
 CONTEXT_STEP = 256
 PREFILL_STEPS = (2048, 1024, 512, 256, 128)
 KV_BITS = (None, 8, 4)
-# The longest context searched when a config names no limit of its own.
+# The longest context searched when neither the config nor the runtime has a limit.
 UNBOUNDED_CONTEXT = 2**20
 
 Candidate = TypeVar("Candidate")
@@ -66,9 +66,10 @@ def fits_comfortably(sized: SizedModel, workload: Workload) -> bool:
     return judge(sized.requirement(workload), sized.device)[0] == "fits"
 
 
-def longest_prompt(limit: int | None, workload: Workload) -> int:
-    """Return the longest prompt to evaluate: the model's own limit, or what chunks allow."""
-    return min(limit or UNBOUNDED_CONTEXT, MAX_CHUNKS * workload.prefill_step)
+def longest_prompt(sized: SizedModel) -> int:
+    """Return the longest prompt to search, in tokens: the model's limit or the runtime's lower."""
+    limits = (sized.model.max_context, sized.runtime_model.runtime.max_context)
+    return min(filter(None, limits), default=UNBOUNDED_CONTEXT)
 
 
 def context_lengths(most: int) -> range:

@@ -190,6 +190,29 @@ def test_every_runtime_has_a_row_with_a_source(memfit: Memfit) -> None:
     assert "known to be wrong: its automatic context is never below 4096 tokens" in out
 
 
+def test_no_context_above_the_runtimes_own_limit_is_recommended(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("estimate", DENSE, "--runtime", "foundry", "--memory", "64GB", "--json")
+    unlimited = memfit(*arguments).json["recommendation"]
+    monkeypatch.setenv("METALLIC_MAX_CONTEXT_LEN", "3000")
+    limited = memfit(*arguments).json["recommendation"]
+    assert limited["context_tokens"] == 3000 // 256 * 256 < unlimited["context_tokens"]
+    text = "context: 2816 tokens fit; foundry is set to at most 3000"
+    assert limited["reasons"][0] == text
+    plot = memfit(*arguments, "--plot").json["curve"]
+    assert plot[-1]["context_tokens"] == 3000
+
+
+def test_a_runtimes_limit_above_the_models_changes_nothing(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("estimate", DENSE, "--runtime", "foundry", "--memory", "64GB", "--json")
+    unlimited = memfit(*arguments).json["recommendation"]
+    monkeypatch.setenv("METALLIC_MAX_CONTEXT_LEN", "999999999")
+    assert memfit(*arguments).json["recommendation"] == unlimited
+
+
 def test_models_are_compared_under_one_runtime(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

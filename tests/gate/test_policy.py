@@ -147,8 +147,8 @@ targets:
             (6, "targets.chat.workload.max_tokens", "excludes"),
         ),
         (
-            HEAD + TARGET.replace("{context: 4k}", "{context: 1m, prefill_step: 1}"),
-            (6, "targets.chat.workload", "prefill step"),
+            HEAD + TARGET.replace("{context: 4k}", "{context: 1k, kv_group_size: 48}"),
+            (6, "targets.chat.workload.kv_group_size", "KV group size"),
         ),
         (HEAD + TARGET.replace("90%", "-1%"), (8, "targets.chat.limits.peak", "90% or 16GB")),
         (HEAD + TARGET.replace("90%", "16G"), (8, "targets.chat.limits.peak", "16G")),

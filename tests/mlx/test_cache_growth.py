@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.caches import Growth, KVBuffer
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
+from memfit.estimators.base.workload import MAX_TOKENS, Workload
 from memfit.estimators.mlx.cache_growth import capacity_at, grown, grown_singly
 
 BUFFERS = st.builds(
@@ -66,9 +66,16 @@ def test_growth_token_by_token_equals_growth_at_once(
     assert grown_singly(buffer, begun, position, count) == capacity
 
 
-def test_a_prompt_in_many_small_chunks_is_as_quick_as_in_few() -> None:
-    workload = Workload(prompt_tokens=2**27, prefill_step=2048 - 1)
-    assert capacity_at(KVBuffer(1, 1, 1), workload, 2**27 - 1) >= 2**27 - 1
+@pytest.mark.parametrize("step", [1, 3, 255, 2047])
+@pytest.mark.parametrize("growth", list(Growth))
+def test_a_prompt_in_a_billion_chunks_is_as_quick_as_in_one(growth: Growth, step: int) -> None:
+    # A walk over the chunks would take minutes.
+    limit = None if growth is Growth.STEPS else MAX_TOKENS // 2
+    workload = Workload(prompt_tokens=MAX_TOKENS, prefill_step=step)
+    buffer = KVBuffer(1, 1, 1, growth, limit)
+    capacity = capacity_at(buffer, workload, MAX_TOKENS)
+    held = buffer.held_tokens(MAX_TOKENS)
+    assert held <= capacity <= held + step + 2 * STEP
 
 
 @pytest.mark.parametrize("step", [32, 100, 256])
@@ -92,7 +99,7 @@ def test_mlx_lms_own_caches_grow_the_same_way(growth: Growth, step: int) -> None
 
 
 def room(made: Any, tokens: int) -> int:
-    """Return the room in a cache of mlx-lm after so many tokens more."""
+    """Return the room in a cache of mlx-lm after ``tokens`` more."""
     import mlx.core as mx
 
     if hasattr(made, "maybe_trim_front"):

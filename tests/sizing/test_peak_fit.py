@@ -131,7 +131,7 @@ def test_a_prompt_of_three_tokens_is_too_short_for_a_line() -> None:
     assert calibration(Workload(prompt_tokens=3, prefill_step=512)) == ShortPrompt(1537, None)
 
 
-def test_no_step_needs_more_chunks_than_a_workload_allows() -> None:
+def test_no_step_needs_more_chunks_than_a_measurement_allows() -> None:
     asked = calibration(Workload(prompt_tokens=250_001, prefill_step=4))
     assert isinstance(asked, tuple)
     assert {work.prefill_step for work in asked} == {4}

@@ -26,11 +26,11 @@ from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.zinc.memory_plan import memory_status
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
 from memfit.estimators.sizing.search import (
+    UNBOUNDED_CONTEXT,
     context_lengths,
     first_fitting,
     fits_comfortably,
     longest_context,
-    longest_prompt,
 )
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -109,7 +109,7 @@ class _Plan:
         model, asked = self.sized.model.max_context, self.asked
         requested = asked.ceiling or self.sized.runtime_model.runtime.max_context
         known = [value for value in (model, requested, asked.backend_cap) if value is not None]
-        most = longest_prompt(min(known, default=None), self.workload)
+        most = min(known, default=UNBOUNDED_CONTEXT)
         return Ceilings(model, requested, asked.backend_cap, most)
 
     def _largest(

@@ -10,7 +10,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.version import __version__
-from memfit.estimators.base.workload import MAX_CHUNKS, Workload
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.growth import (
     Crossing,
     GrowthPlan,
@@ -140,10 +140,9 @@ class _Growing:
 
 def _workload(sessions: Sessions, runtime: Runtime) -> Workload:
     """The end of a session as a workload with the settings of the runtime."""
-    step = max(runtime.prefill_step, ceil_div(sessions.tokens, MAX_CHUNKS))
     return Workload(
         prompt_tokens=sessions.tokens,
-        prefill_step=step,
+        prefill_step=runtime.prefill_step,
         kv_bits=runtime.kv_bits,
         kv_group_size=runtime.kv_group_size,
         quantized_kv_start=runtime.quantized_kv_start,
