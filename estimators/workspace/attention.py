@@ -25,6 +25,8 @@ def record_attention(
     ahead = plan.inputs[1:] + plan.inputs[:1]
     *others, queries = (project(tape, x, projection, rows) for projection in ahead)
     apart = len(others) > 0
+    # One packed qkv_proj is split into views of one product (mlx-lm phi3.py); gemma4_text.py can
+    # use its keys as values too, so there may be one array for both.
     keys, values = (others[0], others[-1]) if apart else (queries, queries)
     wide = rows * spec.heads * spec.key_dim
     gate = None
@@ -35,11 +37,13 @@ def record_attention(
     if spec.owns_cache:
         narrow = rows * spec.kv_heads * spec.key_dim
         if spec.qk_norm:
+            # A view of a packed product shares its buffer, so the norm cannot write over it.
             keys = norm(tape, keys, narrow, shared=not apart)
         keys = rope(tape, keys, narrow, rows=call.tokens, dim=spec.key_dim)
     if spec.qk_norm:
         queries = norm(tape, queries, wide, shared=not apart)
     occupancy = call.occupancy[buffer]
+    # The cache update is deeper in the graph than the rope of the queries, so MLX runs it first.
     held_keys, held_values = _fetch(tape, call, buffer, (keys, values), spec.owns_cache)
     queries = rope(tape, queries, wide, rows=call.tokens, dim=spec.key_dim)
     output = attend(
@@ -51,6 +55,7 @@ def record_attention(
         array_mask=needs_array_mask(spec, call, occupancy),
     )
     if gate is not None:
+        # output * sigmoid(gate), both over an array that nothing else reads (mlx-lm qwen3_next.py).
         tape.inplace(gate)
         tape.inplace(output, gate)
     return project(tape, output, plan.output, rows)
@@ -64,6 +69,7 @@ def needs_array_mask(spec: Mixer, call: CallShape, occupancy: Occupancy) -> bool
     """
     match spec:
         case Attention():
+            # A mask that is only causal is passed as the word "causal" (mlx-lm models/base.py).
             return call.tokens > 1 and spec.window is not None and occupancy.keys > spec.window
         case LatentAttention():
             return call.tokens > 1
@@ -90,6 +96,7 @@ def attend(
             tape, call, arrays, occupancy=occupancy, spec=spec, array_mask=array_mask
         )
     queries, held_keys, held_values = arrays
+    # A fused kernel computes the softmax in tiles, so a full array of scores never exists.
     if spec.fused and call.fused(
         keys=keys,
         key_dim=spec.key_dim,
@@ -100,6 +107,8 @@ def attend(
         quantised=occupancy.kv.bits is not None,
     ):
         return tape.allocate((queries, held_keys, held_values), wide, nbytes=wide * call.width)
+    # From here the fallback of mlx/fast.cpp, scaled_dot_product_attention. For a quantised cache
+    # mlx-lm models/base.py takes the same steps with quantized_matmul.
     tape.inplace(queries, counts=ops.SCALED_QUERIES)
     count = call.rows * spec.heads * keys
     scores = tape.allocate(
@@ -109,19 +118,26 @@ def attend(
         # Divided, put through tanh and multiplied: what keeps gemma2.py from the fused kernel.
         for _ in range(3):
             tape.inplace(scores)
+    # A single query may see every key, so it gets no mask (base.py, create_attention_mask).
     if call.tokens > 1:
         if array_mask:
+            # Made once for all layers: moments.py counts this mask.
             tape.inplace(scores, counts=ops.MASKED_SCORES)
         else:
+            # Every layer makes its own causal mask: one byte for each cell, shared by all heads.
             cells = call.tokens * keys
             mask = tape.allocate((), cells, nbytes=cells, counts=ops.CAUSAL_MASK)
             tape.inplace(scores, mask, counts=ops.MASKED_SCORES)
     temporary = 0
+    # A sink is one more score in each row. It is joined before the softmax and cut off after it.
     if spec.sinks:
         scores = tape.allocate(
             (scores,), count + call.rows * spec.heads, counts=ops.SCORES_WITH_SINKS, name=SCORES
         )
+        # Without the sink the rows have gaps, and the CPU's product copies such an operand
+        # (mlx backend/cpu/matmul.cpp, check_transpose).
         temporary = count * call.width if call.target.backend == "cpu" else 0
+    # The softmax writes over an input that only it reads (softmax.cpp of each backend).
     tape.inplace(scores)
     nbytes = wide * call.width
     output = tape.allocate(
@@ -131,6 +147,7 @@ def attend(
         counts=ops.WEIGHTED_VALUES,
         temporary=temporary,
     )
+    # With one token, tokens before heads is the same order in memory: reshape copies nothing.
     if call.tokens == 1:
         return output
     return tape.allocate((output,), wide, nbytes=nbytes, counts=ops.JOINED_HEADS)
@@ -146,6 +163,7 @@ def _attend_in_float32(
     array_mask: bool,
 ) -> int:
     """Queries are cast, and keys and values follow by promotion (mlx-lm phi.py, stablelm.py)."""
+    # The plain arrays stay: the cache still holds keys and values in the model's dtype.
     cast = tuple(
         tape.allocate((array,), tape.elements[array], nbytes=tape.elements[array] * _FLOAT32)
         for array in arrays
@@ -158,6 +176,7 @@ def _attend_in_float32(
         spec=spec,
         array_mask=array_mask,
     )
+    # Both classes cast the output back to the dtype of the values.
     return tape.allocate((output,), tape.elements[output])
 
 
@@ -172,6 +191,7 @@ def _fetch(
         if owns:
             pair.append(write(tape, occupancy, array, token, buffer.growth))
         else:
+            # The layer reads the cache of an earlier one (mlx-lm gemma3n.py, num_kv_shared_layers).
             elements = token * occupancy.keys
             pair.append(tape.retain(tape.existing(elements)))
     return pair[0], pair[1]
@@ -182,10 +202,14 @@ def write(tape: Tape, occupancy: Occupancy, fresh: int, token: int, growth: Grow
     before, after, kv = occupancy.before, occupancy.after, occupancy.kv
     nbytes = kv.nbytes(token)
     if kv.bits is not None:
+        # mx.quantize makes new packed arrays; the plain ones are then free (QuantizedKVCache).
         fresh = tape.allocate((fresh,), token, nbytes=nbytes)
     if before == after:
+        # There is room. Only the cache refers to the buffer, so the slice update writes into it.
         held = tape.retain(tape.existing(token * before, nbytes * before))
         return tape.inplace(held, fresh, counts=ops.CACHE_WRITE)
+    # A chunk never writes into a rotating buffer: RotatingKVCache._update_concat joins what is
+    # left of the old one with the new keys. The first chunk itself becomes the buffer.
     if growth is Growth.ROTATING and tape.elements[fresh] > token:
         if before == 0:
             return tape.retain(fresh)
@@ -195,6 +219,8 @@ def write(tape: Tape, occupancy: Occupancy, fresh: int, token: int, growth: Grow
         held = _made(tape, (), token * after, nbytes * after)
         return tape.inplace(held, fresh, counts=ops.CACHE_WRITE)
     old = tape.existing(token * before, nbytes * before)
+    # To grow, mlx-lm joins the buffer with zeros: for a moment the old one, the zeros and the new
+    # one all exist. After a chunk a rotating buffer is longer than its window and is cut instead.
     room = max(0, after - before)
     zeros = tape.allocate((), token * room, nbytes=nbytes * room)
     held = _made(tape, (old, zeros), token * after, nbytes * after)
@@ -202,6 +228,7 @@ def write(tape: Tape, occupancy: Occupancy, fresh: int, token: int, growth: Grow
 
 
 def _made(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int) -> int:
+    # A concatenation is one copy for each input (mlx backend/gpu/slicing.cpp, concatenate_gpu).
     kernels = ops.repeated(max(1, len(inputs)))
     return tape.retain(
         tape.allocate(inputs, elements, nbytes=nbytes, counts=kernels, name=KV_BUFFER)

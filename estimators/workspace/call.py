@@ -28,6 +28,7 @@ class Occupancy:
     keys: int
     """Keys that are attended to."""
     kv: KVFormat
+    """How the buffer stores its elements."""
 
 
 @record(frozen=True, slots=True)
@@ -35,10 +36,12 @@ class CallShape:
     """One call of the model on ``tokens`` tokens of ``batch`` sequences."""
 
     tokens: int
+    """Of each sequence: those of a chunk, or one."""
     batch: int
     width: int
     """Bytes of an activation."""
     target: BackendTraits
+    """The backend that runs the call."""
     occupancy: dict[KVBuffer, Occupancy]
     """Of each distinct buffer."""
     previous: int
@@ -71,6 +74,7 @@ class CallShape:
             value_dim=value_dim,
             heads=heads,
             kv_heads=kv_heads,
+            # A chunk without an array passes the word "causal" (mlx-lm base.py).
             causal=self.tokens > 1 and not array_mask,
             array_mask=array_mask,
             kv_quantised=quantised,

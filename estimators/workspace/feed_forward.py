@@ -30,7 +30,9 @@ def _dense(tape: Tape, x: int, projections: tuple[Projection, ...], rows: int) -
     down = projections[-1]
     inputs = [p.outputs for p in projections[:-1]]
     if len(inner) == 2:
+        # swiglu is compiled to one kernel that writes over an input (mlx-lm activations.py).
         acted = tape.inplace(inner[0], inner[1])
+    # One product holds gate and up (mlx-lm phi3.py, gate_up_proj); its halves are strided.
     elif inputs and inputs[0] == 2 * down.inputs:
         acted = tape.allocate((inner[0],), rows * inputs[0] // 2, counts=ops.PART_COPY)
     else:
@@ -44,10 +46,13 @@ def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: 
     hidden = tape.elements[x]
     gathered, order = x, None
     if picked >= _SORTED_FROM:
+        # Sorted, the rows of one expert follow one another (switch_layers.py, _gather_sort).
         flat = tape.allocate((indices,), picked, nbytes=picked * _INDEX, counts=ops.FLAT_INDICES)
         order = tape.allocate((flat,), picked, nbytes=picked * _INDEX)
         inverse = tape.allocate((order,), picked, nbytes=picked * _INDEX)
+        # order // top_k: the token that each sorted row is copied from.
         places = tape.allocate((order,), picked, nbytes=picked * _INDEX)
+        # Every token is copied once for each of its experts.
         gathered = tape.allocate(
             (x, places), hidden * spec.top_k, counts=ops.EXPERT_GATHER, name="MoE gather"
         )
@@ -55,9 +60,11 @@ def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: 
         order = inverse
     mixed = _switch(tape, gathered, indices, plan.experts, spec, picked)
     if order is not None:
+        # _scatter_unsort: all rows are copied again, back to the order of the tokens.
         mixed = tape.allocate(
             (mixed, order), hidden * spec.top_k, counts=ops.EXPERT_GATHER, name="MoE gather"
         )
+    # Float32 scores promote the weighted rows; the sum is cast back.
     if spec.float32_scores and call.width != _FLOAT32:
         mixed = tape.allocate(
             (mixed, scores),
@@ -84,8 +91,10 @@ def _route(
     width = _FLOAT32 if spec.float32_scores else call.width
     gates = tape.allocate((x,), rows * spec.experts, weight=weight, counts=ops.ROUTER_SCORES)
     if spec.float32_scores:
+        # Such classes cast the router's output (mlx-lm deepseek_v3.py, group_expert_select).
         gates = tape.allocate((gates,), rows * spec.experts, nbytes=rows * spec.experts * width)
     tape.inplace(gates)
+    # argpartition orders the indices of all experts; the chosen ones are a view of them.
     indices = tape.allocate(
         (gates,),
         rows * spec.experts,

@@ -29,13 +29,16 @@ def record_latent(
         tape, low_rank, by_name["q_b_proj" if spec.low_rank_queries else "q_proj"], rows
     )
     latent = project(tape, x, by_name["kv_a_proj_with_mqa"], rows)
+    # The latent and the rope key are views of one product, so the norm cannot write over it.
     latent_normed = norm(tape, latent, rows * spec.latent_dim, shared=True)
+    # Only the rope part of each head is rotated. The rope key is one for all heads.
     turned = rope(tape, queries, rows * heads * spec.rope_dim, rows=call.tokens, dim=spec.rope_dim)
     key_turned = rope(tape, latent, rows * spec.rope_dim, rows=call.tokens, dim=spec.rope_dim)
     if spec.caches_expanded:
         output = _expanded(tape, call, spec, buffers[0], (queries, turned, latent_normed), by_name)
     else:
         if spec.indexer:
+            # The indexer has a cache of its own, the second of the layer.
             _index(tape, x, low_rank, spec.indexer, call, by_name, buffers[1])
         output = _absorbed(
             tape, call, spec, buffers[0], (queries, turned, latent_normed, key_turned), by_name
@@ -59,11 +62,14 @@ def _absorbed(
         for fresh, dim in ((latent, spec.latent_dim), (key_turned, spec.rope_dim))
     )
     keys = occupancy.keys
+    # q_pe * scale. The product with the rope keys then becomes the mask of attention.
     tape.inplace(turned)
     scores = tape.allocate(
         (turned, held_rope), call.rows * heads * keys, counts=ops.ROPE_SCORES, name=SCORES
     )
     embed, unembed = by_name["embed_q"].touched, by_name["unembed_out"].touched
+    # One query is cheaper to project into the latent space than all keys are to expand; the
+    # cached latent is then both keys and values.
     if call.tokens == 1:
         absorbed = tape.allocate(
             (queries,),
@@ -78,7 +84,9 @@ def _absorbed(
             weight=unembed,
             counts=ops.UNEMBEDDED_VALUES,
         )
+    # mx.where masks the future in the scores themselves.
     tape.inplace(scores)
+    # Keys and values of every head for the whole context, not for this chunk alone.
     expanded = call.batch * heads * keys
     keys_array = tape.allocate(
         (held,), expanded * spec.nope_dim, weight=embed, name="MLA expansion"
@@ -97,6 +105,7 @@ def _attend_masked(
 ) -> int:
     """Attention with the rope scores as an additive mask of full size."""
     queries, keys, values = arrays
+    # The values of a single query are the latent, which is as wide as the keys.
     value_dim = key_dim if call.tokens == 1 else spec.value_dim
     count = tape.elements[mask]
     wide = call.rows * spec.heads * value_dim
@@ -105,13 +114,16 @@ def _attend_masked(
         key_dim=key_dim,
         value_dim=value_dim,
         heads=spec.heads,
+        # All heads read the one latent.
         kv_heads=1 if call.tokens == 1 else spec.heads,
         array_mask=True,
         quantised=False,
     ):
         return tape.allocate((queries, keys, values, mask), wide)
+    # The nope queries are a strided part of q, so scaling cannot write over them.
     scaled = tape.allocate((queries,), call.rows * spec.heads * key_dim, counts=ops.LATENT_QUERIES)
     scores = tape.allocate((scaled, keys), count, counts=ops.LATENT_SCORES, name=SCORES)
+    # scores + mask, then the softmax.
     tape.inplace(scores, mask)
     tape.inplace(scores)
     output = tape.allocate((scores, values), wide)
@@ -135,7 +147,9 @@ def _expanded(
     rows, heads = call.rows, spec.heads
     key_dim = spec.nope_dim + spec.rope_dim
     width = heads * (spec.nope_dim + spec.value_dim)
+    # kv_b_proj makes the nope keys and the values of all heads in one product.
     both = tape.allocate((latent,), rows * width, weight=by_name["kv_b_proj"].touched)
+    # mx.repeat copies the rope key to every head before it is joined to the nope keys.
     keys = tape.allocate((both, latent), rows * heads * key_dim, counts=ops.EXPANDED_KEYS)
     joined = tape.allocate((queries, turned), rows * heads * key_dim, counts=ops.JOINED_QUERIES)
     occupancy = call.occupancy[buffer]
@@ -143,6 +157,7 @@ def _expanded(
         write(tape, occupancy, fresh, call.batch * heads * dim, Growth.STEPS)
         for fresh, dim in ((keys, key_dim), (both, spec.value_dim))
     )
+    # From here it is attention with a key head for every query head.
     plain = Attention(heads=heads, kv_heads=heads, key_dim=key_dim, value_dim=spec.value_dim)
     return attend(
         tape,
@@ -173,17 +188,22 @@ def _index(
     occupancy = call.occupancy[buffer]
     held = write(tape, occupancy, keys_new, call.batch * indexer.dim, Growth.STEPS)
     keys = occupancy.keys
+    # Indexer returns None: no key can be left out.
     if keys <= indexer.top_k:
         return
     scores = tape.allocate(
         (queries, held), rows * heads * keys, counts=ops.INDEXER_SCORES, name="indexer scores"
     )
+    # relu of the scores, then the weight of each head.
     tape.inplace(scores)
     tape.inplace(scores)
+    # A chunk adds up its heads one by one in Python: mlx-lm's workaround for ml-explore/mlx#3784.
     total = tape.allocate(
         (scores,), rows * keys, counts=ops.repeated(heads if call.tokens > 1 else 1)
     )
     tape.inplace(total)
+    # argpartition orders the positions of all keys as uint32; the best are a view of them.
     best = tape.allocate((total,), rows * keys, nbytes=rows * keys * 4)
+    # mx.zeros of booleans, one byte each; put_along_axis then marks the best keys.
     mask = tape.allocate((), rows * keys, nbytes=rows * keys)
     tape.inplace(mask, best, counts=ops.INDEXER_MASK)

@@ -24,6 +24,7 @@ def layer_program(
     """Return the steps of a layer; ``buffers`` are those of each mixer."""
     elements = call.rows * hidden
     tape = Tape(call.target.backend, call.width, elements * plan.streams)
+    # Gemma 3n carries several hidden states for each token (altup_num_inputs).
     if plan.streams > 1:
         x = _alternating(tape, plan, call, hidden, buffers)
     else:
@@ -42,15 +43,18 @@ def _blocks(
 ) -> int:
     """Record the mixers and the feed-forward block of a layer; return its output."""
     if plan.mixers:
+        # The residual addition still reads x, so no norm before a block can write over it.
         normed = norm(tape, x, elements, shared=True)
         mixed = [
             _mix(tape, normed, mixer, call, list(own))
             for mixer, own in zip(plan.mixers, buffers, strict=True)
         ]
+        # Falcon-H1 adds attention and Mamba of the same input (mlx-lm falcon_h1.py).
         for other in mixed[1:]:
             tape.inplace(mixed[0], other)
         if plan.norms > _PRE_NORMS:
             mixed[0] = norm(tape, mixed[0], elements, shared=False)
+        # An addition writes over either operand that nothing else holds (mlx common/binary.h).
         x = tape.inplace(mixed[0], x)
     if plan.feed_forward is not None:
         normed = norm(tape, x, elements, shared=True)
@@ -83,9 +87,11 @@ def _alternating(
     innovation = tape.allocate((output, predicted), elements)
     widened = tape.allocate((innovation,), elements, nbytes=elements * _FLOAT32)
     corrected = tape.allocate((widened,), every, nbytes=every * _FLOAT32, counts=ops.STREAMS_MIXED)
+    # corrected += predictions: the half-precision operand is cast to float32 first.
     again = tape.allocate((predicted,), every, nbytes=every * _FLOAT32)
     tape.inplace(corrected, again)
     result = tape.allocate((corrected,), every)
+    # One gated prediction is added to all streams but the first, as a slice update.
     gated = tape.allocate((result,), elements)
     others = tape.allocate((result, gated), every - elements, counts=ops.OTHER_STREAMS)
     return tape.allocate((result, others), every)
@@ -95,9 +101,11 @@ def head_program(vocabulary: int, touched: int, call: CallShape, hidden: int) ->
     """Return the steps after the last layer: norm, logits, log-probabilities, the sample."""
     elements = call.rows * hidden
     tape = Tape(call.target.backend, call.width, elements)
+    # Nothing reads the hidden states after the last norm.
     normed = norm(tape, 0, elements, shared=False)
     logits = tape.allocate((normed,), call.rows * vocabulary, weight=touched, name="logits")
     total = tape.allocate((logits,), call.batch, nbytes=call.batch * _FLOAT32)
+    # generate_step yields the log-probabilities, so the caller holds them.
     logprobs = tape.retain(tape.allocate((logits, total), call.batch * vocabulary, name="logits"))
     tape.allocate((logprobs,), call.batch)
     return tape.program()

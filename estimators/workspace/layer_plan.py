@@ -21,8 +21,11 @@ class Projection:
 
     name: str
     inputs: int
+    """Width of a row that goes in."""
     outputs: int
+    """Width of a row that comes out; of one expert, where experts are stacked."""
     touched: int
+    """Elements of the matrix's arrays: packed words, scales and biases count as they are."""
     counts: OperationCount
 
 
@@ -64,9 +67,13 @@ def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -
         if module.loaded and len(module.shape) > 1 and module.quantizable:
             projection = _projection(prefix, module, quantization)
             matrices.setdefault(module.part, []).append((module, projection))
+    # Norms inside a mixer, such as q_norm, have a dotted path and are not counted.
     hidden_norms = sum(m.part is Part.NORM and m.path.count(".") == 0 for m in layer.modules)
     dense = matrices.get(Part.MLP, []) or [
-        (m, p) for m, p in matrices.get(Part.SHARED_EXPERTS, []) if p.outputs > 1
+        # A single output is the gate of a shared expert (mlx-lm qwen2_moe.py, shared_expert_gate).
+        (m, p)
+        for m, p in matrices.get(Part.SHARED_EXPERTS, [])
+        if p.outputs > 1
     ]
     router = matrices.get(Part.ROUTER, [])
     return LayerPlan(
@@ -84,7 +91,9 @@ def touched_elements(module: Module, quantization: Quantization | None) -> int:
     """Return the elements of the arrays a matrix is held in: packed words, scales and biases."""
     if quantization is None:
         return module.elements
+    # A packed word is a uint32 of several weights, and MLX counts words, not weights.
     groups = module.elements // quantization.group_size
+    # Affine groups have a scale and a bias; the floating-point modes only a scale.
     tables = 2 if quantization.mode == "affine" else 1
     return module.elements * quantization.bits // _UINT32_BITS + groups * tables
 
@@ -93,6 +102,7 @@ def _projection(prefix: str, module: Module, quantization: QuantizationOf | None
     path = prefix + module.path
     format_ = quantization(path, module) if quantization else None
     name = module.path.rpartition(".")[2]
+    # Experts are stacked: (experts, outputs, inputs).
     outputs = module.shape[0] if len(module.shape) == 2 else module.shape[1]
     counts = QUANTIZED_MATMUL if format_ else MATMUL
     return Projection(name, module.shape[-1], outputs, touched_elements(module, format_), counts)
@@ -100,6 +110,7 @@ def _projection(prefix: str, module: Module, quantization: QuantizationOf | None
 
 def _mixers(layer: Layer, matrices: Sequence[tuple[Module, Projection]]) -> tuple[MixerPlan, ...]:
     paths = layer.mixer_paths or ("",) * len(layer.mixers)
+    # Two mixers of one layer are told apart by their path (Falcon-H1).
     return tuple(
         MixerPlan(mixer, tuple(p for m, p in matrices if m.path.startswith(path)))
         for mixer, path in zip(layer.mixers, paths, strict=True)

@@ -69,11 +69,14 @@ class RunMoments:
         sequence = [order[index] for index in simulated_layers(order, window)]
         simulated = Counter(sequence)
         followed = [programs[number] for number in sequence]
+        # In prefill nothing evaluates the logits: mx.eval gets the caches alone (generate_step).
         if decoding:
             vocabulary = prepared.model.vocab_size
             followed.append(head_program(vocabulary, prepared.head_touched, call, hidden))
         steps = [program.steps for program in followed]
+        # MLX runs what only the next call needs after the last layer.
         steps += [programs[number].deferred for number in order]
+        # Layers that are not followed hold what their deferred steps will read.
         deferred_bytes = sum(
             (layers - simulated[number]) * programs[number].deferred_bytes
             for number, layers in prepared.layers.items()
@@ -105,6 +108,7 @@ class RunMoments:
     def _conversion(self, calls: tuple[PlannedCall, ...]) -> RunMoment:
         """All caches as they were and quantised at once (generate.py, maybe_quantize_kv_cache)."""
         start = self._workload.quantized_kv_start
+        # The first call that reaches the start of quantisation.
         call = next(c for c in calls if c.position + c.tokens >= start)
         before, after = self.caches.converted_bytes(call)
         phase: Phase = "decode" if call is calls[-1] else "prefill"
@@ -117,6 +121,7 @@ class RunMoments:
 
     def _mask_bytes(self, call: CallShape) -> int:
         """One mask for all layers of a kind: window or latent attention over a chunk."""
+        # A class makes each mask once and passes it to all its layers (mlx-lm gemma3_text.py).
         cells = set()
         for plan, buffers in zip(self._prepared.plans, self.caches.of_plans, strict=True):
             for mixer, own in zip(plan.mixers, buffers, strict=True):

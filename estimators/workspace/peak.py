@@ -37,6 +37,7 @@ class PeakMoment:
     largest_buffer: str
     """What it holds."""
     explanation: tuple[str, ...]
+    """The sum of the moment's parts, as a line of text."""
     prefill_bytes: int | None = None
     """The most in use before the last token of the prompt, None when it is not known by phase."""
     decode_bytes: int | None = None
@@ -68,10 +69,12 @@ def peak(
     return PeakMoment(
         phase=best.phase,
         nbytes=best.nbytes,
+        # The largest moment can be in a chunk, before the caches have their final size.
         workspace_bytes=max(0, best.nbytes - resident_bytes - run.caches.kept_bytes()),
         largest_buffer_bytes=largest,
         largest_buffer=name,
         explanation=(best.explanation,),
+        # Loading comes before the first token, so it belongs to prefill.
         prefill_bytes=max(m.nbytes for m in moments if m.phase != "decode"),
         decode_bytes=max(m.nbytes for m in moments if m.phase == "decode"),
     )
@@ -84,6 +87,7 @@ class _Same:
     value: object
 
     def __hash__(self) -> int:
+        # The key refers to the value, so no other object can get its id while the key exists.
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:

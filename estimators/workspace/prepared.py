@@ -56,6 +56,7 @@ def prepare(
     order = []
     for index, layer in enumerate(model.layers):
         plan = plan_layer(layer, f"{model.layers_path}.{index}.", quantization)
+        # Equal layers share a plan, so each kind of layer is recorded once in a call.
         order.append(numbers.setdefault(plan, len(numbers)))
     return PreparedModel(
         model,
@@ -72,6 +73,7 @@ def prepare(
 
 
 def _head_touched(model: Model, quantization: QuantizationOf | None) -> int:
+    # Tied weights: the embedding is the output matrix (mlx nn/layers/embedding.py, as_linear).
     heads = [m for m in model.modules if m.part is Part.HEAD] or [
         m for m in model.modules if m.part is Part.EMBEDDING
     ]
@@ -87,6 +89,7 @@ def _largest_weight(model: Model, quantization: QuantizationOf | None) -> int:
     for path, module in model.all_modules():
         format_ = quantization(path, module) if quantization and module.quantizable else None
         if module.loaded and format_:
+            # Packed words, scales and biases are separate arrays, and so separate allocations.
             sizes.append(max(format_.tensors(module.elements, width)))
         elif module.loaded:
             sizes.append(module.elements * width)

@@ -23,18 +23,23 @@ def record_gated_delta(
     rows = call.rows
     made = [_project(tape, x, p.outputs, p.touched, rows) for p in plan.inputs]
     values = rows * spec.value_heads * spec.value_dim
+    # mx.contiguous copies the state out, so that the padded input does not outlive the call.
     mixed = _convolve(
         tape, (made[0], x), spec.conv_dim, call, copied=(spec.kernel - 1) * spec.conv_dim
     )
     queries, keys = (
         norm(tape, mixed, rows * spec.key_heads * spec.key_dim, shared=True) for _ in range(2)
     )
+    # normalize_qk multiplies both by a scale after the norm.
     for array in (queries, keys):
         tape.inplace(array)
+    # compute_g starts from A_log in float32, so the decays are float32.
     gates = tape.allocate((made[-1],), rows * spec.value_heads, nbytes=rows * spec.value_heads * 4)
+    # Values are a strided part, which a custom kernel reads only after a copy.
     copied = tape.allocate((mixed,), values)
     state = spec.value_heads * spec.value_dim * spec.key_dim * call.batch
     old = tape.existing(state, state * _FLOAT32)
+    # Without Metal gated_delta_update takes gated_delta_ops, a loop over tokens in Python.
     if call.target.backend == "cpu" and call.tokens > 1:
         repeated = rows * spec.value_heads * spec.key_dim
         queries, keys = (
@@ -43,6 +48,7 @@ def record_gated_delta(
         output = _token_loop(tape, (queries, keys, copied, gates), old, state, values, call)
         _all_states(tape, output, state * call.tokens, _FLOAT32)
     else:
+        # One kernel has two outputs: the values of all tokens and the new state.
         output = tape.allocate((queries, keys, copied, gates, old), values)
         tape.retain(tape.allocate((), state, nbytes=state * _FLOAT32, counts=ops.NO_KERNEL))
     output = norm(tape, output, values, shared=True)
@@ -62,6 +68,7 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
     state = state_buffer.elements * call.batch
     width = _FLOAT32 if state_buffer.float32 else call.width
     old = tape.existing(state, state * width)
+    # One token is one step, whatever form a class has for many.
     scan = spec.scan if call.tokens > 1 else Scan.KERNEL
     match scan:
         case Scan.STACKED:
@@ -144,6 +151,7 @@ def _token_loop(
         old = tape.allocate((product,), state, nbytes=state * _FLOAT32, counts=ops.TOKEN_STATE)
         tape.allocate((old,), 1)
     tape.retain(old)
+    # The outputs of all tokens are alive until mx.stack has joined them.
     ahead = tape.allocate((), output)
     return tape.allocate((*inputs, ahead), output, counts=ops.STACKED_OUTPUT)
 
@@ -166,18 +174,22 @@ def _ssm_chunks(
     ``sizes`` are the heads, the elements of the inputs and those of the state.
     """
     heads, inner, _ = sizes
+    # dt is float32, so dt * x is too.
     wide = tape.allocate((mixed,), inner, nbytes=inner * _FLOAT32)
     for start in range(0, call.tokens, _SSM_CHUNK):
         tokens = min(_SSM_CHUNK, call.tokens - start)
         cells = call.batch * heads * tokens * tokens
         decays = tape.allocate((wide,), cells, nbytes=cells * _FLOAT32, counts=ops.CHUNK_DECAYS)
+        # segsum holds a number for every pair of tokens; each step writes over the one before.
         for _ in ("lower", "sum", "exponential"):
             tape.inplace(decays, counts=ops.CHUNK_DECAY_STEP)
         products = tape.allocate((mixed,), cells, counts=ops.CHUNK_PRODUCTS)
+        # CB * decay: the half-precision product is cast to float32.
         weights = tape.allocate((products,), cells, nbytes=cells * _FLOAT32)
         tape.inplace(weights, decays)
         tape.inplace(weights, counts=ops.CHUNK_WEIGHTS)
         tape.allocate((weights, wide), inner * tokens // call.tokens, counts=ops.CHUNK_OUTPUT)
+    # Only the next call needs the last state, so MLX runs it after all layers.
     tape.defer(lambda: _last_state(tape, (mixed, wide, decays, old), sizes, tokens, call))
 
 

@@ -21,6 +21,7 @@ class RunCaches:
         self._width = dtypes.nbytes(1, prepared.model.dtype)
         self.of_plans = prepared.buffers
         """The buffers of each plan, by its mixers."""
+        # mlx-lm cache.py, make_prompt_cache: rotating caches, unless the class makes its own.
         if workload.max_kv_size is not None:
             self.of_plans = self._limited(workload.max_kv_size)
         self._layers = self._owners()
@@ -40,6 +41,7 @@ class RunCaches:
             mixers = self._prepared.plans[number].mixers
             for mixer, buffers in zip(mixers, self.of_plans[number], strict=True):
                 for buffer in buffers:
+                    # Layers that share the keys of an earlier one hold no buffer of their own.
                     owners[buffer] += layers if mixer.mixer.owns_cache else 0
         return owners
 
@@ -65,9 +67,11 @@ class RunCaches:
         before = capacity_at(buffer, self._workload, call.position)
         after = grown(buffer, before, call.position, call.tokens)
         visible = call.position + call.tokens
+        # A chunk attends to all of the joined buffer: the rest of the window and itself.
         if buffer.growth is Growth.ROTATING:
             visible = after
         elif buffer.limit is not None:
+            # ChunkedKVCache.maybe_trim_front cuts the old tokens to the limit before the call.
             visible = min(call.position, buffer.limit) + call.tokens
         return Occupancy(before, after, visible, kv)
 
@@ -75,6 +79,7 @@ class RunCaches:
         """The largest decode step is the last one that grows the buffer."""
         prefilled = capacity_at(buffer, self._workload, self._workload.prompt_tokens - 1)
         after = capacity_at(buffer, self._workload, call.position)
+        # Single tokens grow a buffer by one step at a time, from what prefill has left.
         before = prefilled if after <= prefilled else max(after - STEP, prefilled)
         return Occupancy(before, after, min(after, buffer.held_tokens(call.position)), kv)
 
@@ -89,6 +94,7 @@ class RunCaches:
         for buffer, layers in self._layers.items():
             held = occupancy[buffer]
             token = held.kv.nbytes(buffer.elements_per_token * self._workload.batch)
+            # A simulated layer allocates its larger buffer among its own steps.
             growing = min(layers, inside[buffer])
             total += token * (held.before * growing + held.after * (layers - growing))
         return total
@@ -98,9 +104,12 @@ class RunCaches:
         workload, total = self._workload, 0
         chunk = min(workload.prompt_tokens - 1, workload.prefill_step)
         for number, layers in self._prepared.layers.items():
+            # Some classes keep a state as a slice, which keeps its whole array alive: that of this
+            # chunk in a layer that has run, that of the chunk before in one that has not.
             outside = layers - simulated[number]
             tokens = call.previous * layers + max(0, call.tokens - call.previous) * outside
             if decoding:
+                # A state that decode does not replace is still a slice of an array of a chunk.
                 tokens = chunk * layers
             for mixer in self._prepared.plans[number].mixers:
                 total += tokens * view_elements(mixer.mixer.states(), decoding=decoding)
@@ -127,12 +136,14 @@ class RunCaches:
 
     def converted_bytes(self, call: PlannedCall) -> tuple[int, int]:
         """Return all caches after a call as they were, and those that are quantised then."""
+        # mx.quantize reads the plain arrays, so both exist until all caches are evaluated.
         plain = quantised = 0
         after = KVFormat(self._width, self._workload.kv_bits, self._workload.kv_group_size)
         for buffer, held in self.around(call).items():
             elements = buffer.elements_per_token * held.after * self._workload.batch
             elements *= self._layers[buffer]
             plain += elements * self._width
+            # Only classes with to_quantized (mlx-lm generate.py, maybe_quantize_kv_cache).
             if is_convertible(buffer):
                 quantised += after.nbytes(elements)
         return plain, quantised

@@ -17,9 +17,11 @@ class Step(NamedTuple):
     """One operation as the scheduler sees it."""
 
     allocated: int
+    """Bytes of its outputs and temporaries."""
     released: int
     """Bytes that are free once the batch of work this step is in has run."""
     dispatches: int
+    """Kernels, which count towards the end of a batch; on the CPU also empty tasks."""
     elements: int
     """Of arrays first touched here."""
     repeated: tuple[tuple[int, int], ...]
@@ -34,6 +36,7 @@ class Program:
 
     steps: tuple[Step, ...]
     largest: int
+    """Bytes."""
     largest_name: str
     deferred: tuple[Step, ...]
     """The steps that wait for the end of the call."""
@@ -56,7 +59,9 @@ class Tape:
     nbytes: list[int] = field(default_factory=list)
     """Of each array, by its number."""
     elements: list[int] = field(default_factory=list)
+    """Of each array: batches count elements, not bytes."""
     retained: set[int] = field(default_factory=set)
+    """Arrays that outlive the layer."""
     deferred: list[Callable[[], None]] = field(default_factory=list)
     largest: int = 0
     largest_name: str = ""
@@ -143,6 +148,7 @@ class Tape:
                 if step - before > longest_ago:
                     longest_ago = step - before
             touched[array] = step
+        # MLX holds temporaries until the batch has run, like the operation's inputs.
         allocated += temporary
         self._steps.append((allocated, dispatches, elements, tuple(repeated), longest_ago))
         self._released.append(temporary)
@@ -155,6 +161,7 @@ class Tape:
             record_deferred()
         released = self._released.copy()
         for array, step in self._touched.items():
+            # The layer's input has step -1 while no operation of the layer has read it.
             if step >= 0 and array not in self.retained:
                 released[step] += self.nbytes[array]
         steps = [
