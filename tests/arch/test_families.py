@@ -5,11 +5,13 @@ A case is a small config in cases/; its name is the file's. Add a file to add a 
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import FAMILIES, build_model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
@@ -40,18 +42,41 @@ def _load(case: Path) -> dict[str, Any]:
     return config
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.stem)
-def config(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return _load(request.param)
+@dataclass(frozen=True)
+class Built:
+    """A case as memfit and as mlx-lm build it, once for all tests of it.
+
+    The figures are of before the first call: a call may add arrays to the modules (gemma3n).
+    """
+
+    config: dict[str, Any]
+    model: Model
+    oracle: Oracle
+    parameters: int
+    weight_bytes: int
+    names: frozenset[str]
 
 
-def test_parameters_and_weight_bytes_equal_the_model_class(config: dict[str, Any]) -> None:
-    model, oracle = build_model(config, "config.json"), Oracle(config)
-    derived = derive(model, None)
-    assert derived.parameters - derived.unloaded_parameters == oracle.parameters()
-    assert derived.nbytes - derived.unloaded == oracle.weight_bytes()
-    paths = {path for path, module in model.all_modules() if module.loaded}
-    assert paths == {_module_path(name) for name in oracle.tensors()}
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.stem)
+def built(request: pytest.FixtureRequest) -> Built:
+    config = _load(request.param)
+    oracle = Oracle(config)
+    return Built(
+        config,
+        build_model(config, "config.json"),
+        oracle,
+        oracle.parameters(),
+        oracle.weight_bytes(),
+        frozenset(oracle.tensors()),
+    )
+
+
+def test_parameters_and_weight_bytes_equal_the_model_class(built: Built) -> None:
+    derived = derive(built.model, None)
+    assert derived.parameters - derived.unloaded_parameters == built.parameters
+    assert derived.nbytes - derived.unloaded == built.weight_bytes
+    paths = {path for path, module in built.model.all_modules() if module.loaded}
+    assert paths == {_module_path(name) for name in built.names}
 
 
 @pytest.mark.parametrize(
@@ -60,27 +85,26 @@ def test_parameters_and_weight_bytes_equal_the_model_class(config: dict[str, Any
     ids=str,
 )
 def test_quantised_bytes_equal_conversion_by_mlx_lm(
-    config: dict[str, Any], quantization: Quantization
+    built: Built, quantization: Quantization
 ) -> None:
-    model, oracle = build_model(config, "config.json"), Oracle(config)
+    oracle = Oracle(built.config)
     oracle.quantize(quantization.bits, quantization.group_size, quantization.mode)
-    derived = derive(model, QuantizationPlan(quantization, converting=True))
+    derived = derive(built.model, QuantizationPlan(quantization, converting=True))
     assert derived.nbytes - derived.unloaded == oracle.weight_bytes()
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS.keys())
-def test_cache_bytes_equal_the_runtime(config: dict[str, Any], workload: Workload) -> None:
-    model = build_model(config, "config.json")
-    kv, state = cache_bytes(Oracle(config).run(workload))
-    assert kv_cache(model, workload).nbytes == kv
-    assert state_bytes(model, workload.batch) == state
+def test_cache_bytes_equal_the_runtime(built: Built, workload: Workload) -> None:
+    kv, state = cache_bytes(built.oracle.run(workload))
+    assert kv_cache(built.model, workload).nbytes == kv
+    assert state_bytes(built.model, workload.batch) == state
 
 
 @pytest.mark.parametrize("start", [0, 25])
 def test_a_quantised_cache_equals_the_runtime_or_is_rejected_where_it_fails(
-    config: dict[str, Any], start: int
+    built: Built, start: int
 ) -> None:
-    model = build_model(config, "config.json")
+    model = built.model
     workload = Workload(
         prompt_tokens=40,
         max_tokens=2,
@@ -90,7 +114,7 @@ def test_a_quantised_cache_equals_the_runtime_or_is_rejected_where_it_fails(
         quantized_kv_start=start,
     )
     try:
-        expected = cache_bytes(Oracle(config).run(workload))
+        expected = cache_bytes(built.oracle.run(workload))
     except Exception:  # noqa: BLE001 - whatever mlx-lm raises, it cannot run this
         with pytest.raises(UnsupportedError):
             kv_cache(model, workload)
@@ -98,11 +122,10 @@ def test_a_quantised_cache_equals_the_runtime_or_is_rejected_where_it_fails(
         assert (kv_cache(model, workload).nbytes, state_bytes(model, 1)) == expected
 
 
-def test_the_spec_states_a_norm_of_queries_and_keys(config: dict[str, Any]) -> None:
-    model, names = build_model(config, "config.json"), Oracle(config).tensors()
-    for index, layer in enumerate(model.layers):
-        prefix = f"{model.layers_path}.{index}."
-        inner = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+def test_the_spec_states_a_norm_of_queries_and_keys(built: Built) -> None:
+    for index, layer in enumerate(built.model.layers):
+        prefix = f"{built.model.layers_path}.{index}."
+        inner = (name.removeprefix(prefix) for name in built.names if name.startswith(prefix))
         normed = any(re.search(r"(q|query)_(layer)?norm", name) for name in inner)
         assert any(getattr(mixer, "qk_norm", False) for mixer in layer.mixers) is normed
 

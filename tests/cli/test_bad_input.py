@@ -107,7 +107,7 @@ def test_an_unread_structural_key_is_reported(memfit: Memfit, tmp_path: Path) ->
         (("--margin", "-1"), "--margin"),
         (("--draft", "./nowhere"), "nowhere"),
         (("--adapter", "nowhere"), "nowhere"),
-        (("-o", "/nonexistent/file.json"), "/nonexistent/file.json"),
+        (("-o", f"{__file__}/out"), f"{__file__}/out"),
         (("--prompt-tokens", "1m", "--prefill-step", "1"), "prefill step"),
     ],
 )

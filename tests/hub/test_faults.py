@@ -1,5 +1,6 @@
 """Everything that goes wrong at the Hub is one clear line, after a bounded number of tries."""
 
+import socket
 import time
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from memfit.estimators.base.errors import CheckpointError, MemfitError, UnreachableError
 from tests.hub.conftest import NAME, Reader
 from tests.hub.server import TOKEN, FakeHub, Fault
+
+PATIENCE_SECONDS = 60  # far below what the server asks for, far above what a busy machine takes
 
 SHARD = "model-00002-of-00003"
 
@@ -125,7 +128,7 @@ def test_a_long_retry_after_is_reported_without_waiting(
     hub.faults = [Fault("/api/models", "status", 429, headers)]
     started = time.monotonic()
     assert "it asks to wait" in fault_of(read, UnreachableError)
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < PATIENCE_SECONDS
     assert asked(hub, "/api/models") == 1
 
 
@@ -133,12 +136,14 @@ def test_a_silent_server_times_out(read: Reader, hub: FakeHub) -> None:
     hub.faults = [Fault("/api/models", "stall")]
     started = time.monotonic()
     assert "did not answer within 0.3 s, 3 times" in fault_of(read, UnreachableError)
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < PATIENCE_SECONDS
 
 
 def test_a_closed_port_is_unreachable(read: Reader, hub: FakeHub) -> None:
-    hub.endpoint = "http://127.0.0.1:9"
-    assert "cannot be reached" in fault_of(read, UnreachableError)
+    with socket.socket() as bound:  # and not listening
+        bound.bind(("127.0.0.1", 0))
+        hub.endpoint = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        assert "cannot be reached" in fault_of(read, UnreachableError)
 
 
 @pytest.mark.parametrize("endpoint", ["", "huggingface.co", "ftp://host", "http://[", "http://"])

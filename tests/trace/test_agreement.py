@@ -14,6 +14,7 @@ from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.sizing.sized_model import size
+from tests.selection import quick
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "sample_configs").glob("*.yaml"))
@@ -21,16 +22,11 @@ CASES = sorted((ROOT / "tests" / "arch" / "cases").glob("*.json"))
 WORKLOAD = Workload(prompt_tokens=700, max_tokens=3, prefill_step=256, batch=2)
 
 
-def _opened(path: Path) -> Checkpoint:
-    if path.suffix == ".yaml":
-        return open_checkpoint(str(path))
-    config = json.loads(path.read_text())
-    return Checkpoint(id=path.name, source="config", config=config, config_name=path.name)
-
-
-@pytest.mark.parametrize("path", [*SAMPLES, *CASES], ids=lambda path: path.stem)
+# For CASES it follows: tests/arch/test_families.py compares the formula with mlx-lm's classes,
+# tests/trace/test_shapes.py the trace.
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_formula_and_trace_agree(path: Path) -> None:
-    checkpoint = _opened(path)
+    checkpoint = open_checkpoint(str(path))
     formula = size(checkpoint, device=None, method="formula")
     trace = ClassTrace(checkpoint, None, formula.model.dtype, is_described=True)
     shapes = trace.shapes(WORKLOAD)
@@ -40,7 +36,7 @@ def test_formula_and_trace_agree(path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq", "mxfp4", "compressed-tensors"])
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
 def test_formula_and_trace_agree_on_foreign_quantisation_methods(path: Path, method: str) -> None:
     config = json.loads(path.read_text())
     block = {"quant_method": method, "bits": 4, "group_size": 32, "format": "pack-quantized"}
