@@ -18,6 +18,7 @@ def _names(rule: Rule, names: str) -> dict[str, Rule]:
 
 _SHARED: Mapping[str, Rule] = {
     **_names(viewing.look, "Copy StopGradient Depends"),
+    # Its inputs end with the outputs that the function computed.
     **_names(viewing.look_last, "CustomTransforms"),
     **_names(viewing.broadcast, "Broadcast BroadcastAxes"),
     **_names(viewing.transpose, "Transpose"),

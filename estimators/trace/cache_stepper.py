@@ -25,6 +25,7 @@ _GROWTH = {
 def leaves(caches: list[Any]) -> Iterator[Any]:
     """Yield the caches, those inside a CacheList one by one."""
     for cache in caches:
+        # mlx-lm's CacheList: several caches of one layer.
         nested = getattr(cache, "caches", None)
         if nested is None:
             yield cache
@@ -37,6 +38,7 @@ def buffer_of(cache: Any) -> KVBuffer | None:
     growth = _GROWTH.get(type(cache).__name__)
     if growth is None or cache.keys is None:
         return None
+    # RotatingKVCache and ChunkedKVCache name their limit differently.
     limit = getattr(cache, "max_size", getattr(cache, "chunk_size", None))
     _, heads, _, key_dim = cache.keys.shape
     return KVBuffer(heads, key_dim, cache.values.shape[3], growth, limit)
@@ -47,6 +49,7 @@ def length_of(cache: Any) -> int:
     keys = getattr(cache, "keys", None)
     if keys is None:
         return int(cache.offset)
+    # A quantised cache has packed words, scales and biases.
     return int((keys[0] if isinstance(keys, (list, tuple)) else keys).shape[-2])
 
 
@@ -61,6 +64,7 @@ class Stepper:
     def learn(self) -> None:
         """Keep the caches, filled by any call, as what every later state is made from."""
         self._originals = list(self.caches)
+        # An ArraysCache has one size for any number of tokens.
         known = (*_GROWTH, "ArraysCache", "LayerCache")
         for cache in leaves(self._originals):
             if type(cache).__name__ not in known:
@@ -69,11 +73,13 @@ class Stepper:
 
     def forget(self, stand_in: Callable[[Any], Any]) -> None:
         """Put other arrays in place of all that a recorded call left in the caches."""
+        # A recorded array refers to its graph, which would live as long as the caches.
         for leaf in [*caches_of(self.caches), *caches_of(self._originals)]:
             leaf.put(stand_in(leaf.array))
 
     def jump(self, position: int) -> None:
         """Make the caches what they are when ``position`` tokens have passed."""
+        # In place: call_recorder.py passes this list to the model. Converted caches become plain.
         self.caches[:] = self._originals
         for cache in leaves(self.caches):
             buffer = buffer_of(cache)
@@ -95,6 +101,7 @@ class Stepper:
         if workload.kv_bits is None:
             return False
         for index, cache in enumerate(self.caches):
+            # RotatingKVCache has it and raises, which becomes a message about --kv-bits.
             if hasattr(cache, "to_quantized") and cache.offset >= workload.quantized_kv_start:
                 self.caches[index] = cache.to_quantized(
                     group_size=workload.kv_group_size, bits=workload.kv_bits
@@ -112,6 +119,7 @@ class Stepper:
 
     def _last(self, position: int) -> int:
         """Return the tokens of the call that ended at ``position``."""
+        # After the prompt every call has one token.
         if position >= self.workload.prompt_tokens:
             return 1
         return position % self.workload.prefill_step or self.workload.prefill_step
@@ -121,6 +129,7 @@ def _fill(cache: Any, buffer: KVBuffer, length: int, position: int, last: int) -
     import mlx.core as mx
 
     for name in ("keys", "values"):
+        # mx.zeros is lazy: it takes no memory, and a recorded call gets it as an input.
         batch, heads, _, width = getattr(cache, name).shape
         setattr(cache, name, mx.zeros((batch, heads, length, width), getattr(cache, name).dtype))
     cache.offset = position

@@ -55,6 +55,7 @@ class Running:
         total = self._workload.total_tokens
         tokens = min(_LEARNING_TOKENS, max(1, self._workload.prompt_tokens - 1))
         self._push(tokens)
+        # One call at the end grows and trims the caches as mlx-lm would.
         if total > 1:
             self._stepper.jump(total - 1)
             self._push(1)
@@ -90,6 +91,7 @@ class Running:
         try:
             return self._call(phase, tokens, position, few=True)
         except LoopError:
+            # Two short calls tell how large the graph would be, before any time is spent on it.
             reject_large_loop(self._expected_nodes())
             self._begin()
             return self._call(phase, tokens, position)
@@ -112,13 +114,16 @@ class Running:
         counts: list[int] = []
 
         def run() -> list[Any]:
+            # In mlx-lm's order: the model, the conversion of caches, then what is evaluated.
             with recorded(self._target), few_slices() if few else nullcontext():
                 logits = self._model(given["tokens"], cache=self.caches)
                 self._learn()
                 self._stepper.quantize()
                 ends = _states(self.caches)
+                # The last token of the prompt is the first that is sampled from.
                 if position >= self._workload.prompt_tokens - 1:
                     ends = _sampled(logits)
+            # What the caches hold is returned as well, or the export would drop what makes it.
             counts.append(len(ends))
             return ends + [leaf.array for leaf in caches_of(self.caches)]
 
@@ -151,6 +156,7 @@ class Running:
 
     def _given_modules(self) -> list[Leaf]:
         count = self._modules.count()
+        # A call can add arrays to modules, such as tables of frequencies.
         if count != self._counted:
             self._counted, self._leaves = count, list(self._modules.leaves())
         if self._is_first:
@@ -164,6 +170,7 @@ def _states(caches: list[Any]) -> list[Any]:
     import mlx.core as mx
 
     found: list[Any] = []
+    # mx.eval flattens its argument depth first.
     waiting = [cache.state for cache in reversed(caches)]
     while waiting:
         state = waiting.pop()

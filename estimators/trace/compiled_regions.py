@@ -19,9 +19,11 @@ def without_borders(
 
     Arrays that fusion makes are appended to ``arrays``; those that no node makes stay there.
     """
+    # A border gives its arrays new numbers; without borders they have their first ones.
     same = _aliases(nodes)
     inside = _functions(nodes)
     kept = [node for i, node in enumerate(nodes) if i not in inside and not _is_border(node)]
+    # compile replaces a function by its fused nodes and leaves all other nodes alone.
     made = [_renamed(node, same) for node in kept]
     functions: dict[str, list[Node]] = {}
     for index, label in inside.items():
@@ -61,12 +63,14 @@ def _functions(nodes: Sequence[Node]) -> dict[int, str]:
         if not node.name.startswith(ENDS):
             continue
         label = node.name.removeprefix(ENDS)
+        # From the end of a function back to its beginning, or to constants made inside.
         waiting = list(node.inputs)
         while waiting:
             index = makers.get(waiting.pop())
             if index is not None and index not in inside and not _is_border(nodes[index]):
                 inside[index] = label
                 waiting += nodes[index].inputs
+    # In the order of the recording: a node comes after those that make its inputs.
     return dict(sorted(inside.items()))
 
 
@@ -81,6 +85,7 @@ def _depth_first(nodes: Sequence[Node], outputs: Sequence[int]) -> list[Node]:
     makers = {output: node for node in nodes for output in node.outputs}
     order: list[Node] = []
     seen: set[int] = set()
+    # A stack of its own: a graph can be deeper than Python's recursion limit.
     waiting = [(array, False) for array in reversed(outputs)]
     while waiting:
         array, is_ready = waiting.pop()

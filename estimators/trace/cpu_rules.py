@@ -32,6 +32,7 @@ def sort(op: Operation) -> None:
     op.kernels = 2
     if source.dense:
         vector(op, source, out)
+        # Over its own input there is nothing to copy.
         op.kernels -= out.buffer is source.buffer
     else:
         op.allocate(out)
@@ -61,6 +62,7 @@ def add_matmul(op: Operation) -> None:
     """matmul.cpp, AddMM: the summand is copied into the output, the product added to it."""
     source, out = op.inputs[2], op.outputs[0]
     op.kernels = 2
+    # A bias is broadcast over the rows, so it is copied into a new array.
     if source.data_size != 1 and source.row:
         vector(op, source, out)
     else:
@@ -102,17 +104,21 @@ def convolution(op: Operation) -> None:
     out = op.outputs[0]
     op.allocate(out)
     op.kernels = 1
+    # Batch, length, channels: the convolutions of mlx-lm's text models.
     if len(source.shape) != 3:
         return
     batch, length, channels = source.shape
     _, taps, group_channels = weight.shape
     padding = sum(sum(p) for p in op.arguments[1:3] if isinstance(p, tuple))
+    # explicit_gemm_conv_1D_cpu: a zero, the padded input, and the windows written out as rows.
     op.temporary(_FLOAT32)
     op.temporary(batch * (length + padding) * channels * _FLOAT32)
     op.temporary(batch * out.shape[1] * channels * taps * _FLOAT32)
     op.kernels += 3
+    # A grouped weight is transposed, so it is copied whatever its type.
     if channels != group_channels or weight.itemsize != _FLOAT32 or not weight.row:
         copied(op, weight, _FLOAT32)
+    # The product is float32 and is cast into the output.
     if out.itemsize != _FLOAT32:
         op.temporary(out.size * _FLOAT32)
         op.kernels += 1

@@ -29,11 +29,13 @@ def _binary_output(op: Operation, a: View, b: View, out: View) -> None:
     if a.data_size == 1 and b.data_size == 1:
         out.lie_like(a)
         op.allocate(out, out.itemsize)
+    # Vector with scalar: the output lies as the vector does.
     elif a.data_size == 1 and b.dense:
         vector(op, b, out)
     elif b.data_size == 1 and a.dense:
         vector(op, a, out)
     elif (a.row and b.row) or (a.column and b.column):
+        # MLX asks the first operand before the second.
         vector(op, b if is_donatable(b, out) and not is_donatable(a, out) else a, out)
     else:
         _write_over(op, (a, b), out)
@@ -41,6 +43,7 @@ def _binary_output(op: Operation, a: View, b: View, out: View) -> None:
 
 def _write_over(op: Operation, sources: tuple[View, ...], out: View) -> None:
     for source in sources:
+        # An operand that is broadcast is too small to be written over.
         if source.row and source.size == out.size and is_donatable(source, out):
             op.share(out, source)
             return
@@ -56,6 +59,7 @@ def select(op: Operation) -> None:
         out.lie_like(b)
         op.allocate(out, out.itemsize)
         return
+    # All three lie the same way, so one loop goes over their elements as they are.
     rows, columns = a.row and b.row and c.row, a.column and b.column and c.column
     if rows or columns:
         donor = next((x for x in (a, b, c) if is_donatable(x, out)), None)
@@ -81,17 +85,20 @@ def compiled(op: Operation) -> None:
 
     Source: common/compiled.cpp, compiled_allocate_outputs.
     """
+    # A scalar is never written over.
     arrays = [x for x in op.inputs if x.shape]
     first = op.outputs[0]
     op.kernels = 1
     is_flat = _runs_flat(arrays, first.shape)
     left = list(op.outputs)
+    # Each input can become one output, in the order of both.
     for source in [] if op.compiled_copies else arrays:
         if left and _can_become(source, left[0], is_flat=is_flat):
             out = left.pop(0)
             if is_flat:
                 out.lie_like(source)
             op.share(out, source)
+    # New outputs lie as the first input of their size.
     like = next((x for x in arrays if x.size == first.size), None)
     for out in left:
         if is_flat and like:

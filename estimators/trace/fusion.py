@@ -15,6 +15,7 @@ MAX_DEPTH = 11
 MAX_ARRAYS = 24
 
 COMPILED = "Compiled"
+# compile.cpp, is_fusable: unary, binary and ternary operations, and broadcasts.
 _BROADCAST = "Broadcast"
 _ELEMENTWISE = frozenset(
     "Abs ArcCos ArcCosh ArcSin ArcSinh ArcTan ArcTanh AsType Ceil Cos Conjugate Cosh Remainder Erf"
@@ -33,6 +34,7 @@ def fuse(tape: Sequence[Node], outputs: Iterable[int], arrays: list[Array]) -> l
     """
     fusion = _Fusion(tape, frozenset(outputs), arrays)
     made: list[Node] = []
+    # From the end: a kernel is named by its result and takes in what leads to it.
     for node in reversed(tape):
         result = node.outputs[0]
         if result in fusion.fused:
@@ -54,11 +56,13 @@ def broadcast_all(tape: Sequence[Node], outputs: Iterable[int], arrays: list[Arr
         if node.name not in _ELEMENTWISE or len(node.inputs) < 2:
             made.append(node)
             continue
+        # broadcast_arrays gets what Python passed, before any broadcast of the recording.
         operands = [sources.get(array, array) for array in node.inputs]
         shape = arrays[node.outputs[0]].shape
         inputs = []
         for index, operand in enumerate(operands):
             others = operands[:index] + operands[index + 1 :]
+            # Equal broadcasts of equal inputs are merged (compile.cpp, compile_simplify).
             key = ((operand, *others), shape)
             if key not in known:
                 known[key] = len(arrays)
@@ -66,6 +70,7 @@ def broadcast_all(tape: Sequence[Node], outputs: Iterable[int], arrays: list[Arr
                 made.append(Node(_BROADCAST, key[0], (known[key],)))
             inputs.append(known[key])
         made.append(Node(node.name, tuple(inputs), node.outputs, node.arguments))
+    # Replaced broadcasts have no users left.
     used = {array for node in made for array in node.inputs}.union(outputs)
     return [node for node in made if node.name != _BROADCAST or node.outputs[0] in used]
 
@@ -92,13 +97,16 @@ class _Fusion:
         """Return the node that stands for ``node`` and all that fuses with it."""
         result = node.outputs[0]
         inside: set[int] = set()
+        # A kernel that ends in a broadcast would write it out in full.
         if node.name in _ELEMENTWISE - {_BROADCAST}:
             self._collect(result, 0, inside, set())
+        # A single operation has a kernel of its own already.
         return self._compiled(result, inside) if len(inside) > 1 else self.makers[result]
 
     def _collect(self, array: int, depth: int, inside: set[int], inputs: set[int]) -> None:
         if array in inside:
             return
+        # What cannot join is an input of the kernel.
         if depth >= MAX_DEPTH or not self._may_fuse(array, inside):
             inputs.add(array)
             return
@@ -108,6 +116,7 @@ class _Fusion:
                 inputs.add(array)
                 return
             array = self._split(array, inside)
+        # MLX counts a fused result of the function among the inputs.
         if array in self.outputs:
             inputs.add(array)
         else:
@@ -147,12 +156,14 @@ class _Fusion:
         order: list[int] = []
         inputs: list[int] = []
         self._order(result, inside, order, inputs)
+        # What the function returns from inside is a second output of the kernel.
         outputs = [array for array in order[:-1] if array in self.outputs] + [result]
         names = "".join(self.makers[array].name for array in order)
         for array in order[:-1]:
             self.fused.add(array)
         for taken in inputs:
             left = [user for user in self.users[taken] if user not in inside]
+            # The kernel stands in for its operations as the user of their inputs.
             self.users[taken] = left + outputs
         for array in outputs[:-1]:
             self.users[array] = [user for user in self.users[array] if user not in inside]

@@ -71,7 +71,9 @@ class Call:
     """One call of the model by mlx-lm's loop, up to what it evaluates."""
 
     phase: CallPhase
+    """The place of the call in a run: mlx/call_plan.py."""
     tokens: int
+    """Of each sequence."""
     position: int
     """Tokens in the cache when the call begins."""
     arrays: tuple[Array, ...]
@@ -106,6 +108,7 @@ class Trace:
     weights: Mapping[str, int]
     """Bytes of every parameter by path, also of those that no call uses."""
     calls: tuple[Call, ...]
+    """In the order of the run; those that cannot hold its peak are left out."""
     mlx_version: tuple[int, ...] = MLX_VERSION
     """The version of MLX whose rules the graphs follow."""
 
@@ -116,8 +119,10 @@ class Trace:
 
 def to_json(trace: Trace) -> str:
     """Return a trace as JSON, one array or node per line so that a diff can be read."""
+    # asdict keeps named tuples, which JSON writes as lists: short, and in the order of fields.
     content = {"schema": SCHEMA, **asdict(trace)}
     calls = content.pop("calls")
+    # Without its last brace, so that the calls can follow line by line.
     lines = [json.dumps(content)[:-1] + ', "calls": [']
     lines.append(",\n".join(_call_json(call) for call in calls))
     return "\n".join(lines) + "\n]}\n"
@@ -142,6 +147,7 @@ def from_json(text: str) -> Trace:
         calls = tuple(_call(call) for call in content.pop("calls"))
         version = tuple(map(int, content.pop("mlx_version", MLX_VERSION)))
         return Trace(calls=calls, mlx_version=version, **content)
+    # A file may come from anywhere, and json recurses into what it nests.
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InputError(f"not a recorded trace: {error}") from None
 
@@ -159,6 +165,7 @@ def _call(content: dict[str, Any]) -> Call:
 def _array(shape: list[int], dtype: str, role: Role, name: str) -> Array:
     if dtype not in dtypes.BITS or role not in get_args(Role):
         raise ValueError(f"unknown dtype {dtype!r} or role {role!r}")
+    # Not isinstance: true and false are integers to Python.
     if any(type(length) is not int or length < 0 for length in shape):
         raise ValueError(f"shape {shape!r}")
     return Array(tuple(shape), dtype, role, name)
@@ -172,6 +179,7 @@ def _node(
 
 
 def _argument(value: Any) -> Argument:
+    # JSON has lists where a recorded graph has tuples.
     return value if isinstance(value, _SCALAR) else tuple(value)
 
 

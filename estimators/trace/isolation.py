@@ -42,6 +42,7 @@ def array_stubs(stubs: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Replace methods of mx.array inside the block, for callers in its context alone."""
     import mlx.core as mx
 
+    # A context variable: a thread that is not part of the trace sees no stubs.
     token = _STUBS.set({**_STUBS.get(), **stubs})
     try:
         with changed(mx.array, {name: _by_caller(name, getattr(mx.array, name)) for name in stubs}):

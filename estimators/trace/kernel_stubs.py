@@ -79,12 +79,15 @@ def library_for(backend: Backend) -> PrivateLibrary:
 
     library = PrivateLibrary(backend)
     stubs: dict[str, Any] = {
+        # Classes call these while they are imported, built or recorded.
         "compile": _compile,
+        # MLX refuses to evaluate an array while it exports a function (transforms.cpp, eval_impl).
         "eval": lambda *_: None,
         "async_eval": lambda *_: None,
     }
     if backend != "cpu":
         stubs |= {
+            # Classes ask these two before they take a kernel of their own (mlx-lm ssm.py).
             "default_device": lambda: mx.gpu,
             "metal.is_available": lambda: backend == "metal",
         }
@@ -103,12 +106,14 @@ def _recording_stubs(target: TraceTarget) -> dict[str, Any]:
         key: _as_one_node(name, getattr(mx, key)) for key, name in _NOT_EXPORTED.items()
     }
     stubs |= {"zeros": _unmerged(0), "ones": _unmerged(1)}
+    # The CPU's fallbacks are what it runs, so only their merging is prevented.
     if target.backend == "cpu":
         return stubs | {
             "fast.rms_norm": _unshared(mx.fast.rms_norm),
             "fast.layer_norm": _unshared(mx.fast.layer_norm),
         }
     return stubs | {
+        # One kernel on a GPU, many operations in the fallback that a build without one exports.
         "dequantize": _as_one_node("Quantize", mx.dequantize),
         "fast.rms_norm": _rms_norm(mx.fast.rms_norm),
         "fast.layer_norm": _layer_norm(mx.fast.layer_norm),
@@ -138,12 +143,14 @@ def one_node(name: str, inputs: Sequence[Any], like: Sequence[Any]) -> list[Any]
         name=f"{name}{_NAME_ENDS}",
         input_names=[f"i{n}" for n in range(len(inputs))],
         output_names=[f"o{n}" for n in range(len(like))],
+        # Nothing is evaluated, so no kernel is ever compiled.
         source="",
     )
     outputs: list[Any] = kernel(
         inputs=list(inputs),
         output_shapes=[array.shape for array in like],
         output_dtypes=[array.dtype for array in like],
+        # Any grid will do: recording.py keeps the name of a kernel and drops its arguments.
         grid=(1, 1, 1),
         threadgroup=(1, 1, 1),
     )
@@ -167,6 +174,7 @@ def _as_one_node(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
         values = (*args, *settings.values())
         arrays = [value for value in values if isinstance(value, mx.array)]
+        # The original tells shape and type. Its own nodes lead to no result, so none is exported.
         return one_node(name, arrays, [original(*args, **settings)])[0]
 
     return one
@@ -181,6 +189,7 @@ def _unmerged(value: int) -> Callable[..., Any]:
     def filled(shape: Any, dtype: Any = None, **stream: Any) -> Any:
         import mlx.core as mx
 
+        # It merges equal scalars (compile.cpp, compile_simplify), but no array that has an axis.
         return mx.full(shape, mx.array([value], dtype or mx.float32), **stream)
 
     return filled
@@ -201,6 +210,7 @@ def _unshared(original: Callable[..., Any]) -> Callable[..., Any]:
 def _rms_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     def rms_norm(x: Any, weight: Any, eps: float, **stream: Any) -> Any:
         out = original(x, weight, eps, **stream)
+        # fast.cpp casts inputs to the type of the result before the kernel.
         inputs = [x] if weight is None else [x, weight]
         return one_node("RMSNorm", [array.astype(out.dtype) for array in inputs], [out])[0]
 
@@ -222,6 +232,7 @@ def _rope(original: Callable[..., Any]) -> Callable[..., Any]:
 
         out = original(x, dims, **settings)
         offset = settings["offset"]
+        # A cache counts tokens in Python; fast.cpp makes an int32 array of the number.
         inputs = [x, offset if isinstance(offset, mx.array) else mx.array(offset)]
         if settings.get("freqs") is not None:
             inputs.append(settings["freqs"])
@@ -251,6 +262,7 @@ def _attention(original: Callable[..., Any], target: TraceTarget) -> Callable[..
             kv_quantised=False,
             compute_capability=target.compute_capability,
         )
+        # What is not fused is recorded as fast.cpp's fallback, which the target runs too.
         if not fused:
             return out
         inputs = [array.astype(out.dtype) for array in (q, k, v)]
@@ -266,6 +278,7 @@ def _attention(original: Callable[..., Any], target: TraceTarget) -> Callable[..
 def _broadcast_mask(mask: Any, q: Any, k: Any, dtype: Any) -> Any:
     import mlx.core as mx
 
+    # fast.cpp: a boolean mask stays one, any other is cast; both are broadcast.
     mask = mask if mask.dtype == mx.bool_ else mask.astype(dtype)
     return mx.broadcast_to(mask, (*q.shape[:3], k.shape[2]))
 
@@ -282,6 +295,7 @@ def _compile(
         if calls is None or calls.inside:
             return fun(*args, **named)  # MLX too inlines a compiled function inside another
         with calls.next() as number:
+            # Arguments and results pass through border nodes; compiled_regions.py removes these.
             label = f"{number}{ANY_SHAPE}" if shapeless else str(number)
             inner_args, inner_named = _bordered(f"{BEGINS}{label}", (args, named))
             return _bordered(f"{ENDS}{label}", fun(*inner_args, **inner_named))

@@ -13,6 +13,7 @@ Strides = tuple[int, ...]
 class Allocation:
     """One allocation: who made it, how many refer to it, and when it lived (in operations)."""
 
+    # A trace has one for each buffer of a call: slots instead of a dictionary.
     __slots__ = ("born", "died", "nbytes", "operation", "references")
 
     def __init__(self, nbytes: int, operation: str, born: int) -> None:
@@ -26,6 +27,8 @@ class Allocation:
 class View:
     """An array as MLX holds it; ``references`` are the users and holders of the array itself."""
 
+    # row, column and dense are MLX's flags row_contiguous, col_contiguous and contiguous.
+    # data_size is in elements; a slice with gaps counts the gaps.
     __slots__ = (
         "_strides",
         "buffer",
@@ -51,9 +54,11 @@ class View:
 
     def fresh(self) -> None:
         """Lie as a new array does: row by row without gaps."""
+        # Computed when asked for: most arrays are read in order, and nothing looks at the strides.
         self._strides: Strides | None = None
         self.data_size = size = self.size
         self.row = self.dense = True
+        # An array with one axis longer than 1 is both (mlx array.cpp, array::set_data).
         self.column = size <= 1 or size == max(self.shape)
 
     @property
@@ -115,6 +120,7 @@ def contiguity(shape: tuple[int, ...], strides: Strides) -> tuple[int, bool, boo
         row = row and (strides[last - axis] == backward or shape[last - axis] == 1)
         forward *= length
         backward *= shape[last - axis]
+        # A stride of 0 repeats an element that is there once.
         if strides[axis] > 0:
             elements *= length
     return elements, row, column
@@ -122,11 +128,13 @@ def contiguity(shape: tuple[int, ...], strides: Strides) -> tuple[int, bool, boo
 
 def broadcast(source: View, out: View) -> None:
     """Repeat axes of length one."""
+    # New axes come first, as in NumPy.
     missing = len(out.shape) - len(source.shape)
     strides = (0,) * missing + tuple(
         0 if length == 1 else stride
         for length, stride in zip(source.shape, source.strides, strict=True)
     )
+    # A repeated element leaves neither rows nor columns (common/broadcasting.cpp).
     same = out.size <= source.size
     out.lie(
         strides,
@@ -150,6 +158,7 @@ def transpose(source: View, out: View, axes: tuple[int, ...]) -> None:
 def cut(source: View, out: View, steps: tuple[int, ...]) -> None:
     """Take a slice (common/slicing.cpp, shared_buffer_slice)."""
     strides = tuple(a * b for a, b in zip(source.strides, steps, strict=True))
+    # Elements from the first to the last, with the gaps between them.
     reach = sum(abs(s) * (length - 1) for s, length in zip(strides, out.shape, strict=True)) + 1
     elements, row, column = contiguity(out.shape, strides)
     out.lie(strides, reach, row=row, column=column, dense=elements == reach)
@@ -157,6 +166,7 @@ def cut(source: View, out: View, steps: tuple[int, ...]) -> None:
 
 def split(source: View, out: View) -> None:
     """Take one part of a split; its flags differ from a slice's."""
+    # common/common.cpp, Split::eval: data_size is the elements of the part, without gaps.
     strides = source.strides
     size, row, column = contiguity(out.shape, strides)
     if size == 1:
@@ -184,6 +194,7 @@ def reshape(source: View, out: View) -> bool:
 
     Source: common/utils.cpp, prepare_reshape.
     """
+    # Rows without gaps: the new shape has its own strides and no copy.
     if source.row or not source.size:
         out.fresh()
         out.data_size = source.data_size
@@ -199,6 +210,7 @@ def reshape(source: View, out: View) -> bool:
 
 
 def _reshaped(source: View, shape: tuple[int, ...]) -> Strides | None:
+    # Every new axis must divide a run of old axes that follow one another.
     lengths, steps = collapse(source.shape, source.strides)
     strides: list[int] = []
     axis = 0

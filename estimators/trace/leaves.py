@@ -28,6 +28,7 @@ class Modules:
 
     def restore(self) -> None:
         """Put every module back to what it was when the model was built."""
+        # A module is a dictionary of arrays and submodules with settings as attributes.
         for _, module, items, attributes in self._modules:
             dict.clear(module)
             dict.update(module, items)
@@ -42,6 +43,7 @@ class Modules:
         """Yield the arrays of the modules: parameters, and constants that a class keeps."""
         for path, module, _, _ in self._modules:
             for key, value in list(module.items()):
+                # No parameter begins with one (mlx nn/layers/base.py, valid_parameter_filter).
                 role: Role = "constant" if key.startswith("_") else "weight"
                 yield from _leaves(module, key, value, role, f"{path}.{key}" if path else key)
 
@@ -64,6 +66,7 @@ def _leaves(owner: Any, key: Any, value: Any, role: Role, name: str) -> Iterator
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             yield from _leaves(value, index, item, role, f"{name}.{index}")
+    # A module is a dictionary too, and named_modules lists it by itself.
     elif isinstance(value, dict) and not hasattr(value, "named_modules"):
         for inner, item in list(value.items()):
             yield from _leaves(value, inner, item, role, f"{name}.{inner}")

@@ -67,6 +67,7 @@ class PrivateLibrary:
 
         self.core = _copy(mlx.core)
         self._prefix = f"{_PREFIX}{prefix}."
+        # import and print of the copied modules, without a change for any other module.
         self._builtins = {
             **vars(builtins),
             "__import__": self._import,
@@ -98,15 +99,18 @@ class PrivateLibrary:
         return self._modules[name]
 
     def _run(self, name: str, folders: Sequence[str]) -> Any:
+        # PathFinder looks in the given folders alone; sys.modules and other finders play no part.
         spec = PathFinder.find_spec(self._prefix + name, list(folders))
         if spec is None or spec.loader is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         module = module_from_spec(spec)
         # A module's own builtins are what its import statements and print() look up.
         vars(module)["__builtins__"] = self._builtins
+        # Registered before it runs, as Python does: modules may import each other in a circle.
         self._modules[name] = sys.modules[spec.name] = module
         try:
             spec.loader.exec_module(module)
+        # A half-made module would be returned by the next import.
         except BaseException:
             del self._modules[name], sys.modules[spec.name]
             raise
@@ -122,13 +126,17 @@ class PrivateLibrary:
     ) -> Any:
         """Stand for ``__import__`` in the copied modules; the arguments are those of Python's."""
         if level and importer:
+            # The spec has the prefixed name, so a relative import starts from it.
             package = importer["__package__"].removeprefix(self._prefix)
             name = resolve_name("." * level + name, package)
         if name not in self._modules and name.partition(".")[0] not in _COPIED:
+            # Everything else is the process's own: numpy, json, and what the stubs do not replace.
             return __import__(name, importer, None, wanted or (), 0)
         module = self.load(name)
         if not wanted:
+            # "import a.b" binds the name a.
             return self.load(name.partition(".")[0])
+        # "from package import module" also imports the module.
         if hasattr(module, "__path__"):
             for item in wanted:
                 if item != "*" and not hasattr(module, item):
@@ -139,6 +147,7 @@ class PrivateLibrary:
 @contextmanager
 def changed(owner: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
     """Give attributes of ``owner``, by dotted name, other values inside the block."""
+    # All are read before any is replaced, so that an error on the way restores every one.
     before = {name: attrgetter(name)(owner) for name in attributes}
     try:
         set_attributes(owner, attributes)
@@ -156,6 +165,7 @@ def set_attributes(owner: Any, attributes: Mapping[str, Any]) -> None:
 
 def _copy(module: ModuleType) -> ModuleType:
     """Return a module with the same attributes; its submodules are copied too."""
+    # A compiled module is loaded once in a process; another object can refer to its functions.
     copied = ModuleType(module.__name__)
     for name, value in vars(module).items():
         vars(copied)[name] = _copy(value) if isinstance(value, ModuleType) else value
@@ -166,5 +176,6 @@ def _bare_package(name: str) -> ModuleType:
     """Return a package without what its ``__init__`` imports."""
     spec = find_spec(name)
     package = ModuleType(name)
+    # mlx_lm/__init__.py imports generate and convert, and with them transformers.
     package.__path__ = list(spec.submodule_search_locations or ()) if spec else []
     return package

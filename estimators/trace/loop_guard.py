@@ -30,6 +30,7 @@ def few_slices() -> Iterator[None]:
         nonlocal taken
         taken += 1
         if taken > MAX_SLICES:
+            # Raised inside the class, before the graph takes much time and memory.
             raise LoopError
         return take(array, index)
 

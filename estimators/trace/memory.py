@@ -41,13 +41,16 @@ class Allocator:
         """Return a buffer of at least ``nbytes``, a freed one where one is near in size."""
         size = allocated(nbytes, self.backend)
         free = self._free
+        # buffer_cache.h, reuse_from_cache: the smallest that fits, unless too much would be wasted.
         found = bisect_left(free, size)
         if found < len(free) and free[found] < min(2 * size, size + 2 * self._page):
+            # All of a reused buffer is in use, also what the array does not need.
             size = free.pop(found)
             self._free_bytes -= size
         buffer = Allocation(size, self.operation, self.clock)
         self.buffers.append(buffer)
         self.active += size
+        # Kept buffers are not counted: MLX's peak memory is the most active memory.
         if self.active > self.peak:
             self.peak, self.peak_clock = self.active, self.clock
             self.peak_operation = self.operation
@@ -61,6 +64,7 @@ class Allocator:
         size = buffer.nbytes
         buffer.died = self.clock
         self.active -= size
+        # The CPU's allocator keeps 32 MiB in all and frees the rest (no_gpu/allocator.cpp).
         if size and (self._limit is None or self._free_bytes + size <= self._limit):
             insort(self._free, size)
             self._free_bytes += size

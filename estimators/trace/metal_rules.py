@@ -58,6 +58,7 @@ def attention(op: Operation) -> None:
     for source in op.inputs[:3]:
         if source.strides[-1] != 1:
             copied(op, source)
+    # sdpa_vector writes over the queries when it may.
     if query.shape[2] <= _VECTOR_QUERIES:
         if query.row and is_donatable(query):
             op.share(out, query)
@@ -65,6 +66,7 @@ def attention(op: Operation) -> None:
             op.allocate(out)
         return
     _, heads, tokens, width = out.shape
+    # Tokens before heads in memory: the transpose and reshape that follow are views.
     row = tokens == 1
     strides = (tokens * heads * width, width, heads * width, 1)
     out.lie(strides, out.size, row=row, column=False, dense=True)
@@ -92,17 +94,21 @@ def _is_product_ready(source: View) -> bool:
 def _split_inner(op: Operation) -> None:
     out, inner = op.outputs[0], op.inputs[0].shape[-1]
     rows, columns = op.inputs[0].shape[-2], out.shape[-1]
+    # A weight without a batch: MLX joins the batch and the rows of the input.
     if op.inputs[1].size == inner * columns:
         rows = op.inputs[0].size // inner
+    # Products of a batch are not split.
     elif out.size != rows * columns:
         return
     tiles = ceil_div(rows, 16) * ceil_div(columns, 16)
     most = _SPLIT_TILES.get(op.gpu_class, _SPLIT_TILES_OTHERS)
     if op.has_nax or min(rows, columns) == 1 or tiles > most:
         return
+    # Few tiles would leave most of the GPU idle, so parts of the inner axis run side by side.
     if inner // 16 >= 8 and inner >= max(rows, columns):
         blocks = ceil_div(rows, 32) * ceil_div(columns, 32)
         parts = min(max(2, _next_power_of_2(inner // 16 // blocks)), 32)
+        # Partial products in float32, added up by a second kernel (steel_gemm_splitk_accum).
         op.temporary(parts * rows * columns * _FLOAT32)
         op.kernels += 1
 
@@ -136,12 +142,14 @@ def sort(op: Operation) -> None:
     fresh(op)
     axis = op.arguments[-1] if op.arguments and isinstance(op.arguments[-1], int) else -1
     length = source.shape[axis]
+    # sort.cpp sorts half as many at once when values are wider.
     block = _SORTED_AT_ONCE if source.itemsize <= _FLOAT32 else _SORTED_AT_ONCE // 2
     if length <= block:
         return
     # sort.cpp, multi_block_sort: values and indices, each read and written in turn.
     for itemsize in (source.itemsize, source.itemsize, 4, 4):
         op.temporary(source.size * itemsize)
+    # The blocks, then a partition and a merge for each doubling, then a copy of the result.
     op.kernels = 2 + 2 * (ceil_div(length, block) - 1).bit_length()
 
 
@@ -165,6 +173,7 @@ def convolution(op: Operation) -> None:
     for array in (source, weight):
         if not array.row:
             copied(op, array)
+    # Not depthwise: the windows are written out (conv.cpp, naive_unfold_nd) and multiplied.
     if weight.shape[-1] != 1:
         op.temporary(out.size // out.shape[-1] * weight.size // weight.shape[0] * source.itemsize)
         op.kernels += 1

@@ -77,6 +77,7 @@ def build(
     with class_errors(name, config), _few_modules(nn, name):
         _reject_many_layers(config, name)
         utils = library.load("mlx_lm.utils")
+        # load_config decodes tagged floats too. A copy, because classes change their config.
         settings = utils._decode_tagged_floats(copy.deepcopy(dict(config)))
         if tensors is not None:
             model = _loaded(utils, settings, tensors)
@@ -106,6 +107,7 @@ def class_errors(name: str, config: Mapping[str, Any]) -> Iterator[None]:
 def _where(error: BaseException, config: Mapping[str, Any]) -> str:
     place = f"mlx-lm's class for model_type {str(config.get('model_type'))[:40]!r}"
     traceback = error.__traceback__
+    # The innermost frame of a class is the one that names the mistake best.
     while traceback:
         module = public_names(str(traceback.tb_frame.f_globals.get("__name__", "")))
         if module.startswith("mlx_lm.models."):
@@ -150,6 +152,7 @@ def _too_many_modules(name: str) -> UnsupportedError:
 @contextmanager
 def _few_modules(nn: Any, name: str) -> Iterator[None]:
     """Stop a class that builds more than ``MAX_MODULES`` modules."""
+    # Every module calls it, whatever its class.
     original = nn.Module.__init__
     made = 0
 
@@ -166,6 +169,7 @@ def _few_modules(nn: Any, name: str) -> Iterator[None]:
 
 def _loaded(utils: Any, config: dict[str, Any], tensors: Iterable[Tensor]) -> Any:
     arrays = {tensor.name: _array(tensor) for tensor in tensors}
+    # load_model finds these names in its own module, so they can be replaced there.
     given = {
         "load_config": lambda _: config,
         "glob": SimpleNamespace(glob=lambda _: ["the headers"]),
@@ -173,6 +177,7 @@ def _loaded(utils: Any, config: dict[str, Any], tensors: Iterable[Tensor]) -> An
     }
     with changed(utils, given):
         # No file can exist at this path.
+        # lazy: parameters are not evaluated, so the arrays never take memory.
         return utils.load_model(Path(os.devnull), lazy=True)[0]
 
 
@@ -182,6 +187,7 @@ def _array(tensor: Tensor) -> Any:
     loaded_as = _LOADED_AS.get(tensor.dtype)
     if loaded_as is None:
         raise UnsupportedError(f"tensor {tensor.name[:80]}: MLX does not load {tensor.dtype}")
+    # Not computed until it is evaluated, which a trace never does.
     return mx.zeros(tensor.shape, getattr(mx, loaded_as))
 
 
@@ -192,6 +198,7 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
     model_class, args_class = utils._get_classes(config)
     model = model_class(args_class.from_dict(config))
     wanted = getattr(mx, _LOADED_AS[dtype])
+    # Some classes keep parameters in their own type (mlx-lm convert.py, set_dtype).
     is_cast = getattr(model, "cast_predicate", lambda _: True)
     flat: Any = tree_flatten(model.parameters())
     cast = [
@@ -199,6 +206,7 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
         for path, array in flat
         if mx.issubdtype(array.dtype, mx.floating) and is_cast(path)
     ]
+    # Not strict: integer parameters are not among them.
     model.load_weights(cast, strict=False)
     if config["model_type"] in _DROP_THE_HEAD and config.get("tie_word_embeddings", True):
         model.sanitize({path: array for path, array in cast if "lm_head" not in path})
@@ -230,6 +238,7 @@ def _packed_by_method(
     integers = method == "compressed-tensors" and block.get("format") == "pack-quantized"
     if integers and model_type in _UNPACKS_INTEGERS:
         return {"bits": 4, "group_size": 32}, _is_experts
+    # mlx-lm's default too (utils.py, _transform_awq_weights).
     group_size = block.get("group_size", 128)
     if method == "awq" and block.get("bits", 4) == 4 and group_size in (32, 64, 128):
         skipped = [n for n in block.get("modules_to_not_convert") or () if isinstance(n, str)]
@@ -250,6 +259,7 @@ def _is_awq(path: str, module: Any) -> bool:
 
 def _foreign_block(config: Mapping[str, Any]) -> Any:
     text = config.get("text_config")
+    # load_model takes the block of text_config too (mlx-lm utils.py).
     if "quantization_config" not in config and isinstance(text, Mapping):
         return text.get("quantization_config")
     return config.get("quantization_config")
@@ -284,6 +294,7 @@ def _quantize(
     def fits(path: str, module: Any) -> Any:
         if path in block:
             return block[path]
+        # mlx_lm.convert packs no matrix with rows that do not divide into groups.
         if not hasattr(module, "to_quantized") or module.weight.shape[-1] % block["group_size"]:
             return False
         return is_quantised(path, module)

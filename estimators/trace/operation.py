@@ -72,6 +72,7 @@ def is_donatable(source: View, out: View | None = None) -> bool:
     Source: mlx array.h, is_donatable; with an output, backend/common/utils.h, is_donatable.
     """
     buffer = source.buffer
+    # The references of the array are its users in the graph, those of the buffer its views.
     if source.references != 1 or buffer is None or buffer.references != 1:
         return False
     return out is None or (
@@ -85,6 +86,7 @@ def vector(op: Operation, source: View, out: View) -> None:
     if is_donatable(source, out):
         op.share(out, source)
     else:
+        # As many elements as the source has in memory; a broadcast source has few.
         op.allocate(out, source.data_size * out.itemsize)
 
 

@@ -52,7 +52,9 @@ class TracedPeak:
     calls: tuple[FollowedCall, ...]
     """The run's calls in their order."""
     prefill_bytes: int
+    """The most in use during the chunks of the prompt."""
     decode_bytes: int
+    """The most in use from the last token of the prompt on."""
 
 
 @record(frozen=True, slots=True)
@@ -69,8 +71,10 @@ class _Highest:
 
 def peak(trace: Trace, device: Device) -> TracedPeak:
     """Return the largest moment of a traced run on a device."""
+    # Each parameter is an allocation of its own, so each is rounded up.
     weights = sum(allocated(nbytes, device.backend) for nbytes in trace.weights.values())
     moments = list(_moments(trace, device))
+    # The weights are alive all the time, so they do not change which moment is the highest.
     highest = max(moments, key=lambda moment: moment.nbytes)
     nbytes = weights + highest.nbytes
     largest_weight = max(trace.weights.values(), default=0)
@@ -99,6 +103,7 @@ def _in_prefill(moment: _Highest) -> bool:
 
 def _kept(call: Call) -> int:
     """Return the bytes of caches and states when a call has ended."""
+    # After a token the evaluated arrays are the sample, after a chunk they are the caches.
     held = set(call.held) - (set() if call.phase in CHUNKS else set(call.evaluated))
     return sum(call.arrays[position].nbytes for position in held)
 
@@ -108,6 +113,7 @@ def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
     reached = -1
     for call in trace.calls:
         yield run.follow(unmerged(call), jumped=call.position != reached)
+        # mx.eval waits after a chunk; mx.async_eval after a token does not (generate_step).
         if call.phase in CHUNKS:
             run.wait()
         reached = call.position + call.tokens
@@ -141,12 +147,15 @@ class _Replay:
         memory.begin(call.nodes[order[0]].name if order else "")
         self._place_inputs(call, views)
         _count_users(call, order, views)
+        # What neither a node reads nor Python holds is dropped before evaluation begins.
         for view in views:
             if not view.references:
                 _free(view, memory)
         curve = [self._evaluate(call, position, views) for position in order]
+        # The references of mx.eval end with it; the loop overwrites its tokens.
         for position in (*call.evaluated, *call.of_role("tokens")):
             _drop_user(views[position], memory)
+        # An array can be held in two places, and is one buffer all the same.
         self._held = [views[position] for position in dict.fromkeys(call.held)]
         for view in self._held:
             if view.buffer is not None:
@@ -162,11 +171,15 @@ class _Replay:
         op.outputs = [views[i] for i in node.outputs]
         op.temporaries = []
         op.kernels = 0
+        # The rule sees the references before any input is dropped, as eval_cpu and eval_gpu do.
         rule_of(memory.backend, node.name)(op)
+        # Outputs exist and no input is dropped yet: the most during this operation.
         most = memory.active
+        # First the device takes its references, then MLX detaches the array (transforms.cpp).
         self._stream.after(op, _held_by_device(op), memory)
         for view in op.inputs:
             _drop_user(view, memory)
+        # A second output that nothing uses, such as a last state, is dropped at once.
         for view in op.outputs:
             if not view.references:
                 _free(view, memory)
@@ -187,6 +200,7 @@ class _Replay:
             before = next((v for v in left if _is_same(v, view)), None)
             if before is not None:
                 left.remove(before)
+                # A cache may be a view of a larger buffer, so its layout goes on with it.
                 view.lie_like(before)
                 view.buffer, before.buffer = before.buffer, None
         for before in left:
@@ -195,12 +209,14 @@ class _Replay:
     def _place_inputs(self, call: Call, views: list[View]) -> None:
         """Give buffers to the other arrays of before the call: tokens, constants, weights."""
         for view, array in zip(views, call.arrays, strict=True):
+            # Caches have their buffers from the call before.
             if array.role != "computed" and view.buffer is None:
                 self._place(view, array)
 
     def _place(self, view: View, array: Array) -> None:
         # Its last user frees a scalar; the model and mlx-lm's loop hold the rest.
         if array.role == "weight" or (array.role == "constant" and array.shape):
+            # Outside of the allocator: `peak` adds the bytes of all weights.
             view.buffer = Allocation(array.nbytes, "weights", 0)
             view.references = 1
         else:
@@ -252,6 +268,7 @@ def _highest(call: Call, memory: Allocator, curve: tuple[int, ...]) -> _Highest:
     at = memory.peak_clock
     alive: Counter[str] = Counter()
     for buffer in memory.buffers:
+        # A buffer that dies during the operation of the peak is alive at the peak.
         if buffer.born <= at and (buffer.died is None or buffer.died >= at):
             alive[buffer.operation] += buffer.nbytes
     largest = max((buffer.nbytes for buffer in memory.buffers), default=0)

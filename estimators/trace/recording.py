@@ -54,6 +54,7 @@ def record_call(
         return function()
 
     try:
+        # An array that is not an argument would be exported as a constant.
         _export(recorder.take, call, [leaf.array for leaf in leaves])
     finally:
         for leaf, placeholder in placed:
@@ -68,6 +69,7 @@ def count_nodes(function: Callable[[], list[Any]]) -> int:
     import mlx.core as mx
 
     drawing = StringIO()
+    # One label for each primitive, and no Python object for any of them.
     run_unrecorded(lambda: mx.export_to_dot(drawing, *function()))
     return drawing.getvalue().count("[label")
 
@@ -103,6 +105,7 @@ def _deeply(function: Callable[[], None]) -> None:
     is_started = threading.Event()
 
     def call() -> None:
+        # Until the caller is past starting it: an interrupt before that leaves no tasks to run.
         is_started.wait()
         try:
             for task in tasks:
@@ -128,6 +131,7 @@ def _deeply(function: Callable[[], None]) -> None:
 
 
 def _start_deep(thread: threading.Thread) -> None:
+    # The size is a setting of the process for threads that start from now on.
     before = threading.stack_size(_DEEP_STACK_BYTES)
     try:
         thread.start()
@@ -138,6 +142,7 @@ def _start_deep(thread: threading.Thread) -> None:
 def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
     import ctypes
 
+    # Python raises an interrupt in the main thread only; this is how another gets it.
     identity = ctypes.c_ulong(thread.ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(error))
 
@@ -153,6 +158,7 @@ def run_unrecorded(function: Callable[[], None]) -> None:
         function()
         raise _EnoughError
 
+    # Raised inside the function, it reaches the caller before MLX walks any graph.
     with suppress(_EnoughError):
         _export(lambda _: None, call, [])
 
@@ -173,6 +179,7 @@ class _Recorder:
         if kind == "primitive":
             self._take_node(message)
         elif kind == "inputs":
+            # MLX lists inputs in the order of the arguments.
             for leaf, (key, shape, dtype) in zip(self._leaves, message["inputs"], strict=True):
                 self._add(key, Array(tuple(shape), _name(dtype), leaf.role, leaf.name))
         elif kind == "outputs":
@@ -183,10 +190,12 @@ class _Recorder:
 
     def finish(self) -> RecordedGraph:
         outputs = tuple(map(self._made, self._outputs))
+        # Only now are all functions complete.
         nodes, ends = without_borders(self._nodes, outputs, self._arrays)
         return RecordedGraph(tuple(self._arrays), tuple(nodes), tuple(ends))
 
     def _take_node(self, message: dict[str, Any]) -> None:
+        # In the callback: MLX stops at the exception, and memory does not grow further.
         if len(self._nodes) == self._room:
             raise _too_large(f"have more operations than the {MAX_NODES}")
         name, arguments = message["name"], message["arguments"]
@@ -207,6 +216,7 @@ class _Recorder:
         """Return the position of an array, a new one where a node computes it."""
         key, shape, dtype = described
         known = self._positions.get(key)
+        # An array that no message has named before is the output of this node.
         return self._add(key, Array(tuple(shape), _name(dtype))) if known is None else known
 
     def _add(self, key: str, array: Array) -> int:

@@ -15,6 +15,7 @@ def evaluation_order(call: Call) -> list[int]:
     The tape is filled from the results down, breadth first until ``WIDTH`` arrays wait, and read
     from its end. An array is put on it at its last use; outputs of one node count as one.
     """
+    # Outputs of one primitive are siblings: the first to be reached puts all on the tape.
     maker: dict[int, int] = {}
     for position, node in enumerate(call.nodes):
         for out in node.outputs:
@@ -28,18 +29,23 @@ def evaluation_order(call: Call) -> list[int]:
         if head >= len(tape):
             inputs, start = waiting.pop()
         else:
+            # MLX begins with a Synchronizer node that has the evaluated arrays as its inputs.
             inputs = call.evaluated if head < 0 else call.nodes[tape[head]].inputs
             head += 1
         for index in range(start, len(inputs)):
             made_by = maker.get(inputs[index])
+            # Weights, caches and tokens are evaluated already.
             if made_by is None:
                 continue
+            # Too wide: go on with what waits, and come back to the other inputs when it is done.
             if len(tape) - head >= WIDTH:
                 waiting.append((inputs, index))
                 break
+            # Only at its last use, so that a node runs before every node that reads it.
             uses[made_by] -= 1
             if not uses[made_by]:
                 tape.append(made_by)
+    # eval_impl takes nodes from the back of the tape.
     tape.reverse()
     return tape
 

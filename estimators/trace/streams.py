@@ -13,6 +13,7 @@ class Stream:
     """The operations given to one device; each keeps its buffers until the device has run it."""
 
     def __init__(self, device: Device) -> None:
+        # The CPU closes tasks by dispatches alone, so its elements are not used.
         self._queue: WorkQueue[list[Allocation]] = TaskQueue()
         self._elements: Callable[[Operation], int] = _read
         if device.backend != "cpu":
@@ -22,6 +23,7 @@ class Stream:
 
     def after(self, op: Operation, held: list[Allocation], memory: Allocator) -> None:
         """Give the device one operation, and wait if too much is under way."""
+        # Without a kernel nothing is encoded, and no buffer is bound to the batch.
         elements = self._elements(op) if op.kernels else 0
         _release(self._queue.submit(held, op.kernels, elements), memory)
 
@@ -45,9 +47,11 @@ class _Touched:
 
     def count(self, op: Operation) -> int:
         touched, fresh = self._buffers, 0
+        # A new command buffer has no inputs yet.
         if self._batch != self._batches.closed_batches:
             self._batch = self._batches.closed_batches
             touched.clear()
+        # set_output_array calls set_input_array, so outputs count too.
         for view in (*op.inputs, *op.outputs):
             if id(view.buffer) not in touched:
                 touched.add(id(view.buffer))

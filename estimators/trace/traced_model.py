@@ -119,6 +119,7 @@ class TracedModel:
     ) -> None:
         self._config, self._backend, self._name = config, backend, name
         self.unread_format = unread_format(config) if tensors is None else None
+        # It raises, with what to install, before anything is built.
         self._versions = versions()
         with self._tracing():
             library = library_for(backend)
@@ -172,12 +173,14 @@ class TracedModel:
         total = workload.total_tokens
         kv = held = states = longest = needed = 0
         for cache in leaves(caches):
+            # Recurrent states, which do not grow with the tokens.
             if type(cache).__name__ == "ArraysCache":
                 states += cache.nbytes
                 continue
             if cache.empty():
                 continue
             allocated = length_of(cache)
+            # A window or chunk limits the tokens that are still needed.
             limit = getattr(cache, "max_size", getattr(cache, "chunk_size", total))
             kv += cache.nbytes
             held += cache.nbytes // allocated * min(total, limit)

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from memfit.estimators.trace.graph_format import Array, Call, Node
 
+# A Python number in an expression becomes a scalar that is cast and broadcast (mlx ops.cpp).
 _STRETCHES = frozenset({"Broadcast", "AsType"})
+# matmul flattens the batch and the rows of its input to one axis (mlx ops.cpp).
 _FLATTENS = "Flatten"
 
 
@@ -32,6 +34,7 @@ def unmerged(call: Call) -> Call:
             return array
         arrays.append(arrays[array])
         copy = len(arrays) - 1
+        # The copy's input may be such a node too: a cast below a broadcast.
         nodes.append(Node(node.name, (own(node.inputs[0]),), (copy,), node.arguments))
         return copy
 

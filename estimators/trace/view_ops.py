@@ -8,6 +8,7 @@ from memfit.estimators.trace import layouts
 from memfit.estimators.trace.operation import DONATION_SLACK, Operation
 
 
+# A view has no kernel: it shares the buffer under other strides, and nothing is encoded.
 def look(op: Operation) -> None:
     """Share the first input's buffer, lying as it does."""
     for source, out in zip(op.inputs, op.outputs, strict=False):
@@ -39,6 +40,7 @@ def cut(op: Operation) -> None:
     if not out.size:
         op.allocate(out)
         return
+    # The arguments of Slice are start, stop and steps.
     layouts.cut(source, out, op.arguments[2])
     op.share(out, source)
 
@@ -53,6 +55,7 @@ def expand(op: Operation) -> None:
     source, out = op.inputs[0], op.outputs[0]
     strides = list(source.strides)
     for axis in op.arguments[0]:
+        # An axis of length 1 may have any stride; common/common.cpp gives it 1.
         strides.insert(axis, 1)
     layouts.same_axes(source, out, tuple(strides))
     op.share(out, source)

@@ -15,6 +15,7 @@ def nothing(op: Operation) -> None:
 def concatenate(op: Operation) -> None:
     """One copy for each input (gpu/slicing.cpp, concatenate_gpu)."""
     op.allocate(op.outputs[0])
+    # Each input is copied to its place in the output.
     op.kernels = len(op.inputs)
 
 
@@ -29,6 +30,7 @@ def _copy_then_write(op: Operation, *, as_it_lies: bool) -> None:
     source, out = op.inputs[0], op.outputs[0]
     op.kernels = 2
     if as_it_lies and source.data_size != 1:
+        # A cache that nothing else holds is written where it is; one that is shared is copied.
         vector(op, source, out)
         if out.buffer is source.buffer:
             op.kernels = 1
@@ -38,6 +40,7 @@ def _copy_then_write(op: Operation, *, as_it_lies: bool) -> None:
 
 def slice_update(op: Operation) -> None:
     source = op.inputs[0]
+    # Nothing to write: the output is the source.
     if not op.inputs[1].size:
         op.outputs[0].lie_like(source)
         op.share(op.outputs[0], source)
