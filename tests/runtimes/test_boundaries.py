@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ OUTSIDE = sorted(
 )
 
 
-def names_in_runtimes() -> set[str]:
+@lru_cache(maxsize=1)
+def names_in_runtimes() -> frozenset[str]:
     """Return the names of all runtimes' facts and classes."""
     found = set()
     for path in RUNTIMES.rglob("*.py"):
@@ -34,10 +36,10 @@ def names_in_runtimes() -> set[str]:
                 if bases & {"Runtime", "RuntimeModel"} or bases & found:
                     found.add(node.name)
     classes = {name for _, name in registry._CLASSES.values()}
-    return found | classes | {"RuntimeModel"}
+    return frozenset({*found, *classes, "RuntimeModel"})
 
 
-def comparisons_with_a_runtime(tree: ast.AST, names: set[str]) -> Iterator[str]:
+def comparisons_with_a_runtime(tree: ast.AST, names: frozenset[str]) -> Iterator[str]:
     """Yield comparisons with a runtime's name, and tests of its class."""
     for node in ast.walk(tree):
         operands: list[ast.expr] = []

@@ -180,11 +180,24 @@ def planned(question: Question, path: str) -> ContextPlan:
     return plan_context(sized, work, asked)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(questions)
 def test_every_command_gives_the_figures_of_an_estimate(
     gguf: Path, place: Path, question: Question
 ) -> None:
+    check_every_command(gguf, place, question)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=120, deadline=None)
+@given(questions)
+def test_every_command_gives_the_figures_of_an_estimate_in_many_examples(
+    gguf: Path, place: Path, question: Question
+) -> None:
+    check_every_command(gguf, place, question)
+
+
+def check_every_command(gguf: Path, place: Path, question: Question) -> None:
     path = path_of(question, gguf)
     try:
         expected = estimated(question, path)
