@@ -91,7 +91,7 @@ class Running:
         try:
             return self._call(phase, tokens, position, few=True)
         except LoopError:
-            # Two short calls tell how large the graph would be, before any time is spent on it.
+            # Two short calls show how large the graph would be, before any time is spent on it.
             reject_large_loop(self._expected_nodes())
             self._begin()
             return self._call(phase, tokens, position)

@@ -35,7 +35,7 @@ def _binary_output(op: Operation, a: View, b: View, out: View) -> None:
     elif b.data_size == 1 and a.dense:
         vector(op, a, out)
     elif (a.row and b.row) or (a.column and b.column):
-        # MLX asks the first operand before the second.
+        # MLX tries to write over the first operand before the second.
         vector(op, b if is_donatable(b, out) and not is_donatable(a, out) else a, out)
     else:
         _write_over(op, (a, b), out)

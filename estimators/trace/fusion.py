@@ -163,7 +163,7 @@ class _Fusion:
             self.fused.add(array)
         for taken in inputs:
             left = [user for user in self.users[taken] if user not in inside]
-            # The kernel stands in for its operations as the user of their inputs.
+            # The kernel replaces its operations as the user of their inputs.
             self.users[taken] = left + outputs
         for array in outputs[:-1]:
             self.users[array] = [user for user in self.users[array] if user not in inside]

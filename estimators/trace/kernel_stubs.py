@@ -87,7 +87,7 @@ def library_for(backend: Backend) -> PrivateLibrary:
     }
     if backend != "cpu":
         stubs |= {
-            # Classes ask these two before they take a kernel of their own (mlx-lm ssm.py).
+            # Classes check these two before they use a kernel of their own (mlx-lm ssm.py).
             "default_device": lambda: mx.gpu,
             "metal.is_available": lambda: backend == "metal",
         }
@@ -174,7 +174,7 @@ def _as_one_node(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
         values = (*args, *settings.values())
         arrays = [value for value in values if isinstance(value, mx.array)]
-        # The original tells shape and type. Its own nodes lead to no result, so none is exported.
+        # The original gives shape and type. Its own nodes lead to no result, so none is exported.
         return one_node(name, arrays, [original(*args, **settings)])[0]
 
     return one

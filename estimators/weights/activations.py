@@ -30,11 +30,13 @@ def activation_type(checkpoint: Checkpoint, model: Model, declared: Declared) ->
         tensor.dtype
         for tensor in loaded
         if tensor.name.rpartition(".")[0] in deciding
+        # A packed matrix computes in the type of its scales.
         and tensor.name.endswith((".weight", ".scales"))
         and tensor.dtype in _FLOATING
     }
     if not types:
         return model.dtype
+    # Of two different types one is F32, or they are F16 and BF16.
     return types.pop() if len(types) == 1 else "F32"
 
 
@@ -48,6 +50,7 @@ def _deciding(model: Model, modules: dict[str, Module]) -> Iterator[str]:
         inner = path.removeprefix(prefix)
         if module.part is Part.EMBEDDING:
             yield path
+        # Classes cast back what they compute with their float32 parameters.
         elif inner != path and not module.float32:
             matrix = module.quantizable and module.part in _MATRICES
             if matrix or (module.part is Part.NORM and "." not in inner):

@@ -40,8 +40,10 @@ class QuantizationPlan:
     def _chosen(self, path: str, module: Module) -> Quantization | None:
         if not module.quantizable:
             return None
+        # An entry of the config decides before any predicate (mlx-lm utils.py, class_predicate).
         if path in self.overrides:
             return self.overrides[path]
+        # Rows that do not divide into groups stay as they are (quantize_model).
         if module.predicate is False or module.shape[-1] % self.default.group_size:
             return None
         if self.converting and isinstance(module.predicate, Quantization):
@@ -90,12 +92,14 @@ def derive(model: Model, plan: QuantizationPlan | None) -> WeightTotals:
         parameters = module.elements + module.bias
         for nbytes in tensor_bytes(module, model.dtype, quantization):
             totals.add(module.part, nbytes, parameters=parameters, loaded=module.loaded)
+            # Counted with the weight: scales and biases of its groups are no parameters.
             parameters = 0
     return totals
 
 
 def tensor_bytes(module: Module, dtype: str, quantization: Quantization | None) -> Iterator[int]:
     """Yield the bytes of a module's tensors: weight, scales, biases, and its own bias."""
+    # Parameters that a class keeps in float32, whatever the type of the model.
     own_dtype = "F32" if module.float32 else dtype
     if quantization:
         yield from quantization.tensors(module.elements, dtypes.nbytes(1, own_dtype))

@@ -28,10 +28,13 @@ class WeightFootprint:
     nbytes: int
     """Bytes on disk."""
     by_part: dict[str, int]
+    """Bytes on disk of each part, by its name."""
     parameters: int
+    """Numbers before packing; scales and zero points do not count."""
     sizes: Counter[int]
     """How many loaded tensors there are of each size in bytes."""
     basis: Basis
+    """``exact`` from headers, ``derived`` from the config, or ``bound``."""
     plan: QuantizationPlan | None
     """Their format after loading."""
     notes: tuple[Note, ...] = ()
@@ -55,6 +58,7 @@ def load_footprint(checkpoint: Checkpoint, model: Model, declared: Declared) -> 
     if checkpoint.tensors is not None:
         return _from_headers(checkpoint, checkpoint.tensors, model, declared)
     derived = derive(model, declared.plan)
+    # PyTorch files: their sizes are known, their contents are never unpickled.
     if checkpoint.weight_bytes_bound is not None:
         return _from_file_sizes(checkpoint.weight_bytes_bound, derived)
     result = _result(derived, "derived", declared.plan)
@@ -73,6 +77,7 @@ def convert(model: Model, plan: QuantizationPlan, source: Declared) -> WeightFoo
     ``source`` is the format of what would be converted; mlx-lm leaves quantised matrices as
     they are, so that the figure is of a conversion of the original weights.
     """
+    # mlx_lm.convert loads before it writes, so dropped tensors are not written.
     kept = replace(model, modules=tuple(m for m in model.modules if m.loaded))
     result = _result(derive(kept, plan), "derived", plan)
     if source.method is None:
@@ -137,6 +142,7 @@ def _from_headers(
     loaded = as_loaded(totals.kept, reader, model.model_type, declared.method, modules)
     fit = match_tensors(loaded, modules, declared)
     plan = _plan(fit, modules, declared)
+    # Bytes on disk are exact from here on, whatever the load makes of them.
     result = _result(totals, "exact", plan)
     if unreadable := next((t for t in tensors if t.dtype in _UNREADABLE), None):
         why = (
@@ -148,6 +154,7 @@ def _from_headers(
         rewritten = result.unloaded_bytes + result.loaded_bytes != result.nbytes
         return replace(result, notes=(_REWRITTEN,) if rewritten else ())
     derived = derive(model, declared.plan)
+    # The declared format is an upper bound by itself, whatever the names are.
     if declared.bound:
         sized = _sized(result, loaded) if declared.plan else replace(result, sizes=derived.sizes)
         return _as_declared(replace(sized, plan=declared.plan), declared)
@@ -215,6 +222,7 @@ def _unmatched(
 ) -> WeightFootprint:
     """Names that are not the class's: still right when the number of parameters is the same."""
     have = totals.parameters - totals.unloaded_parameters
+    # A renamed tensor leaves one unknown and one missing name, and the same sum.
     as_many = have == derived.parameters - derived.unloaded_parameters
     if as_many and fit.unknown and fit.missing and not fit.wrong:
         text = (
@@ -224,6 +232,7 @@ def _unmatched(
         return replace(result, basis="derived", notes=(Note("info", "layout", text),))
     why = f"{_refusal(fit)}; mlx-lm refuses such a checkpoint, and the weights count"
     described = sum(size * count for size, count in derived.sizes.items())
+    # The larger of both, because the figure has to be an upper bound.
     if described > result.loaded_bytes:
         result = replace(result, sizes=derived.sizes)
         return bounded(result, "mismatch", f"{why} what the config describes, which is more")

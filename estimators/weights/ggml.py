@@ -10,6 +10,7 @@ from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.parts import part_rules
 
 # Names as llama.cpp gives them: src/llama-arch.cpp, LLM_TENSOR_NAMES.
+# Only a number between dots is replaced by 0: the number of a block.
 _part_of = part_rules(
     r"(?<=\.)\d+(?=\.)",
     (Part.VISION, r"^(v|mm|a|resampler)\."),

@@ -59,6 +59,7 @@ def read_headers(
     totals = HeaderTotals()
     for group in groups:
         name = group.name
+        # A bare parameter has a module's path, any other a leaf after it.
         module = modules.get(name) or modules.get(name.rpartition(".")[0])
         if module:
             part, loaded = module.part, module.loaded
@@ -79,6 +80,7 @@ def _parameters(group: TensorGroup, module: Module | None, declared: Declared) -
     """The number of parameters in a tensor: packed ones are unpacked, scales have none."""
     name, dtype, shape, *_ = group
     stored = prod(shape)
+    # Plain weights, which are most tensors, need none of the rules below.
     if dtype in ("BF16", "F16", "F32") and name.endswith(".weight"):
         return stored
     if name.endswith(_COMPANIONS):
@@ -87,18 +89,22 @@ def _parameters(group: TensorGroup, module: Module | None, declared: Declared) -
         if module and shape[-1]:
             # Rows are the header's; only the packed dimension needs the class's width.
             return stored // shape[-1] * module.shape[-1]
+        # Without the class's width only the declared bits say how many a word holds.
         return stored * 32 // declared.bits
     return stored * _values_per_element(name, dtype, declared)
 
 
 def _values_per_element(name: str, dtype: str, declared: Declared) -> int:
     """How many parameters one element of another library's format packs."""
+    # AutoAWQ, GPTQ and compressed-tensors pack into int32; NVFP4 into bytes.
     if name.endswith((".qweight", ".weight_packed")):
         return {"I32": 32, "U8": 8}.get(dtype, declared.bits) // declared.bits
     if dtype != "U8":
         return 1
+    # MXFP4 as OpenAI publishes it: two values in a byte.
     if name.endswith("_blocks"):
         return 2
     if name.endswith(".weight"):
+        # NVFP4 and bitsandbytes' four bits: two in a byte; BitNet's ternary weights: four.
         return {"modelopt": 2, "bitnet": 4, "bitsandbytes": 2}.get(declared.method or "", 1)
     return 1

@@ -15,6 +15,7 @@ from memfit.estimators.weights.quantization_plan import Declared
 from memfit.estimators.weights.tensor_groups import TensorGroup
 
 _LEAVES = frozenset({"weight", "bias", "scales", "biases", "global_scale", "weight_scale"})
+# bitnet_quantize replaces Linear layers alone (mlx-lm models/bitlinear_layers.py).
 _NOT_LINEAR = (Part.EMBEDDING, Part.EXPERTS)
 
 TensorParts = dict[str, TensorGroup]
@@ -49,11 +50,13 @@ def match_tensors(
         base, _, leaf = tensor.name.rpartition(".")
         if tensor.name in modules:
             found[tensor.name]["weight"] = tensor
+        # Names of the arrays that MLX's plain and quantised layers have.
         elif leaf in _LEAVES and base in modules:
             found[base][leaf] = tensor
         else:
             result.unknown.append(tensor.name)
     for path, module in modules.items():
+        # What the class drops is not looked for either.
         if module.loaded:
             _check(path, module, found.get(path, {}), declared, result)
     return result
@@ -68,6 +71,7 @@ def _check(
         return
     if bias is None and module.bias:
         result.missing.append(f"{path}.bias")
+    # A bias where the class has none is an extra name, not a wrong shape.
     elif bias is not None and prod(bias.shape) != module.bias:
         (result.wrong if module.bias else result.unknown).append(bias.name)
     if declared.method == "bitnet" and weight.dtype == "U8":
@@ -79,6 +83,7 @@ def _check(
         result.unknown += [parts[leaf].name for leaf in parts if leaf not in ("weight", "bias")]
         if prod(weight.shape) != module.elements:
             result.wrong.append(weight.name)
+        # The config names this matrix, so load_model packs it and looks for its scales.
         elif declared.method == "mlx" and declared.plan and declared.plan.overrides.get(path):
             result.missing.append(f"{path}.scales")
 
@@ -121,12 +126,14 @@ def _inferred(module: Module, weight: TensorGroup, scales: TensorGroup) -> Quant
     if not weight.shape or not scales.shape or not scales.shape[-1]:
         return None
     columns, groups = weight.shape[-1], scales.shape[-1]
+    # Only the last axis is packed.
     if weight.shape[:-1] != tuple(rows) or scales.shape[:-1] != tuple(rows):
         return None
     if 32 * columns % inputs or inputs % groups:
         return None
     bits, group_size = 32 * columns // inputs, inputs // groups
     modes = {value: mode for mode, value in FLOAT_MODES.items()}
+    # Only the floating-point modes have scales of one byte (utils.py, infer_quant_config).
     mode = modes.get((bits, group_size), "affine") if scales.dtype == "U8" else "affine"
     try:
         return Quantization(bits, group_size, mode)

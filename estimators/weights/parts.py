@@ -16,6 +16,7 @@ def part_rules(number: str, *rules: tuple[Part, str]) -> Callable[[str], Part]:
     numbers = re.compile(number)
     patterns = [(part, re.compile(pattern)) for part, pattern in rules]
 
+    # Layers repeat, so a few hundred names remain of a hundred thousand.
     @lru_cache(maxsize=4096)
     def of_shape(name: str) -> Part:
         return next((part for part, found in patterns if found.search(name)), Part.OTHER)

@@ -35,6 +35,7 @@ def declared(config: Mapping[str, Any], model: Model, name: str) -> Declared:
     Raises:
         ConfigError: when the block is malformed.
     """
+    # mlx_lm.convert writes both keys; load_model reads this one first.
     block = config.get("quantization")
     if block is not None:
         return _mlx(_mapping(block, name, "quantization"), name, "quantization")
@@ -42,6 +43,7 @@ def declared(config: Mapping[str, Any], model: Model, name: str) -> Declared:
     if not block:
         return Declared()
     block = _mapping(block, name, "quantization_config")
+    # load_model looks for quant_method in this block, and fails without.
     if "quant_method" not in block and "bits" in block:
         why = "quantization_config without quant_method: mlx-lm loads MLX's formats by quantization"
         return replace(_mlx(block, name, "quantization_config"), quantises=None, bound=why)
@@ -70,6 +72,7 @@ def _mlx(block: Mapping[str, Any], name: str, key: str) -> Declared:
     for path, value in block.items():
         if isinstance(value, bool):
             overrides[path] = default if value else None
+        # By path: settings of one layer, as mixed quantisations have them.
         elif isinstance(value, Mapping):
             # An empty object is false to MLX, and what it does not name is its mode's default.
             overrides[path] = _format(value, name, f"{key}.{path}") if value else None
@@ -96,6 +99,7 @@ def _format(block: Mapping[str, Any], name: str, key: str) -> Quantization:
 
 
 def _integer(value: Any, where: str) -> int:
+    # true is an integer to Python.
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{where}: expected an integer, got {value!r:.40}")
     return value
@@ -104,6 +108,7 @@ def _integer(value: Any, where: str) -> int:
 def text_class(config: Mapping[str, Any], model: Model) -> str:
     """Return the model type of the class whose ``sanitize`` reads the weights."""
     text = config.get("text_config")
+    # The text model's sanitize reads the weights (mistral3.py, sanitize).
     if model.model_type in ("llava", "mistral3") and isinstance(text, Mapping):
         return str(text.get("model_type", "llama"))
     return model.model_type
@@ -126,6 +131,7 @@ def _foreign(block: Mapping[str, Any], model: Model, name: str, reader: str) -> 
         quantization = Quantization(4, 32, "mxfp4")
         return Declared(method, quantization, _only_experts(model, quantization))
     bits = block.get("bits")
+    # Only to count parameters: a wrong number must not stop the estimate.
     packed = bits if isinstance(bits, int) and bits in (2, 3, 4, 8) else 4
     why = _REFUSED.get(method, f"quantisation method {method[:40]!r}")
     return Declared(method, _QUANTISES.get(method), None, _dequantised(model, why), packed)
@@ -154,6 +160,7 @@ def _fp8(block: Mapping[str, Any], model: Model, reader: str) -> Declared:
 
 def _awq(block: Mapping[str, Any], model: Model) -> Declared:
     bits, group_size = block.get("bits", 4), block.get("group_size", 128)
+    # Four bits alone (_transform_awq_weights), in groups that mx.quantize has.
     if bits != 4 or group_size not in (32, 64, 128):
         shown = f"{str(bits)[:20]} bits in groups of {str(group_size)[:20]}"
         return Declared("awq", None, None, _dequantised(model, f"AWQ with {shown}"))
@@ -166,6 +173,7 @@ def _awq_plan(
 ) -> QuantizationPlan:
     names = block.get("modules_to_not_convert")
     skipped = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    # AutoAWQ packs the linear layers of decoder blocks, and no router.
     kept = (Part.EMBEDDING, Part.HEAD, Part.ROUTER, Part.VISION)
 
     def is_kept(path: str, module: Module) -> bool:
@@ -177,6 +185,7 @@ def _awq_plan(
 _COMPRESSED = {
     "nvfp4-pack-quantized": Quantization(4, 16, "nvfp4"),
     "mxfp4-pack-quantized": Quantization(4, 32, "mxfp4"),
+    # mlx-lm takes these numbers without looking at the block's own.
     "pack-quantized": Quantization(4, 32),
 }
 

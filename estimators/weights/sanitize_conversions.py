@@ -31,6 +31,7 @@ def sanitize_conversions(
     tensors: tuple[TensorGroup, ...], text_class: str
 ) -> tuple[TensorGroup, ...]:
     """Return the tensors as the class of a model type converts them; names change elsewhere."""
+    # In the order of deepseek_v3.py: integers first, then FP8.
     if text_class in UNPACKS_INTEGERS:
         tensors = tuple(_unpacked_integers(tensors))
     if text_class in DEQUANTISES_FP8:
@@ -41,6 +42,7 @@ def sanitize_conversions(
 def repacked_awq(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup]:
     """Yield AWQ's tensors in MLX's layout: packed columns become packed rows, zero points
     biases, and every other floating tensor takes the type of the scales."""
+    # _transform_awq_weights casts all floating tensors to the type of the last scales it read.
     scales = [tensor for tensor in tensors if tensor.name.endswith(".scales")]
     dtype = scales[-1].dtype if scales else None
     for tensor in tensors:
@@ -65,6 +67,7 @@ def _named(tensors: Iterable[TensorGroup]) -> dict[str, TensorGroup]:
 def _dequantised_fp8(tensors: tuple[TensorGroup, ...], text_class: str) -> Iterator[TensorGroup]:
     """Weights times their scales: bfloat16; ministral3 has one scale, whose type it
     takes, and drops those of activations."""
+    # One scale for the whole matrix (ministral3.py, sanitize), not one for each block.
     scalar = text_class == "ministral3"
     names = _named(tensors)
     used = {
@@ -77,6 +80,7 @@ def _dequantised_fp8(tensors: tuple[TensorGroup, ...], text_class: str) -> Itera
         scale_name = f"{tensor.name}_scale_inv"
         if scale_name in used:
             yield _as_type(tensor, names[scale_name].dtype if scalar else "BF16")
+        # A scale that belongs to no weight stays: match_tensors then finds no place for it.
         elif tensor.name not in used and not (scalar and "activation_scale" in tensor.name):
             yield tensor
 
@@ -85,6 +89,7 @@ def _is_scale_of(scale: TensorGroup, weight: TensorGroup, text_class: str) -> bo
     """One scale per block of 128 x 128; mimo_v2_flash pads the weight to its scales."""
     if text_class == "ministral3":
         return prod(scale.shape) == 1
+    # Rounded up: dequant pads the last block.
     blocks = tuple(-(-extent // 128) for extent in weight.shape)
     if text_class == "mimo_v2_flash" and len(scale.shape) == len(blocks):
         return all(have >= need for have, need in zip(scale.shape, blocks, strict=True))
@@ -96,11 +101,14 @@ def _unpacked_integers(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup
     names = _named(tensors)
     for tensor in tensors:
         base, _, leaf = tensor.name.rpartition("weight_")
+        # The class looks for weight_shape and takes the other two by name.
         if leaf == "shape":
             packed, scale = names.get(f"{base}weight_packed"), names.get(f"{base}weight_scale")
             if packed and scale:
+                # The same bytes, seen as uint32: eight integers of four bits.
                 yield packed._replace(name=f"{base}weight", dtype="U32")
                 yield scale._replace(name=f"{base}scales")
+                # -8 * scale: the packed integers are unsigned, around 8.
                 yield scale._replace(name=f"{base}biases")
         elif not tensor.name.endswith(("weight_scale", "weight_packed")):
             yield tensor
@@ -108,6 +116,7 @@ def _unpacked_integers(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup
 
 def _split_gpt_oss(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup]:
     """Interleaved gate and up projections are split; blocks of 16 bytes become rows of uint32."""
+    # gpt_oss.py returns early: the checkpoint was written by mlx-lm.
     done = any("gate_proj.weight" in tensor.name for tensor in tensors)
     for tensor in tensors:
         name, is_bias = tensor.name, tensor.name.endswith("_proj_bias")
@@ -115,11 +124,13 @@ def _split_gpt_oss(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup]:
             yield tensor
             continue
         if name.endswith("_blocks") and len(tensor.shape) > 1:
+            # Bytes are viewed as uint32, and the groups of a row become one axis.
             *rows, groups, width = tensor.shape
             tensor = tensor._replace(dtype="U32", shape=(*rows, groups * width // 4))
         name = name.replace("_blocks", ".weight").replace("_scales", ".scales")
         name = name.replace("_proj_bias", "_proj.bias") if is_bias else name
         if "gate_up_proj" in name:
+            # Even rows are the gate, odd rows up.
             for half in ("gate_proj", "up_proj"):
                 yield _half(tensor, name.replace("gate_up_proj", half), -1 if is_bias else -2)
         else:
@@ -136,6 +147,7 @@ def _half(tensor: TensorGroup, name: str, axis: int) -> TensorGroup:
 def _repacked_weight(tensor: TensorGroup) -> Iterator[TensorGroup]:
     name = f"{tensor.name.removesuffix('qweight')}weight"
     if len(tensor.shape) == 2:
+        # AutoAWQ packs eight outputs to a word, MLX eight inputs.
         inputs, outputs = tensor.shape
         yield tensor._replace(name=name, dtype="U32", shape=(8 * outputs, inputs // 8))
     else:
@@ -143,6 +155,7 @@ def _repacked_weight(tensor: TensorGroup) -> Iterator[TensorGroup]:
 
 
 def _transposed_scales(tensor: TensorGroup) -> Iterator[TensorGroup]:
+    # mlx-lm computes them from the zero points, or from 8 where there are none.
     biases = f"{tensor.name.removesuffix('scales')}biases"
     for name in (tensor.name, biases):
         yield tensor._replace(name=name, shape=tensor.shape[::-1])
@@ -150,6 +163,7 @@ def _transposed_scales(tensor: TensorGroup) -> Iterator[TensorGroup]:
 
 _AWQ: dict[str, Callable[[TensorGroup], Iterable[TensorGroup]]] = {
     "qweight": _repacked_weight,
+    # The biases hold them.
     "qzeros": lambda _: (),
     "scales": _transposed_scales,
 }

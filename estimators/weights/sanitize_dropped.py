@@ -10,18 +10,23 @@ from collections.abc import Callable, Iterable, Iterator
 from memfit.estimators.arch.model import Model
 from memfit.estimators.weights.tensor_groups import TensorGroup
 
+# Frequencies that old versions of transformers saved and mlx-lm computes (llama.py, sanitize).
 _ROTARY = r"self_attn\.rotary_emb\.inv_freq"
 _ROPE = r"attention\.rope\.inv_freq"
+# mlx-lm loads the language model alone of such classes (mistral3.py, sanitize).
 _TOWERS = r"vision_tower|multi_modal_projector"
 _QWEN_TOWERS = r"^(visual|vision_tower)\."
 _GEMMA4 = (
     r"^(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_audio|embed_vision"
     r"|vision_embedder)"
 )
+# Rotary frequencies, and limits of activations (gemma4_text.py, sanitize).
 _GEMMA4_TEXT = r"self_attn\.rotary_emb|(in|out)put_(max|min)"
 _LLAMA4 = r"vision_model|multi_modal_projector"
+# By number, as the class does: layer 61 is the prediction layer of DeepSeek-V3.
 _DEEPSEEK_V3 = r"^model\.layers\.61|rotary_emb\.inv_freq"
 
+# mtp: multi-token prediction, which mlx-lm does not run.
 _PATTERNS: dict[str, str] = {
     "deepseek_v3": _DEEPSEEK_V3,
     "ernie4_5_moe": (
@@ -33,6 +38,7 @@ _PATTERNS: dict[str, str] = {
     "gemma4_text": _GEMMA4_TEXT,
     "gemma4_unified": f"{_GEMMA4}|{_GEMMA4_TEXT}",
     "glm": _ROTARY,
+    # Causal masks that PyTorch keeps as buffers of the attention.
     "gpt2": r"^h\.\d+\.attn\.bias$",
     "gpt_neox": r"\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)$",
     "internlm2": _ROPE,
@@ -62,6 +68,7 @@ _PATTERNS: dict[str, str] = {
     "step3p5": r"\.mtp",
     "xverse": _ROTARY,
 }
+# Newer exports put language model and towers under one "model" (qwen2_vl.py, sanitize).
 _NESTED_TOWERS = ("model.language_model.", r"^model\.(?!language_model\.)")
 # What is removed from one layout only, which some tensor's name shows.
 _IN_LAYOUT: dict[str, tuple[str, str]] = {
@@ -85,9 +92,11 @@ _DROPS_NESTED_HEAD = frozenset({"llava", "mistral3"})
 
 def drop_rule(model: Model, tensors: Iterable[TensorGroup]) -> Callable[[str], bool]:
     """Return a function that says whether the model's class removes a tensor, by its name."""
+    # One expression for all patterns: a checkpoint can have a hundred thousand names.
     patterns = list(_patterns(model, tensors))
     found = re.compile("|".join(patterns)).search if patterns else None
     later = model.model_type in _DROPS_LATER_LAYERS
+    # gemma4_text.py, sanitize: layers that share keys and values have no projections for them.
     sharing = _sharing(model) if model.model_type.startswith("gemma4") else frozenset[str]()
 
     def is_dropped(name: str) -> bool:
@@ -105,9 +114,11 @@ def _patterns(model: Model, tensors: Iterable[TensorGroup]) -> Iterator[str]:
     if model_type in _PATTERNS:
         yield _PATTERNS[model_type]
     needle, pattern = _IN_LAYOUT.get(model_type, ("", ""))
+    # qwen3_next.py returns early, and drops nothing, when no experts are to be stacked.
     if needle and any(needle in tensor.name for tensor in tensors):
         yield pattern
     if model_type in _DROPS_NEXT_LAYER:
+        # A prefix without an end, as in glm4_moe.py: startswith finds 460 where the layer is 46.
         yield rf"^model\.layers\.{len(model.layers)}"
     if model.tied_head and model_type in _DROPS_TIED_HEAD:
         yield r"^lm_head\.weight$"
@@ -134,4 +145,5 @@ def _layer_of(name: str) -> int:
     """The number after `model.layers.`, -1 where there is none."""
     words = name.split(".", 3)
     known = len(words) > 2 and words[1] == "layers" and words[2].isdecimal()
+    # Nine digits at most: a name is hostile input, and int() of thousands of digits is slow.
     return int(words[2][:9]) if known else -1

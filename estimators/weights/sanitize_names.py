@@ -22,6 +22,7 @@ _RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "bailing_moe": ((r"\.mlp\.gate\.(?=weight$|bias$)", ".mlp.gate.gate_proj."),),
     "gemma4": _NESTED[:1],
     "gemma4_unified": _NESTED[:1],
+    # An original GPT-2 has no prefix (gpt2.py, sanitize).
     "gpt2": ((r"^(?!model\.)", "model."),),
     "gpt_neox": (
         (r"^gpt_neox\.layers\.", "model.h."),
@@ -33,6 +34,7 @@ _RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
         (r"\.block_sparse_moe\.gate\.e_score", ".mlp.e_score"),
         (r"\.block_sparse_moe\.(?!experts\.)", ".mlp."),
     ),
+    # w1, w2 and w3 are Mixtral's names for gate, down and up.
     "lfm2_moe": (
         (r"\.w1\.weight$", ".gate_proj.weight"),
         (r"\.w2\.weight$", ".down_proj.weight"),
@@ -50,6 +52,7 @@ _RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
         (r"\.moe\.(?=(gate|up|down)_proj\.)", ".mlp.switch_mlp."),
         (r"\.moe\.gate\.", ".mlp.gate.gate."),
         (r"\.moe\.router_bias", ".mlp.gate.router_bias"),
+        # step3p5.py replaces only where the new name is not there already.
         (r"(?<!\.mlp)\.share_expert\.", ".mlp.share_expert."),
     ),
 }
@@ -59,6 +62,7 @@ def sanitize_names(
     tensors: Iterable[TensorGroup], model_type: str, modules: Modules
 ) -> tuple[TensorGroup, ...]:
     """Return the tensors under the class's names: stacked, split and renamed."""
+    # Renamed first: the following rules look for the class's own names.
     if rules := [(re.compile(old), new) for old, new in _RENAMES.get(model_type, ())]:
         tensors = (tensor._replace(name=_rename(tensor.name, rules)) for tensor in tensors)
     tensors = _stacked(_split_joined(tensors, model_type, modules), model_type, modules)
@@ -76,6 +80,7 @@ def _rename(name: str, rules: list[tuple[re.Pattern[str], str]]) -> str:
 # How a class names the experts' matrices when it stacks them, where the checkpoint has other names.
 _W = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _SAME = {name: name for name in _W.values()}
+# Experts of these checkpoints are one tensor already.
 _NOT_STACKED: dict[str, str] = {}
 _EXPERT_NAMES: dict[str, dict[str, str]] = {
     "granitemoe": _NOT_STACKED,
@@ -84,6 +89,7 @@ _EXPERT_NAMES: dict[str, dict[str, str]] = {
     "minimax": _W,
     "minimax_m2": _W,
     "mixtral": _W,
+    # SwitchMLP's names (mlx-lm switch_layers.py): two matrices without a gate.
     "nemotron_h": {"up_proj": "fc1", "down_proj": "fc2"},
     "phimoe": _W,
     "qwen3_5_moe": _NOT_STACKED,
@@ -101,17 +107,20 @@ def _stacked(
         parent, found, place = group.name.partition(EXPERTS)
         matrix, _, leaf = place.partition(".")
         path = None
+        # The leaves that classes stack; any other stays, and the strict load refuses it.
         if found and leaf in ("weight", "scales", "biases"):
             path = _first_of(_parents(parent, "switch_mlp"), names.get(matrix, ""), modules)
         if path is None:
             yield group
         else:
+            # mx.stack puts the experts first.
             shape = (group.copies, *group.shape)
             yield TensorGroup(f"{path}.{leaf}", group.dtype, shape, group.copies * group.nbytes)
 
 
 def _parents(parent: str, *stacks: str) -> tuple[str, ...]:
     """Where the class may have what the checkpoint keeps under ``parent``."""
+    # Some classes rename the block too (kimi_linear.py, sanitize).
     other = parent.replace("block_sparse_moe", "mlp").replace("shared_mlp", "mlp")
     parents = (parent,) if other == parent else (parent, other)
     return tuple(".".join(filter(None, (parent, stack))) for parent in parents for stack in stacks)
@@ -130,6 +139,7 @@ _INPUT_OUTPUT = (
     (".input_linear.weight", ("gate_proj", "up_proj")),
     (".output_linear.weight", ("down_proj",)),
 )
+# hunyuan.py zips the two halves with up_proj first.
 _HUNYUAN = (
     (".qkv_proj.weight", ("q_proj", "k_proj", "v_proj")),
     (".gate_and_up_proj.weight", ("up_proj", "gate_proj")),
@@ -155,6 +165,7 @@ def _split_joined(
     joined = _JOINED.get(model_type, ())
     for tensor in tensors:
         paths = _paths_in(tensor.name, joined, modules)
+        # Split only when the parts fill the tensor: a packed one has another number of elements.
         if paths and sum(modules[path].elements for path in paths) == prod(tensor.shape):
             for path in paths:
                 nbytes = dtypes.nbytes(modules[path].elements, tensor.dtype)
@@ -168,6 +179,7 @@ def _paths_in(
 ) -> list[str]:
     for suffix, names in joined:
         if name.endswith(suffix):
+            # Where classes keep stacked experts; the empty name is a plain matrix (hunyuan.py).
             stacks = ("switch_mlp", "experts.switch_glu", "experts", "")
             parents = _parents(name.removesuffix(suffix), *stacks)
             return [path for one in names if (path := _first_of(parents, one, modules))]
@@ -178,16 +190,19 @@ def _split_latent(tensors: Iterable[TensorGroup], modules: Modules) -> Iterator[
     """kv_b_proj becomes a matrix per head for keys and one for values (deepseek_v3.py)."""
     for tensor in tensors:
         parent, found, leaf = tensor.name.rpartition(".kv_b_proj.")
+        # Only classes with latent attention have these two; others load kv_b_proj as it is.
         keys, values = modules.get(f"{parent}.embed_q"), modules.get(f"{parent}.unembed_out")
         if not found or keys is None or values is None or len(tensor.shape) != 2:
             yield tensor
             continue
         heads, latent, key_dim = keys.shape
         rows, columns = tensor.shape
+        # Each head has its nope keys, then its values (deepseek_v3.py, sanitize).
         if rows != heads * (key_dim + values.shape[1]) or key_dim * columns % latent:
             yield tensor
             continue
         for name, shape in (
+            # Keys are transposed and packed along another axis, so packed rows have another length.
             ("embed_q", (heads, latent, key_dim * columns // latent)),
             ("unembed_out", (heads, values.shape[1], columns)),
         ):

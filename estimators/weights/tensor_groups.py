@@ -33,6 +33,7 @@ def tensor_groups(tensors: Iterable[Tensor]) -> tuple[TensorGroup, ...]:
         parent, found, rest = name.partition(".experts.")
         if found:
             index, _, place = rest.partition(".")
+            # A stacked expert has no number, and is a tensor of its own.
             if index.isdecimal():
                 name = f"{parent}{EXPERTS}{place}"
         counts[name, dtype, shape, nbytes] += 1

@@ -27,6 +27,7 @@ class HubSource:
         """
         end = offset + count
         if end > len(self._content):
+            # Always from where the last piece ended, so that the cached start has no gaps.
             self._content += self._repository.piece(self._name, len(self._content), end)
         return self._content[offset:end]
 
@@ -55,6 +56,7 @@ def read_hub_gguf(repository: Repository, name: str, *, id: str) -> Checkpoint:
         for part, source in zip(names, sources, strict=True)
     ]
     checkpoint = gguf_checkpoint(parts, id=id, revision=repository.listing.commit)
+    # After parsing: only a header that is whole and valid is kept.
     for source in sources:
         source.keep()
     return checkpoint

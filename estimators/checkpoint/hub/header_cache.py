@@ -41,16 +41,19 @@ class HeaderCache:
         except OSError:
             return None
         content = entry[_DIGEST_BYTES:]
+        # A half-written or changed entry is as good as none: it is fetched again.
         return content if hashlib.sha256(content).digest() == entry[:_DIGEST_BYTES] else None
 
     def put(self, content: bytes, *key: str) -> None:
         """Store content under a key, if the directory is writable."""
         with contextlib.suppress(OSError):
+            # For the user alone: it has configs and headers of private repositories too.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(self._path(key), hashlib.sha256(content).digest() + content)
 
     def trim(self) -> None:
         """Remove the least recently used entries until the rest is within the limit."""
+        # `get` sets the time of an entry that it reads, so the oldest was read longest ago.
         files = sorted(self._files(), key=lambda file: file[1].st_mtime_ns)
         excess = sum(status.st_size for _, status in files) - self.max_bytes
         for path, status in files:
@@ -58,6 +61,7 @@ class HeaderCache:
                 return
             with contextlib.suppress(OSError):
                 path.unlink()
+            # Counted even when unlink fails: another process may have removed it.
             excess -= status.st_size
 
     def usage(self) -> Usage:
@@ -73,6 +77,7 @@ class HeaderCache:
         return usage
 
     def _path(self, key: tuple[str, ...]) -> Path:
+        # A digest, because a key has slashes and may be longer than a file name.
         return self.directory / hashlib.sha256("\0".join(key).encode()).hexdigest()
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:

@@ -28,7 +28,9 @@ def http_error(
     """
     login = "log in with `hf auth login`, or set HF_TOKEN"
     other_token = "check that the token is still valid and may read this repository"
+    # What helps: a token, or another one.
     way_in = other_token if has_token else login
+    # Codes before status: a gated repository answers 401 or 403, as a private one does.
     if code == "GatedRepo":
         then = "then check that the token may read it" if has_token else f"then {login}"
         return UnreachableError(

@@ -34,6 +34,7 @@ class RemoteFile(NamedTuple):
             return False
         if self.sha256:
             return hashlib.sha256(content).hexdigest() == self.sha256
+        # Without a digest there is nothing to compare: some mirrors list none.
         return self.git_id in (None, git_id(content))
 
 
@@ -41,6 +42,7 @@ class Listing(NamedTuple):
     """A repository at one commit."""
 
     commit: str
+    """The hash of the commit."""
     files: Mapping[str, RemoteFile]
 
 
@@ -61,6 +63,7 @@ def parse_listing(content: bytes, place: PurePath) -> Listing:
     except CheckpointError as error:
         raise UnreachableError(str(error)) from None
     commit, siblings = entries.get("sha"), entries.get("siblings")
+    # It goes into addresses and into the names of cache entries.
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise UnreachableError(f"{printable(place)}: the Hub's answer names no commit")
     if not isinstance(siblings, list):
@@ -74,6 +77,7 @@ def git_id(content: bytes) -> str:
     >>> git_id(b"")
     'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
     """
+    # git's own format: type, length, a zero byte and the content.
     digest = hashlib.sha1(b"blob %d\0" % len(content), usedforsecurity=False)
     digest.update(content)
     return digest.hexdigest()
@@ -86,6 +90,7 @@ def _file(sibling: Any, place: PurePath) -> tuple[str, RemoteFile]:
     lfs, size = sibling.get("lfs"), sibling.get("size")
     sha256 = _digest(lfs.get("sha256")) if isinstance(lfs, dict) else None
     return name, RemoteFile(
+        # Not isinstance: true is an integer to Python.
         size if type(size) is int and size >= 0 else None,
         sha256,
         # Of a large file git keeps a pointer, and the id is the pointer's.

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 def start(jobs: Sequence[Callable[[], bytes]], most_threads: int) -> list[Future[bytes]]:
     """Start jobs in order and return their futures, which can be cancelled."""
     futures: list[Future[bytes]] = [Future() for _ in jobs]
+    # popleft is atomic, so that threads share the queue without a lock.
     waiting = deque(zip(jobs, futures, strict=True))
     for _ in range(min(most_threads, len(jobs))):
         threading.Thread(target=_work, args=(waiting,), daemon=True).start()
@@ -24,6 +25,7 @@ def _work(waiting: deque[tuple[Callable[[], bytes], Future[bytes]]]) -> None:
             job, future = waiting.popleft()
         except IndexError:  # another thread took the last
             return
+        # False for a job that was cancelled while it waited.
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(job())

@@ -96,14 +96,17 @@ class Repository:
                 f"{printable(self.label / name)}: {file.size} bytes; such a file may have"
                 f" at most {limit}"
             )
+        # Cached by digest: an unchanged file is not fetched again at a new commit.
         if (kept := self._kept(name)) is not None and file.is_content(kept):
             return kept
         begun = self._begun.pop(name, None)
         if isinstance(begun, UnreachableError):
             raise begun
+        # Fetched together with the listing, and only now compared with it.
         if begun and self._is_listed(begun) and file.is_content(begun.content):
             content = begun.content
         else:
+            # By commit, not by branch: a push in between cannot mix two versions.
             content = self._whole(self._url(self.listing.commit, name), limit).content
         if not file.is_content(content):
             raise UnreachableError(
@@ -129,6 +132,7 @@ class Repository:
         """Return the headers, in parallel where they have to be fetched."""
         found = {name: self._kept(name) for name in names}
         missing = [name for name, content in found.items() if content is None]
+        # One request for each header, when the first range is long enough.
         expected = _expected_bytes(index)
         jobs = [
             partial(self._header, name, expected.get(name, USUAL_HEADER_BYTES)) for name in missing
@@ -163,10 +167,12 @@ class Repository:
 
     def _header(self, name: str, expected: int) -> bytes:
         path, size = self.label / name, self.size(name)
+        # A safetensors file begins with the length of its header, in eight bytes.
         if size < LENGTH_BYTES:
             raise CheckpointError(f"{printable(path)}: {size} bytes is not a safetensors file")
         wanted = partial(_header_bytes, size=size, path=path)
         begun = self._begun.pop(name, None)
+        # Brought by the first round.
         if isinstance(begun, Answer) and self._is_listed(begun):
             content = self._checked(begun, name)
         else:
@@ -177,6 +183,7 @@ class Repository:
             content += self._range(name, lambda _: rest, len(content), header_bytes)
         if len(content) < header_bytes:
             raise UnreachableError(f"{printable(path)}: the Hub sent only a part of the header")
+        # Without the tensors that came along.
         content = content[:header_bytes]
         self._cache.put(content, *self._key(name))
         return content
@@ -190,6 +197,7 @@ class Repository:
         return begun.commit == self.listing.commit
 
     def _checked(self, answer: Answer, name: str) -> bytes:
+        # A proxy or a mirror may send another file under the same name.
         if answer.total not in (None, self.size(name)):
             raise UnreachableError(
                 f"{printable(self.label / name)}: its length is {answer.total} bytes as sent and"
@@ -198,6 +206,7 @@ class Repository:
         return answer.content
 
     def _listing(self, revision: str, listing_only: bool) -> Listing:
+        # By endpoint too: a mirror may have other content under a name.
         key = (self._hub.endpoint, self._name, "revision", revision)
         kept = self._cache.get(*key)
         if self._hub.offline:
@@ -209,6 +218,7 @@ class Repository:
             return self._as_kept(kept, f"{printable(self.label)}: HF_HUB_OFFLINE is set")
         try:
             content = self._first_round(revision, kept is None, listing_only)
+        # Only when no answer came: an old listing must not hide a refusal.
         except NoAnswerError as error:
             if kept is None:
                 raise
@@ -257,11 +267,13 @@ class Repository:
 
     def _likely_header(self, revision: str) -> Answer:
         path = self.label / SINGLE_FILE
+        # The size is not listed yet; `_header` checks it again.
         wanted = partial(_header_bytes, size=MAX_EXTENT, path=path)
         url = self._url(revision, SINGLE_FILE)
         return self._connected().get(url, wanted, span=(0, USUAL_HEADER_BYTES), attempts=1)
 
     def _whole(self, url: str, limit: int, attempts: int = ATTEMPTS) -> Answer:
+        # One byte more than the limit shows that there is more.
         answer = self._connected().get(url, lambda _: limit + 1, attempts=attempts)
         if len(answer.content) > limit:
             raise UnreachableError(f"{printable(self.label)}: the Hub sent more than {limit} bytes")
@@ -280,6 +292,7 @@ class Repository:
                 future.add_done_callback(lambda _: self._sink.advance())
             return [future.result() for future in futures]
         except BaseException:
+            # Without this the others would go on until their own timeouts.
             client.stop()
             for future in futures:
                 future.cancel()
@@ -288,6 +301,7 @@ class Repository:
             self._sink.end()
 
     def _connected(self) -> Client:
+        # An old listing and new files would be two commits in one estimate.
         if self.stale:
             raise UnreachableError(f"{self.stale}, and a part of it is not kept")
         if self._client is None:
@@ -298,6 +312,7 @@ class Repository:
         return self._cache.get(*self._key(name))
 
     def _key(self, name: str) -> tuple[str, ...]:
+        # By content where the Hub lists a digest, else by commit: a branch changes.
         digest = self.listing.files[name].digest
         return self._hub.endpoint, self._name, digest or f"{self.listing.commit}/{name}"
 
@@ -319,6 +334,7 @@ def _expected_bytes(index: Index | None) -> dict[str, int]:
     """How long the header of each file may be, by the names of the tensors in it."""
     expected: dict[str, int] = {}
     for tensor, file in (index.weight_map if index else {}).items():
+        # The entry of a tensor is its name and a bounded rest.
         known = expected.setdefault(file, LENGTH_BYTES + METADATA_BYTES)
         expected[file] = known + len(tensor) + ENTRY_BYTES
     return expected

@@ -30,8 +30,11 @@ LONGEST_PAUSE_SECONDS = 20.0  # a longer Retry-After is reported instead of wait
 LONGEST_BODY_SECONDS = 120.0  # a body that trickles in is given up
 MAX_REDIRECTS = 5
 DRAINED_BYTES = 65_536  # a rest this small is read, so that the connection can be used again
+# Timeout, rate limit and errors of the server; any other refusal is final.
 _AGAIN = frozenset((408, 429, 500, 502, 503, 504))
+# "bytes first-last/size"; a star for a size that the server does not know (RFC 9110).
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
+# "ratelimit" of the Hub: r requests left, t seconds until more (huggingface_hub _http.py).
 _RATE_LIMIT = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})")
 
 
@@ -82,6 +85,7 @@ class Client:
                 **_authorization(),
             }
             self._session = session.result()
+        # Set from another thread: requests look at it between parts and between attempts.
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -111,8 +115,10 @@ class Client:
                 return self._follow(url, wanted, span)
             except _AgainError as again:
                 delay = pause if again.pause is None else again.pause
+                # No wait before a failure: the error is raised at once.
                 if attempt == attempts or delay > LONGEST_PAUSE_SECONDS or self._stopped.is_set():
                     raise NoAnswerError(self._given_up(again, attempt)) from None
+                # Not time.sleep, which `stop` could not end.
                 self._stopped.wait(delay)
                 pause *= 2
         raise AssertionError("no attempts were allowed")
@@ -127,15 +133,19 @@ class Client:
     ) -> Answer:
         headers = dict(self._headers)
         if span:
+            # The last byte of a Range is included (RFC 9110).
             headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
         commit = None
         for hop in range(MAX_REDIRECTS + 1):
             answer = self._attempt(url, headers, wanted, span[0] if span else 0)
+            # Only the Hub itself knows the commit; the storage that it redirects to does not.
             commit = answer.commit if hop == 0 else commit
             if isinstance(answer, Answer):
                 return answer._replace(commit=commit)
+            # The token is for the endpoint alone; a signed address of a storage needs none.
             if _origin(answer.url) != _origin(url):
                 headers.pop("authorization", None)
+            # Never from TLS to plain text, whatever a server says.
             if _origin(url)[0] == "https" and _origin(answer.url)[0] != "https":
                 raise UnreachableError(
                     f"{self._repository}: {_host(url)} redirects to {_host(answer.url)} without TLS"
@@ -158,26 +168,32 @@ class Client:
                 url,
                 headers=headers,
                 timeout=self._hub.timeout_seconds,
+                # Followed by _follow, which decides about the token at every hop.
                 follow_redirects=False,
             ) as response:
                 status, commit = response.status_code, response.headers.get("x-repo-commit")
                 if response.has_redirect_location:
+                    # A Location may be relative (RFC 9110), as for a renamed repository.
                     return _Redirect(urljoin(url, str(response.headers["location"])), commit)
+                # Before the body: the page of an error is not read as a file.
                 self._reject(response, url)
                 skipped, total = self._extent(response, start)
                 self._read(response, body, skipped, wanted)
                 return Answer(bytes(body[skipped:]), total, commit)
+        # Without an answer in time another attempt may get one.
         except httpx2.TimeoutException:
             limit = f"{self._hub.timeout_seconds:g} s"
             raise _AgainError(f"{_host(url)} did not answer within {limit}") from None
         except (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ProxyError) as error:
             raise _AgainError(f"{_host(url)} cannot be reached: {_reason(error)}") from None
+        # A fault of the address or the settings is the same at every attempt.
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
             raise UnreachableError(
                 f"{self._repository}: {printable(url)} cannot be asked: {_reason(error)}"
             ) from None
         finally:
             seconds = time.monotonic() - started
+            # Without its query: a signed address carries a key in it.
             self._sink.request(Request(url.partition("?")[0], status, len(body), seconds))
 
     def _read(
@@ -188,11 +204,14 @@ class Client:
         wanted: Callable[[bytearray], int],
     ) -> None:
         length = _length(response)
+        # The timeout is for each read; a server that sends a byte at a time never reaches it.
         deadline = time.monotonic() + LONGEST_BODY_SECONDS
+        # Raw: a compressed body could be far larger than what came.
         for part in response.iter_raw():
             body += part
             rest = None if length is None else length - len(body)
             enough = skipped + wanted(body[skipped:] if skipped else body)
+            # Closing early costs the connection, so a short rest is read to its end.
             if len(body) >= enough and (rest is None or rest > DRAINED_BYTES):
                 return
             if self._stopped.is_set() or time.monotonic() > deadline:
@@ -203,6 +222,7 @@ class Client:
 
     def _extent(self, response: "httpx2.Response", start: int) -> tuple[int, int | None]:
         """Bytes of the body that come before ``start``, and the file's size; 200 is all of it."""
+        # The server ignores Range and sends the file from its first byte.
         if response.status_code == 200:
             return start, _length(response)
         match = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
@@ -234,6 +254,7 @@ def _authorization() -> dict[str, str]:
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import OIDCError
 
+    # huggingface_hub: the user wants no stored token to be sent.
     if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
         return {}
     try:
@@ -242,6 +263,7 @@ def _authorization() -> dict[str, str]:
         raise UnreachableError(f"the Hugging Face token cannot be read: {_reason(error)}") from None
     if token is None:
         return {}
+    # A line break in a token would end the header and begin another.
     if not token.isascii() or not token.isprintable():
         raise InputError("the Hugging Face token has characters no token has; see HF_TOKEN")
     return {"authorization": f"Bearer {token}"}
@@ -269,6 +291,7 @@ def _origin(url: str) -> tuple[str, str]:
         parts = urlsplit(url)
     except ValueError:
         return "", ""
+    # Without user and password, and in lower case: host names have no case.
     return parts.scheme, parts.netloc.rpartition("@")[2].lower()
 
 

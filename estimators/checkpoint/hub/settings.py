@@ -33,6 +33,7 @@ def configured_hub() -> Hub:
         InputError: when one of them cannot be read.
     """
     endpoint = os.environ.get("HF_ENDPOINT")
+    # Checked first: huggingface_hub would take any text, and the first request would fail.
     if endpoint is not None and not _is_address(endpoint):
         raise InputError(
             f"HF_ENDPOINT={printable(endpoint)!r}: not an address; write https://host, or unset it"
@@ -40,6 +41,7 @@ def configured_hub() -> Hub:
     try:
         from huggingface_hub import constants
     except ValueError as error:
+        # The error quotes the value, which shows the variable that has it.
         names = [name for name in _set("HF_") if repr(os.environ[name]) in str(error)]
         raise InputError(f"{', '.join(names) or 'HF_*'}: {printable(error)}") from None
     return Hub(
@@ -60,6 +62,7 @@ def open_session() -> "httpx2.Client":
         from huggingface_hub.utils import get_session
 
         session: httpx2.Client = get_session()
+    # ImportError: a SOCKS proxy needs a package of its own.
     except (ImportError, OSError, ValueError) as error:
         names = ", ".join(_set(_OF_CONNECTIONS)) or "the proxy and certificate settings"
         raise InputError(f"no connection can be made with {names}: {printable(error)}") from None

@@ -110,6 +110,7 @@ def open_hub(
 
 def _reject_bad_name(name: str, revision: str, reference: str) -> None:
     parts = [*name.split("/"), *revision.split("/")]
+    # The name becomes part of a path and of an address.
     if any(part in ("", ".", "..") for part in parts) or name.count("/") != 1:
         raise CheckpointError(f"{printable(reference)!r}: not a Hub name; write org/name@revision")
 
@@ -117,6 +118,7 @@ def _reject_bad_name(name: str, revision: str, reference: str) -> None:
 def _find_snapshot(
     snapshots: Path, name: str, revision: str, file: str = CONFIG
 ) -> _Snapshot | None:
+    # The layout of huggingface_hub's cache: refs/REVISION has the commit of snapshots/COMMIT.
     folder = snapshots / f"models--{name.replace('/', '--')}"
     try:
         commit = (folder / "refs" / revision).read_text(encoding="ascii").strip()
@@ -131,6 +133,7 @@ def _find_snapshot(
 def _read_snapshot(snapshot: _Snapshot, reference: str, *, offline: bool) -> Checkpoint | None:
     """The checkpoint of a snapshot; None for a part of one, where the Hub can be asked."""
     try:
+        # A download that was interrupted leaves a part of a snapshot.
         checkpoint = read_directory(snapshot.directory)
     except CheckpointError:
         if offline:
@@ -140,6 +143,7 @@ def _read_snapshot(snapshot: _Snapshot, reference: str, *, offline: bool) -> Che
         return None
     commit = snapshot.commit
     since = f"read from Hugging Face's cache, commit {commit[:12]}; the Hub was not asked"
+    # A commit never changes, so that no warning is needed.
     pinned = reference.endswith(f"@{commit}")
     return replace(
         checkpoint,
