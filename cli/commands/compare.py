@@ -44,7 +44,7 @@ from memfit.cli.options import (
     parsed,
 )
 from memfit.cli.progress import reporting
-from memfit.cli.render.output import emit
+from memfit.cli.render.output import deliver
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.units import Units, parse_size
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
@@ -102,6 +102,7 @@ def compare(
     Each model is compared with the first.
     """
     # The library is imported here so that --help stays fast.
+    from memfit.cli.render.views.compare import ComparisonView
     from memfit.estimators.base.files import printable
     from memfit.estimators.compare.axes import Scenario
     from memfit.estimators.compare.compare import ComparedModel
@@ -155,10 +156,8 @@ def compare(
         compared = _under_each(compared[0], runtimes)
     given = None if runtime is None and runtimes is None else rules
     result = answer(catalog, compared, base, axes, runtime=given, units=units)
-    form = CompareFormat.JSON if json_ else format_
-    by_runtime = runtimes is not None
-    text = _rendered(result, form, units, by_runtime=by_runtime, to_file=output is not None)
-    emit(text, output)
+    view = ComparisonView(result, units, runtimes is not None)
+    deliver(view, "json" if json_ else format_.value, output)
     raise typer.Exit(Exit.YES if _any_will_do(runtimes, result) else _code(result))
 
 
@@ -195,26 +194,6 @@ def _reject_twice(axes: set[str], options: dict[str, bool]) -> None:
     for name, given in options.items():
         if given and name in axes:
             raise InputError(f"--matrix {name}: an option also sets {name}; give one of them")
-
-
-def _rendered(
-    result: "Comparison", form: CompareFormat, units: Units, *, by_runtime: bool, to_file: bool
-) -> str:
-    if form is CompareFormat.JSON:
-        from memfit.cli.render.data import to_json
-
-        return to_json(result)
-    if form is CompareFormat.CSV:
-        from memfit.cli.render.compare.data import to_csv
-
-        return to_csv(result)
-    if form is CompareFormat.MARKDOWN:
-        from memfit.cli.render.compare.markdown import to_markdown
-
-        return to_markdown(result, units)
-    from memfit.cli.render.compare.table import to_table
-
-    return to_table(result, units, by_runtime=by_runtime, to_file=to_file)
 
 
 def _code(result: "Comparison") -> Exit:

@@ -137,6 +137,7 @@ def estimate(
         catalog.checkpoint(reference)
         if draft is not None:
             catalog.checkpoint(draft)
+    from memfit.cli.render.views.estimate import EstimateView
     from memfit.estimators.sizing.estimate import estimate as answer
     from memfit.estimators.sizing.estimate import plots
 
@@ -157,20 +158,19 @@ def estimate(
     if method is Method.AUTO and quantize is None and adapter is None:
         sized = _measured(sized, workload)
     result = answer(sized, workload, units=units)
-    deliver(
+    view = EstimateView(
         result,
-        Format.JSON if json_ else format_,
-        output=output,
-        units=units,
-        plots=plots(sized, workload) if plot else None,
-        explanation=_explained(sized, workload, units) if explain else (),
+        units,
+        plots(sized, workload) if plot else None,
+        _explained(sized, workload, units) if explain else (),
     )
+    deliver(view, "json" if json_ else format_.value, output)
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
 
 def _load_library() -> None:
     """Import the modules needed next, while the Hub answers."""
-    import memfit.cli.render.data
+    import memfit.cli.render.views.estimate
     import memfit.estimators.sizing.estimate  # noqa: F401
 
 

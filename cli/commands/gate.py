@@ -83,7 +83,7 @@ def check(
     `memfit gate init MODEL --device NAME` writes a first policy.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.gate.output import deliver, deliver_mistakes, parse_outputs
+    from memfit.cli.render.gate_output import deliver_mistakes, deliver_report, parse_outputs
     from memfit.estimators.base.files import printable
 
     if old is not None and new is None:
@@ -103,7 +103,7 @@ def check(
     except PolicyError as error:
         deliver_mistakes(error, format_.value)
         raise
-    deliver(outcome.report, format_.value, files)
+    deliver_report(outcome.report, format_.value, files)
     raise typer.Exit(_exit(outcome.report.verdict))
 
 

@@ -30,9 +30,10 @@ def list_(json_: Json = False, output: Output = None, units: ShownUnits = Units.
     if json_:
         emit(collection_text(stored), output)
     elif stored:
-        from memfit.cli.render.measurements import to_table
+        from memfit.cli.render.views.measurements import to_table
+        from memfit.cli.render.writers.terminal import to_terminal
 
-        emit(to_table(stored, units, to_file=output is not None), output)
+        emit(to_terminal(to_table(stored, units), to_file=output is not None), output)
     else:
         emit(f"no measurements in {store.directory}; memfit tune MODEL makes one\n", output)
 
@@ -40,14 +41,15 @@ def list_(json_: Json = False, output: Output = None, units: ShownUnits = Units.
 @measurements.command()
 def show(id: Id, json_: Json = False, output: Output = None, units: ShownUnits = Units.GB) -> None:
     """Show every figure of a measurement; import reads its JSON."""
-    from memfit.cli.render.measurements import to_document
+    from memfit.cli.render.views.measurements import to_document
+    from memfit.cli.render.writers.terminal import to_terminal
     from memfit.probes.measurement_json import collection_text
 
     found = _store().get(id)
     if json_:
         emit(collection_text([found]), output)
     else:
-        emit(to_document(found, units, to_file=output is not None), output)
+        emit(to_terminal(to_document(found, units), to_file=output is not None), output)
 
 
 @measurements.command()

@@ -32,8 +32,7 @@ from memfit.cli.options import (
 )
 from memfit.cli.progress import reporting
 from memfit.cli.prompts import prompt_file, prompt_text
-from memfit.cli.render.output import emit, require_writable
-from memfit.cli.render.tune.output import written
+from memfit.cli.render.output import emit, rendered, require_writable
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.units import Units, parse_size
 
@@ -109,6 +108,7 @@ def tune(
 ) -> None:
     """Run a model, and compare its memory with the estimate."""
     # The library is imported here so that --help stays fast.
+    from memfit.cli.render.views.tune import TuneView
     from memfit.probes.process import ModelProcess, require_installed
     from memfit.probes.sweep_axes import parse_axis
     from memfit.probes.sweep_checkpoint import user_sweeps
@@ -182,7 +182,7 @@ def tune(
             sweeps=user_sweeps(),
             progress=progress,
         )
-    report = written(result, form, units, to_file=output is not None, plot=plot)
+    report = rendered(TuneView(result, units, plot), form.value, to_file=output is not None)
     if flags:
         _deliver_flags(result, report, output)
     else:

@@ -1,101 +1,168 @@
-"""A result as a document of texts, tables and charts, written for the terminal or as Markdown."""
+"""A result as plain data: texts, tables and charts. Views make documents, writers format them.
+
+No text in a document is escaped: each writer does that for its format.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-from memfit.cli.render.escape import escape_markdown
-from memfit.cli.render.grid import draw
-from memfit.cli.render.terminal import open_page
+from typing import Literal, NamedTuple, Protocol
 
 VERDICT_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
-_LEAST_WIDTH = 64
-_MARKDOWN_WIDTH = 80
-# Draws into a width in characters; with True, only with ASCII characters.
-Chart = Callable[[int, bool], Iterator[str]]
+
+
+class Pair(NamedTuple):
+    """A problem and its remedy."""
+
+    problem: str
+    remedy: str
+
+
+Cell = str | int | bool
+"""A text, an amount that is drawn as a bar, or whether a check passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a document."""
+
+    only: Literal["", "terminal", "page"] = ""
+    """Where it is shown; a page is Markdown. Empty: everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of texts; the first ``left`` columns are left-aligned, the others right-aligned."""
+class Heading(Part):
+    """The title of the document, or of a section."""
 
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    text: str
+    level: int = 2
+    status: str = ""
+    """A status after the text."""
+    colour: str = ""
+    """The colour of the status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Part):
+    """Lines of text, with a heading of their own or without; not shown without lines."""
+
+    lines: Sequence[str | Pair]
+    heading: str = ""
+    style: str = ""
+    """Of the terminal."""
+    mark: Literal["", "-", "1.", "!"] = ""
+    """Kind of list: none, bullets, numbers or warnings."""
+    indent: int = 0
+    wraps: bool = True
+    """Whether the terminal wraps long lines."""
+    gap: bool = False
+    """Whether an empty line precedes the text on the terminal."""
+    strong: bool = False
+    """Whether a page stresses the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Part):
+    """Rows of cells below headings."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
     title: str = ""
-    left: int = 1
+    align: str = "lr"
+    """A letter for each column, the last for all that follow: left, right, or b for bars."""
+    wrapped: Sequence[int] = (0,)
+    """Columns that wrap on a narrow terminal; numbers are never wrapped."""
+    whole: int = 1
+    """The amount that fills a bar."""
+    has_total: bool = False
+    """Whether the last row is a total."""
+    gap: bool = True
+
+    def aligned(self, column: int) -> str:
+        """Return the letter of a column."""
+        return self.align[min(column, len(self.align) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """A title, then facts, tables, the verdict, sections, commands and charts."""
+class Column:
+    """A column of cells that have several parts, which are aligned."""
 
-    title: str
-    facts: tuple[str, ...]
-    tables: tuple[Table, ...]
-    verdict: str
-    colour: str
-    sections: tuple[tuple[str, tuple[str, ...]], ...]
-    """Headings and lines; a section without lines is left out."""
-    charts: tuple[Chart, ...] = ()
-    commands: tuple[str, ...] = ()
+    heading: str
+    cells: Sequence[Sequence[str]]
+    is_left: bool = False
+    """Whether the first and the last part of a cell are aligned left."""
+    page_headings: Sequence[str] = ()
+    """Headings on a page: one for each part, or one for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns(Part):
+    """Columns side by side; a narrow terminal shows them in blocks that repeat the fixed ones."""
+
+    fixed: Sequence[Column]
+    others: Sequence[Column]
+    gap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Part):
+    """The answer in one sentence, which a page shows first."""
+
+    text: str
+    colour: str = "default"
+    gap: bool = True
+    wraps: bool = True
+    is_title: bool = False
+    """Whether it is the title of a page, with a mark of success or failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commands(Part):
     """Lines to paste into a shell; they are never wrapped."""
 
-
-def to_terminal(document: Document, *, to_file: bool) -> str:
-    """Return the document for the terminal; text wraps, numbers are never cut."""
-    page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
-    page.console.print(document.title, style="bold", soft_wrap=True)
-    for fact in document.facts:
-        page.say(fact, style="dim")
-    for table in document.tables:
-        page.console.print(f"\n{table.title}" if table.title else "")
-        wrapped = range(min(table.left, 1))
-        draw(page, table.headings, table.rows, left=table.left, wrapped=wrapped)
-    page.console.print()
-    page.say(document.verdict, style=f"bold {document.colour}")
-    for heading, lines in document.sections:
-        if lines:
-            page.console.print(f"\n{heading}")
-        for line in lines:
-            page.say(line, indent=2)
-    if document.commands:
-        page.console.print("\nTo paste")
-    for line in document.commands:
-        page.console.print(f"  {line}", soft_wrap=True)
-    for chart in document.charts:
-        page.console.print()
-        for line in chart(page.console.width, page.ascii_only):
-            page.console.print(line, no_wrap=True, crop=True)
-    return page.text()
+    lines: Sequence[str]
 
 
-def to_markdown(document: Document) -> str:
-    """Return the document as a Markdown section that ends with a line feed."""
-    return "\n".join(_lines(document)) + "\n"
+@dataclass(frozen=True, slots=True)
+class Chart(Part):
+    """A drawing with characters."""
+
+    draw: Callable[[int, bool], Iterator[str]]
+    """Yields the lines for a width in characters; with True, only of ASCII characters."""
 
 
-def _lines(document: Document) -> Iterator[str]:
-    yield from (
-        f"## {escape_markdown(document.title)}",
-        "",
-        f"**{escape_markdown(document.verdict)}**",
-        "",
+Document = Sequence[Heading | Text | Table | Columns | Verdict | Commands | Chart]
+
+
+class HasDocument(Protocol):
+    """What the writers for people need."""
+
+    def document(self) -> Document:
+        """Return the document."""
+
+
+def report(
+    *,
+    title: str,
+    facts: Sequence[str],
+    tables: Sequence[Table],
+    verdict: str,
+    colour: str,
+    sections: Sequence[tuple[str, Sequence[str]]],
+    charts: Sequence[Chart] = (),
+    commands: Sequence[str] = (),
+) -> Document:
+    """Return a document with the usual order of parts; ``sections`` are headings and lines."""
+    return (
+        Heading(title),
+        Text(facts, style="dim", mark="-"),
+        *tables,
+        Verdict(verdict, colour),
+        *(section(heading, lines) for heading, lines in sections),
+        Commands(commands),
+        *charts,
     )
-    yield from (f"- {escape_markdown(fact)}" for fact in document.facts)
-    for table in document.tables:
-        yield from ("", f"### {escape_markdown(table.title)}", "") if table.title else ("",)
-        yield _row(table.headings)
-        right = len(table.headings) - table.left
-        yield _row(["---"] * table.left + ["---:"] * right, escape=False)
-        yield from map(_row, table.rows)
-    for heading, lines in document.sections:
-        if lines:
-            yield from ("", f"### {heading}", "")
-            yield from (f"- {escape_markdown(line)}" for line in lines)
-    if document.commands:
-        yield from ("", "### To paste", "", "```sh", *document.commands, "```")
-    for chart in document.charts:
-        yield from ("", "```text", *chart(_MARKDOWN_WIDTH, False), "```")
 
 
-def _row(cells: Sequence[str], *, escape: bool = True) -> str:
-    return f"| {' | '.join(map(escape_markdown, cells) if escape else cells)} |"
+def section(heading: str, lines: Sequence[str], *, wraps: bool = True) -> Text:
+    """Return a list below a heading, which may be empty."""
+    return Text(lines, heading, mark="-", indent=2, gap=True, wraps=wraps)

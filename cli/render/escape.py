@@ -1,12 +1,12 @@
-"""Escape text from outside for the formats that people read."""
-
-_MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in "\\|<`*_["})
+"""Show what a terminal or a page must not interpret."""
 
 
-def escape_markdown(text: str) -> str:
-    r"""Return a text that Markdown shows as it is, also in a table cell.
+def visible(text: str) -> str:
+    r"""Return a text in which control characters and marks of direction are escape sequences.
 
-    >>> print(escape_markdown("a_b [c](d) | <e>"))
-    a\_b \[c](d) \| \<e>
+    >>> visible("a\x1b[1m b\u202e")
+    'a\\x1b[1m b\\u202e'
     """
-    return text.translate(_MARKDOWN)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

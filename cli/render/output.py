@@ -3,44 +3,30 @@
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Literal, TextIO
 
-from memfit.cli.options import Format
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import write_atomically
-from memfit.estimators.base.units import Units
-from memfit.estimators.results.estimate import Estimate, Plots
+
+Format = Literal["table", "json", "yaml", "csv", "markdown", "github", "junit"]
+"""Each is written by the module of that name in ``cli/render/writers``, tables by ``terminal``."""
 
 
-def deliver(
-    result: Estimate,
-    form: Format,
-    *,
-    output: Path | None,
-    units: Units,
-    plots: Plots | None,
-    explanation: tuple[str, ...],
-) -> None:
-    """Render a result and write it out.
+def deliver(view: Any, form: Format, output: Path | None) -> None:
+    """Write a result in a format to a file, else to standard output.
 
     Raises:
         InputError: when the file cannot be written.
     """
-    if form in (Format.JSON, Format.YAML):
-        from memfit.cli.render.data import estimate_data, json_text, yaml_text
+    emit(rendered(view, form, to_file=output is not None), output)
 
-        data = estimate_data(result, plots, explanation)
-        text = json_text(data) if form is Format.JSON else yaml_text(data)
-    elif form is Format.MARKDOWN:
-        from memfit.cli.render.markdown import to_markdown
 
-        text = to_markdown(result, units, plots, explanation)
-    else:
-        from memfit.cli.render.table import to_table
-
-        text = to_table(result, units, plots, explanation, to_file=output is not None)
-    emit(text, output)
+def rendered(view: Any, form: Format, *, to_file: bool) -> str:
+    """Return a result in a format, by the writer of that name; ``table`` is for the terminal."""
+    writer = import_module(f"memfit.cli.render.writers.{'terminal' if form == 'table' else form}")
+    return str(writer.write(view, to_file=to_file))
 
 
 def emit(text: str, output: Path | None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from memfit.cli.render.document import Chart
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import RunCall
 
@@ -24,6 +25,13 @@ class _Marks(NamedTuple):
 
 _UNICODE = _Marks("█", "▲", "─", "│")
 _ASCII = _Marks("#", "^", "-", "|")
+
+
+def run_chart(run: tuple[RunCall, ...], budget: int | None, units: Units) -> Chart:
+    """Return the plot."""
+    return Chart(
+        lambda width, ascii_only: run_lines(run, budget, units, width, ascii_only=ascii_only)
+    )
 
 
 def run_lines(

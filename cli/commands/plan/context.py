@@ -96,8 +96,9 @@ def context(
     The context that the runtime itself would choose is shown too.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.plan.context import to_document
-    from memfit.cli.render.plan.writing import write_plan
+    from memfit.cli.render.output import deliver
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.context import to_document
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
     from memfit.estimators.sizing.estimate import curve
@@ -129,7 +130,7 @@ def context(
     sized = sized.with_runtime(rules)
     result = plan_context(sized, workload, asked, units=units)
     document = to_document(result, units, curve(sized, workload) if plot else ())
-    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
+    deliver(Answer(result, document), "json" if json_ else format_.value, output)
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
 

@@ -67,8 +67,9 @@ def experts(
     Also the share of the routing they cover.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.plan.experts import to_document
-    from memfit.cli.render.plan.writing import write_plan
+    from memfit.cli.render.output import deliver
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.experts import to_document
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.experts.expert_slots import inventory
     from memfit.estimators.plans.experts.plan import ExpertQuestion, RunMemory, plan_experts
@@ -108,7 +109,7 @@ def experts(
         summary=device_summary(machine) if machine else None,
     )
     document = to_document(result, units, plot=plot)
-    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
+    deliver(Answer(result, document), "json" if json_ else format_.value, output)
     row = result.chosen
     fits = row.verdict != "exceeds" if row else machine is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)

@@ -78,8 +78,9 @@ def growth(
     Also where they exceed a budget.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.plan.growth import to_document
-    from memfit.cli.render.plan.writing import write_plan
+    from memfit.cli.render.output import deliver
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.growth import to_document
     from memfit.estimators.plans.sessions.plan import plan_growth
     from memfit.estimators.results.growth import Sessions
     from memfit.estimators.runtimes.registry import runtime_names
@@ -103,7 +104,7 @@ def growth(
         context=parsed("--context", parse_count, context),
     )
     document = to_document(result, units, plot=plot)
-    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
+    deliver(Answer(result, document), "json" if json_ else format_.value, output)
     if not result.rules:
         raise typer.Exit(Exit.UNSUPPORTED)
     crossed = all(rule.crossing for rule in result.rules)

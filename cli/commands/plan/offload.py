@@ -84,8 +84,9 @@ def offload(
     Also the time saved by loading them again.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.plan.offload import to_document
-    from memfit.cli.render.plan.writing import write_plan
+    from memfit.cli.render.output import deliver
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.offload import to_document
     from memfit.estimators.base.reading.request_trace import read_request_trace
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.offload.cache_tiers import Speeds
@@ -122,5 +123,5 @@ def offload(
         ),
     )
     document = to_document(result, units, plot=plot)
-    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
+    deliver(Answer(result, document), "json" if json_ else format_.value, output)
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)

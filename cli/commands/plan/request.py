@@ -6,7 +6,7 @@ import typer
 
 from memfit.cli.exits import Exit
 from memfit.cli.options import Json, Output, PlanForm, PlanFormat, parsed
-from memfit.cli.render.output import emit
+from memfit.cli.render.output import deliver
 from memfit.estimators.base.units import parse_count
 
 
@@ -19,8 +19,8 @@ def request(
     output: Output = None,
 ) -> None:
     """Say how many tokens a request gets, and the answer of a server."""
-    from memfit.cli.render.data import to_json
-    from memfit.cli.render.plan import request as render
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.request import to_document
     from memfit.estimators.runtimes.zinc.requests import plan_request
 
     result = plan_request(
@@ -28,11 +28,6 @@ def request(
         parsed("--requested", parse_count, requested) or 0,
         parsed("--capacity", parse_count, capacity) or 0,
     )
-    if json_ or format_ is PlanFormat.JSON:
-        text = to_json(result)
-    elif format_ is PlanFormat.MARKDOWN:
-        text = render.to_markdown(result)
-    else:
-        text = render.to_table(result, to_file=output is not None)
-    emit(text, output)
+    answer = Answer(result, to_document(result))
+    deliver(answer, "json" if json_ else format_.value, output)
     raise typer.Exit(Exit.NO if result.admission == "refused" else Exit.YES)

@@ -63,8 +63,9 @@ def static(
     All other allocations are added.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.plan.static import to_document
-    from memfit.cli.render.plan.writing import write_plan
+    from memfit.cli.render.output import deliver
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.static import to_document
     from memfit.estimators.plans.static.plan import plan_static
     from memfit.estimators.trace.graph_format import to_json
 
@@ -84,7 +85,7 @@ def static(
         environment=os.environ,
     )
     document = to_document(result, units, plot=plot)
-    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
+    deliver(Answer(result, document), "json" if json_ else format_.value, output)
     raise typer.Exit(Exit.YES)
 
 

@@ -25,12 +25,13 @@ def wired(
     Also the macOS setting this needs.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.plan.wired import to_document
-    from memfit.cli.render.plan.writing import write_plan
+    from memfit.cli.render.output import deliver
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.wired import to_document
     from memfit.estimators.plans.wired.plan import plan_wired
     from memfit.estimators.plans.wired.scenario import read_scenario
 
     result = plan_wired(read_scenario(scenario), units)
     document = to_document(result, units, plot=plot)
-    write_plan(result, document, PlanFormat.JSON if json_ else format_, output)
+    deliver(Answer(result, document), "json" if json_ else format_.value, output)
     raise typer.Exit(Exit.NO if result.verdict == "fails" else Exit.YES)

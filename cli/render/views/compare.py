@@ -1,0 +1,170 @@
+"""A comparison as a document, and as rows."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from memfit.cli.render.document import Column, Columns, Document, Heading, Table, Text, section
+from memfit.cli.render.view import as_data
+from memfit.cli.render.views import compare_text
+from memfit.cli.render.views import text as estimate_text
+from memfit.estimators.base.units import Units
+from memfit.estimators.results.comparison import Comparison, Matrix
+
+_MINUS = "−"
+_BY_RUNTIME = {
+    "resident_weights": "Weights",
+    "kv_per_token": "KV a token",
+    "kv": "KV cache",
+    "state": "State",
+    "workspace": "Workspace",
+    "peak": "Peak",
+    "recommended_context": "Longest context",
+}
+_FIGURES = ("model", "figure", "unit", "value", "basis", "difference", "percent", "reason")
+_CELL = ("verdict", "exceeded", "peak_bytes", "needed_bytes", "working_set_bytes")
+
+
+class ComparisonView(NamedTuple):
+    """A comparison; ``by_runtime``: its models are one model under several runtimes."""
+
+    result: Comparison
+    units: Units
+    by_runtime: bool
+
+    def data(self) -> dict[str, Any]:
+        """Return the fields of the comparison."""
+        return as_data(self.result)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield a row for each model and figure; with a matrix, one for each cell instead."""
+        return _cells(self.result.matrix) if self.result.matrix else _values(self.result)
+
+    def document(self) -> Document:
+        """Return the models, a table of their figures, notes, and a table of what fits."""
+        result = self.result
+        facts = (compare_text.task(result), estimate_text.machine(result, self.units))
+        matrix = _matrix(result, result.matrix, self.units) if result.matrix else ()
+        return (
+            Heading("Memory compared", only="page"),
+            *self._models(),
+            Text(facts, style="dim", wraps=False),
+            *self._figures(),
+            section("", compare_text.notes(result), wraps=False),
+            *matrix,
+        )
+
+    def _models(self) -> Iterator[Text]:
+        models = self.result.models
+        titles = [f"{model.label}: {compare_text.title(model)}" for model in models]
+        yield Text(titles, mark="1.", wraps=False, only="page" if self.by_runtime else "")
+        described = next((model.model for model in models if model.model), None)
+        if self.by_runtime and described:
+            yield Text([estimate_text.title(described)], wraps=False, only="terminal")
+
+    def _figures(self) -> Iterator[Table | Columns]:
+        result, units = self.result, self.units
+        if self.by_runtime:
+            yield _runtimes(result, units)
+        names = ["Verdict", *(compare_text.figure_name(figure.name) for figure in result.figures)]
+        first, *others = (
+            Column(heading, _column(result, index, units), page_headings=_page_headings(index))
+            for index, heading in enumerate(_headings(result))
+        )
+        # Every block repeats the first model, because the others are compared with it.
+        fixed = (Column("", [(name,) for name in names], is_left=True, page_headings=[""]), first)
+        yield Columns(fixed, others, only="page" if self.by_runtime else "")
+
+
+def _page_headings(index: int) -> tuple[str, ...]:
+    return (str(index + 1), "against 1", "") if index else ("1",)
+
+
+def _column(result: Comparison, index: int, units: Units) -> list[tuple[str, ...]]:
+    """One model's value, difference and percent of each figure, the verdict above them."""
+    verdict = compare_text.verdict_text(result.models[index], result)
+    cells: list[tuple[str, ...]] = [(verdict, "", "")]
+    for figure in result.figures:
+        value = figure.values[index]
+        changes = (
+            compare_text.difference_texts(value, figure.unit, units, _MINUS) if index else ("", "")
+        )
+        cells.append((compare_text.figure_text(figure, index, result, units), *changes))
+    return cells
+
+
+def _runtimes(result: Comparison, units: Units) -> Table:
+    """A row for each runtime."""
+    figures = [figure for figure in result.figures if figure.name in _BY_RUNTIME]
+    rows = [
+        (
+            f"{index + 1} {model.label}",
+            compare_text.verdict_text(model, result),
+            *(compare_text.figure_text(figure, index, result, units) for figure in figures),
+        )
+        for index, model in enumerate(result.models)
+    ]
+    headings = ("Runtime", "Verdict", *(_BY_RUNTIME[figure.name] for figure in figures))
+    return Table(headings, rows, align="llr", gap=False, only="terminal")
+
+
+def _matrix(result: Comparison, matrix: Matrix, units: Units) -> Iterator[Heading | Columns | Text]:
+    notes = compare_text.Footnotes()
+    models = len(result.models)
+    combinations = [cell.settings for cell in matrix.cells[::models]]
+    axes = [
+        Column(
+            name,
+            [(compare_text.setting_text(settings[name]),) for settings in combinations],
+            page_headings=[name],
+        )
+        for name in matrix.axes
+    ]
+    columns = [
+        Column(
+            heading,
+            [compare_text.cell_texts(cell, units, notes) for cell in matrix.cells[index::models]],
+            is_left=True,
+            page_headings=[str(index + 1)],
+        )
+        for index, heading in enumerate(_headings(result))
+    ]
+    yield Heading("What fits", level=3, only="page")
+    yield Columns(axes, columns, gap=True)
+    yield Text([compare_text.tally(matrix)])
+    yield section("", notes.lines(), wraps=False)
+
+
+def _headings(result: Comparison) -> Iterator[str]:
+    """Each model's number, and its name without the common parent directories."""
+    paths = [model.label.split("/") for model in result.models]
+    common = 0
+    while len({tuple(path[: common + 1]) for path in paths}) == 1 and common + 1 < len(paths[0]):
+        common += 1
+    for number, path in enumerate(paths, 1):
+        yield f"{number} {'/'.join(path[common:])}"
+
+
+def _values(result: Comparison) -> Iterator[tuple[Any, ...]]:
+    yield _FIGURES
+    for index, model in enumerate(result.models):
+        if model.undecided:
+            yield (model.label, "", "", "", "", "", "", model.undecided.reason)
+            continue
+        yield (model.label, "verdict", "", model.verdict, "", "", "", " ".join(model.exceeded))
+        for figure in result.figures:
+            value = figure.values[index]
+            if value is None:
+                yield (model.label, figure.name, figure.unit, "", "", "", "", "")
+                continue
+            change = value.difference
+            changes = (change.amount, change.percent) if change else ("", "")
+            yield (model.label, figure.name, figure.unit, value.value, value.basis, *changes, "")
+
+
+def _cells(matrix: Matrix) -> Iterator[tuple[Any, ...]]:
+    yield ("model", *matrix.axes, *_CELL, "reason")
+    for cell in matrix.cells:
+        settings = ("none" if value is None else value for value in cell.settings.values())
+        figures = (cell.verdict, " ".join(cell.exceeded), *(getattr(cell, n) for n in _CELL[2:]))
+        reason = cell.undecided.reason if cell.undecided else ""
+        yield (cell.model, *settings, *figures, reason)

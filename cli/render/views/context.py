@@ -1,0 +1,162 @@
+"""A plan of contexts, laid out for the terminal and Markdown."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, report
+from memfit.cli.render.plot import curve_chart
+from memfit.cli.render.views import text as estimate_text
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.plans.context.percentiles import PERCENTILES
+from memfit.estimators.results.context import ContextPlan, Distribution, MatrixCell, TrafficPlan
+from memfit.estimators.results.estimate import CurvePoint
+
+_MARKS = {"fits": "", "tight": " tight", "exceeds": " no", "unknown": ""}
+
+
+def to_document(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]) -> Document:
+    """Return the document; with a curve it has a plot of memory against context."""
+    tables = [_profile(result, units), _contexts(result, units)]
+    if result.matrix:
+        tables.append(_matrix(result.matrix, units))
+    if result.traffic:
+        tables.append(_traffic(result.traffic))
+    budget = result.device.working_set_bytes if result.device else None
+    return report(
+        title=f"{result.model.id}: contexts under {result.runtime.name}",
+        facts=(estimate_text.task(result), estimate_text.machine(result, units)),
+        tables=tuple(tables),
+        verdict=_verdict(result, units),
+        colour=VERDICT_COLOURS[result.verdict],
+        sections=(
+            ("Requests", tuple(_requests(result))),
+            ("Notes", (*result.assumptions, *(note.message for note in result.notes))),
+        ),
+        charts=(curve_chart(curve, budget, units),) if curve else (),
+    )
+
+
+def _profile(result: ContextPlan, units: Units) -> Table:
+    memory, shown = result.profile, partial(format_bytes, units=units)
+    return Table(
+        ("Memory", "Device-local", "Host-visible"),
+        (
+            ("Weights", shown(result.weights_bytes), ""),
+            (
+                "Fixed",
+                shown(memory.fixed_device_local_bytes),
+                shown(memory.fixed_host_visible_bytes),
+            ),
+            ("  of it states", shown(memory.gpu_ssm_bytes), ""),
+            (
+                "A token",
+                shown(memory.device_local_bytes_per_token),
+                shown(memory.host_visible_bytes_per_token),
+            ),
+        ),
+    )
+
+
+def _contexts(result: ContextPlan, units: Units) -> Table:
+    ceilings = result.ceilings
+    rows = [
+        ("Ceiling: the model's", "", _tokens(ceilings.model)),
+        ("Ceiling: requested", "", _tokens(ceilings.requested)),
+        ("Ceiling: the backend's", "", _tokens(ceilings.backend)),
+    ]
+    rows = [row for row in rows if row[2] != "-"]
+    for name, largest in (
+        ("Largest, device-local", result.device_local),
+        ("Largest, unified", result.unified),
+    ):
+        if largest:
+            budget = format_bytes(largest.budget_bytes, units)
+            rows.append((name, budget, _fitting(largest.tokens)))
+    if result.device:
+        rows.append(("Recommended", "9/10 of that", _fitting(result.longest_context or 0)))
+    if result.automatic:
+        own = result.automatic
+        budget = format_bytes(own.budget_bytes, units)
+        if own.tokens is not None:
+            rows.append((f"{result.runtime.name}'s own choice", budget, _tokens(own.tokens)))
+        rows.append(("Right by that budget", budget, _fitting(own.right_tokens)))
+    return Table(("Context", "Budget", "Tokens"), tuple(rows or [("No device", "", "-")]))
+
+
+def _matrix(cells: tuple[MatrixCell, ...], units: Units) -> Table:
+    counts = sorted({cell.requests for cell in cells})
+    lengths = sorted({cell.context_tokens for cell in cells})
+    by_place = {(cell.context_tokens, cell.requests): cell for cell in cells}
+    rows = tuple(
+        (str(tokens), *(_cell(by_place[tokens, count], units) for count in counts))
+        for tokens in lengths
+    )
+    headings = ("Tokens each", *(f"{n} request{'s' if n > 1 else ''}" for n in counts))
+    return Table(headings, rows, "Memory by context and requests at once")
+
+
+def _cell(cell: MatrixCell, units: Units) -> str:
+    if cell.needed_bytes is None:
+        return "-"
+    return format_bytes(cell.needed_bytes, units) + _MARKS[cell.verdict]
+
+
+def _traffic(traffic: TrafficPlan) -> Table:
+    headings = ("Traffic, tokens", "mean", *(f"{p} %" for p in PERCENTILES), "largest")
+    rows = (
+        ("prompt", *_texts(traffic.prompt)),
+        ("completion", *_texts(traffic.completion)),
+        ("both", *_texts(traffic.total)),
+    )
+    return Table(headings, rows, f"{traffic.requests} requests")
+
+
+def _texts(found: Distribution) -> tuple[str, ...]:
+    values = (found.mean, found.p50, found.p90, found.p95, found.p99, found.largest)
+    return tuple(map(str, values))
+
+
+def _requests(result: ContextPlan) -> Iterator[str]:
+    work = result.workload
+    if result.largest_batch is not None:
+        yield f"largest batch of {work.prompt_tokens} tokens each: {result.largest_batch}"
+    if result.automatic and result.automatic.reason:
+        yield result.automatic.reason
+    traffic = result.traffic
+    if traffic is None:
+        return
+    yield f"99 % of the requests are served by a context of {traffic.context_for_99} tokens"
+    if traffic.fitting is not None:
+        share = f"{100 * traffic.fitting // traffic.requests} %"
+        yield (
+            f"{traffic.fitting} of {traffic.requests} requests ({share}) are within"
+            f" {traffic.longest_context or 0} tokens, the longest context that fits"
+        )
+        yield (
+            f"at once: {traffic.at_once_for_99} requests as long as that,"
+            f" {traffic.at_once_of_mean} of the mean length"
+        )
+
+
+def _verdict(result: ContextPlan, units: Units) -> str:
+    tokens = result.workload.prompt_tokens
+    if result.fit is None:
+        return f"{tokens} tokens: name a device or a memory size for a verdict."
+    fit, shown = result.fit, partial(format_bytes, units=units)
+    headroom = (
+        f"{shown(fit.headroom_bytes)} of headroom"
+        if fit.headroom_bytes >= 0
+        else f"{shown(-fit.headroom_bytes)} too much"
+    )
+    return (
+        f"{tokens} tokens: {fit.status}: {shown(fit.required_bytes)} of a working set of"
+        f" {shown(fit.recommended_bytes)} and {shown(fit.total_bytes)} of memory; {headroom}."
+    )
+
+
+def _tokens(value: int | None) -> str:
+    return "-" if value is None else f"{value} tokens"
+
+
+def _fitting(tokens: int) -> str:
+    return f"{tokens} tokens" if tokens else "does not fit"

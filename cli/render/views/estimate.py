@@ -1,0 +1,103 @@
+"""An estimate as a document, and as data."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from memfit.cli.render.document import (
+    VERDICT_COLOURS,
+    Chart,
+    Document,
+    Heading,
+    Table,
+    Text,
+    Verdict,
+    section,
+)
+from memfit.cli.render.view import as_data
+from memfit.cli.render.views import text as estimate_text
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.results.estimate import Estimate, Plots
+
+
+class EstimateView(NamedTuple):
+    """An estimate, with plots and formulas if they were requested."""
+
+    result: Estimate
+    units: Units
+    plots: Plots | None
+    explanation: tuple[str, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Return the estimate as the mapping of docs/schema/estimate.schema.json."""
+        data = as_data(self.result)
+        if data["components"]["draft"] is None:
+            del data["components"]["draft"]
+        if self.plots:
+            data |= {name: rows for name, rows in asdict(self.plots).items() if rows}
+        if self.explanation:
+            data["explanation"] = list(self.explanation)
+        return data
+
+    def document(self) -> Document:
+        """Return the components of the peak, the verdict, recommendations and notes."""
+        result, units = self.result, self.units
+        notes = (*result.assumptions, *(note.message for note in result.notes))
+        verdict = estimate_text.verdict(result, units)
+        return (
+            Heading(result.model.id),
+            Text(estimate_text.summary(result, units), style="dim", mark="-"),
+            _components(result, units),
+            _bytes(result, units),
+            Verdict(verdict, VERDICT_COLOURS[result.verdict], gap=False),
+            section("Recommended", result.recommendation.reasons),
+            section("Notes", notes),
+            *self._charts(),
+            *((Heading("Formulas", level=3, only="page"),) if self.explanation else ()),
+            Text(self.explanation, mark="-", wraps=False, gap=True),
+        )
+
+    def _charts(self) -> Iterator[Chart]:
+        if self.plots:
+            from memfit.cli.render.plot import charts
+
+            budget = self.result.device.working_set_bytes if self.result.device else None
+            yield from charts(self.plots, budget, self.units)
+
+
+def _components(result: Estimate, units: Units) -> Table:
+    """The components of the peak and the parts of the weights, drawn as bars."""
+    budget = result.device.working_set_bytes if result.device else None
+    return Table(
+        ("Component", "Size", "", "Of budget" if budget else "Of peak", "Basis"),
+        tuple(_rows(result, units, budget or max(result.peak_bytes, 1))),
+        align="lrbrl",
+        whole=max(budget or 0, result.peak_bytes, 1),
+        gap=False,
+        only="terminal",
+    )
+
+
+def _rows(result: Estimate, units: Units, whole: int) -> Iterator[tuple[str | int, ...]]:
+    """Name, size, bar, share and basis of each row; parts of a component have no bar."""
+    for name, nbytes, basis in estimate_text.rows(result):
+        share = estimate_text.percent(nbytes, whole)
+        yield name, format_bytes(nbytes, units), nbytes, share, basis
+        if name == "Weights":
+            for part, part_bytes in estimate_text.weight_rows(result):
+                yield f"  {part}", format_bytes(part_bytes, units), 0, "", ""
+    peak = result.peak_bytes
+    share = estimate_text.percent(peak, whole)
+    yield f"Peak, in {result.peak_phase}", format_bytes(peak, units), peak, share, ""
+    yield "Margin", format_bytes(result.components.margin.bytes, units), 0, "", ""
+
+
+def _bytes(result: Estimate, units: Units) -> Table:
+    """The components of the peak with their exact bytes."""
+    peak = (f"Peak, in {result.peak_phase}", result.peak_bytes, "")
+    rows = tuple(
+        (name, format_bytes(nbytes, units), str(nbytes), basis)
+        for name, nbytes, basis in (*estimate_text.rows(result), peak)
+    )
+    headings = ("Component", "Size", "Bytes", "Basis")
+    return Table(headings, rows, align="lrrl", has_total=True, only="page")

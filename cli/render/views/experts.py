@@ -1,0 +1,153 @@
+"""A plan of experts as a document."""
+
+from collections.abc import Iterator
+
+from memfit.cli.render.bars import Bar, bar_chart
+from memfit.cli.render.document import VERDICT_COLOURS, Chart, Document, Table, report
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
+
+_MEMORY = (
+    "Experts",
+    "Weights",
+    "Lookup",
+    "KV",
+    "State",
+    "Workspace",
+    "Running",
+    "Start-up",
+    "Verdict",
+)
+_MISSES = ("Experts", "Coverage", "Misses", "From disk", "Time", "Pinned", "Found", "Filler")
+
+
+def to_document(result: ExpertsPlan, units: Units, *, plot: bool) -> Document:
+    """Return the document; ``plot`` adds a chart of memory and coverage."""
+    return report(
+        title=result.model,
+        facts=tuple(_facts(result, units)),
+        tables=(
+            Table(_MEMORY, tuple(_memory(row, units) for row in result.rows)),
+            Table(_MISSES, tuple(_missed(row, units) for row in result.rows), "Per token"),
+        ),
+        verdict=_verdict(result, units),
+        colour=VERDICT_COLOURS[result.chosen.verdict if result.chosen else "unknown"],
+        sections=(
+            ("To set", tuple(_settings(result, units))),
+            ("Does it pay off", (_worth(result), *result.worth.reasons)),
+            ("Notes", tuple(note.message for note in result.notes)),
+        ),
+        charts=(_plot(result, units),) if plot else (),
+    )
+
+
+def _facts(result: ExpertsPlan, units: Units) -> Iterator[str]:
+    slots = "a slot takes" if result.uniform_slots else "the largest slot takes"
+    yield (
+        f"{result.model_type}, {result.experts} experts in each of {result.layers} layers,"
+        f" {result.top_k} per token; {slots} {result.slot_bytes} bytes, all experts"
+        f" {format_bytes(result.all_expert_bytes, units)} ({result.basis})"
+    )
+    if result.device:
+        yield (
+            f"{result.device.name}, {format_bytes(result.device.memory_bytes, Units.GIB)} memory,"
+            f" working set {format_bytes(result.device.working_set_bytes, units)};"
+            f" {result.context_tokens} tokens of context"
+        )
+    else:
+        yield "no device: --device m4-max-64 or --memory 32GB gives a capacity"
+
+
+def _memory(row: CapacityRow, units: Units) -> tuple[str, ...]:
+    parts = (
+        row.weight_bytes,
+        row.lookup_bytes,
+        row.kv_bytes,
+        row.state_bytes,
+        row.workspace_bytes,
+        row.running_bytes,
+        row.startup_bytes,
+    )
+    return str(row.capacity), *(format_bytes(part, units) for part in parts), row.verdict
+
+
+def _missed(row: CapacityRow, units: Units) -> tuple[str, ...]:
+    slots = (row.pinned_slots, row.found_slots, row.filler_slots)
+    return str(row.capacity), *_misses(row.misses, units), *map(str, slots)
+
+
+def _misses(misses: ExpertMisses, units: Units) -> tuple[str, ...]:
+    return (
+        f"{misses.coverage_percent:.2f} %",
+        f"{misses.misses_per_token:.1f}",
+        format_bytes(misses.disk_bytes_per_token, units),
+        _milliseconds(misses.disk_microseconds_per_token),
+    )
+
+
+def _milliseconds(microseconds: int | None) -> str:
+    return "-" if microseconds is None else f"{microseconds / 1000:.1f} ms"
+
+
+def _verdict(result: ExpertsPlan, units: Units) -> str:
+    row = result.chosen
+    if result.device is None:
+        return "No device: it is not known what fits."
+    if row is None:
+        return "Does not fit: there is no room for the experts of one token."
+    text = (
+        f"Keep {row.capacity} of {result.experts} experts in each layer:"
+        f" {format_bytes(row.running_bytes, units)} during the run,"
+        f" {format_bytes(row.startup_bytes, units)} during start-up"
+    )
+    return f"{text}; {row.verdict}."
+
+
+def _settings(result: ExpertsPlan, units: Units) -> Iterator[str]:
+    for regime in result.regimes:
+        yield (
+            f"{regime.os_regime}: {regime.capacity} of {result.experts} experts, from 71 % of"
+            f" {format_bytes(regime.working_set_bytes, units)}"
+        )
+    if result.device:
+        fitting = _experts(result.fitting_capacity)
+        running = _experts(result.fitting_run_capacity)
+        yield f"in 90 % of the working set: {fitting} fit with the start-up, {running} without it"
+    if result.wired_limit_bytes is not None:
+        yield f"wired limit: {format_bytes(result.wired_limit_bytes, units)}, all memory in use"
+    if result.adaptive:
+        capacities = result.adaptive.capacities
+        coverage, misses, disk, time = _misses(result.adaptive.misses, units)
+        yield (
+            f"by layer: {min(capacities)} to {max(capacities)} experts in"
+            f" {format_bytes(result.adaptive.expert_bytes, units)} cover {coverage}; {misses}"
+            f" misses and {disk} per token" + (f", {time}" if time != "-" else "")
+        )
+
+
+def _experts(capacity: int | None) -> str:
+    return "none" if capacity is None else f"{capacity} experts"
+
+
+def _worth(result: ExpertsPlan) -> str:
+    pays = result.worth.pays
+    return "not known" if pays is None else "yes" if pays else "no"
+
+
+def _plot(result: ExpertsPlan, units: Units) -> Chart:
+    bars = [
+        Bar(
+            str(row.capacity),
+            (row.non_expert_bytes, row.expert_bytes, row.running_bytes - row.weight_bytes),
+            f"{row.misses.coverage_percent:.1f} %",
+        )
+        for row in result.rows
+    ]
+    device = result.device
+    return bar_chart(
+        "Memory and coverage by experts",
+        ("other weights", "experts", "the rest"),
+        bars,
+        units,
+        ("working set", device.working_set_bytes if device else None),
+    )

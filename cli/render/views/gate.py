@@ -1,0 +1,126 @@
+"""A gate's report as a document, as annotations and as suites of test cases."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from memfit.cli.render.document import Document, Heading, Pair, Table, Text, Verdict
+from memfit.cli.render.views import gate_text
+from memfit.cli.render.writers.github import Annotation
+from memfit.cli.render.writers.junit import Case, Suite
+from memfit.estimators.base.errors import PolicyError
+from memfit.estimators.results.gate import GateReport, LimitCheck, TargetReport
+
+_COLOURS = {
+    "passed": "green",
+    "broken": "red",
+    "invalid": "red",
+    "undecided": "yellow",
+    "unreachable": "yellow",
+}
+
+
+class GateView(NamedTuple):
+    """A report."""
+
+    report: GateReport
+
+    def data(self) -> dict[str, Any]:
+        """Return the fields of the report."""
+        data = asdict(self.report)
+        return {"schema": data.pop("schema"), **data}
+
+    def document(self) -> Document:
+        """Return each target with its limits, then the verdict."""
+        report, headline = self.report, gate_text.headline(self.report)
+        return (
+            *(part for target in report.targets for part in _target(target)),
+            Verdict(headline, _COLOURS[report.verdict], wraps=False, is_title=True),
+            Text([gate_text.footer(report)], style="dim", wraps=False),
+        )
+
+    def annotations(self) -> Iterator[Annotation | str]:
+        """Yield an annotation for each error, broken limit and note, then the verdict."""
+        for target in self.report.targets:
+            yield from _annotations(target, self.report.policy)
+        yield gate_text.headline(self.report)
+
+    def suites(self) -> tuple[str, Sequence[Suite]]:
+        """Return a suite for each target, with a test case for each limit."""
+        targets = self.report.targets
+        return "memfit gate", [
+            Suite(target.name, list(_cases(target, self.report.policy))) for target in targets
+        ]
+
+
+class MistakesView(NamedTuple):
+    """The mistakes of a policy that cannot be read."""
+
+    error: PolicyError
+
+    def annotations(self) -> Iterator[Annotation]:
+        """Yield an annotation for each mistake."""
+        for each in self.error.mistakes:
+            text = f"{each.key}: {each.text}"
+            yield Annotation("error", each.file, each.line, "memfit policy", text)
+
+
+def _target(target: TargetReport) -> Iterator[Heading | Text | Table]:
+    status = gate_text.status(target)
+    yield Heading(target.name, level=3, status=status, colour=_COLOURS[target.status])
+    yield Text([gate_text.subject(target)], style="dim", wraps=False)
+    if target.message is not None:
+        yield Text([target.message], indent=2, wraps=False, strong=True)
+    if target.checks:
+        rows = [_check(check) for check in target.checks]
+        headings = ("Limit", "Figure", "Allowed", "")
+        yield Table(headings, rows, align="lrl", wrapped=(2,), gap=False)
+    broken = [check for check in target.checks if not check.passed]
+    problems = [Pair(gate_text.broken(check), gate_text.remedy(check)) for check in broken]
+    yield Text(problems, mark="-", indent=2, wraps=False)
+    yield from _changes(target)
+    yield Text([note.message for note in target.notes], mark="!", indent=2, wraps=False)
+
+
+def _check(check: LimitCheck) -> tuple[str | bool, ...]:
+    texts = (gate_text.limit_name(check), gate_text.figure(check), gate_text.allowed(check))
+    return (*texts, check.passed)
+
+
+def _changes(target: TargetReport) -> Iterator[Text | Table]:
+    if not target.changes:
+        return
+    if all(change.before == change.now for change in target.changes):
+        yield Text(["No figure differs from the baseline."], only="page")
+        return
+    rows = [
+        (gate_text.figure_name(change), *gate_text.amounts(change))
+        for change in target.changes
+        if change.before or change.now
+    ]
+    yield Table(("", "Baseline", "Now", "Change"), rows, only="page")
+
+
+def _annotations(target: TargetReport, policy: str) -> Iterator[Annotation]:
+    title = f"memfit: {target.name}"
+    if target.message is not None:
+        yield Annotation("error", policy, target.line, title, target.message)
+    for check in target.checks:
+        if not check.passed and target.status == "broken":
+            text = f"{gate_text.broken(check)}; {gate_text.remedy(check)}"
+            yield Annotation("error", policy, check.line, title, text)
+    for note in target.notes:
+        yield Annotation("warning", policy, target.line, title, note.message)
+
+
+def _cases(target: TargetReport, policy: str) -> Iterator[Case]:
+    if target.message is not None:
+        yield Case(gate_text.status(target), policy, target.line, "error", target.message)
+    for check in target.checks:
+        case = Case(gate_text.limit_name(check), policy, check.line)
+        if target.status == "undecided":
+            case = case._replace(outcome="skipped", message="the figures are bounds")
+        elif not check.passed:
+            problem, remedy = gate_text.broken(check), gate_text.remedy(check)
+            case = case._replace(outcome="failure", message=problem, text=remedy)
+        yield case

@@ -1,0 +1,127 @@
+"""A plan of growing sessions as a document."""
+
+from collections.abc import Iterator
+
+from memfit.cli.render.bars import Bar, bar_chart
+from memfit.cli.render.document import Chart, Document, Table, report
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.results.growth import GrowthPlan, GrowthRow
+
+_MOST_TURNS = 8  # shown; JSON has all
+_NOTES = (
+    "peak: the old and the new cache of the growing session are alive together, in all its layers;"
+    " MLX frees the old cache of a layer before it grows the next, so its peak is lower",
+    "copied: bytes copied into larger buffers until the end, for all sessions",
+)
+
+
+def to_document(result: GrowthPlan, units: Units, *, plot: bool) -> Document:
+    """Return the document; ``plot`` adds a chart of each rule over the turns."""
+    sessions = result.sessions
+    many = "sessions" if sessions.sessions > 1 else "session"
+    facts = [f"{sessions.sessions} {many} of {result.tokens} tokens"]
+    if sessions.turns > 1 or sessions.prefix_tokens:
+        facts.append(
+            f"a prefix of {sessions.prefix_tokens} tokens, then {sessions.turns} turns of"
+            f" {sessions.turn_tokens} tokens"
+        )
+    tables = [Table(_HEADINGS, tuple(_row(rule, units) for rule in result.rules))]
+    if sessions.turns > 1 and result.rules:
+        tables.append(_turns(result, units))
+    return report(
+        title=f"{result.model}: how caches grow",
+        facts=tuple(facts),
+        tables=tuple(tables) if result.rules else (),
+        verdict=_verdict(result, units),
+        colour="red" if any(rule.crossing for rule in result.rules) else "green",
+        sections=(
+            ("Crossing the budget", tuple(_crossings(result, units))),
+            ("Notes", (*_NOTES, *(f"{one.runtime}: {one.reason}" for one in result.undecided))),
+        ),
+        charts=tuple(_plot(rule, result, units) for rule in result.rules) if plot else (),
+    )
+
+
+_HEADINGS = (
+    "Runtime",
+    "Growth",
+    "Step",
+    "Per token",
+    "Allocated",
+    "Needed",
+    "Peak",
+    "Growths",
+    "Copied",
+    "Shared",
+)
+
+
+def _row(rule: GrowthRow, units: Units) -> tuple[str, ...]:
+    return (
+        ", ".join(rule.runtimes),
+        rule.growth,
+        str(rule.step),
+        format_bytes(rule.bytes_per_token, units),
+        format_bytes(rule.allocated_bytes, units),
+        format_bytes(rule.held_bytes, units),
+        format_bytes(rule.peak_bytes, units),
+        str(rule.growths) if rule.growth != "paged" else "-",
+        format_bytes(rule.copied_bytes, units) if rule.copied_bytes else "-",
+        format_bytes(rule.shared_bytes, units) if rule.shared_bytes else "-",
+    )
+
+
+def _turns(result: GrowthPlan, units: Units) -> Table:
+    shown = _picked(result.sessions.turns)
+    headings = ("Allocated after turn", *(str(turn) for turn in shown))
+    rows = tuple(
+        (
+            ", ".join(rule.runtimes),
+            *(format_bytes(rule.turns[turn - 1].allocated_bytes, units) for turn in shown),
+        )
+        for rule in result.rules
+    )
+    return Table(headings, rows, "Allocated over the turns")
+
+
+def _picked(turns: int) -> list[int]:
+    """At most eight turns, evenly spread, with the last one."""
+    if turns <= _MOST_TURNS:
+        return list(range(1, turns + 1))
+    return [turns * number // _MOST_TURNS for number in range(1, _MOST_TURNS + 1)]
+
+
+def _crossings(result: GrowthPlan, units: Units) -> Iterator[str]:
+    for rule in result.rules:
+        if rule.crossing:
+            at = rule.crossing
+            where = f", in turn {at.turn}" if result.sessions.turns > 1 else ""
+            yield (
+                f"{', '.join(rule.runtimes)}: at token {at.tokens} of a session{where}:"
+                f" {format_bytes(at.alive_bytes, units)} alive"
+            )
+
+
+def _verdict(result: GrowthPlan, units: Units) -> str:
+    if result.budget_bytes is None:
+        return "No budget: give --budget, a device or a memory size."
+    budget = format_bytes(result.budget_bytes, units)
+    crossed = sum(rule.crossing is not None for rule in result.rules)
+    if not crossed:
+        return f"Within the budget of {budget} for caches under every rule."
+    return f"Above the budget of {budget} for caches under {crossed} of {len(result.rules)} rules."
+
+
+def _plot(rule: GrowthRow, result: GrowthPlan, units: Units) -> Chart:
+    title = f"{', '.join(rule.runtimes)}, {rule.growth}"
+    picked = [rule.turns[turn - 1] for turn in _picked(result.sessions.turns)]
+    bars = [
+        Bar(
+            f"turn {turn.turn}, {turn.tokens} tokens",
+            (turn.held_bytes, max(0, turn.allocated_bytes - turn.held_bytes)),
+        )
+        for turn in picked
+    ]
+    bars.append(Bar("peak while growing", (0, 0, rule.peak_bytes)))
+    kinds = ("needed", "allocated in addition", "old and new")
+    return bar_chart(title, kinds, bars, units, ("budget", result.budget_bytes))

@@ -1,0 +1,84 @@
+"""A table of measurements, and a page with the figures of one measurement."""
+
+from collections.abc import Iterator, Sequence
+
+from memfit.cli.render.document import Document, Heading, Table, Text
+from memfit.cli.render.views.tune_text import (
+    FIGURE_NAMES,
+    NOTHING,
+    first_token,
+    rate,
+    seconds,
+    size,
+)
+from memfit.estimators.base.units import Units
+from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.sizing.measurement_lookup import workload_words
+from memfit.probes.figures import measured_figures, median_speed, paired_figures
+from memfit.probes.result import TuneFigure
+
+_HEADINGS = ("Id", "Measured", "Model", "Workload", "Peak")
+
+
+def to_table(measurements: Sequence[Measurement], units: Units) -> Document:
+    """Return a row for each measurement; names wrap on a narrow terminal."""
+    rows = [_row(measurement, units) for measurement in measurements]
+    return (Table(_HEADINGS, rows, align="llllr", wrapped=(2, 3)),)
+
+
+def to_document(measurement: Measurement, units: Units) -> Document:
+    """Return every figure of a measurement with its spread over the repeats."""
+    rows = [
+        (
+            FIGURE_NAMES[figure.name],
+            size(figure.measured_bytes, units),
+            size(figure.spread_bytes, units) if figure.spread_bytes else NOTHING,
+        )
+        for figure in _figures(measurement)
+    ]
+    return (
+        Heading(measurement.model),
+        Text(tuple(_facts(measurement)), style="dim", mark="-"),
+        Table(("Figure", "Median", "Spread"), rows),
+        Text([", ".join(_speeds(measurement))], gap=True),
+    )
+
+
+def _row(measurement: Measurement, units: Units) -> tuple[str, ...]:
+    (peak,) = (figure for figure in _figures(measurement) if figure.name == "peak")
+    return (
+        measurement.id,
+        measurement.measured_at[:10],
+        measurement.model,
+        workload_words(measurement.workload),
+        size(peak.measured_bytes, units),
+    )
+
+
+def _facts(measurement: Measurement) -> Iterator[str]:
+    yield f"{measurement.id}, checkpoint {measurement.fingerprint[:16]}"
+    yield (
+        f"measured {measurement.measured_at} on {measurement.device} ({measurement.backend}) with"
+        f" mlx {measurement.mlx_version}, mlx-lm {measurement.mlx_lm_version} and memfit"
+        f" {measurement.memfit_version}"
+    )
+    runs = len(measurement.runs)
+    yield f"{workload_words(measurement.workload)}; {runs} run{'' if runs == 1 else 's'}"
+    if measurement.wired_limit_bytes is not None:
+        yield f"with a wired limit of {measurement.wired_limit_bytes} bytes"
+
+
+def _figures(measurement: Measurement) -> tuple[TuneFigure, ...]:
+    taken = measured_figures(
+        measurement.loaded, measurement.runs, measurement.swift_workspace_bytes
+    )
+    return paired_figures(taken, {})
+
+
+def _speeds(measurement: Measurement) -> Iterator[str]:
+    yield f"loaded in {seconds(measurement.loaded.load_ns)}"
+    if rates := median_speed(measurement.workload, measurement.runs):
+        yield f"{first_token(measurement.workload)} {seconds(rates.first_token_ns)}"
+        yield f"prefill {rate(rates.prefill_tokens_per_second)} tokens/s"
+        if rates.decode_tokens_per_second is not None:
+            yield f"decode {rate(rates.decode_tokens_per_second)} tokens/s"

@@ -1,0 +1,184 @@
+"""Texts for a tune result, shared by the table and Markdown."""
+
+from collections.abc import Iterator
+from decimal import Decimal
+
+from memfit.cli.render.views.text import percent as share_percent
+from memfit.cli.render.views.text import verdict_sentence
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
+from memfit.probes.result import Point, TuneFigure, TuneResult
+from memfit.probes.speed_tradeoff import rounded_rate
+
+FIGURE_NAMES = {
+    "weights": "Weights",
+    "active": "Active after load",
+    "kv": "KV cache at the end",
+    "kv_held": "  held by its tokens",
+    "ssm": "State at the end",
+    "prefill_kv": "KV cache after prefill",
+    "prefill_kv_held": "  held by its tokens",
+    "prefill_ssm": "State after prefill",
+    "prefill_peak": "Peak in prefill",
+    "decode_peak": "Peak in decode",
+    "peak": "Peak",
+    "workspace": "Workspace",
+    "unaccounted": "Unaccounted",
+    "swift_workspace": "Workspace, mlx-swift-lm",
+    "process": "Process, by the system",
+}
+_OPTIONAL = {"ssm", "prefill_ssm"}  # not shown when they are zero
+NOTHING = "-"
+
+
+def figure_rows(point: Point, units: Units) -> Iterator[tuple[str, ...]]:
+    """Yield name, estimate, measurement, difference, percent and spread of each figure."""
+    for figure in point.figures:
+        if figure.name in _OPTIONAL and not (figure.measured_bytes or figure.estimated_bytes):
+            continue
+        yield (
+            FIGURE_NAMES[figure.name],
+            size(figure.estimated_bytes, units),
+            size(figure.measured_bytes, units),
+            difference(figure, units),
+            percent(figure),
+            size(figure.spread_bytes, units) if figure.spread_bytes else NOTHING,
+        )
+
+
+def bases(result: TuneResult) -> str:
+    """The method and the bases of the estimated figures."""
+    basis = {figure.name: figure.basis for figure in result.points[0].figures if figure.basis}
+    named = {"weights": "weights", "kv": "KV cache", "peak": "peak"}
+    found = ", ".join(f"{text} {basis[name]}" for name, text in named.items() if name in basis)
+    return f"estimated by {result.method}: {found}" if found else ""
+
+
+def point_rows(points: tuple[Point, ...], units: Units) -> Iterator[tuple[str, ...]]:
+    """Yield the settings of each point, its runs, peaks and speeds."""
+    for point in points:
+        peak = next((figure for figure in point.figures if figure.name == "peak"), None)
+        work, speed = point.workload, point.speed
+        yield (
+            str(work.prompt_tokens),
+            str(work.prefill_step),
+            str(work.kv_bits or "none") + (" wired" if point.wired_limit_bytes else ""),
+            str(point.repeats or NOTHING),
+            size(point.estimated_peak_bytes, units),
+            size(point.peak_bytes, units) if point.peak_bytes is not None else point.status,
+            percent(peak) if peak else NOTHING,
+            rate(speed.prefill_tokens_per_second if speed else None),
+            rate(speed.decode_tokens_per_second if speed else None),
+        )
+
+
+def reasons(points: tuple[Point, ...]) -> Iterator[str]:
+    """Yield why points were not measured, or not completely: each reason once."""
+    alike: dict[str, list[Workload]] = {}
+    for point in points:
+        if point.reason:
+            alike.setdefault(f"{point.status}: {point.reason}", []).append(point.workload)
+    for reason, works in alike.items():
+        more = f" and {len(works) - 1} more" if len(works) > 1 else ""
+        yield f"{settings(works[0])}{more}: {reason}"
+
+
+def settings(work: Workload) -> str:
+    """The settings of a workload that a sweep varies."""
+    return f"{work.prompt_tokens} tokens, {settings_without_context(work)}"
+
+
+def settings_without_context(work: Workload) -> str:
+    """The prefill step and the cache of a workload."""
+    bits = f"{work.kv_bits}-bit" if work.kv_bits else "unquantised"
+    return f"prefill step {work.prefill_step}, {bits} KV cache"
+
+
+def task(result: TuneResult) -> str:
+    """The workload, and the versions that ran it."""
+    work = result.points[0].workload
+    text = f"{work.prompt_tokens} prompt token{'' if work.prompt_tokens == 1 else 's'}"
+    if work.max_tokens:
+        text += f" + {work.max_tokens} generated"
+    text += f", prefill step {work.prefill_step}"
+    if work.kv_bits:
+        text += f", {work.kv_bits}-bit KV cache from token {work.quantized_kv_start}"
+    if work.max_kv_size:
+        text += f", KV cache of at most {work.max_kv_size} tokens"
+    return f"{text}; mlx {result.mlx_version}, mlx-lm {result.mlx_lm_version}"
+
+
+def speeds(result: TuneResult) -> Iterator[str]:
+    """The times of the requested workload, a line for each phase, with the spread of repeats."""
+    point = result.points[0]
+    if result.loaded:
+        yield f"loaded in {seconds(result.loaded.load_ns)}"
+    if not (speed := point.speed):
+        return
+    first, spread = seconds(speed.first_token_ns), seconds(speed.first_token_spread_ns)
+    yield f"{first_token(point.workload)} {first}{_spread(point, spread)}; {_runs(point)}"
+    prefill, decode = speed.prefill_tokens_per_second, speed.decode_tokens_per_second
+    yield f"prefill {rate(prefill)} tokens/s{_spread(point, rate(speed.prefill_spread))}"
+    if decode is not None:
+        yield f"decode {rate(decode)} tokens/s{_spread(point, rate(speed.decode_spread))}"
+
+
+def first_token(work: Workload) -> str:
+    """What the time to the first token means: without generation it is the prompt's time."""
+    return "first token after" if work.max_tokens else "prompt read in"
+
+
+def _spread(point: Point, spread: str) -> str:
+    return f" (repeats differ by {spread})" if point.repeats > 1 else ""
+
+
+def _runs(point: Point) -> str:
+    return "1 run" if point.repeats == 1 else f"median of {point.repeats} runs"
+
+
+def verdict(result: TuneResult, units: Units) -> str:
+    """The verdict as a sentence with its numbers."""
+    point = result.points[0]
+    if point.peak_bytes is None:
+        return f"Not measured completely: {point.reason}."
+    need, budget = point.peak_bytes + result.margin_bytes, result.device.working_set_bytes
+    share = (
+        f"measured peak and margin take {format_bytes(need, units)} of"
+        f" {format_bytes(budget, units)} ({share_percent(need, budget)})"
+    )
+    return verdict_sentence(result.verdict, result.exceeded, share)
+
+
+def size(nbytes: int | None, units: Units) -> str:
+    """Bytes with their unit."""
+    return NOTHING if nbytes is None else format_bytes(nbytes, units)
+
+
+def difference(figure: TuneFigure, units: Units) -> str:
+    """Measured minus estimated, with its sign."""
+    nbytes = figure.difference_bytes
+    if nbytes is None:
+        return NOTHING
+    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes, units)}"
+
+
+def percent(figure: TuneFigure) -> str:
+    """The difference in percent of the estimate, to a hundredth, never rounded to zero."""
+    nbytes, whole = figure.difference_bytes, figure.estimated_bytes
+    if nbytes is None or not whole:
+        return NOTHING
+    share = Decimal(100 * nbytes) / whole
+    if nbytes and abs(share) < Decimal("0.01"):
+        return f"{'+' if nbytes > 0 else '-'}<0.01 %"
+    return f"{share:+.2f} %" if nbytes else "0 %"
+
+
+def seconds(nanoseconds: int) -> str:
+    """A time in seconds, to a millisecond below a minute."""
+    time = Decimal(nanoseconds) / 10**9
+    return f"{time:.3f} s" if time < 60 else f"{time:.1f} s"
+
+
+def rate(tokens: float | None) -> str:
+    """Tokens per second, with the digits that repeat between runs."""
+    return NOTHING if tokens is None else rounded_rate(tokens)

@@ -1,0 +1,71 @@
+"""JUnit XML: suites of test cases."""
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+# What XML 1.0 cannot hold, escaped or not (https://www.w3.org/TR/xml/#charsets).
+_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class Case(NamedTuple):
+    """A test case; ``outcome`` is empty when it passed."""
+
+    name: str
+    file: str
+    line: int
+    outcome: Literal["", "failure", "error", "skipped"] = ""
+    message: str = ""
+    text: str = ""
+
+
+class Suite(NamedTuple):
+    """Test cases with a common name."""
+
+    name: str
+    cases: Sequence[Case]
+
+
+class HasSuites(Protocol):
+    """What this writer needs."""
+
+    def suites(self) -> tuple[str, Sequence[Suite]]:
+        """Return the name of the report, and its suites."""
+
+
+def write(view: HasSuites, *, to_file: bool) -> str:
+    """Return the view's suites as an XML document that ends with a line feed."""
+    name, suites = view.suites()
+    root = _counted("testsuites", name, [case for suite in suites for case in suite.cases])
+    for suite in suites:
+        element = _counted("testsuite", suite.name, suite.cases)
+        element.extend(_case(case, suite.name) for case in suite.cases)
+        root.append(element)
+    indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+
+
+def _counted(tag: str, name: str, cases: Sequence[Case]) -> Element:
+    outcomes = [case.outcome for case in cases]
+    counts = {
+        "tests": len(cases),
+        "failures": outcomes.count("failure"),
+        "errors": outcomes.count("error"),
+        "skipped": outcomes.count("skipped"),
+    }
+    return Element(tag, {"name": _text(name), **{key: str(n) for key, n in counts.items()}})
+
+
+def _case(case: Case, suite: str) -> Element:
+    place = {"file": _text(case.file), "line": str(case.line)}
+    names = {"classname": _text(suite), "name": _text(case.name)}
+    element = Element("testcase", {**names, **place, "time": "0"})
+    if case.outcome:
+        result = SubElement(element, case.outcome, message=_text(case.message))
+        result.text = _text(case.text) or None
+    return element
+
+
+def _text(text: str) -> str:
+    return _FORBIDDEN.sub("\ufffd", text)

@@ -1,0 +1,85 @@
+"""Text for the terminal, plain in a pipe or a file; numbers are never cut."""
+
+from memfit.cli.render import grid
+from memfit.cli.render.document import (
+    Chart,
+    Columns,
+    Commands,
+    Document,
+    HasDocument,
+    Heading,
+    Pair,
+    Table,
+    Text,
+    Verdict,
+)
+from memfit.cli.render.escape import visible
+from memfit.cli.render.page import Page, open_page
+
+_LEAST_WIDTH = 64
+
+
+def write(view: HasDocument, *, to_file: bool) -> str:
+    """Return the view's document as text."""
+    return to_terminal(view.document(), to_file=to_file)
+
+
+def to_terminal(document: Document, *, to_file: bool) -> str:
+    """Return a document as text with colours only for a terminal that supports them."""
+    page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
+    is_first = True
+    for part in document:
+        if part.only == "page" or (isinstance(part, Text | Commands) and not part.lines):
+            continue
+        if not is_first and _has_gap(part):
+            page.console.print()
+        _draw(page, part)
+        is_first = False
+    return page.text()
+
+
+def _has_gap(part: Heading | Text | Table | Columns | Verdict | Commands | Chart) -> bool:
+    return part.gap if isinstance(part, Text | Table | Columns | Verdict) else True
+
+
+def _draw(page: Page, part: Heading | Text | Table | Columns | Verdict | Commands | Chart) -> None:
+    match part:
+        case Heading():
+            _heading(page, part)
+        case Text():
+            _text(page, part)
+        case Table():
+            grid.draw_table(page, part)
+        case Columns():
+            grid.draw_columns(page, part)
+        case Verdict():
+            page.say(part.text, style=f"bold {part.colour}", wraps=part.wraps)
+        case Commands():
+            page.say("To paste")
+            for line in part.lines:
+                page.say(line, indent=2, wraps=False)
+        case Chart():
+            _chart(page, part)
+
+
+def _chart(page: Page, chart: Chart) -> None:
+    for line in chart.draw(page.console.width, page.ascii_only):
+        page.console.print(visible(line), no_wrap=True, crop=True)
+
+
+def _heading(page: Page, heading: Heading) -> None:
+    page.say(heading.text, style="bold", end=": " if heading.status else "\n", wraps=False)
+    if heading.status:
+        page.say(heading.status, style=heading.colour, wraps=False)
+
+
+def _text(page: Page, text: Text) -> None:
+    if text.heading:
+        page.say(text.heading)
+    for number, line in enumerate(text.lines, 1):
+        if isinstance(line, Pair):
+            page.say(line.problem, indent=text.indent, wraps=text.wraps)
+            page.say(line.remedy, indent=text.indent + 2, wraps=text.wraps)
+            continue
+        prefix = {"1.": f"{number} ", "!": "note: "}.get(text.mark, "")
+        page.say(f"{prefix}{line}", style=text.style, indent=text.indent, wraps=text.wraps)
