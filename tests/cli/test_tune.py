@@ -14,7 +14,8 @@ import pytest
 
 from memfit.cli.options import CompareFormat
 from memfit.cli.prompts import prompt_text
-from memfit.cli.render.tune.output import written
+from memfit.cli.render.output import rendered
+from memfit.cli.render.views.tune import TuneView
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
@@ -63,7 +64,7 @@ def result(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def shown(result: TuneResult, form: CompareFormat) -> Run:
-    return Run(0, written(result, form, Units.GB, to_file=False), "")
+    return Run(0, rendered(TuneView(result, Units.GB, plot=False), form.value, to_file=False), "")
 
 
 def figures_of(run: Run) -> dict[str, dict[str, Any]]:

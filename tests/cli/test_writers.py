@@ -1,0 +1,164 @@
+"""Every writer makes hostile texts harmless in its format."""
+
+import csv
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from memfit.cli.render.document import (
+    Chart,
+    Column,
+    Columns,
+    Commands,
+    Document,
+    Heading,
+    Pair,
+    Table,
+    Text,
+    Verdict,
+)
+from memfit.cli.render.output import Format, rendered
+from memfit.cli.render.writers.github import Annotation
+from memfit.cli.render.writers.junit import Case, Suite
+
+HOSTILE = (
+    "a|b",
+    "<script>",
+    "[text](link)",
+    "`code`",
+    "*stress*",
+    "_name_",
+    "\\",
+    "@someone",
+    "```",
+    "::error::x",
+    "##[error]x",
+    "100%",
+    "two\nlines",
+    "one\r",
+    "\x1b[31mred",
+    "\x07bell",
+    "\u202eright to left",
+    "\u2066isolated",
+    "&amp;",
+    "\x00null",
+    "\ud800",
+    "[bold]markup[/bold]",
+    ":smile:",
+)
+
+
+class View:
+    """A view with one text at every place."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def document(self) -> Document:
+        text = self.text
+        return (
+            Heading(text, status=text),
+            Text([text, Pair(text, text)], heading=text, mark="-", gap=True),
+            Text([text], mark="!"),
+            Text([text], strong=True),
+            Table((text, text), [(text, text)], title=text),
+            Columns([Column(text, [[text]], is_left=True, page_headings=[text])],
+                    [Column(text, [[text, text]], page_headings=[text])]),
+            Verdict(text),
+            Commands([text]),
+            Chart(lambda _width, _ascii_only: iter([text])),
+        )  # fmt: skip
+
+    def data(self) -> dict[str, Any]:
+        return {"text": self.text}
+
+    def rows(self) -> Iterator[tuple[str, None]]:
+        yield (self.text, None)
+
+    def annotations(self) -> Iterator[Annotation | str]:
+        yield Annotation("error", self.text, 1, self.text, self.text)
+        yield self.text
+
+    def suites(self) -> tuple[str, list[Suite]]:
+        text = self.text
+        cases = [Case(text, text, 1), Case(text, text, 2, "failure", text, text)]
+        return text, [Suite(text, cases)]
+
+
+def written(text: str, form: Format) -> str:
+    return rendered(View(text), form, to_file=True)
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_text_for_people_has_no_control_characters(text: str, form: Format) -> None:
+    assert written(text, form).replace("\n", "").replace("\ufe0f", "").isprintable()
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+@pytest.mark.parametrize("text", [text for text in HOSTILE if text != "```"], ids=ascii)
+def test_no_text_adds_a_line(text: str, form: Format) -> None:
+    plain = written("x" * len(ascii(text)), form)
+    assert written(text, form).count("\n") == plain.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a|b", r"a\|b"),
+        ("<b>", r"\<b>"),
+        ("[a](b)", r"\[a](b)"),
+        ("`a`", r"\`a\`"),
+        ("*a*", r"\*a\*"),
+        ("_a_", r"\_a\_"),
+        ("@name", "@&#8203;name"),
+        ("org/name@main", "org/name@main"),
+        ("a\u202eb", r"a\\u202eb"),
+    ],
+)
+def test_markdown_shows_marks_as_they_are(text: str, shown: str) -> None:
+    before_fences = written(text, "markdown").split("```")[0]
+    places = written("plain", "markdown").split("```")[0].count("plain")
+    assert before_fences.count(shown) == places
+    assert text == shown or text not in before_fences.replace(shown, "")
+
+
+def test_a_fence_of_markdown_is_longer_than_backticks_in_it() -> None:
+    lines = written("```", "markdown").splitlines()
+    fences = [line for line in lines if line.startswith("````")]
+    assert fences == ["````sh", "````", "````text", "````"]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_an_annotation_is_one_command_and_a_line_of_the_log_is_none(text: str) -> None:
+    first, second = written(text, "github").removesuffix("\n").split("\n")
+    assert first.startswith("::error file=")
+    properties = first.removeprefix("::error ").split("::")[0]
+    assert [each.split("=")[0] for each in properties.split(",")] == ["file", "line", "title"]
+    assert not second.lstrip().startswith("::")
+    assert "##[" not in second
+    assert "\r" not in first + second
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_junit_is_xml_that_says_the_text(text: str) -> None:
+    root = ElementTree.fromstring(written(text, "junit"))
+    failure = next(root.iter("failure"))
+    shown = re.sub("[\x00-\x08\x1b\ud800]", "\ufffd", text)
+    assert failure.get("message") == shown
+    assert root.get("failures") == "1"
+
+
+@pytest.mark.parametrize("text", [text for text in HOSTILE if text != "\ud800"], ids=ascii)
+def test_data_keeps_every_text(text: str) -> None:
+    assert json.loads(written(text, "json")) == {"text": text}
+    assert yaml.safe_load(written(text, "yaml")) == {"text": text}
+    if text not in ("one\r", "\x00null"):
+        (row,) = csv.reader(io.StringIO(written(text, "csv"), newline=""))
+        assert row == [text, ""]
