@@ -8,14 +8,17 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, is_dataclass
-from functools import cache
+from dataclasses import asdict
 from pathlib import PurePath
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.files import printable
-from memfit.estimators.base.reading.strict_json import parse_object, plain
+from memfit.estimators.base.files import printable, short
+from memfit.estimators.base.reading.place import Place
+from memfit.estimators.base.reading.section import Reading, Section, json_section
+from memfit.estimators.base.reading.strict_json import plain
+from memfit.estimators.base.reading.typed import Parsers, to_record
+from memfit.estimators.base.reading.values import as_count, as_line
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import SCHEMA, Measurement
@@ -23,12 +26,11 @@ from memfit.estimators.runtimes.measurement import SCHEMA, Measurement
 COLLECTION_SCHEMA = "memfit.measurements/1"
 MAX_COLLECTION_BYTES = 8_000_000  # a measurement of three repeats takes two kilobytes
 MAX_COLLECTION_VALUES = 200_000  # and sixty values
-MAX_FIGURE = 2**63 - 1
-MAX_TEXT = 8192
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{8}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|\+00:00)", re.ASCII)
 _NAMES = {"memfit.measurement": SCHEMA, "memfit.measurements": COLLECTION_SCHEMA}
+_PARSERS: Parsers = {int: as_count, str: as_line}
 
 
 class NewerSchemaError(InputError):
@@ -74,7 +76,8 @@ def parse_measurement(content: bytes, path: PurePath) -> Measurement:
         InputError: naming the file and the key, when it is damaged.
         NewerSchemaError: when a newer memfit wrote it.
     """
-    return _measurement(_parsed(content, path, "the measurement"), f"{printable(path)}: ")
+    top = _parsed(content, path, "the measurement")
+    return _measurement(top.values, top.reading, ())
 
 
 def parse_collection(content: bytes, path: PurePath) -> tuple[Measurement, ...]:
@@ -84,14 +87,13 @@ def parse_collection(content: bytes, path: PurePath) -> tuple[Measurement, ...]:
         InputError: naming the file and the key, when it is damaged.
         NewerSchemaError: when a newer memfit wrote it.
     """
-    data = _parsed(content, path, "the collection of measurements")
-    place = f"{printable(path)}: "
-    _require_schema(data, COLLECTION_SCHEMA, place)
-    records = data.get("measurements")
+    top = _parsed(content, path, "the collection of measurements")
+    _require_schema(top, COLLECTION_SCHEMA)
+    records = top.values.get("measurements")
     if not isinstance(records, list):
-        raise InputError(f"{place}measurements: expected a list, got {_shown(records)}")
+        raise top.fail("measurements", f"expected a list, got {short(records)}")
     return tuple(
-        _measurement(record, f"{place}measurements[{index}].")
+        _measurement(record, top.reading, ("measurements", index))
         for index, record in enumerate(records)
     )
 
@@ -104,25 +106,22 @@ def _dumped(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-def _parsed(content: bytes, path: PurePath, what: str) -> dict[str, Any]:
-    value = parse_object(
-        content, path, what=what, error=InputError, max_values=MAX_COLLECTION_VALUES
-    )
-    data: dict[str, Any] = plain(value, printable(path), error=InputError)
-    return data
+def _parsed(content: bytes, path: PurePath, what: str) -> Section:
+    top = json_section(content, path, what=what, max_values=MAX_COLLECTION_VALUES)
+    values: dict[str, Any] = plain(top.values, printable(path), error=InputError)
+    return Section(values, top.reading)
 
 
-def _measurement(data: Any, place: str) -> Measurement:
-    if isinstance(data, dict):
-        _require_schema(data, SCHEMA, place)
-    found = _record(Measurement, data, place)
-    assert isinstance(found, Measurement)
+def _measurement(data: Any, reading: Reading, place: Place) -> Measurement:
+    section = reading.section(data, place)
+    _require_schema(section, SCHEMA)
+    found = to_record(Measurement, data, reading, _PARSERS, place)
     if not _FINGERPRINT.fullmatch(found.fingerprint):
-        raise InputError(f"{place}fingerprint: expected 64 hexadecimal digits")
+        raise section.fail("fingerprint", "expected 64 hexadecimal digits")
     if not _TIME.fullmatch(found.measured_at):
-        raise InputError(f"{place}measured_at: expected a time such as 2026-01-31T12:00:00+00:00")
+        raise section.fail("measured_at", "expected a time such as 2026-01-31T12:00:00+00:00")
     if not found.runs:
-        raise InputError(f"{place}runs: expected at least one")
+        raise section.fail("runs", "expected at least one")
     expected = measurement_id(
         fingerprint=found.fingerprint,
         device=found.device,
@@ -132,79 +131,16 @@ def _measurement(data: Any, place: str) -> Measurement:
         wired_limit_bytes=found.wired_limit_bytes,
     )
     if found.id != expected:
-        raise InputError(f"{place}id: expected {expected}, got {printable(found.id)}")
+        raise section.fail("id", f"expected {expected}, got {printable(found.id)}")
     return found
 
 
-def _require_schema(data: Mapping[str, Any], expected: str, place: str) -> None:
-    if data.get("schema") == expected:
+def _require_schema(section: Section, expected: str) -> None:
+    schema = section.values.get("schema")
+    if schema == expected:
         return
-    name, _, version = str(data.get("schema")).partition("/")
+    name, _, version = str(schema).partition("/")
     if _NAMES.get(name) == expected and re.fullmatch(r"[1-9][0-9]{0,5}", version, re.ASCII):
-        raise NewerSchemaError(
-            f"{place}schema: {name}/{version} is from a newer memfit, this version reads"
-            f" {expected}; update memfit"
-        )
-    raise InputError(f"{place}schema: expected {expected}, got {_shown(data.get('schema'))}")
-
-
-def _record(kind: type, value: Any, place: str) -> Any:
-    """Convert a mapping to a dataclass; its keys must be exactly the fields."""
-    if not isinstance(value, dict):
-        raise InputError(f"{place.rstrip('.: ')}: expected an object, got {_shown(value)}")
-    types = _types(kind)
-    if unknown := [key for key in value if key not in types]:
-        raise InputError(
-            f"{place}{printable(unknown[0])}: unknown key in a {kind.__name__.lower()}"
-        )
-    if missing := [name for name in types if name not in value]:
-        raise InputError(f"{place}{missing[0]}: missing")
-    read = {name: _value(each, value[name], f"{place}{name}") for name, each in types.items()}
-    try:
-        return kind(**read)
-    except InputError as error:
-        raise InputError(f"{place.rstrip('.: ')}: {error}") from None
-
-
-@cache
-def _types(kind: type) -> dict[str, Any]:
-    """The declared type of each field."""
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
-
-
-def _value(kind: Any, value: Any, place: str) -> Any:
-    """Convert a value to the declared type of its field."""
-    if is_dataclass(kind):
-        assert isinstance(kind, type)
-        return _record(kind, value, f"{place}.")
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise InputError(f"{place}: expected a list, got {_shown(value)}")
-        item = get_args(kind)[0]
-        return tuple(_value(item, each, f"{place}[{n}]") for n, each in enumerate(value))
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise InputError(f"{place}: expected {' or '.join(get_args(kind))}")
-        return value
-    if type(None) in get_args(kind):
-        return None if value is None else _value(get_args(kind)[0], value, place)
-    return _count(value, place) if kind is int else _text(value, place)
-
-
-def _count(value: Any, place: str) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_FIGURE:
-        raise InputError(
-            f"{place}: expected an integer from 0 to {MAX_FIGURE}, got {_shown(value)}"
-        )
-    return value
-
-
-def _text(value: Any, place: str) -> str:
-    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= MAX_TEXT:
-        raise InputError(f"{place}: expected a text of one line, got {_shown(value)}")
-    return value
-
-
-def _shown(value: Any) -> str:
-    return printable(repr(value)[:60])
+        newer = f"{name}/{version} is from a newer memfit, this version reads {expected}"
+        raise NewerSchemaError(str(section.fail("schema", f"{newer}; update memfit")))
+    raise section.fail("schema", f"expected {expected}, got {short(schema)}")

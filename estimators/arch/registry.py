@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.fields import Fields, config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.structural import unread_keys
 from memfit.estimators.base import dtypes
@@ -122,7 +122,7 @@ def build_model(config: Mapping[str, Any], name: str) -> Model:
         UnsupportedError: when the model type is not described, or a key that looks
             structural was read by nobody.
     """
-    fields = Fields(config, name)
+    fields = config_fields(config, name)
     model_type = fields.text("model_type")
     if model_type not in FAMILIES:
         raise UnsupportedError(_unknown_type(name, model_type))

@@ -49,12 +49,13 @@ class Mistake(NamedTuple):
     """One mistake in a policy: its place and what is wrong."""
 
     file: str
-    line: int
+    line: int  # 0 when it is not known
     key: str  # the path of the key, "targets.chat.limits.peak"; empty for the whole file
     text: str
 
     def __str__(self) -> str:
-        return ": ".join(filter(None, (f"{self.file}:{self.line}", self.key, self.text)))
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return ": ".join(filter(None, (place, self.key, self.text)))
 
 
 class PolicyError(InputError):

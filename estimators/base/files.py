@@ -6,6 +6,7 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path, PurePath
+from typing import Any
 
 from memfit.estimators.base.errors import CheckpointError
 
@@ -31,6 +32,11 @@ def printable(text: object) -> str:
         if isinstance(text, PurePath) or len(line) <= _SHOWN_CHARACTERS
         else line[:_SHOWN_CHARACTERS] + "..."
     )
+
+
+def short(value: Any) -> str:
+    """Return the first characters of a value, escaped, for a message."""
+    return printable(repr(value)[:60])
 
 
 def regular_file_bytes(path: Path) -> int:

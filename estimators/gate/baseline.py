@@ -6,13 +6,16 @@ The bytes are stable, with sorted names and no dates: a diff of the file is a ch
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, read_whole
-from memfit.estimators.base.reading.strict_json import parse_object
+from memfit.estimators.base.reading.section import Reading, Section, json_section
+from memfit.estimators.base.reading.typed import Parsers, to_record
+from memfit.estimators.base.reading.values import as_count, as_object, as_text
 from memfit.estimators.base.records import record
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
@@ -28,8 +31,7 @@ VERSION = 1
 SCHEMA = f"memfit.lock/{VERSION}"
 MAX_LOCK_BYTES = 6_000_000  # a target takes two kilobytes
 MAX_LOCK_VALUES = 200_000
-_BASES = ("exact", "traced", "derived", "measured", "bound")
-_OPTIONAL = ("context_tokens", "expert_capacity", "experts")
+_PARSERS: Parsers = {int: partial(as_count, most=2**128), str: as_text, Any: lambda value: value}
 _COMPARED = (
     "weights_bytes",
     "kv_bytes_per_token",
@@ -131,81 +133,50 @@ def read_baseline(path: Path) -> Baseline:
         CheckpointError: when the file is missing or unreadable.
         InputError: when it is damaged, or written by a newer memfit.
     """
-    data = parse_object(
+    top = json_section(
         read_whole(path, limit=MAX_LOCK_BYTES),
         path,
         what="the baseline",
-        error=InputError,
         max_values=MAX_LOCK_VALUES,
     )
-    _reject_newer(data, path)
+    _reject_newer(top)
     try:
-        entries = {name: _entry(value) for name, value in data["targets"].items()}
-        return Baseline(_text(data["memfit_version"]), entries)
-    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+        values = {key: value for key, value in top.values.items() if key != "schema"}
+        baseline = to_record(Baseline, values, top.reading, _PARSERS)
+        entries = {
+            name: replace(entry, asked=_asked(entry.asked, top.reading, name))
+            for name, entry in baseline.targets.items()
+        }
+    except InputError as fault:
         raise InputError(
-            f"{printable(path)}: the baseline is damaged ({printable(fault)}); restore it from"
-            " version control, or delete it and run memfit gate --update"
+            f"{fault}; the baseline is damaged: restore it from version control, or delete it and"
+            " run memfit gate --update"
         ) from None
+    return replace(baseline, targets=entries)
 
 
-def _reject_newer(data: Mapping[str, Any], path: Path) -> None:
-    schema = re.fullmatch(r"memfit\.lock/([0-9]{1,6})", str(data.get("schema")))
+def _asked(question: Mapping[str, Any], reading: Reading, name: str) -> dict[str, Any]:
+    # Where a baseline names no runtime, it is of this one.
+    section = Section({"runtime": DEFAULT_RUNTIME, **question}, reading, ("targets", name, "asked"))
+    for key in ("device", "runtime"):
+        section.text(key)
+    section.need("workload", as_object)
+    return dict(section.values)
+
+
+def _reject_newer(top: Section) -> None:
+    schema = re.fullmatch(r"memfit\.lock/([0-9]{1,6})", str(top.values.get("schema")))
     if not schema or int(schema[1]) < 1:
-        raise InputError(f"{printable(path)}: schema: expected {SCHEMA}; is it a baseline?")
-    version = str(data.get("memfit_version"))
+        raise top.fail("schema", f"expected {SCHEMA}; is it a baseline?")
+    version = str(top.values.get("memfit_version"))
     if int(schema[1]) > VERSION or _numbers(version) > _numbers(__version__):
-        raise InputError(
-            f"{printable(path)}: written by a newer memfit ({printable(version)}, {schema[0]});"
-            f" this is {__version__} with {SCHEMA}: update memfit"
+        raise top.fail(
+            None,
+            f"written by a newer memfit ({printable(version)}, {schema[0]});"
+            f" this is {__version__} with {SCHEMA}: update memfit",
         )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     release = re.match(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}", version)
     return tuple(map(int, release[0].split("."))) if release else ()
-
-
-def _entry(value: Any) -> BaselineEntry:
-    model, model_type = _text(value["model"]), _text(value["model_type"])
-    # Where a baseline names no runtime, it is of this one.
-    question = {"runtime": DEFAULT_RUNTIME, **value["asked"]}
-    _text(question["device"]), _text(question["runtime"])
-    if not isinstance(question["workload"], dict):
-        raise TypeError("asked.workload: not an object")
-    print_ = value["checkpoint"]
-    revision = None if print_["revision"] is None else _text(print_["revision"])
-    headers = {name: _text(digest) for name, digest in print_["headers_sha256"].items()}
-    return BaselineEntry(
-        model=model,
-        quantize=_optional(value["quantize"], "quantize"),
-        model_type=model_type,
-        asked=question,
-        checkpoint=Fingerprint(revision, _text(print_["config_sha256"]), headers),
-        figures=_figures(value["figures"]),
-    )
-
-
-def _figures(value: Any) -> GateFigures:
-    names = {field.name for field in fields(GateFigures)}
-    if set(value) != names:
-        raise ValueError(f"figures: {', '.join(sorted(names ^ set(value)))}")
-    for name in names - {"basis"}:
-        figure = _optional(value[name], name)
-        if figure is None and name not in _OPTIONAL:
-            raise TypeError(f"{name} is null")
-    if value["basis"] not in _BASES:
-        raise ValueError("basis: not a known one")
-    return GateFigures(**value)
-
-
-def _optional(value: Any, name: str) -> int | None:
-    if value is not None and (type(value) is not int or value < 0):
-        raise TypeError(f"{name} is not a count")
-    return value if value is None else int(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{printable(repr(value)[:40])} is not a text")
-    return value

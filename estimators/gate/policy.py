@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import short
 from memfit.estimators.base.quantization import converted
-from memfit.estimators.base.reading.section import Section, read_sections
-from memfit.estimators.base.reading.values import one_of, short
+from memfit.estimators.base.reading.section import Section, read_yaml
+from memfit.estimators.base.reading.values import one_of
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
 from memfit.estimators.base.workload import MAX_TOKENS, Workload
@@ -109,15 +110,14 @@ def read_policy(path: Path) -> Policy:
         ConfigError: when it is not YAML.
         PolicyError: with every mistake in it.
     """
-    reading = read_sections(path, limit=MAX_POLICY_BYTES, collect=True)
-    top = reading.top(KEYS)
+    top = read_yaml(path, KEYS, limit=MAX_POLICY_BYTES, collect=True)
     if top.values.get("schema") != SCHEMA:
         top.add_error(f"expected {SCHEMA}", "schema" if "schema" in top else None)
-    targets = top.section("targets", None)
+    targets = top.mapping("targets", None)
     if not targets.values:
         targets.add_error("name at least one target: a gate that checks nothing does not pass")
-    found = [_target(targets.section(name, TARGET_KEYS), name) for name in targets.values]
-    reading.finish()
+    found = [_target(targets.mapping(name, TARGET_KEYS), name) for name in targets.values]
+    top.reading.finish()
     return Policy(path, tuple(target for target in found if target is not None))
 
 
@@ -160,7 +160,7 @@ def _device(section: Section) -> Device | None:
 
 
 def _workload(target: Section, runtime: Runtime | None) -> PartialWorkload | None:
-    section = target.section("workload", WORKLOAD_KEYS)
+    section = target.mapping("workload", WORKLOAD_KEYS)
     given = [key for key in ("context", "prompt_tokens") if key in section]
     if len(given) != 1:
         section.add_error("give either context or prompt_tokens", given[1] if given else None)
@@ -198,8 +198,8 @@ def _setting(name: str, value: Any) -> int:
 def _limits(
     target: Section, device: Device | None
 ) -> tuple[tuple[PolicyLimit, ...], BasisLimit | None]:
-    section = target.section("limits", LIMIT_KEYS)
-    growth = section.section("growth", GROWTH_KEYS)
+    section = target.mapping("limits", LIMIT_KEYS)
+    growth = section.mapping("growth", GROWTH_KEYS)
     if not any(key in section for key in LIMIT_KEYS if key != "growth") and not growth.values:
         section.add_error("name at least one limit: a target that checks nothing does not pass")
     if device and device.backend != "metal" and "wired_limit" in section:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import context_limit
@@ -217,7 +217,7 @@ def _spans(curve: tuple[int, ...]) -> tuple[int, ...]:
 
 def undescribed_model(checkpoint: Checkpoint, dtype: str) -> Model:
     """Return what a config says of a model that only the trace knows: no layers, no modules."""
-    fields = Fields(checkpoint.config, checkpoint.config_name)
+    fields = config_fields(checkpoint.config, checkpoint.config_name)
     return Model(
         model_type=fields.text("model_type"),
         hidden_size=0,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
 from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
@@ -242,7 +242,9 @@ def _size_by_trace(
         undescribed_model,
     )
 
-    dtype = dtype_of(Fields(checkpoint.config, checkpoint.config_name), checkpoint.config_name)
+    dtype = dtype_of(
+        config_fields(checkpoint.config, checkpoint.config_name), checkpoint.config_name
+    )
     trace = ClassTrace(checkpoint, quantize, dtype, is_described=False)
     try:
         footprint = traced_weights(trace, None, device)

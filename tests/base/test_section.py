@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.base.errors import InputError, PolicyError
-from memfit.estimators.base.reading.section import Reading, Section, read_sections
+from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.reading.values import as_size, one_of
 
 TEXT = """\
@@ -21,31 +21,31 @@ kind: yes
 KEYS = ("kind", "size", "nested", "items")
 
 
-def read(folder: Path, text: str = TEXT, *, collect: bool = False) -> Reading:
+def read(folder: Path, text: str = TEXT, *, collect: bool = False) -> Section:
     path = folder / "file.yaml"
     path.write_text(text)
-    return read_sections(path, limit=1000, collect=collect)
+    return read_yaml(path, KEYS, limit=1000, collect=collect)
 
 
 def take_all(top: Section) -> list[int | None]:
     top.take("kind", one_of(("a", "b")))
     top.take("size", as_size)
-    top.section("nested", ())
-    return [item.take("size", as_size) for item in top.items("items", ("size",))]
+    top.mapping("nested", ())
+    return [item.take("size", as_size) for item in top.mappings("items", ("size",))]
 
 
 def test_all_errors_are_collected_in_the_order_of_the_file(tmp_path: Path) -> None:
-    reading = read(tmp_path, collect=True)
-    assert take_all(reading.top(KEYS)) == [10**9, None]
+    top = read(tmp_path, collect=True)
+    assert take_all(top) == [10**9, None]
     with pytest.raises(PolicyError) as caught:
-        reading.finish()
+        top.reading.finish()
     places = [(mistake.line, mistake.key) for mistake in caught.value.mistakes]
     assert places == [
         (1, "kind"),
         (2, "size"),
         (3, "stray"),
         (4, "nested"),
-        (7, "items.1.size"),
+        (7, "items[1].size"),
         (8, "kind"),
     ]
 
@@ -64,7 +64,7 @@ def test_all_errors_are_collected_in_the_order_of_the_file(tmp_path: Path) -> No
 )
 def test_the_first_error_is_raised_with_its_place(tmp_path: Path, text: str, said: str) -> None:
     def take_first() -> None:
-        top = read(tmp_path, text).top(KEYS)
+        top = read(tmp_path, text)
         top.need("kind", one_of(("a", "b"))) if "items" in top else take_all(top)
 
     with pytest.raises(InputError, match=said):
@@ -74,6 +74,6 @@ def test_the_first_error_is_raised_with_its_place(tmp_path: Path, text: str, sai
 def test_without_an_error_nothing_is_raised(tmp_path: Path) -> None:
     text = "kind: a\nsize: 2GB\nnested: {}\nitems: [{size: 0}]\n"
     for collect in (True, False):
-        reading = read(tmp_path, text, collect=collect)
-        assert take_all(reading.top(KEYS)) == [0]
-        reading.finish()
+        top = read(tmp_path, text, collect=collect)
+        assert take_all(top) == [0]
+        top.reading.finish()

@@ -86,7 +86,7 @@ def test_plain_yaml_values_have_the_meaning_of_a_config(
         (HEAD, "config: expected a mapping"),
         (HEAD + "config: []", "config: expected a mapping"),
         (HEAD + "config: {}\nexpected: 1", "expected: expected a mapping"),
-        (HEAD + "config: {}\nextra: 1", "extra: no such key in a sample"),
+        (HEAD + "config: {}\nextra: 1", "extra: no such key; there is schema, name"),
         (HEAD.replace("small", "''") + "config: {}", "name: expected a text"),
         (HEAD.replace("small", "7") + "config: {}", "name: expected a text"),
     ],

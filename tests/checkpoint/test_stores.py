@@ -107,12 +107,17 @@ def test_an_invalid_name_is_rejected(store: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("layers", "fault"),
     [
-        (None, "layers: expected a list"),
-        ([1], "layers: expected a list"),
-        ([{"mediaType": "x"}], "no mediaType or sha256 digest"),
-        ([layer("model", "../../../etc/passwd")], "no mediaType or sha256 digest"),
-        ([layer("model", DIGEST, -1)], "not a count of bytes"),
-        ([layer("model", DIGEST, True)], "not a count of bytes"),
+        (None, "layers: missing"),
+        (1, "layers: expected a list"),
+        ([1], "layers[0]: expected a mapping"),
+        ([{"mediaType": "x"}], "layers[0].digest: missing"),
+        ([{"digest": DIGEST}], "layers[0].mediaType: missing"),
+        (
+            [layer("model", "../../../etc/passwd")],
+            "digest: expected sha256: and",
+        ),
+        ([layer("model", DIGEST, -1)], "size: expected 0 to"),
+        ([layer("model", DIGEST, True)], "size: expected an integer"),
         ([layer("model", "d" * 64)], "no such file"),
     ],
 )

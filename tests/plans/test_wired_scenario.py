@@ -162,27 +162,27 @@ GOOD = "name: a, policy: all, size: 1MB"
 @pytest.mark.parametrize(
     ("ticket", "where", "words"),
     [
-        ("name: a, policy: all", "tickets.0", "size is missing"),
-        ("name: a, policy: none, size: 1MB", "tickets.0.policy", "expected all, alone, pair"),
-        ("name: a, policy: all, size: 1000", "tickets.0.size", "with its unit"),
-        ("name: a, policy: all, size: 64G", "tickets.0.size", "64GiB"),
-        ("name: a, policy: all, size: 1.5", "tickets.0.size", "with its unit"),
-        ("name: a, policy: all, size: -1MB", "tickets.0.size", "not a size"),
-        ("name: a, policy: all, size: null", "tickets.0.size", "with its unit"),
-        (f"{GOOD}, start: 3", "tickets.0.start", "1.5s"),
-        (f"{GOOD}, start: 2m", "tickets.0.start", "2min"),
-        (f"{GOOD}, start: 0.1ms", "tickets.0.start", "finer than a millisecond"),
-        (f"{GOOD}, runs: 1s, end: 2s", "tickets.0.end", "exclude each other"),
-        (f"{GOOD}, runs: 0s", "tickets.0.runs", "longer than 0"),
-        (f"{GOOD}, start: 2s, end: 2s", "tickets.0.end", "later than start"),
-        (f"{GOOD}, kind: idle", "tickets.0.kind", "expected active, reservation"),
-        (f"{GOOD}, main: b", "tickets.0.main", "draft model"),
-        ("name: a, policy: pair, main: a, size: 1MB", "tickets.0.main", "none is defined yet"),
-        ("name: a, policy: pair, size: 1MB", "tickets.0", "main is missing"),
-        (f"{GOOD}, colour: red", "tickets.0.colour", "no such key"),
-        ("name: 3, policy: all, size: 1MB", "tickets.0.name", "as a name"),
-        ('name: "a\\nb", policy: all, size: 1MB', "tickets.0.name", "as a name"),
-        ("name: a, name: b", "tickets.0.name", "appears twice"),
+        ("name: a, policy: all", "tickets[0]", "size is missing"),
+        ("name: a, policy: none, size: 1MB", "tickets[0].policy", "expected all, alone, pair"),
+        ("name: a, policy: all, size: 1000", "tickets[0].size", "with its unit"),
+        ("name: a, policy: all, size: 64G", "tickets[0].size", "64GiB"),
+        ("name: a, policy: all, size: 1.5", "tickets[0].size", "with its unit"),
+        ("name: a, policy: all, size: -1MB", "tickets[0].size", "not a size"),
+        ("name: a, policy: all, size: null", "tickets[0].size", "with its unit"),
+        (f"{GOOD}, start: 3", "tickets[0].start", "1.5s"),
+        (f"{GOOD}, start: 2m", "tickets[0].start", "2min"),
+        (f"{GOOD}, start: 0.1ms", "tickets[0].start", "finer than a millisecond"),
+        (f"{GOOD}, runs: 1s, end: 2s", "tickets[0].end", "exclude each other"),
+        (f"{GOOD}, runs: 0s", "tickets[0].runs", "longer than 0"),
+        (f"{GOOD}, start: 2s, end: 2s", "tickets[0].end", "later than start"),
+        (f"{GOOD}, kind: idle", "tickets[0].kind", "expected active, reservation"),
+        (f"{GOOD}, main: b", "tickets[0].main", "draft model"),
+        ("name: a, policy: pair, main: a, size: 1MB", "tickets[0].main", "none is defined yet"),
+        ("name: a, policy: pair, size: 1MB", "tickets[0]", "main is missing"),
+        (f"{GOOD}, colour: red", "tickets[0].colour", "no such key"),
+        ("name: 3, policy: all, size: 1MB", "tickets[0].name", "as a name"),
+        ('name: "a\\nb", policy: all, size: 1MB', "tickets[0].name", "as a name"),
+        ("name: a, name: b", "tickets[0].name", "appears twice"),
     ],
 )
 def test_a_mistake_in_a_ticket_is_reported(play: Any, ticket: str, where: str, words: str) -> None:
@@ -195,7 +195,7 @@ def test_a_mistake_in_a_ticket_is_reported(play: Any, ticket: str, where: str, w
 
 
 def test_a_repeated_name_is_reported(play: Any) -> None:
-    with pytest.raises(InputError, match=r"scenario\.yaml:8: tickets\.1\.name: a appears twice"):
+    with pytest.raises(InputError, match=r"scenario\.yaml:8: tickets\[1\]\.name: a appears twice"):
         play(GOOD, GOOD)
 
 

@@ -7,7 +7,7 @@ from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.families.dense_models import MODELS
 from memfit.estimators.arch.families.dense_traits import Dense, Flag, HeadDim, QKNorm, Width
 from memfit.estimators.arch.families.windows import SLIDING
-from memfit.estimators.arch.fields import MAX_LAYERS, MAX_VALUE, Fields
+from memfit.estimators.arch.fields import MAX_LAYERS, Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import (
     Module,
@@ -21,6 +21,7 @@ from memfit.estimators.arch.modules import (
 )
 from memfit.estimators.arch.specs import Attention, DenseMLP
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.reading.section import MAX_VALUE
 from memfit.estimators.base.records import record
 
 # A norm for each head is a module for each head; no published model comes near this many.

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from memfit.estimators.arch.fields import MAX_LAYERS, Fields
+from memfit.estimators.arch.fields import MAX_LAYERS, Fields, config_fields
 from memfit.estimators.arch.gguf.layers import Heads, Widths, state_of
 from memfit.estimators.arch.gguf.rules import RULES, Recurrence, Rule, Sliding
 from memfit.estimators.arch.model import Layer, Model
@@ -36,7 +36,7 @@ def build_gguf_model(
         ConfigError: when a key is missing or holds a wrong value.
         UnsupportedError: when the architecture is not described.
     """
-    architecture = Fields(metadata, name).text("general.architecture")
+    architecture = config_fields(metadata, name).text("general.architecture")
     rule = _rule(architecture, name)
     fields = _section(metadata, architecture, name)
     reader = _Reader(fields, rule, architecture, {t.name: t.shape for t in tensors})
@@ -57,7 +57,7 @@ def _section(metadata: Mapping[str, Any], architecture: str, name: str) -> Field
     """The keys of this architecture, not of another with a name that ends the same."""
     prefix = f"{architecture}."
     values = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
-    return Fields(values, name, prefix)
+    return config_fields(values, name, (architecture,))
 
 
 class _Reader:

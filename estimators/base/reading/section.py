@@ -1,18 +1,21 @@
-"""A strict reader of YAML mappings: each error names the file, the line and the key.
+"""Strict reading of untrusted mappings: each error names the file, its line in YAML, and the key.
 
 A `Reading` either raises at the first error or, with ``collect``, keeps every error until
 `Reading.finish`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from pathlib import Path, PurePath
+from typing import Any, ClassVar, Final, TypeVar
 
-from memfit.estimators.base.errors import InputError, Mistake, PolicyError
-from memfit.estimators.base.files import printable, read_whole
-from memfit.estimators.base.reading.strict_yaml import Place, Placed, parse_placed
+from memfit.estimators.base.errors import InputError, MemfitError, Mistake, PolicyError
+from memfit.estimators.base.files import printable, read_whole, short
+from memfit.estimators.base.reading.place import Place, key_path
+from memfit.estimators.base.reading.strict_json import parse_object
 
+MAX_VALUE = 2**40
+REQUIRED: Final = object()
 Value = TypeVar("Value")
 
 
@@ -20,26 +23,32 @@ Value = TypeVar("Value")
 class Reading:
     """One file while it is read, and the errors found so far."""
 
-    path: Path
-    placed: Placed
-    collect: bool
+    name: str
+    """How messages name the file."""
+    error: type[MemfitError] = InputError
+    """The class of its errors."""
+    lines: Mapping[Place, int] | None = None
+    """The line of each value; None when they are not known, as in JSON."""
+    collect: bool = False
     mistakes: list[Mistake] = field(default_factory=list)
 
     def line(self, place: Place) -> int:
-        """Return the line of a place, or of the closest mapping around it."""
-        while place not in self.placed.lines and place:
+        """Return the line of a place, or of the closest value around it; 0 when not known."""
+        if self.lines is None:
+            return 0
+        while place not in self.lines and place:
             place = place[:-1]
-        return self.placed.lines.get(place, 1)
+        return self.lines.get(place, 1)
 
-    def mistake(self, place: Place, text: str, line: int | None = None) -> Mistake:
-        """Return an error with its file, line and key."""
-        key = ".".join(printable(step) for step in place)
-        return Mistake(printable(self.path), line or self.line(place), key, text)
+    def fail(self, place: Place, text: str) -> MemfitError:
+        """Return the error to raise about a place."""
+        return self.error(str(self._mistake(place, text)))
 
-    def add_error(self, mistake: Mistake) -> None:
-        """Keep an error, or raise it as InputError when errors are not collected."""
+    def add_error(self, place: Place, text: str, line: int | None = None) -> None:
+        """Keep an error, or raise it when errors are not collected."""
+        mistake = self._mistake(place, text, line)
         if not self.collect:
-            raise InputError(str(mistake))
+            raise self.error(str(mistake))
         self.mistakes.append(mistake)
 
     def finish(self) -> None:
@@ -47,39 +56,77 @@ class Reading:
         if self.mistakes:
             raise PolicyError(sorted(set(self.mistakes), key=lambda m: (m.line, m.key, m.text)))
 
-    def top(self, keys: tuple[str, ...]) -> "Section":
-        """Return the whole document as a section."""
-        for line, place in self.placed.repeated:
-            self.add_error(self.mistake(place, "this name appears twice", line))
-        return Section(self, (), self.placed.value, keys)
+    def section(
+        self, value: Any, place: Place = (), keys: tuple[str, ...] | None = None
+    ) -> "Section":
+        """Return a mapping; another value is an error and reads as an empty one.
+
+        Every key that is not in ``keys`` is an error; None accepts any key.
+        """
+        if not isinstance(value, dict):
+            self.add_error(place, "expected a mapping")
+            value = {}
+        section = Section(value, self, place)
+        if keys is not None:
+            section.only(keys)
+        return section
+
+    def _mistake(self, place: Place, text: str, line: int | None = None) -> Mistake:
+        return Mistake(self.name, line or self.line(place), key_path(place), text)
 
 
-def read_sections(path: Path, *, limit: int, collect: bool = False) -> Reading:
-    """Return the reading of a YAML file of at most ``limit`` bytes.
+def read_yaml(path: Path, keys: tuple[str, ...], *, limit: int, collect: bool = False) -> "Section":
+    """Return the mapping of a YAML file of at most ``limit`` bytes.
 
     Raises:
         CheckpointError: when the file is missing, unreadable or larger.
         ConfigError: when it is not YAML.
+        InputError: at the first error, unless errors are collected.
     """
-    return Reading(path, parse_placed(read_whole(path, limit=limit), path), collect)
+    from memfit.estimators.base.reading.strict_yaml import parse_placed  # slow to import
+
+    placed = parse_placed(read_whole(path, limit=limit), path)
+    reading = Reading(printable(path), lines=placed.lines, collect=collect)
+    for line, place in placed.repeated:
+        reading.add_error(place, "this name appears twice", line)
+    return reading.section(placed.value, (), keys)
+
+
+def json_section(
+    content: bytes,
+    path: PurePath,
+    *,
+    what: str,
+    max_values: int,
+    error: type[MemfitError] = InputError,
+) -> "Section":
+    """Return the JSON object of a file's content; ``what`` names it in messages.
+
+    Raises:
+        MemfitError: of the class ``error``, as `parse_object`.
+    """
+    values = parse_object(content, path, what=what, error=error, max_values=max_values)
+    return Section(values, Reading(printable(path), error))
 
 
 class Section:
-    """One mapping of the file; another value is an error and reads as an empty mapping."""
+    """One mapping of a file; each getter checks type and range.
 
-    def __init__(
-        self, reading: Reading, place: Place, value: Any, keys: tuple[str, ...] | None
-    ) -> None:
-        """Add an error for every key that is not in ``keys``; None accepts any key."""
-        self.reading, self.place = reading, place
-        self.values: dict[str, Any] = value if isinstance(value, dict) else {}
-        if not isinstance(value, dict):
-            self.add_error("expected a mapping")
-        if keys is not None:
-            self.only(keys)
+    The typed getters raise at the first error, and a null counts as an absent key for them, as it
+    does for the defaults of mlx-lm's ``ModelArgs``. `take` accepts a null and can collect errors.
+    """
+
+    missing: ClassVar[str] = "missing"
+
+    def __init__(self, values: Mapping[str, Any], reading: Reading, place: Place = ()) -> None:
+        self.values, self.reading, self.place = values, reading, place
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        return self.values.get(key) is not None
 
     def line(self, key: str | None = None) -> int:
         """Return the line of a key, or of the section."""
@@ -87,29 +134,17 @@ class Section:
 
     def add_error(self, text: str, key: str | None = None) -> None:
         """Add an error about a key, or about the section."""
-        self.reading.add_error(self.reading.mistake(self._at(key), text))
+        self.reading.add_error(self._at(key), text)
 
-    def error(self, text: str, key: str | None = None) -> InputError:
+    def fail(self, key: str | None, problem: str) -> MemfitError:
         """Return the error to raise about a key, or about the section."""
-        return InputError(str(self.reading.mistake(self._at(key), text)))
+        return self.reading.fail(self._at(key), problem)
 
     def only(self, keys: tuple[str, ...]) -> None:
         """Add an error for every other key."""
         for key in self.values:
             if key not in keys:
                 self.add_error(f"no such key; there is {', '.join(keys)}", key)
-
-    def section(self, key: str, keys: tuple[str, ...] | None = None) -> "Section":
-        """Return the mapping under a key; an absent one is empty."""
-        return Section(self.reading, self._at(key), self.values.get(key, {}), keys)
-
-    def items(self, key: str, keys: tuple[str, ...]) -> list["Section"]:
-        """Return the mappings of the list under a key; the caller has checked that it is one."""
-        place = self._at(key)
-        return [
-            Section(self.reading, (*place, index), value, keys)
-            for index, value in enumerate(self.values[key])
-        ]
 
     def take(self, key: str, parse: Callable[[Any], Value]) -> Value | None:
         """Return the parsed value of a key, None when it is absent or wrong."""
@@ -122,11 +157,70 @@ class Section:
             return None
 
     def need(self, key: str, parse: Callable[[Any], Value]) -> Value:
-        """Return the parsed value of a key; raise InputError when it is absent or wrong."""
+        """Return the parsed value of a key; raise an error when it is absent or wrong."""
         value = self.take(key, parse)
         if value is None:
-            raise self.error(f"{key} is missing")
+            raise self.fail(None, f"{key} is missing")
         return value
+
+    def mapping(self, key: str, keys: tuple[str, ...] | None = None) -> "Section":
+        """Return the mapping under a key; an absent one is empty."""
+        return self.reading.section(self.values.get(key, {}), self._at(key), keys)
+
+    def mappings(self, key: str, keys: tuple[str, ...] | None = None) -> Iterator["Section"]:
+        """Yield the mappings of the list under a key.
+
+        Raises:
+            MemfitError: when it is not a list.
+        """
+        for index, value in enumerate(self._list(key, self._take(key, REQUIRED))):
+            yield self.reading.section(value, (*self._at(key), index), keys)
+
+    def count(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_VALUE
+    ) -> int:
+        """Return an integer from ``least`` to ``most``; without a default the key must be there."""
+        value = self._take(key, REQUIRED if default is None else default)
+        return self._checked(key, value, least, most)
+
+    def optional_count(self, key: str, *, least: int = 1, most: int = MAX_VALUE) -> int | None:
+        """Return an integer, or None when the key is absent."""
+        value = self._take(key, None)
+        return None if value is None else self._checked(key, value, least, most)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a string."""
+        value = self._take(key, REQUIRED if default is None else default)
+        if not isinstance(value, str):
+            raise self.fail(key, f"expected a text, got {short(value)}")
+        return value
+
+    def full_path(self, key: str) -> str:
+        """Return the key as messages name it, e.g. ``text_config.head_dim``."""
+        return key_path(self._at(key))
 
     def _at(self, key: str | None) -> Place:
         return self.place if key is None else (*self.place, key)
+
+    def _take(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        return self._absent(key, default) if value is None else value
+
+    def _absent(self, key: str, default: Any) -> Any:
+        if default is REQUIRED:
+            raise self.fail(key, self.missing)
+        return default
+
+    def _checked(self, key: str, value: Any, least: int, most: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.fail(key, f"expected an integer, got {short(value)}")
+        if not least <= value <= most:
+            raise self.fail(key, f"expected {least} to {most}, got {short(value)}")
+        return value
+
+    def _list(self, key: str, value: Any, length: int | None = None) -> list[Any]:
+        if not isinstance(value, list):
+            raise self.fail(key, f"expected a list, got {short(value)}")
+        if length is not None and len(value) != length:
+            raise self.fail(key, f"expected {length} entries, one per layer, got {len(value)}")
+        return value

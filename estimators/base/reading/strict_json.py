@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.files import printable
 
 MAX_NESTING = 64  # configs in use nest five or six levels
@@ -21,12 +21,12 @@ class RepeatedNameError(Exception):
 
 
 def parse_object(
-    text: bytes, path: PurePath, *, what: str, error: type[InputError], max_values: int
+    text: bytes, path: PurePath, *, what: str, error: type[MemfitError], max_values: int
 ) -> dict[str, Any]:
     """Return the JSON object that ``text`` holds; ``what`` names it in messages.
 
     Raises:
-        InputError: of the class ``error``, when the text is not one JSON object in UTF-8, has
+        MemfitError: of the class ``error``, when the text is not one JSON object in UTF-8, has
             more than ``max_values`` values, a repeated name, an endless number or no floor.
     """
     place = f"{printable(path)}: {what}"
@@ -48,7 +48,7 @@ def parse_object(
     return value
 
 
-def reject_oversized(text: bytes, place: str, *, error: type[InputError], max_values: int) -> None:
+def reject_oversized(text: bytes, place: str, *, error: type[MemfitError], max_values: int) -> None:
     """Raise ``error`` for a text of more than ``max_values`` values, or with an endless number.
 
     To be called before parsing, because two bytes of text can become seventy of memory.
@@ -59,13 +59,13 @@ def reject_oversized(text: bytes, place: str, *, error: type[InputError], max_va
         raise error(f"{place} has a number of thousands of digits")
 
 
-def plain(value: Any, where: str, *, error: type[InputError], depth: int = 0) -> Any:
+def plain(value: Any, where: str, *, error: type[MemfitError], depth: int = 0) -> Any:
     """Return a copy of ``value``, made of nothing but what JSON can say.
 
     An infinite number becomes ``{"__float__": "Infinity"}``, as newer transformers write it.
 
     Raises:
-        InputError: of the class ``error``, naming the path of a value that is NaN, of another
+        MemfitError: of the class ``error``, naming the path of a value that is NaN, of another
             type, too large an integer, not Unicode, or nested beyond ``MAX_NESTING``.
     """
     if depth > MAX_NESTING:
@@ -86,7 +86,7 @@ def plain(value: Any, where: str, *, error: type[InputError], depth: int = 0) ->
     return _scalar(value, where, error)
 
 
-def _scalar(value: Any, where: str, error: type[InputError]) -> Any:
+def _scalar(value: Any, where: str, error: type[MemfitError]) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, float):
@@ -98,7 +98,7 @@ def _scalar(value: Any, where: str, error: type[InputError]) -> Any:
     return value
 
 
-def _finite(value: float, where: str, error: type[InputError]) -> Any:
+def _finite(value: float, where: str, error: type[MemfitError]) -> Any:
     if math.isnan(value):
         raise error(f"{where}: expected a number, got NaN")
     if math.isinf(value):
@@ -106,7 +106,7 @@ def _finite(value: float, where: str, error: type[InputError]) -> Any:
     return value
 
 
-def _text(value: Any, where: str, error: type[InputError]) -> str:
+def _text(value: Any, where: str, error: type[MemfitError]) -> str:
     if not isinstance(value, str):
         raise error(f"{where}: {printable(value)} is a {type(value).__name__}; put it in quotes")
     try:

@@ -13,6 +13,7 @@ import yaml
 
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.files import printable
+from memfit.estimators.base.reading.place import Place
 from memfit.estimators.base.reading.strict_json import MAX_NESTING
 
 MAX_SCALAR_CHARACTERS = 4096
@@ -24,10 +25,6 @@ _WORDS: dict[str, bool | None] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-
-
-# How a value is reached from the top: names of mappings and indices of sequences.
-Place = tuple[str | int, ...]
 
 
 class Placed(NamedTuple):

@@ -1,4 +1,4 @@
-"""Typed values of hostile mappings: each function returns a value or raises InputError."""
+"""Values of untrusted mappings: each function returns a value or raises InputError."""
 
 import re
 from collections.abc import Callable
@@ -6,9 +6,11 @@ from fractions import Fraction
 from typing import Any, TypeVar
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.files import printable
+from memfit.estimators.base.files import short
 from memfit.estimators.base.units import parse_duration, parse_size
 
+MAX_FIGURE = 2**63 - 1
+MAX_LINE = 8192
 _NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)
 _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
 Choice = TypeVar("Choice", bound=str)
@@ -43,6 +45,27 @@ def as_text(value: Any) -> str:
     return value
 
 
+def as_object(value: Any) -> dict[str, Any]:
+    """Return a mapping of anything."""
+    if not isinstance(value, dict):
+        raise InputError(f"expected an object, got {short(value)}")
+    return value
+
+
+def as_line(value: Any) -> str:
+    """Return a text of one line."""
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= MAX_LINE:
+        raise InputError(f"expected a text of one line, got {short(value)}")
+    return value
+
+
+def as_count(value: Any, most: int = MAX_FIGURE) -> int:
+    """Return a count of bytes, tokens or nanoseconds."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise InputError(f"expected an integer from 0 to {most}, got {short(value)}")
+    return value
+
+
 def as_size(value: Any) -> int:
     """Return the bytes of a size with its unit, or of 0."""
     if type(value) is int and value == 0:
@@ -68,8 +91,3 @@ def as_share(value: Any) -> Fraction:
     if found is None or found > 1:
         raise InputError(f"expected a share of 0% to 100%, got {short(value)}")
     return found
-
-
-def short(value: Any) -> str:
-    """Return the first characters of a value, escaped, for a message."""
-    return printable(repr(value)[:60])

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from memfit.estimators.base.errors import CheckpointError, UnreachableError
-from memfit.estimators.base.files import printable
-from memfit.estimators.base.reading.strict_json import parse_object
+from memfit.estimators.base.errors import UnreachableError
+from memfit.estimators.base.reading.section import Section, json_section
 
 MAX_LISTING_BYTES = 50_000_000  # 200,000 files; the largest model repositories have some thousands
 MAX_LISTING_VALUES = 4_000_000
@@ -52,23 +51,18 @@ def parse_listing(content: bytes, place: PurePath) -> Listing:
     Raises:
         UnreachableError: when it is not a listing, e.g. the login page of a captive portal.
     """
-    try:
-        entries = parse_object(
-            content,
-            place,
-            what="the Hub's answer",
-            error=CheckpointError,
-            max_values=MAX_LISTING_VALUES,
-        )
-    except CheckpointError as error:
-        raise UnreachableError(str(error)) from None
-    commit, siblings = entries.get("sha"), entries.get("siblings")
+    top = json_section(
+        content,
+        place,
+        what="the Hub's answer",
+        max_values=MAX_LISTING_VALUES,
+        error=UnreachableError,
+    )
+    commit = top.values.get("sha")
     # It goes into addresses and into the names of cache entries.
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise UnreachableError(f"{printable(place)}: the Hub's answer names no commit")
-    if not isinstance(siblings, list):
-        raise UnreachableError(f"{printable(place)}: the Hub's answer lists no files")
-    return Listing(commit, dict(_file(sibling, place) for sibling in siblings))
+        raise top.fail("sha", "the Hub's answer names no commit")
+    return Listing(commit, dict(map(_file, top.mappings("siblings"))))
 
 
 def git_id(content: bytes) -> str:
@@ -83,18 +77,16 @@ def git_id(content: bytes) -> str:
     return digest.hexdigest()
 
 
-def _file(sibling: Any, place: PurePath) -> tuple[str, RemoteFile]:
-    name = sibling.get("rfilename") if isinstance(sibling, dict) else None
-    if not isinstance(name, str):
-        raise UnreachableError(f"{printable(place)}: the Hub's answer lists a file without a name")
-    lfs, size = sibling.get("lfs"), sibling.get("size")
+def _file(sibling: Section) -> tuple[str, RemoteFile]:
+    name = sibling.text("rfilename")
+    lfs, size = sibling.values.get("lfs"), sibling.values.get("size")
     sha256 = _digest(lfs.get("sha256")) if isinstance(lfs, dict) else None
     return name, RemoteFile(
         # Not isinstance: true is an integer to Python.
         size if type(size) is int and size >= 0 else None,
         sha256,
         # Of a large file git keeps a pointer, and the id is the pointer's.
-        None if isinstance(lfs, dict) else _digest(sibling.get("blobId")),
+        None if isinstance(lfs, dict) else _digest(sibling.values.get("blobId")),
     )
 
 

@@ -6,13 +6,15 @@ from typing import Any
 
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.reading.section import Reading, Section
 from memfit.estimators.base.reading.strict_json import plain
 from memfit.estimators.base.reading.strict_yaml import parse_document
+from memfit.estimators.base.reading.values import as_text
 from memfit.estimators.base.records import record
 
 MAX_SAMPLE_BYTES = 1_000_000
 SCHEMA = "memfit.sample/1"
-_KEYS = frozenset({"schema", "name", "source", "config", "expected"})
+_KEYS = ("schema", "name", "source", "config", "expected")
 
 
 @record(frozen=True, slots=True)
@@ -38,27 +40,19 @@ def read_sample(path: Path) -> Sample:
         raise ConfigError(
             f"{printable(path)}: expected a mapping of schema, name, source and config"
         )
+    top = Section(value, Reading(printable(path), ConfigError))
     if value.get("schema") != SCHEMA:
-        raise ConfigError(f"{printable(path)}: schema: expected {SCHEMA}")
-    if unknown := sorted(value.keys() - _KEYS):
-        raise ConfigError(f"{printable(path)}: {printable(unknown[0])}: no such key in a sample")
+        raise top.fail("schema", f"expected {SCHEMA}")
+    top.only(_KEYS)
     return Sample(
-        name=_text(value, "name", path),
-        source=_text(value, "source", path),
-        config=_mapping(value, "config", path),
-        expected=_mapping({"expected": {}, **value}, "expected", path),
+        name=_text(top, "name"),
+        source=_text(top, "source"),
+        config=top.reading.section(value.get("config"), ("config",)).values,
+        expected=top.mapping("expected").values,
     )
 
 
-def _text(sample: Mapping[str, Any], key: str, path: Path) -> str:
-    value = sample.get(key)
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{printable(path)}: {key}: expected a text")
-    return value
-
-
-def _mapping(sample: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
-    value = sample.get(key)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{printable(path)}: {key}: expected a mapping")
-    return value
+def _text(top: Section, key: str) -> str:
+    if text := top.take(key, as_text):
+        return text
+    raise top.fail(key, "expected a text")

@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memfit.estimators.base.errors import CheckpointError, UnsupportedError
 from memfit.estimators.base.files import list_names, printable, read_whole
-from memfit.estimators.base.reading.strict_json import parse_object
+from memfit.estimators.base.reading.section import Section, json_section
+from memfit.estimators.base.reading.values import MAX_FIGURE
 from memfit.estimators.checkpoint.gguf.files import read_gguf_file
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.checkpoint.manifest import Checkpoint, SkippedFile
@@ -93,28 +93,23 @@ def _tags(directory: Path) -> list[str]:
 
 
 def _blobs(directory: Path, manifest: Path) -> list[_Blob]:
-    value = parse_object(
+    top = json_section(
         read_whole(manifest, limit=MAX_MANIFEST_BYTES),
         manifest,
         what="the manifest",
-        error=CheckpointError,
         max_values=MAX_MANIFEST_VALUES,
+        error=CheckpointError,
     )
-    layers = value.get("layers")
-    if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
-        raise CheckpointError(f"{printable(manifest)}: layers: expected a list of layers")
-    return [_blob(directory, layer, manifest) for layer in layers]
+    return [_blob(directory, layer) for layer in top.mappings("layers")]
 
 
-def _blob(directory: Path, layer: Mapping[str, Any], manifest: Path) -> _Blob:
-    media, digest, nbytes = (layer.get(key) for key in ("mediaType", "digest", "size"))
-    found = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
-    if not isinstance(media, str) or found is None:
-        raise CheckpointError(f"{printable(manifest)}: a layer has no mediaType or sha256 digest")
-    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
-        raise CheckpointError(f"{printable(manifest)}: a layer's size is not a count of bytes")
-    path = directory / "blobs" / f"sha256-{found[1]}"
-    return _Blob(media.removeprefix(_MEDIA), path, nbytes)
+def _blob(directory: Path, layer: Section) -> _Blob:
+    kind = layer.text("mediaType").removeprefix(_MEDIA)
+    digest = _DIGEST.fullmatch(layer.text("digest"))
+    if digest is None:
+        raise layer.fail("digest", "expected sha256: and 64 hexadecimal digits")
+    nbytes = layer.count("size", least=0, most=MAX_FIGURE)
+    return _Blob(kind, directory / "blobs" / f"sha256-{digest[1]}", nbytes)
 
 
 def _open_modelscope(name: str, reference: str) -> Checkpoint:

@@ -1,22 +1,20 @@
 """Routing profiles: how often each expert was used, and the share that slots cover."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
 from pathlib import Path
-from typing import Any
 
-from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.files import printable, read_whole
-from memfit.estimators.base.reading.strict_json import parse_object
+from memfit.estimators.base.files import read_whole
+from memfit.estimators.base.reading.section import Section, json_section
+from memfit.estimators.base.reading.values import MAX_FIGURE
 from memfit.estimators.base.records import record
 from memfit.estimators.plans.experts.expert_slots import ExpertLayer
 
 # 1000 layers of 1000 experts; a name and a count take about 20 bytes.
 _MOST_VALUES = 2_000_000
 _MOST_BYTES = 32 * 10**6
-_MOST_COUNT = 2**63
 # mlx-moe stops moving slots for a gain of 1e-9 of a layer's uses or less.
 LEAST_GAIN = 10**9
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
@@ -153,38 +151,28 @@ def read_profile(path: Path, layers: Sequence[ExpertLayer]) -> RoutingProfile:
             impossible layer, expert or count.
     """
     text = read_whole(path, limit=_MOST_BYTES)
-    data = parse_object(
-        text, path, what="the expert profile", error=InputError, max_values=_MOST_VALUES
-    )
-    prompts = data.get("num_prompts")
-    where = f"{printable(path)}: "
-    if prompts is not None and (type(prompts) is not int or not 0 < prompts < _MOST_COUNT):
-        raise InputError(
-            f"{where}num_prompts: expected a count of prompts, got {printable(prompts)}"
-        )
-    named = data.get("layers", data)
-    if not isinstance(named, dict):
-        raise InputError(f"{where}layers: expected layers by number")
+    top = json_section(text, path, what="the expert profile", max_values=_MOST_VALUES)
+    prompts = top.optional_count("num_prompts", most=MAX_FIGURE)
+    named = top.mapping("layers") if "layers" in top else top
     known = {str(layer.index) for layer in layers}
-    for name in named:
+    for name in named.values:
         if _INDEX.fullmatch(name) and name not in known:
-            raise InputError(f"{where}layer {name} has no routed experts in this model")
-    return RoutingProfile(tuple(_counts(named, layer, where) for layer in layers), prompts)
+            raise top.fail(None, f"layer {name} has no routed experts in this model")
+    return RoutingProfile(tuple(_counts(named, layer) for layer in layers), prompts)
 
 
-def _counts(named: Mapping[str, Any], layer: ExpertLayer, where: str) -> tuple[int, ...]:
-    where = f"{where}layer {layer.index}"
-    entry = named.get(str(layer.index))
-    if not isinstance(entry, dict):
-        raise InputError(f"{where}: expected counts of its experts; profile every layer")
-    entry = entry.get("activation_counts", entry)
+def _counts(named: Section, layer: ExpertLayer) -> tuple[int, ...]:
+    index = str(layer.index)
+    if index not in named:
+        raise named.fail(None, f"layer {index} is missing; profile every layer")
+    section = named.mapping(index)
+    if "activation_counts" in section:
+        section = section.mapping("activation_counts")
     counts = [0] * layer.experts
-    for expert, count in entry.items() if isinstance(entry, dict) else ():
+    for expert in section.values:
         if not _INDEX.fullmatch(expert) or int(expert) >= layer.experts:
-            raise InputError(f"{where}: has {layer.experts} experts, none is {printable(expert)!r}")
-        if type(count) is not int or not 0 <= count < _MOST_COUNT:
-            raise InputError(f"{where}: expert {expert}: expected a count, got {printable(count)}")
-        counts[int(expert)] = count
+            raise section.fail(expert, f"no such expert; the layer has {layer.experts}")
+        counts[int(expert)] = section.count(expert, least=0, most=MAX_FIGURE)
     if not any(counts):
-        raise InputError(f"{where}: no expert was used; profile with more tokens")
+        raise section.fail(None, "no expert was used; profile with more tokens")
     return tuple(counts)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.reading.section import Section, read_sections
+from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.reading.values import (
     as_duration,
     as_name,
@@ -96,12 +96,12 @@ def read_scenario(path: Path) -> WiredScenario:
         CheckpointError: when the file is missing, unreadable or above ``MAX_SCENARIO_BYTES``.
         InputError: at the first error, with its line, its key and what is expected.
     """
-    top = read_sections(path, limit=MAX_SCENARIO_BYTES).top(KEYS)
+    top = read_yaml(path, KEYS, limit=MAX_SCENARIO_BYTES)
     top.need("schema", one_of((SCHEMA,)))
     device = _device(top)
     mode = top.take("mode", one_of(MODES)) or _native_mode(device)
     if mode == "wired" and device is not None and device.backend != "metal":
-        raise top.error(f"{device.name} has no wired limit; it is a setting of Macs", "mode")
+        raise top.fail("mode", f"{device.name} has no wired limit; it is a setting of Macs")
     policies = _policies(top)
     return WiredScenario(
         name=path.stem,
@@ -116,7 +116,7 @@ def read_scenario(path: Path) -> WiredScenario:
 def _device(top: Section) -> Device | None:
     given = [key for key in MACHINE_KEYS if key in top]
     if len(given) > 1:
-        raise top.error(f"{' and '.join(given)} exclude each other: give one", given[1])
+        raise top.fail(given[1], f"{' and '.join(given)} exclude each other: give one")
     regimes = {regime.value: regime for regime in OsRegime}
     regime = regimes.get(top.take("os_regime", one_of(tuple(regimes))) or "", DEFAULT_REGIME)
     if "device" in top:
@@ -143,15 +143,15 @@ def _settings(top: Section) -> WiredSettings:
 
 def _policies(top: Section) -> dict[str, tuple[str, WiredPolicy | SpeculativePolicy]]:
     if not top.values.get("policies"):
-        raise top.error("policies is missing or empty: define at least one")
-    section = top.section("policies")
+        raise top.fail(None, "policies is missing or empty: define at least one")
+    section = top.mapping("policies")
     found = {}
     for name in section.values:
         try:
             as_name(name)
         except InputError as error:
-            raise section.error(str(error), name) from None
-        policy = section.section(name)
+            raise section.fail(name, str(error)) from None
+        policy = section.mapping(name)
         kind = policy.need("kind", one_of(tuple(POLICY_KEYS)))
         policy.only(("kind", *POLICY_KEYS[kind]))
         found[name] = (kind, _policy(policy, kind, name))
@@ -180,13 +180,13 @@ def _tickets(
 ) -> tuple[ScheduledTicket, ...]:
     entries = top.values.get("tickets")
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_TICKETS:
-        raise top.error(f"expected a list of 1 to {MAX_TICKETS} tickets", "tickets")
+        raise top.fail("tickets", f"expected a list of 1 to {MAX_TICKETS} tickets")
     found: dict[str, ScheduledTicket] = {}
-    for section in top.items("tickets", TICKET_KEYS):
+    for section in top.mappings("tickets", TICKET_KEYS):
         scheduled = _ticket(section, policies, found)
         name = scheduled.ticket.name
         if name in found:
-            raise section.error(f"{name} appears twice", "name")
+            raise section.fail("name", f"{name} appears twice")
         found[name] = scheduled
     return tuple(found.values())
 
@@ -203,7 +203,7 @@ def _ticket(
         main = earlier[section.need("main", one_of(tuple(earlier)))]
         draft, policy = Draft(named, main.ticket.name), main.ticket.policy
     elif "main" in section:
-        raise section.error("is for a draft model, under a speculative policy", "main")
+        raise section.fail("main", "is for a draft model, under a speculative policy")
     else:
         draft, policy = None, named
     kind = section.take("kind", one_of(KINDS)) or "active"
@@ -215,9 +215,9 @@ def _times(section: Section) -> tuple[int, int | None, int | None]:
     start = section.take("start", as_duration) or 0
     runs, end = section.take("runs", as_duration), section.take("end", as_duration)
     if runs is not None and end is not None:
-        raise section.error("runs and end exclude each other: give one", "end")
+        raise section.fail("end", "runs and end exclude each other: give one")
     if runs == 0:
-        raise section.error("must be longer than 0", "runs")
+        raise section.fail("runs", "must be longer than 0")
     if end is not None and end <= start:
-        raise section.error("must be later than start", "end")
+        raise section.fail("end", "must be later than start")
     return start, end, runs

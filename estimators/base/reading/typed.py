@@ -1,0 +1,84 @@
+"""Typed conversion: a mapping becomes a record when every field is there, of its declared type."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import short
+from memfit.estimators.base.reading.place import Place
+from memfit.estimators.base.reading.section import Reading
+from memfit.estimators.base.reading.values import as_object
+
+Record = TypeVar("Record")
+# How a value that holds no others is read, by its declared type.
+Parsers = Mapping[Any, Callable[[Any], Any]]
+
+
+def to_record(
+    kind: type[Record], value: Any, reading: Reading, parsers: Parsers, place: Place = ()
+) -> Record:
+    """Convert a mapping to a record; its keys must be exactly the fields.
+
+    Raises:
+        MemfitError: of the reading's class, for the first field that is unknown, missing or wrong.
+    """
+    values = _parsed(as_object, value, reading, place)
+    declared: Any = kind
+    types = _field_types(declared)
+    if unknown := [key for key in values if key not in types]:
+        raise reading.fail((*place, unknown[0]), f"unknown key in a {kind.__name__.lower()}")
+    if missing := [name for name in types if name not in values]:
+        raise reading.fail((*place, missing[0]), "missing")
+    read = {
+        name: _value(declared, values[name], reading, parsers, (*place, name))
+        for name, declared in types.items()
+    }
+    try:
+        return kind(**read)
+    except InputError as error:
+        raise reading.fail(place, str(error)) from None
+
+
+@cache
+def _field_types(kind: Any) -> dict[str, Any]:
+    """The declared type of each field."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _value(kind: Any, value: Any, reading: Reading, parsers: Parsers, place: Place) -> Any:
+    """Convert a value to the declared type of its field."""
+    if parse := parsers.get(kind):
+        return _parsed(parse, value, reading, place)
+    if is_dataclass(kind):
+        assert isinstance(kind, type)
+        return to_record(kind, value, reading, parsers, place)
+    arguments = get_args(kind)
+    origin = get_origin(kind)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise reading.fail(place, f"expected a list, got {short(value)}")
+        return tuple(
+            _value(arguments[0], item, reading, parsers, (*place, index))
+            for index, item in enumerate(value)
+        )
+    if origin is Mapping:
+        return {
+            key: _value(arguments[1], item, reading, parsers, (*place, key))
+            for key, item in _parsed(as_object, value, reading, place).items()
+        }
+    if origin is Literal:
+        if value not in arguments:
+            raise reading.fail(place, f"expected {' or '.join(arguments)}, got {short(value)}")
+        return value
+    # What is left is a type or None.
+    return None if value is None else _value(arguments[0], value, reading, parsers, place)
+
+
+def _parsed(parse: Callable[[Any], Any], value: Any, reading: Reading, place: Place) -> Any:
+    try:
+        return parse(value)
+    except InputError as error:
+        raise reading.fail(place, str(error)) from None
