@@ -8,10 +8,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from math import prod
-from typing import Any, Literal, NamedTuple, get_args
+from pathlib import PurePath
+from typing import Any, Literal, NamedTuple
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import short
+from memfit.estimators.base.reading.section import json_section
+from memfit.estimators.base.reading.typed import Parsers, to_record
+from memfit.estimators.base.reading.values import as_count, as_text
 from memfit.estimators.base.records import record
 from memfit.estimators.mlx.call_plan import CallPhase
 from memfit.estimators.mlx.versions import MLX_VERSION
@@ -20,6 +25,7 @@ from memfit.estimators.mlx.versions import MLX_VERSION
 # constant: made by the class outside of any parameter; computed: an output of a node.
 Role = Literal["weight", "cache", "tokens", "constant", "computed"]
 SCHEMA = "memfit.trace/1"
+MAX_TRACE_VALUES = 20_000_000  # the traces of models have up to a million
 _SCALAR = (bool, int, float, str)
 
 Argument = bool | int | float | str | tuple[int, ...]
@@ -134,56 +140,39 @@ def _call_json(call: dict[str, Any]) -> str:
     return f'{head},\n"arrays": [\n{arrays}],\n"nodes": [\n{nodes}]}}'
 
 
-def from_json(text: str) -> Trace:
-    """Return the trace that `to_json` wrote.
+def from_json(content: bytes, path: PurePath) -> Trace:
+    """Return the trace that `to_json` wrote; ``path`` is its file.
 
     Raises:
-        InputError: when the text is not such a trace.
+        InputError: when the content is not such a trace.
     """
-    try:
-        content = json.loads(text)
-        if content.pop("schema") != SCHEMA:
-            raise InputError(f"a trace of another version: {SCHEMA} is read")
-        calls = tuple(_call(call) for call in content.pop("calls"))
-        version = tuple(map(int, content.pop("mlx_version", MLX_VERSION)))
-        return Trace(calls=calls, mlx_version=version, **content)
-    # A file may come from anywhere, and json recurses into what it nests.
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise InputError(f"not a recorded trace: {error}") from None
-
-
-def _call(content: dict[str, Any]) -> Call:
-    arrays = tuple(_array(*row) for row in content.pop("arrays"))
-    nodes = tuple(_node(len(arrays), *row) for row in content.pop("nodes"))
-    if content["phase"] not in get_args(CallPhase):
-        raise ValueError(f"unknown phase {content['phase']!r}")
-    evaluated = _positions(content.pop("evaluated"), len(arrays))
-    held = _positions(content.pop("held"), len(arrays))
-    return Call(arrays=arrays, nodes=nodes, evaluated=evaluated, held=held, **content)
-
-
-def _array(shape: list[int], dtype: str, role: Role, name: str) -> Array:
-    if dtype not in dtypes.BITS or role not in get_args(Role):
-        raise ValueError(f"unknown dtype {dtype!r} or role {role!r}")
-    # Not isinstance: true and false are integers to Python.
-    if any(type(length) is not int or length < 0 for length in shape):
-        raise ValueError(f"shape {shape!r}")
-    return Array(tuple(shape), dtype, role, name)
-
-
-def _node(
-    count: int, name: str, inputs: list[int], outputs: list[int], arguments: list[Any]
-) -> Node:
-    values = tuple(_argument(value) for value in arguments)
-    return Node(name, _positions(inputs, count), _positions(outputs, count), values)
+    top = json_section(content, path, what="the trace", max_values=MAX_TRACE_VALUES)
+    values = {"mlx_version": list(MLX_VERSION), **top.values}
+    if values.pop("schema", None) != SCHEMA:
+        raise top.fail(None, f"not a recorded trace: expected the schema {SCHEMA}")
+    trace = to_record(Trace, values, top.reading, _PARSERS)
+    for index, call in enumerate(trace.calls):
+        if fault := _fault(call):
+            raise top.reading.fail(("calls", index), fault)
+    return trace
 
 
 def _argument(value: Any) -> Argument:
     # JSON has lists where a recorded graph has tuples.
-    return value if isinstance(value, _SCALAR) else tuple(value)
+    if isinstance(value, _SCALAR):
+        return value
+    if not isinstance(value, list) or any(type(each) is not int for each in value):
+        raise InputError(f"expected a number, a text or a list of integers, got {short(value)}")
+    return tuple(value)
 
 
-def _positions(values: list[int], count: int) -> tuple[int, ...]:
-    if any(type(value) is not int or not 0 <= value < count for value in values):
-        raise ValueError("an array that is not there")
-    return tuple(values)
+_PARSERS: Parsers = {int: as_count, str: as_text, Argument: _argument}
+
+
+def _fault(call: Call) -> str | None:
+    """Return what contradicts itself in a call."""
+    ends = (each for node in call.nodes for each in (*node.inputs, *node.outputs))
+    if max((*call.evaluated, *call.held, *ends), default=-1) >= len(call.arrays):
+        return "an array that is not there"
+    unknown = {array.dtype for array in call.arrays} - dtypes.BITS.keys()
+    return f"unknown dtype {short(min(unknown))}" if unknown else None

@@ -114,7 +114,8 @@ def test_the_sampled_token_is_an_output() -> None:
 
 
 def recorded() -> Trace:
-    return from_json((EXAMPLES / "tiny-qwen3.trace.json").read_text())
+    path = EXAMPLES / "tiny-qwen3.trace.json"
+    return from_json(path.read_bytes(), path)
 
 
 CONFIG = {

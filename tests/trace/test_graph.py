@@ -220,7 +220,7 @@ def test_no_boundary_of_a_compiled_function_remains() -> None:
 
 def test_a_recorded_trace_survives_json() -> None:
     trace = record(case("gpt_oss"), Workload(prompt_tokens=30, max_tokens=1), target=METAL)
-    assert from_json(to_json(trace)) == trace
+    assert from_json(to_json(trace).encode(), HERE) == trace
 
 
 def _rows(*shape: int, dtype: Any = None) -> Any:

@@ -1,6 +1,7 @@
 """A trace as plain values: what is rejected, and that JSON keeps all of it."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.mlx.call_plan import CallPhase
 from memfit.estimators.trace.graph_format import Array, Call, Node, Trace, from_json, to_json
 
+PATH = Path("a.trace.json")
 DTYPES = st.sampled_from(("BF16", "F32", "I32", "U32", "BOOL"))
 ROLES = st.sampled_from(("weight", "cache", "tokens", "constant", "computed"))
 SHAPES = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
@@ -59,7 +61,7 @@ SMALL = Trace(
 
 @given(TRACES)
 def test_json_keeps_every_part_of_a_trace(trace: Trace) -> None:
-    assert from_json(to_json(trace)) == trace
+    assert from_json(to_json(trace).encode(), PATH) == trace
 
 
 def test_json_has_one_array_or_node_per_line() -> None:
@@ -91,18 +93,25 @@ def _changed(path: list[Any], value: Any) -> str:
         (["calls", 0, "arrays", 0, 0], [True]),
         (["calls", 0, "arrays", 0, 1], "BF17"),
         (["calls", 0, "arrays", 0, 2], "ghost"),
+        (["calls", 0, "arrays", 0, 3], 1),
+        (["calls", 0, "arrays", 0], [[2], "BF16", "weight"]),
+        (["calls", 0, "nodes", 0, 3], [None]),
+        (["calls", 0, "tokens"], "1"),
+        (["calls", 0, "extra"], 1),
+        (["weights", "norm.weight"], "4"),
+        (["mlx_version"], "31"),
         (["extra"], 1),
     ],
 )
 def test_a_damaged_trace_is_rejected(path: list[Any], value: Any) -> None:
     with pytest.raises(InputError):
-        from_json(_changed(path, value))
+        from_json(_changed(path, value).encode(), PATH)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "[" * 100_000])
 def test_text_that_is_not_a_trace_is_rejected(text: str) -> None:
     with pytest.raises(InputError):
-        from_json(text)
+        from_json(text.encode(), PATH)
 
 
 def test_calls_are_found_by_phase_and_arrays_by_role() -> None:

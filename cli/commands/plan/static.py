@@ -90,17 +90,10 @@ def static(
 
 
 def _read(path: Path) -> "Trace":
-    from memfit.estimators.base.errors import InputError
-    from memfit.estimators.base.files import printable, read_whole
+    from memfit.estimators.base.files import read_whole
     from memfit.estimators.trace.graph_format import from_json
 
-    try:
-        return from_json(read_whole(path, limit=_LARGEST_TRACE).decode("utf-8"))
-    except UnicodeDecodeError:
-        raise InputError(f"{printable(path)}: not a recorded trace: it is not UTF-8") from None
-    except InputError as error:
-        name = printable(path)
-        raise InputError(str(error) if name in str(error) else f"{name}: {error}") from None
+    return from_json(read_whole(path, limit=_LARGEST_TRACE), path)
 
 
 def _record(

@@ -1,15 +1,16 @@
 """Typed conversion: a mapping becomes a record when every field is there, of its declared type."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from itertools import repeat
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
 from memfit.estimators.base.reading.place import Place
 from memfit.estimators.base.reading.section import Reading
-from memfit.estimators.base.reading.values import as_object
+from memfit.estimators.base.reading.values import as_list, as_object, one_of
 
 Record = TypeVar("Record")
 # How a value that holds no others is read, by its declared type.
@@ -43,9 +44,15 @@ def to_record(
 
 @cache
 def _field_types(kind: Any) -> dict[str, Any]:
-    """The declared type of each field."""
+    """The declared type of each field of a record or a named tuple."""
     hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+    names = kind._fields if hasattr(kind, "_fields") else [each.name for each in fields(kind)]
+    return {name: hints[name] for name in names}
+
+
+@cache
+def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
 
 
 def _value(kind: Any, value: Any, reading: Reading, parsers: Parsers, place: Place) -> Any:
@@ -55,26 +62,33 @@ def _value(kind: Any, value: Any, reading: Reading, parsers: Parsers, place: Pla
     if is_dataclass(kind):
         assert isinstance(kind, type)
         return to_record(kind, value, reading, parsers, place)
-    arguments = get_args(kind)
-    origin = get_origin(kind)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise reading.fail(place, f"expected a list, got {short(value)}")
-        return tuple(
-            _value(arguments[0], item, reading, parsers, (*place, index))
-            for index, item in enumerate(value)
-        )
+    origin, arguments = _shape(kind)
+    if origin is Literal:
+        return _parsed(one_of(arguments), value, reading, place)
     if origin is Mapping:
+        named = _parsed(as_object, value, reading, place)
         return {
             key: _value(arguments[1], item, reading, parsers, (*place, key))
-            for key, item in _parsed(as_object, value, reading, place).items()
+            for key, item in named.items()
         }
-    if origin is Literal:
-        if value not in arguments:
-            raise reading.fail(place, f"expected {' or '.join(arguments)}, got {short(value)}")
-        return value
+    if origin is tuple:
+        return tuple(_items(repeat(arguments[0]), value, reading, parsers, place))
+    if hasattr(kind, "_fields"):
+        types = _field_types(kind)
+        if not isinstance(value, list) or len(value) != len(types):
+            raise reading.fail(place, f"expected a list of {', '.join(types)}, got {short(value)}")
+        return kind(*_items(types.values(), value, reading, parsers, place))
     # What is left is a type or None.
     return None if value is None else _value(arguments[0], value, reading, parsers, place)
+
+
+def _items(
+    kinds: Iterable[Any], value: Any, reading: Reading, parsers: Parsers, place: Place
+) -> Iterator[Any]:
+    """Convert the items of a list."""
+    items = _parsed(as_list, value, reading, place)
+    for index, (kind, item) in enumerate(zip(kinds, items, strict=False)):
+        yield _value(kind, item, reading, parsers, (*place, index))
 
 
 def _parsed(parse: Callable[[Any], Any], value: Any, reading: Reading, place: Place) -> Any:

@@ -45,6 +45,13 @@ def as_text(value: Any) -> str:
     return value
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return a list of anything."""
+    if not isinstance(value, list):
+        raise InputError(f"expected a list, got {short(value)}")
+    return value
+
+
 def as_object(value: Any) -> dict[str, Any]:
     """Return a mapping of anything."""
     if not isinstance(value, dict):
