@@ -198,6 +198,7 @@ def _noting(questions: set[str]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.exhaustive
 def test_the_page_matches_the_tables_and_the_classes() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
 

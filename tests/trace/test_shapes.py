@@ -19,6 +19,7 @@ pytest.importorskip("mlx_lm")
 
 from memfit.estimators.trace.traced_model import TracedModel, TracedShapes, trace_shapes  # noqa: E402
 from tests.oracle import Oracle, cache_bytes  # noqa: E402
+from tests.selection import QUICK_CONFIGS, quick  # noqa: E402
 
 HERE = Path(__file__).parent
 DESCRIBED = [
@@ -27,6 +28,7 @@ DESCRIBED = [
 # Small sizes, as in mlx-lm's tests/test_models.py; also of the classes that it does not test.
 UNDESCRIBED = json.loads((HERE / "cases.json").read_text())
 CASES = {f"{i}-{case['model_type']}": case for i, case in enumerate(DESCRIBED + UNDESCRIBED)}
+QUICK_CASES = {name for name in CASES if name.partition("-")[2] in QUICK_CONFIGS}
 # mlx-lm cannot run these here: a Metal kernel, a package that is not installed.
 NOT_HERE = ("bitnet", "muse_spark", "olmo")
 
@@ -66,7 +68,7 @@ def walked(config: dict[str, Any], workload: Workload) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES, QUICK_CASES))
 def test_a_jump_gives_the_same_caches_as_walking_every_chunk(name: str, workload: Workload) -> None:
     if CASES[name]["model_type"] in NOT_HERE:
         pytest.skip("mlx-lm cannot run it on this machine")
