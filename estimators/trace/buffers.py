@@ -60,6 +60,7 @@ _SHARED: Mapping[str, Rule] = {
 
 _CPU: Mapping[str, Rule] = {
     **_SHARED,
+    # The CPU sorts indices in the output itself; Metal merges blocks in buffers of its own.
     **_names(fresh, "ArgPartition ArgSort"),
     **_names(cpu_rules.sort, "Sort Partition"),
     **_names(cpu_rules.scan, "Scan"),

@@ -80,9 +80,11 @@ class Running:
 
     def calls(self) -> Iterator[Call]:
         """Yield the calls that decide the peak, in the order mlx-lm makes them."""
+        # Only the first call finds the caches as they are; for the others they are set.
         first, *others = planned_calls(self._workload)
         yield self._first_call(*first)
         for phase, tokens, position in others:
+            # planned_calls knows where a buffer may grow; the caches know whether it does.
             if phase != "growing" or self._stepper.grows_at(position):
                 self._stepper.jump(position)
                 yield self._call(phase, tokens, position)

@@ -53,6 +53,7 @@ def matmul(op: Operation) -> None:
     """matmul.cpp, check_transpose: an operand that is neither rows nor columns is copied."""
     op.allocate(op.outputs[0])
     op.kernels = 1
+    # A transposed matrix is read as it is: the product has a flag for it.
     for source in op.inputs[:2]:
         if not _is_matrix(source):
             copied(op, source)
@@ -84,6 +85,7 @@ def quantized_matmul(op: Operation) -> None:
 def gather_quantized_matmul(op: Operation) -> None:
     op.kernels = 1
     # The last two inputs are the indices.
+    # The rows of one expert must have no gaps; the experts may lie apart.
     for source in op.inputs[:-2]:
         if not is_rows(source):
             copied(op, source)
@@ -94,6 +96,7 @@ def quantize(op: Operation) -> None:
     op.kernels = 1
     if not op.inputs[0].row:
         copied(op, op.inputs[0])
+    # Words, scales and, in affine mode, biases.
     for out in op.outputs:
         op.allocate(out)
 

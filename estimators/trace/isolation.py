@@ -53,6 +53,7 @@ def array_stubs(stubs: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 
 def _by_caller(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def method(array: Any, *given: Any) -> Any:
+        # Looked up at each call, because the context of the caller decides.
         return _STUBS.get().get(name, original)(array, *given)
 
     return method

@@ -234,6 +234,7 @@ def _rope(original: Callable[..., Any]) -> Callable[..., Any]:
         offset = settings["offset"]
         # A cache counts tokens in Python; fast.cpp makes an int32 array of the number.
         inputs = [x, offset if isinstance(offset, mx.array) else mx.array(offset)]
+        # Frequencies are a third input of the kernel (fast.cpp, rope).
         if settings.get("freqs") is not None:
             inputs.append(settings["freqs"])
         return one_node("RoPE", inputs, [out])[0]
@@ -246,6 +247,7 @@ def _attention(original: Callable[..., Any], target: TraceTarget) -> Callable[..
         q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None, **rest: Any
     ) -> Any:
         out = original(q, k, v, scale=scale, mask=mask, sinks=sinks, **rest)
+        # mlx-lm passes an array, the word "causal" or nothing (models/base.py).
         array_mask = mask is not None and not isinstance(mask, str)
         fused = is_fused(
             backend=target.backend,
@@ -266,6 +268,7 @@ def _attention(original: Callable[..., Any], target: TraceTarget) -> Callable[..
         if not fused:
             return out
         inputs = [array.astype(out.dtype) for array in (q, k, v)]
+        # In the order of fast.cpp: queries, keys, values, mask, sinks.
         if array_mask:
             inputs.append(_broadcast_mask(mask, q, k, out.dtype))
         if sinks is not None:

@@ -216,6 +216,7 @@ def _reshaped(source: View, shape: tuple[int, ...]) -> Strides | None:
     axis = 0
     for length in shape:
         if axis < len(lengths) and lengths[axis] % length == 0:
+            # What remains of the run is for the next axes.
             lengths[axis] //= length
             strides.append(lengths[axis] * steps[axis])
             axis += lengths[axis] == 1
@@ -234,6 +235,7 @@ def collapse(shape: tuple[int, ...], strides: Strides) -> tuple[list[int], list[
     """
     lengths, steps = [shape[0]], [strides[0]]
     for length, stride in zip(shape[1:], strides[1:], strict=True):
+        # The stride of such an axis is never used.
         if length == 1:
             continue
         if stride * length == steps[-1]:

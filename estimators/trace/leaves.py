@@ -70,6 +70,7 @@ def _leaves(owner: Any, key: Any, value: Any, role: Role, name: str) -> Iterator
     elif isinstance(value, dict) and not hasattr(value, "named_modules"):
         for inner, item in list(value.items()):
             yield from _leaves(value, inner, item, role, f"{name}.{inner}")
+    # Cache classes keep their arrays as attributes.
     elif role == "cache" and hasattr(value, "__dict__"):
         for attribute, item in list(vars(value).items()):
             yield from _leaves(vars(value), attribute, item, role, f"{name}.{attribute}")

@@ -37,6 +37,7 @@ class Operation:
         self.memory = memory
         self.gpu_class = gpu_class
         self.has_nax = has_nax
+        # Some versions of MLX write over no input of a compiled function: mlx/data/scheduling.py.
         self.compiled_copies = compiled_copies
         self.name = ""
         self.arguments: tuple[Any, ...] = ()
@@ -59,6 +60,7 @@ class Operation:
     def temporary(self, nbytes: int) -> None:
         """Allocate what lives until the device has run this operation."""
         buffer = self.memory.allocate(nbytes)
+        # The stream releases it together with the inputs.
         buffer.references += 1
         self.temporaries.append(buffer)
 

@@ -118,6 +118,7 @@ class TracedModel:
         quantize: Quantization | None = None,
     ) -> None:
         self._config, self._backend, self._name = config, backend, name
+        # Headers list the packed tensors, so that no format has to be assumed.
         self.unread_format = unread_format(config) if tensors is None else None
         # It raises, with what to install, before anything is built.
         self._versions = versions()
@@ -132,6 +133,7 @@ class TracedModel:
 
     def shapes(self, workload: Workload) -> TracedShapes:
         """Return the bytes at the end of the workload; no graph is recorded."""
+        # Shapes do not depend on which kernels are fused.
         target = TraceTarget(backend=self._backend)
         with self._tracing():
             running = Running(self._model, self._modules, workload, target)

@@ -46,6 +46,7 @@ def cut(op: Operation) -> None:
 
 
 def split(op: Operation) -> None:
+    # One buffer for all parts: it is free when the last part is.
     for out in op.outputs:
         layouts.split(op.inputs[0], out)
         op.share(out, op.inputs[0])

@@ -17,6 +17,7 @@ class QuantizationPlan:
     """Which module is quantised, and how (mlx-lm utils.py, quantize_model and load_model)."""
 
     default: Quantization
+    """The format of every matrix that has no entry of its own."""
     overrides: Mapping[str, Quantization | None] = field(default_factory=dict)
     """A published config's entries by path; None: not quantised."""
     converting: bool = False
@@ -56,6 +57,7 @@ class WeightTotals:
     """Sums over the tensors of a model."""
 
     parameters: int = 0
+    """Numbers before packing."""
     by_part: Counter[Part] = field(default_factory=Counter)
     sizes: Counter[int] = field(default_factory=Counter)
     """How many loaded tensors there are of each size in bytes."""

@@ -19,6 +19,7 @@ class TensorGroup(NamedTuple):
     nbytes: int
     """Bytes of one copy."""
     copies: int = 1
+    """How many tensors there are in the group."""
 
 
 def tensor_groups(tensors: Iterable[Tensor]) -> tuple[TensorGroup, ...]:

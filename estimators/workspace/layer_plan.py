@@ -20,6 +20,7 @@ class Projection:
     """A matrix product: the last name of its path, its widths and touched elements."""
 
     name: str
+    """The last word of its path."""
     inputs: int
     """Width of a row that goes in."""
     outputs: int
@@ -27,6 +28,7 @@ class Projection:
     touched: int
     """Elements of the matrix's arrays: packed words, scales and biases count as they are."""
     counts: OperationCount
+    """Kernels and views of the product."""
 
 
 @record(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class LayerPlan:
     experts: tuple[Projection, ...]
     router: Projection | None
     norms: int
+    """Norms of the hidden state, outside of the mixers."""
     streams: int  # hidden states carried side by side (Gemma 3n's alternating updates)
 
 

@@ -26,11 +26,14 @@ class RunMoment:
     """The most in use during one call of a run, or while it loads."""
 
     phase: Phase
+    """Loading, a chunk of the prompt or a decode step."""
     nbytes: int
+    """Everything in use: weights, caches, states and what is in flight."""
     largest: int
     """Bytes of the largest single allocation."""
     largest_name: str
     explanation: str
+    """The sum of its parts, as a line of text."""
 
 
 class RunMoments:

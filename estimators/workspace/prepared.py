@@ -27,7 +27,9 @@ class PreparedModel:
 
     model: Model
     traits: BackendTraits
+    """What decides which kernels the device has."""
     limits: BatchLimits
+    """What closes a batch of its work."""
     plans: tuple[LayerPlan, ...]
     """The distinct plans of its layers."""
     order: tuple[int, ...]

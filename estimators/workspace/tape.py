@@ -35,9 +35,11 @@ class Program:
     """The steps of a layer and the largest single allocation among them."""
 
     steps: tuple[Step, ...]
+    """In the order MLX runs them."""
     largest: int
     """Bytes."""
     largest_name: str
+    """What it holds."""
     deferred: tuple[Step, ...]
     """The steps that wait for the end of the call."""
     deferred_bytes: int

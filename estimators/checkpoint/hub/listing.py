@@ -19,6 +19,7 @@ class RemoteFile(NamedTuple):
     """A file as it is listed; a Hub's copy may leave out what it does not know."""
 
     size: int | None
+    """Bytes of the file."""
     sha256: str | None  # of a large file's content
     git_id: str | None  # of a small file's content, as git counts it
 
@@ -43,6 +44,7 @@ class Listing(NamedTuple):
     commit: str
     """The hash of the commit."""
     files: Mapping[str, RemoteFile]
+    """By path in the repository."""
 
 
 def parse_listing(content: bytes, place: PurePath) -> Listing:

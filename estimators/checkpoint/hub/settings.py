@@ -21,9 +21,12 @@ class Hub:
     """Which Hub to use, and how; the token is read with the first request."""
 
     endpoint: str
+    """Base address of the Hub, such as https://huggingface.co."""
     snapshots: Path  # huggingface-hub's own cache of downloaded files
     offline: bool = False
+    """HF_HUB_OFFLINE: no request may be made."""
     timeout_seconds: float = 10.0
+    """For each step of a request: connecting, sending, and every read."""
 
 
 def configured_hub() -> Hub:
