@@ -5,7 +5,6 @@ A `Reading` either raises at the first error or, with ``collect``, keeps every e
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -19,18 +18,23 @@ REQUIRED: Final = object()
 Value = TypeVar("Value")
 
 
-@dataclass(slots=True)
 class Reading:
     """One file while it is read, and the errors found so far."""
 
-    name: str
-    """How messages name the file."""
-    error: type[MemfitError] = InputError
-    """The class of its errors."""
-    lines: Mapping[Place, int] | None = None
-    """The line of each value; None when they are not known, as in JSON."""
-    collect: bool = False
-    mistakes: list[Mistake] = field(default_factory=list)
+    def __init__(
+        self,
+        name: str,
+        error: type[MemfitError] = InputError,
+        *,
+        lines: Mapping[Place, int] | None = None,
+        collect: bool = False,
+    ) -> None:
+        """Take how messages name the file, the class of errors, and the line of each value.
+
+        ``lines`` is None where they are not known, as in JSON.
+        """
+        self.name, self.error, self.lines, self.collect = name, error, lines, collect
+        self.mistakes: list[Mistake] = []
 
     def line(self, place: Place) -> int:
         """Return the line of a place, or of the closest value around it; 0 when not known."""
