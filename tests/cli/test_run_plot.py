@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.cli.render.run_plot import run_lines
+from memfit.cli.render.chart import run_lines
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.estimate import RunCall
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memfit.cli.render.sweep_plot import axis_ends
+from memfit.cli.render.chart import axis_ends
 from memfit.estimators.base.units import Units
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.cli.render.wired_plot import thinned
+from memfit.cli.render.views.wired import thinned
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.plans.wired import scenario as wired_scenario
 from memfit.estimators.plans.wired.plan import plan_wired

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from functools import partial
 
+from memfit.cli.render.chart import curve_chart
 from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, report
-from memfit.cli.render.plot import curve_chart
 from memfit.cli.render.views import text as estimate_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.plans.context.percentiles import PERCENTILES

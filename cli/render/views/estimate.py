@@ -58,11 +58,16 @@ class EstimateView(NamedTuple):
         )
 
     def _charts(self) -> Iterator[Chart]:
-        if self.plots:
-            from memfit.cli.render.plot import charts
+        if not self.plots:
+            return
+        from memfit.cli.render.chart import curve_chart, run_chart
 
-            budget = self.result.device.working_set_bytes if self.result.device else None
-            yield from charts(self.plots, budget, self.units)
+        budget = self.result.device.working_set_bytes if self.result.device else None
+        if self.plots.run:
+            yield run_chart(self.plots.run, budget, self.units)
+        if self.plots.curve:
+            by = self.plots.curve_method
+            yield curve_chart(self.plots.curve, budget, self.units, by=by)
 
 
 def _components(result: Estimate, units: Units) -> Table:

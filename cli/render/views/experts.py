@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.bars import Bar, bar_chart
+from memfit.cli.render.chart import SizedBar, sized_chart
 from memfit.cli.render.document import VERDICT_COLOURS, Chart, Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
@@ -136,7 +136,7 @@ def _worth(result: ExpertsPlan) -> str:
 
 def _plot(result: ExpertsPlan, units: Units) -> Chart:
     bars = [
-        Bar(
+        SizedBar(
             str(row.capacity),
             (row.non_expert_bytes, row.expert_bytes, row.running_bytes - row.weight_bytes),
             f"{row.misses.coverage_percent:.1f} %",
@@ -144,7 +144,7 @@ def _plot(result: ExpertsPlan, units: Units) -> Chart:
         for row in result.rows
     ]
     device = result.device
-    return bar_chart(
+    return sized_chart(
         "Memory and coverage by experts",
         ("other weights", "experts", "the rest"),
         bars,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.bars import Bar, bar_chart
+from memfit.cli.render.chart import SizedBar, sized_chart
 from memfit.cli.render.document import Chart, Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.growth import GrowthPlan, GrowthRow
@@ -116,12 +116,12 @@ def _plot(rule: GrowthRow, result: GrowthPlan, units: Units) -> Chart:
     title = f"{', '.join(rule.runtimes)}, {rule.growth}"
     picked = [rule.turns[turn - 1] for turn in _picked(result.sessions.turns)]
     bars = [
-        Bar(
+        SizedBar(
             f"turn {turn.turn}, {turn.tokens} tokens",
             (turn.held_bytes, max(0, turn.allocated_bytes - turn.held_bytes)),
         )
         for turn in picked
     ]
-    bars.append(Bar("peak while growing", (0, 0, rule.peak_bytes)))
+    bars.append(SizedBar("peak while growing", (0, 0, rule.peak_bytes)))
     kinds = ("needed", "allocated in addition", "old and new")
-    return bar_chart(title, kinds, bars, units, ("budget", result.budget_bytes))
+    return sized_chart(title, kinds, bars, units, ("budget", result.budget_bytes))

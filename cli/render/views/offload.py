@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.bars import Bar, bar_chart
+from memfit.cli.render.chart import SizedBar, sized_chart
 from memfit.cli.render.document import Chart, Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.results.offload import OffloadPlan, Restore, Simulation, SizeRow
@@ -150,7 +150,7 @@ def _plot(result: OffloadPlan, units: Units) -> Chart:
     many = result.conversations
     most = max(2 * result.tokens, result.sizes[0].tokens)  # longer bars would hide the others
     bars = [
-        Bar(
+        SizedBar(
             str(row.tokens),
             (
                 many * row.four_bit_bytes,
@@ -163,4 +163,4 @@ def _plot(result: OffloadPlan, units: Units) -> Chart:
     ]
     budget = result.pool.budget_bytes if result.pool else None
     kinds = ("4 bits", "up to 8", "up to 16")
-    return bar_chart(f"{many} conversations by tokens", kinds, bars, units, ("budget", budget))
+    return sized_chart(f"{many} conversations by tokens", kinds, bars, units, ("budget", budget))

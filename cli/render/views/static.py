@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.bars import Bar, bar_chart
+from memfit.cli.render.chart import SizedBar, sized_chart
 from memfit.cli.render.document import Chart, Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.static import CallArena, Provision, StaticPlan
@@ -63,10 +63,10 @@ def _verdict(result: StaticPlan, units: Units) -> str:
 
 def _plot(result: StaticPlan, units: Units) -> Chart:
     bars = [
-        Bar(
+        SizedBar(
             call.phase.replace("_", " "),
             (call.lower_bound_bytes, call.arena_bytes - call.lower_bound_bytes),
         )
         for call in result.calls
     ]
-    return bar_chart("The arena by call", ("lower bound", "lost to placement"), bars, units)
+    return sized_chart("The arena by call", ("lower bound", "lost to placement"), bars, units)

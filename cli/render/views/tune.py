@@ -1,14 +1,16 @@
 """A tune result as a document, and as rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from string import ascii_letters
 from typing import Any, NamedTuple
 
-from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, report
-from memfit.cli.render.sweep_plot import plots
+from memfit.cli.render.chart import MEMORY, Bar, Dot, bar_chart, speed_chart
+from memfit.cli.render.document import VERDICT_COLOURS, Chart, Document, Table, report
 from memfit.cli.render.view import as_data
 from memfit.cli.render.views import text as estimate_text
 from memfit.cli.render.views import tune_text
-from memfit.estimators.base.units import Units
+from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.figures import NAMES
 from memfit.probes.result import Point, TuneResult
 
@@ -87,7 +89,7 @@ class TuneView(NamedTuple):
                 ("Speed and memory", result.trade),
                 ("Notes", tuple(note.message for note in result.notes)),
             ),
-            charts=plots(result, units) if self.plot else (),
+            charts=_charts(result, units) if self.plot else (),
             commands=result.flags,
         )
 
@@ -102,3 +104,56 @@ def _cells(point: Point) -> Iterator[Any]:
         yield figure.measured_bytes if figure else None
     yield from (getattr(point.speed, name, None) for name in _SPEEDS)
     yield point.reason
+
+
+def _charts(result: TuneResult, units: Units) -> tuple[Chart, ...]:
+    """Memory against context by setting and speed against memory, of the measured points."""
+    measured = [p for p in result.points if p.status == "measured" and p.wired_limit_bytes is None]
+    if not measured:
+        return ()
+    points = _lettered(measured)
+    prefill, decode = [], []
+    for letter, point in points:
+        if point.speed:
+            nbytes, rate = point.peak_bytes or 0, point.speed.decode_tokens_per_second
+            prefill.append(Dot(letter, nbytes, point.speed.prefill_tokens_per_second))
+            decode += [Dot(letter, nbytes, rate)] if rate is not None else []
+    bars = tuple(_bars(points, units))
+    return (
+        bar_chart("Memory against context", MEMORY, bars, is_narrow=True),
+        *(
+            speed_chart(*each, units)
+            for each in (("Prefill", prefill), ("Decode", decode))
+            if each[1]
+        ),
+    )
+
+
+def _lettered(points: Sequence[Point]) -> list[tuple[str, Point]]:
+    """The points with the letter of their settings, sorted by setting, then by context."""
+    names = dict.fromkeys(tune_text.settings_without_context(point.workload) for point in points)
+    letters = dict(zip(names, chain(ascii_letters, repeat("*")), strict=False))
+    order = {name: place for place, name in enumerate(names)}
+    named = [(tune_text.settings_without_context(point.workload), point) for point in points]
+    named.sort(key=lambda each: (order[each[0]], each[1].workload.prompt_tokens))
+    return [(letters[name], point) for name, point in named]
+
+
+def _bars(points: Sequence[tuple[str, Point]], units: Units) -> Iterator[Bar]:
+    last = ""
+    for letter, point in points:
+        tokens, peak = point.workload.prompt_tokens, point.peak_bytes or 0
+        settings = tune_text.settings_without_context(point.workload)
+        yield Bar(
+            f"{tokens:>10} tokens {format_bytes(peak, units):>10} ",
+            _parts(point, peak),
+            heading="" if letter == last else f"{letter}  {settings}",
+        )
+        last = letter
+
+
+def _parts(point: Point, peak: int) -> tuple[int, int, int]:
+    """Bytes of weights, caches and the rest of the peak."""
+    figures = {figure.name: figure.measured_bytes or 0 for figure in point.figures}
+    weights, caches = figures.get("active", 0), figures.get("kv", 0) + figures.get("ssm", 0)
+    return weights, caches, peak - weights - caches

@@ -1,12 +1,13 @@
 """A plan of wired memory as a document."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from memfit.cli.render.document import Document, Table, report
-from memfit.cli.render.wired_plot import wired_chart
+from memfit.cli.render.chart import Bar, bar_chart
+from memfit.cli.render.document import Chart, Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.results.wired import TicketPlan, WiredMoment, WiredPlan
 
+MOST_ROWS = 30
 _COLOURS = {"holds": "green", "waits": "yellow", "fails": "red"}
 _TICKETS = ("Ticket", "Kind", "Outcome", "Size", "Requested", "Waited", "Started", "Ended")
 _MOMENTS = ("Time", "Limit", "Wanted", "Demand", "Waiting", "Active", "Reserved", "Queue")
@@ -45,7 +46,7 @@ def to_document(result: WiredPlan, units: Units, *, plot: bool) -> Document:
             ("To set", tuple(_settings(result, units))),
             ("Notes", (*reasons, *result.notes)),
         ),
-        charts=(wired_chart(result.moments, units),) if plot else (),
+        charts=(_chart(result.moments, units),) if plot else (),
     )
 
 
@@ -112,3 +113,41 @@ def _moment(moment: WiredMoment, units: Units) -> tuple[str, ...]:
     counts = (moment.active, moment.reserved, moment.waiting)
     sizes = (format_bytes(amount, units) for amount in amounts)
     return format_duration(moment.at_ms), *sizes, *map(str, counts)
+
+
+def _chart(moments: Sequence[WiredMoment], units: Units) -> Chart:
+    """Held and waiting bytes over time, with the limit as a line."""
+    shown = thinned(moments, MOST_ROWS)
+    times = [format_duration(moment.at_ms) for moment in shown]
+    limits = [format_bytes(moment.limit_bytes, units) for moment in shown]
+    wide, widest = max(map(len, times)), max(map(len, limits))
+    bars = [
+        Bar(
+            f"{time:>{wide}}  {limit:>{widest}} ",
+            (moment.demand_bytes, 0, moment.waiting_bytes),
+            moment.limit_bytes,
+        )
+        for moment, time, limit in zip(shown, times, limits, strict=True)
+    ]
+    return bar_chart("Demand over time", ("held", "", "waiting"), bars, limit="limit, as written")
+
+
+def thinned(moments: Sequence[WiredMoment], most: int) -> tuple[WiredMoment, ...]:
+    """Return at most ``most`` moments: of each equal span of time the one with the most demand.
+
+    Held and waiting bytes both count, so that the plot shows every peak of either.
+    """
+    if len(moments) <= most:
+        return tuple(moments)
+    first, last = moments[0].at_ms, moments[-1].at_ms
+    spans: dict[int, WiredMoment] = {}
+    for moment in moments:
+        span = (moment.at_ms - first) * most // (last - first + 1)
+        kept = spans.get(span)
+        if kept is None or _total(moment) > _total(kept):
+            spans[span] = moment
+    return tuple(spans.values())
+
+
+def _total(moment: WiredMoment) -> int:
+    return moment.demand_bytes + moment.waiting_bytes
