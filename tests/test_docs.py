@@ -1,8 +1,11 @@
-"""Every command shown in the README and the docs prints what stands below it.
+"""Commands and Python examples on the pages print the shown output; every named path exists.
 
-``python -m tests.test_docs`` rewrites the outputs after a change that was meant.
+``python -m tests.test_docs`` rewrites the outputs of the commands after an intended change.
 """
 
+import ast
+import asyncio
+import inspect
 import io
 import os
 import re
@@ -11,12 +14,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PATH = re.compile(r"(?<![\w/.-])(?:estimators|probes|cli|tests)/[\w./-]*")
+_MODULE = re.compile(r"python -m ((?:tests|benchmarks)[.\w]*)")
 _BLOCK = re.compile(r"^```console\n\$ (memfit [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -66,10 +73,40 @@ def test_links_between_pages_are_valid(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-def test_files_that_contributing_names_exist() -> None:
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_every_path_on_a_page_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    paths = [path.rstrip(".") for path in _PATH.findall(text)]
+    paths += [f"{module.replace('.', '/')}.py" for module in _MODULE.findall(text)]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/offload.md", "docs/wired.md"])
+def test_a_python_example_prints_what_its_comments_say(
+    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A comment after ``print(...)`` is its output; coroutine functions are called as well."""
+    monkeypatch.chdir(ROOT)
+    [example] = _PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
+    names: dict[str, Any] = {}
+    asyncio.run(_run_example(example, names))
+    shown = re.findall(r"^print\(.*\)  # (.*)$", example, re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == shown
+    assert names
+
+
+async def _run_example(example: str, names: dict[str, Any]) -> None:
+    code = compile(example, "example", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = eval(code, names)
+    if inspect.isawaitable(result):
+        await result
+    for value in list(names.values()):
+        if inspect.iscoroutinefunction(value):
+            await value("a prompt")
+
+
+def test_names_in_contributing_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for path in re.findall(r"`((?:cli|estimators|probes|tests|docs)/[^`…]*)`", text):
-        assert (ROOT / path).exists(), path
     for name, path in re.findall(r"`([A-Z_]+)`(?: of\s`([^`]*)`)?", text):
         if path:
             assert f"\n{name}: dict" in (ROOT / path).read_text(encoding="utf-8")
