@@ -1,8 +1,8 @@
-"""The traced peak against MLX's own on the CPU backend, and against published peaks on Metal.
+"""Compare the traced peak with MLX's own on the CPU backend, and with published peaks on Metal.
 
 Run from the checkout with mlx and mlx-lm installed: ``python -m benchmarks.accuracy`` for every
 case of tests/arch/cases, varied by a seed, in bfloat16 or 4 bits and with random weights, run by
-mlx-lm's generate_step three times in a process of its own. ``--metal CONFIG`` traces the published
+mlx-lm's generate_step three times in a separate process. ``--metal CONFIG`` traces the published
 configuration instead. docs/accuracy-trace.md holds the result.
 """
 
@@ -32,7 +32,7 @@ RUNS = 3
 TIMEOUT_SECONDS = 150
 HOST = Device("this host", "cpu", 0, 0, None, "flag")
 M4_MAX = Device("M4 Max 64 GB", "metal", 0, 0, None, "flag", "s", 16)
-# Without Metal mlx-lm runs these token by token in Python.
+# Without Metal, mlx-lm runs these token by token in Python.
 TOKEN_LOOPS = ("rwkv7", "mamba", "jamba", "qwen3_next", "qwen3_5", "kimi_linear", "plamo2")
 WIDTHS = (
     "intermediate_size",
@@ -77,12 +77,12 @@ class Case:
 
     @property
     def floating(self) -> str:
-        """What parameters that are not packed are held in."""
+        """The type of parameters that are not packed."""
         return "F32" if self.dtype == "F32" else "BF16"
 
     @property
     def packing(self) -> Quantization | None:
-        """How the others are packed."""
+        """How the other parameters are packed."""
         return PACKED if self.dtype == "Q4" else None
 
 
@@ -95,7 +95,7 @@ class Figures:
 
 
 def main() -> None:
-    """Print a row a case, and the distribution."""
+    """Print one row per case, and the distribution."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="")
@@ -157,7 +157,7 @@ def varied(name: str, config: dict[str, Any], chance: random.Random) -> Case:
 
 
 def in_child(task: str, case: Case) -> Figures | None:
-    """Return the figures from a process of its own, None where mlx-lm cannot run the case."""
+    """Return the figures from a separate process, None where mlx-lm cannot run the case."""
     try:
         child = subprocess.run(
             [sys.executable, "-m", "benchmarks.accuracy", "--child", task],
@@ -176,7 +176,7 @@ def in_child(task: str, case: Case) -> Figures | None:
 
 
 def predict(case: Case) -> Figures:
-    """Return what the trace says."""
+    """Return the traced figures."""
     options: dict[str, Any] = {"dtype": case.floating, "quantize": case.packing}
     shapes = trace_shapes(case.config, case.workload, **options)
     trace = record(case.config, case.workload, target=TraceTarget(backend="cpu"), **options)
@@ -185,7 +185,7 @@ def predict(case: Case) -> Figures:
 
 
 def measure(case: Case) -> Figures:
-    """Return what MLX reports over generations by mlx-lm."""
+    """Return MLX's measurements of generations by mlx-lm."""
     import mlx.core as mx
     from mlx_lm.generate import generate_step
     from mlx_lm.models.cache import make_prompt_cache
@@ -221,7 +221,7 @@ def measure(case: Case) -> Figures:
 
 
 def against_published(config: dict[str, Any]) -> None:
-    """Print predicted and published peaks of one model, and of what is not weights nor cache."""
+    """Print predicted and published peaks of one model, with and without weights and cache."""
     for bits, group, published in PUBLISHED[config["model_type"]]:
         found = published_run(config, bits, group)
         kept = found.nbytes - found.workspace_bytes
@@ -248,7 +248,7 @@ def published_run(config: dict[str, Any], bits: int, group: int) -> TracedPeak:
 
 @contextmanager
 def silu_apart() -> Iterator[None]:
-    """Give qwen3 the feed-forward block of mlx-lm 0.28.2, whose product is not compiled.
+    """Give qwen3 the feed-forward block of mlx-lm 0.28.2, which does not compile the product.
 
     Source: mlx_lm/models/qwen3.py at v0.28.2, MLP; today's compiles both, activations.py, swiglu.
     """

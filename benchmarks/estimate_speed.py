@@ -1,8 +1,8 @@
-"""Whole-process times of the command line: medians, held against the limits the project keeps.
+"""Whole-process times of the command line: medians, compared with the project's limits.
 
 Run it in an environment with memfit and mlx-lm: `python benchmarks/estimate_speed.py`.
-It prints the table of docs/performance.md and exits 1 when a limit is broken. Every job runs once
-before it is timed, and Python keeps its bytecode, as it does of an installed package.
+It prints the table of docs/performance.md and exits with 1 when a limit is exceeded. Every job
+runs once before it is timed, and Python keeps its bytecode, as for an installed package.
 """
 
 import json
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 def rows(folder: Path) -> Iterator[Row]:
     """Yield the jobs."""
-    # In a process of its own: a child's resident size starts from its parent's.
+    # In a separate process: a child's resident size starts from its parent's.
     maker = multiprocessing.get_context("spawn").Process(target=make_checkpoints, args=(folder,))
     maker.start()
     maker.join()
@@ -174,7 +174,7 @@ def _resident(usage: resource.struct_rusage) -> int:
 
 
 def main() -> None:
-    """Print the table; exit 1 when a limit is broken."""
+    """Print the table; exit with 1 when a limit is exceeded."""
     broken = False
     print("| job | median | limit | resident | limit |")
     print("|---|---:|---:|---:|---:|")

@@ -1,18 +1,18 @@
 """Wall times of a model on the Hub, memfit and hf-mem on the same server with 30 ms a request.
 
-The job is what both do: fetch a repository's headers and say what its weights take, from a first
-connection to the total, measured inside a process that has done it once. Beside it stand whole
-processes, where memfit makes its whole estimate and hf-mem prints the total, and with
---experimental a KV cache. The server stands on this machine and behaves like the Hub, redirects of
-large files included; memfit's cache is empty unless it says "again". hf-mem has the Hub's address
-built in, so its HTTP client is given the server's, and nothing else is changed. Every command runs
-once before it is timed, and Python keeps the bytecode of both, as it does of installed packages.
+The job is what both do: fetch a repository's headers and add up the bytes of its weights, from the
+first connection to the total, measured inside a process that has done it once. The table also has
+whole processes: memfit makes its whole estimate, hf-mem prints the total, and with --experimental a
+KV cache. The server runs on this machine and behaves like the Hub, with redirects of large files;
+memfit's cache is empty unless the column says "again". hf-mem has the Hub's address built in, so
+its HTTP client gets the server's, and nothing else is changed. Every command runs once before it is
+timed, and Python keeps the bytecode of both, as for installed packages.
 
     python -m venv /tmp/hf-mem && /tmp/hf-mem/bin/pip install hf-mem
     python benchmarks/hub_speed.py /tmp/hf-mem/bin/python
 
-It prints the table of docs/hub.md, and exits 1 when a limit is broken: at most hf-mem's time on one
-shard, at most half of it on sixty, for the job and for the whole process.
+It prints the table of docs/hub.md, and exits with 1 when a limit is exceeded: at most
+hf-mem's time on one shard, at most half of it on sixty, for the job and for the whole process.
 """
 
 import os
@@ -37,7 +37,7 @@ REPEATS = 7
 NAME = "org/name"
 MODELS = {"1 shard": (36, 1, 1.0), "60 shards": (80, 60, 0.5)}  # layers, shards, limit
 MEMFIT = "from memfit.cli.__main__ import main; main()"
-# A job run once, then timed REPEATS times.
+# A job runs once, then is timed REPEATS times.
 MEMFIT_JOB = """
 import sys, tempfile, time
 from pathlib import Path
@@ -97,7 +97,7 @@ def shapes(layers: int) -> Shapes:
 
 
 def output(command: list[str], environment: dict[str, str]) -> str:
-    """Return what a process prints that must succeed."""
+    """Return the output of a process that must succeed."""
     ran = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
     )
@@ -134,7 +134,7 @@ def row(hub: FakeHub, home: Path, other: str) -> dict[str, float]:
         "HF_HOME": str(home / "hf"),
         "XDG_CACHE_HOME": str(home / "cache"),
         "PYTHONPYCACHEPREFIX": str(home / "bytecode"),
-        "PYTHONDONTWRITEBYTECODE": "",  # what is empty is not set
+        "PYTHONDONTWRITEBYTECODE": "",  # empty means unset
     }
     memfit = [sys.executable, "-c", MEMFIT, "estimate", NAME, "--json"]
     hf_mem = [other, "-c", OTHER, "--model-id", NAME, "--json-output"]

@@ -1,18 +1,18 @@
-"""What llama.cpp says it allocates, recorded for the models of tests/gguf/allocations.json.
+"""Record what llama.cpp says it allocates, for the models of tests/gguf/allocations.json.
 
-Each entry's metadata and tensors become a GGUF file whose data is a hole. llama.cpp loads it
+Each entry's metadata and tensors become a GGUF file with a hole as data. llama.cpp loads it
 without allocating (`no_alloc`) on the CPU, makes a context for every run of the entry, and logs the
 buffers that it would allocate; the figures are read from these lines. xllamacpp carries llama.cpp
 as one library with its C interface, and its version 2026.10.11549 is build b11549. In an
 environment with memfit:
 
     pip install xllamacpp==2026.10.11549
-    python benchmarks/llama_allocations.py          # exits 1 when a figure is not as recorded
-    python benchmarks/llama_allocations.py --write  # records what llama.cpp said
+    python benchmarks/llama_allocations.py          # exits with 1 when a figure differs
+    python benchmarks/llama_allocations.py --write  # records llama.cpp's figures
 
 For another architecture, write an entry with metadata, the tensors as far as they are known and the
-runs wanted, with any figures: the loader's refusals, which are printed, name each tensor that is
-missing or of another shape.
+runs wanted, with any figures: the printed errors of the loader name each tensor that is missing
+or has another shape.
 """
 
 import ctypes
@@ -74,10 +74,10 @@ class ContextParams(ctypes.Structure):
 
 
 class Llama:
-    """The library, with what it logged since the last call."""
+    """The library, with its log since the last call."""
 
     def __init__(self) -> None:
-        """Load the library from where pip put it."""
+        """Load the library that pip installed."""
         import xllamacpp  # type: ignore[import-not-found, unused-ignore]
 
         (path,) = Path(xllamacpp.__file__).parent.glob("xllamacpp.*.so")
@@ -99,7 +99,7 @@ class Llama:
             raise SystemExit("this library's structures are not those of build b11549")
 
     def runs(self, path: Path, wanted: tuple[Allocation, ...]) -> list[Allocation]:
-        """Return what contexts of a model would allocate."""
+        """Return the allocations of contexts of a model."""
         params = self._library.llama_model_default_params()
         params.no_alloc, params.use_extra_bufts, params.load_mode = True, False, 0
         self._lines.clear()
@@ -144,13 +144,13 @@ def read_log(text: str, run: Allocation) -> Allocation:
 
 
 def as_recorded(run: Allocation) -> dict[str, Any]:
-    """Return a run as the file has it."""
+    """Return a run in the form of the file."""
     plain: dict[str, Any] = json.loads(json.dumps(run._asdict()))
     return plain
 
 
 def again(llama: Llama, entry: Recorded, folder: Path) -> list[dict[str, Any]]:
-    """Return the runs of an entry, made once more."""
+    """Return the runs of an entry, repeated now."""
     metadata = {**entry.metadata, "tokenizer.ggml.model": "no_vocab"}
     path = write(folder / "model.gguf", metadata, entry.tensors)
     return [as_recorded(run) for run in llama.runs(path, entry.runs)]

@@ -1,8 +1,8 @@
-"""`memfit tune` on ten small real models: every figure as estimated and as measured.
+"""`memfit tune` on ten small real models: every figure, estimated and measured.
 
 Run it in an environment with memfit, mlx-lm and pytest: `python benchmarks/tune_vs_estimate.py`.
-It prints the table of docs/accuracy.md, and exits 1 when weights, a cache or a state differ by a
-byte, or a peak by more than docs/accuracy.md allows.
+It prints the table of docs/accuracy.md, and exits with 1 when weights, a cache or a state
+differ by a byte, or a peak by more than docs/accuracy.md allows.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Figure(NamedTuple):
 
     @property
     def percent(self) -> float:
-        """How far the estimate is above the measurement, of the measurement."""
+        """How far the estimate is above the measurement, as a share of the measurement."""
         return 100 * (self.estimated - self.measured) / self.measured
 
 
@@ -50,12 +50,12 @@ class Row(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether weights, cache and state are those of the estimate, to the byte."""
+        """Whether weights, cache and state equal the estimate, to the byte."""
         return all(self.figures[n].estimated == self.figures[n].measured for n in EXACT)
 
     @property
     def is_within_error(self) -> bool:
-        """Whether the largest moment is within the error that the documentation states."""
+        """Whether the peak is within the documented error."""
         return abs(self.figures["peak"].percent) <= TRACE_ERROR_PERCENT
 
 
@@ -99,7 +99,7 @@ def _exactness(figure: Figure) -> str:
 
 
 def main() -> None:
-    """Print a row a model, and what is not as it should be."""
+    """Print one row per model, and every deviation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="models whose name has this in it")
     only = parser.parse_args().only

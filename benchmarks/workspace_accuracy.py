@@ -1,8 +1,8 @@
-"""The workspace formula against MLX's own peak on the CPU backend, for docs/accuracy.md.
+"""Compare the workspace formula with MLX's own peak on the CPU backend, for docs/accuracy.md.
 
 Run from the checkout with mlx and mlx-lm installed: ``python -m benchmarks.workspace_accuracy``.
 Every case of tests/arch/cases is built with random weights and run by mlx-lm's generate_step in a
-process of its own. ``--tokens`` is the prompt, prefilled in chunks of half of it.
+separate process. ``--tokens`` is the prompt, prefilled in chunks of half of it.
 """
 
 import argparse
@@ -38,12 +38,12 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Predicted over measured."""
+        """The predicted workspace divided by the measured one."""
         return self.predicted / self.measured
 
 
 def main() -> None:
-    """Print a row a case, and the distribution."""
+    """Print one row per case, and the distribution."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=513)
     parser.add_argument("--quantized", action="store_true", help="4-bit weights")
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def summarise(rows: list[Row]) -> None:
-    """Print the quartiles of predicted over measured."""
+    """Print the quartiles of predicted divided by measured."""
     ratios = sorted(row.ratio for row in rows)
     within = sum(0.8 <= ratio <= 1.25 for ratio in ratios)
     count = len(ratios)
@@ -99,7 +99,7 @@ def compare(path: Path, workload: Workload, options: list[str], *, quantized: bo
 
 
 def predict(path: Path, workload: Workload, *, quantized: bool) -> int:
-    """Return the formula's workspace: the peak less weights, caches and states at the end."""
+    """Return the formula's workspace: the peak minus weights, caches and states at the end."""
     model = build_model(_config(path), path.name)
     plan = QuantizationPlan(Quantization(BITS, GROUP), converting=True) if quantized else None
     weights = derive(model, plan).loaded_bytes
@@ -107,7 +107,7 @@ def predict(path: Path, workload: Workload, *, quantized: bool) -> int:
 
 
 def measure(path: Path, workload: Workload, *, quantized: bool) -> int:
-    """Return MLX's peak over a generation less weights, caches and states at the end."""
+    """Return MLX's peak over a generation minus weights, caches and states at the end."""
     import mlx.core as mx
     from mlx_lm.generate import generate_step
     from mlx_lm.models.cache import make_prompt_cache

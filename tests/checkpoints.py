@@ -1,4 +1,4 @@
-"""Small checkpoints that really run: random weights and a trained tokenizer, saved as mlx-lm does.
+"""Small checkpoints that really run: random weights and a trained tokenizer, saved as by mlx-lm.
 
 The configs are those of tests/arch/cases. Mixtures of experts are in 4 bits: MLX's CPU backend
 has no 16-bit `gather_mm`.
@@ -17,9 +17,9 @@ SENTENCES = (
     "A model's memory is its weights, its cache and what is in flight.",
     "Every figure here is counted in bytes, and every byte has a reason.",
 )
-VOCABULARY = 320  # at least that of the tokenizer
+VOCABULARY = 320  # at least the tokenizer's
 BEGINNING, END = "<s>", "</s>"
-# Two marks around each message, as most templates have them.
+# Two marks around each message, as in most templates.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}\n"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to make: a case by name, its bits (None: bf16), shard files and tokenizer."""
+    """What to create: a case by name, its bits (None: bf16), shard files and tokenizer."""
 
     case: str
     bits: int | None = None
@@ -53,7 +53,7 @@ RECIPES = {
 
 
 class Checkpoints:
-    """Makes each checkpoint when it is first asked for; nobody may write into one."""
+    """Creates each checkpoint at its first use; tests must not write into one."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -67,7 +67,7 @@ class Checkpoints:
 
 
 def save_checkpoint(path: Path, recipe: Recipe) -> None:
-    """Make a checkpoint; the same recipe makes the same weights."""
+    """Create a checkpoint; the same recipe gives the same weights."""
     mx = pytest.importorskip("mlx.core", reason="the weights are MLX's")
     pytest.importorskip("mlx_lm", reason="the classes are mlx-lm's")
     from mlx_lm.utils import quantize_model, save_config
@@ -87,7 +87,7 @@ def save_checkpoint(path: Path, recipe: Recipe) -> None:
 
 
 def save_weights(path: Path, tensors: dict[str, Any], shards: int = 1) -> None:
-    """Save tensors under the names of mlx-lm's save_model, whose own shards are of 5 GB."""
+    """Save tensors under the names of mlx-lm's save_model, which uses shards of 5 GB."""
     mx = pytest.importorskip("mlx.core")
     path.mkdir(parents=True, exist_ok=True)
     names = list(tensors)
@@ -105,7 +105,7 @@ def save_weights(path: Path, tensors: dict[str, Any], shards: int = 1) -> None:
 
 
 def save_tokenizer(path: Path, has_chat_template: bool) -> None:
-    """Train a byte-level BPE on a few sentences, and save it as transformers does."""
+    """Train a byte-level BPE on a few sentences, and save it like transformers."""
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -9,11 +9,11 @@ from hypothesis import settings
 
 from tests.checkpoints import Checkpoints
 
-# Nobody's token, settings or downloads take part; huggingface-hub reads these when it is imported.
+# No user's token, settings or downloads are used; huggingface-hub reads these at import.
 for name in [name for name in os.environ if name.startswith("HF_")]:
     del os.environ[name]
 os.environ["HF_HOME"] = os.path.join(tempfile.gettempdir(), f"memfit-tests-no-home-{os.getpid()}")
-# Nor does what was measured on this machine.
+# Nor are measurements of this machine.
 os.environ["MEMFIT_HOME"] = os.path.join(os.environ["HF_HOME"], "memfit")
 
 # A process started in the background ignores interrupts, and so do its children.
@@ -28,5 +28,5 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    """Checkpoints that really run, by the names of tests.checkpoints.RECIPES."""
+    """Checkpoints that really run, by names in tests.checkpoints.RECIPES."""
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))

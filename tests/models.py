@@ -67,7 +67,7 @@ def quantised_tensors(config: Mapping[str, Any], bits: int, group_size: int = 64
 
 
 def write_config(directory: Path, config: Mapping[str, Any]) -> Path:
-    """Write config.json into a directory that is made for it."""
+    """Write config.json into a new directory."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     return directory
@@ -76,7 +76,7 @@ def write_config(directory: Path, config: Mapping[str, Any]) -> Path:
 def write_checkpoint(
     directory: Path, config: Mapping[str, Any], tensors: Shapes, shards: int = 1
 ) -> Path:
-    """Write a checkpoint of real length that takes no room: config, shards and index."""
+    """Write a checkpoint of real length that takes no disk space: config, shards and index."""
     write_config(directory, config)
     names = list(tensors)
     size = -(-len(names) // shards)

@@ -1,4 +1,4 @@
-"""mlx-lm's own model classes, built and run lazily: the truth that formulas are compared with.
+"""mlx-lm's own model classes, built and run lazily: the reference for the formulas.
 
 MLX arrays are lazy, so that building a class from a config, casting, quantising and pushing
 zero tokens through it gives exact shapes without allocating.
@@ -16,7 +16,7 @@ from memfit.estimators.base.workload import Workload
 
 _DTYPES = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
 
-# Classes that always make a head, and drop it at load when the checkpoint has none.
+# Classes that always create a head, and drop it at load when the checkpoint has none.
 _DROP_THE_HEAD = ("gemma3", "gemma3_text", "recurrent_gemma")
 
 

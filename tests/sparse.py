@@ -1,4 +1,4 @@
-"""Checkpoints of real size on disk for tests: a true header, then a hole instead of the data."""
+"""Checkpoints of real size on disk for tests: a real header, then a hole instead of the data."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def header_of(tensors: Shapes, metadata: Mapping[str, str] | None = None) -> tup
 def write_safetensors(
     path: Path, tensors: Shapes, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file of its real length that takes only its header's room on disk."""
+    """Write a safetensors file of its real length that takes disk space only for its header."""
     header, data_bytes = header_of(tensors, metadata)
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)

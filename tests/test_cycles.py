@@ -1,4 +1,4 @@
-"""No module imports another in a circle, not even for its types or inside a function."""
+"""There are no import cycles, not even for types or inside a function."""
 
 import ast
 from collections.abc import Set as AbstractSet
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def module_graph() -> dict[str, set[str]]:
-    """Return every module of the package with the modules it imports, wherever it does."""
+    """Return every module of the package with all modules it imports, anywhere in the file."""
     files = {
         "memfit." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path
         for top in ("cli", "estimators", "probes")

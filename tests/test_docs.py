@@ -37,9 +37,9 @@ def output_of(command: str) -> str:
     """Return what a command prints, run from the project's root at a fixed width."""
     from memfit.cli.app import main
 
-    # The console asks its file for the encoding; a StringIO has none.
+    # The console needs a file with an encoding; a StringIO has none.
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    # On a runner of GitHub, its own summary is not for these reports.
+    # On GitHub, these reports must not go into the job's own summary.
     environment = {"COLUMNS": "100", "GITHUB_STEP_SUMMARY": "", "GITHUB_WORKSPACE": ""}
     here = Path.cwd()
     os.chdir(ROOT)
@@ -128,7 +128,7 @@ def test_every_path_in_the_glossary_exists() -> None:
 
 
 def rewrite(page: Path) -> None:
-    """Put the present outputs into a page."""
+    """Write the current outputs into a page."""
     text = page.read_text(encoding="utf-8")
     fresh = _BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", text)
     if fresh != text:

@@ -1,4 +1,4 @@
-"""The worked examples in docstrings are true."""
+"""The examples in docstrings are correct."""
 
 import doctest
 import importlib

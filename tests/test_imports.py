@@ -1,4 +1,4 @@
-"""The command line starts light: what it loads, and what the library never does."""
+"""The command line starts fast: its imports, and what the library never does."""
 
 import ast
 import importlib.util
@@ -12,7 +12,7 @@ from tests.models import QWEN3_4B, write_checkpoint
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"httpx2", "huggingface_hub", "mlx", "mlx_lm", "numpy", "rich", "transformers", "yaml"}
-# What an answer about a directory of safetensors does not need, found by measuring.
+# Modules that an answer about a directory of safetensors does not need, by measurement.
 UNNEEDED_STANDARD = {"asyncio", "concurrent", "importlib.resources", "ssl", "tempfile"}
 UNNEEDED = {
     *(
@@ -34,7 +34,7 @@ LIBRARY = sorted(path for top in ("estimators", "probes") for path in (ROOT / to
 
 
 def modules_after(statement: str) -> set[str]:
-    """Return the modules that a fresh interpreter holds after ``statement``."""
+    """Return the modules of a fresh interpreter after ``statement``."""
     code = f"import sys\n{statement}\nprint(*sys.modules, sep='\\n', file=sys.stderr)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
@@ -65,7 +65,7 @@ def test_the_library_loads_neither_typer_nor_rich() -> None:
 
 @pytest.fixture(scope="module")
 def after_an_estimate(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The modules that an estimate of a directory has loaded when it ends."""
+    """The modules loaded at the end of an estimate of a directory."""
     directory = tmp_path_factory.mktemp("qwen3")
     write_checkpoint(directory, QWEN3_4B, {"model.norm.weight": ("BF16", (2560,))})
     arguments = ["memfit", "estimate", str(directory), "--device", "m4-max-64"]
@@ -95,7 +95,7 @@ def test_modules_of_an_estimate_define_records_not_frozen_dataclasses(
     loaded = [path for path in LIBRARY if _module_of(path) in after_an_estimate]
     assert len(loaded) > 50
     frozen = [path.name for path in loaded if "@dataclass(frozen=True" in path.read_text()]
-    # Shared by every caller, or checked when they are made: these four refuse assignment.
+    # Shared by callers, or validated when created: these four reject assignment.
     assert set(frozen) <= {"workload.py", "device.py", "apple.py", "nvidia.py"}
 
 

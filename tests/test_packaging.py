@@ -1,4 +1,4 @@
-"""The package map of pyproject.toml against the folders: neither may go stale silently."""
+"""The package map of pyproject.toml and the folders agree."""
 
 import re
 from importlib import metadata
@@ -26,7 +26,7 @@ def packages_in_folders() -> list[str]:
 
 
 def data_files_in_folders() -> set[Path]:
-    """Return the files that are neither Python nor left behind by a tool."""
+    """Return the files that are neither Python nor a tool's output."""
     files = {path for top in FOLDERS for path in (ROOT / top).rglob("*") if path.is_file()}
     return {path for path in files if path.suffix not in {".py", ".pyc"} and path.name[0] != "."}
 

@@ -1,6 +1,6 @@
 """Every sample, compared with memfit's answer and, where mlx-lm is installed, with its classes.
 
-A file in sample_configs/ is a case; its README says what the figures mean.
+A file in sample_configs/ is a case; its README explains the figures.
 """
 
 from collections.abc import Mapping
@@ -139,7 +139,7 @@ def test_the_readme_has_a_row_for_every_sample() -> None:
 
 
 def _figures(sample: Sample) -> dict[str, int]:
-    """What is expected; all parameters are loaded where nothing else is said."""
+    """The expected figures; by default all parameters are loaded."""
     figures = dict(sample.expected)
     assert figures.pop("verified")
     figures.setdefault("loaded_parameters", figures["parameters"])
@@ -148,7 +148,7 @@ def _figures(sample: Sample) -> dict[str, int]:
 
 
 def _quantize_as_loaded(model: Any, config: Mapping[str, Any]) -> None:
-    """Quantise in place as mlx-lm's load_model (utils.py), which goes by the scales it finds."""
+    """Quantise in place as mlx-lm's load_model (utils.py), which uses the scales it finds."""
     import mlx.nn as nn
 
     block = config.get("quantization")

@@ -1,10 +1,10 @@
-"""Fuzz one reader with atheris: any exception but memfit's, a slow or a greedy input ends the run.
+"""Fuzz one reader with atheris: unexpected exceptions and slow or memory-hungry inputs end it.
 
     python -m venv /tmp/fuzz && /tmp/fuzz/bin/pip install atheris -e .
     /tmp/fuzz/bin/python benchmarks/fuzz/fuzz_readers.py gguf -max_total_time=300
 
 The first argument names a reader of tests/fuzz/readers.py, the others are libFuzzer's. atheris
-needs Linux and Python 3.11 or 3.12. docs/fuzzing.md says what has been run, and what was found.
+needs Linux and Python 3.11 or 3.12. docs/fuzzing.md lists the runs and the findings.
 """
 
 import sys

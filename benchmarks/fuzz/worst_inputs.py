@@ -1,8 +1,8 @@
-"""Time and memory of each reader on the worst input that its limits let through.
+"""Time and memory of each reader on the worst input within its limits.
 
     python benchmarks/fuzz/worst_inputs.py
 
-Each runs in a process of its own, whose highest resident memory (Linux's VmHWM) is taken; the input
+Each runs in a separate process, whose highest resident memory (Linux's VmHWM) is taken; the input
 itself is taken off, once for the reader that keeps it whole.
 """
 
@@ -18,7 +18,7 @@ from tests.fuzz.worst import WORST
 
 
 def main() -> None:
-    """Run every case, or the one that is named on the file that is given."""
+    """Run every case, or the named one on the given file."""
     if len(sys.argv) == 3:
         _measure(sys.argv[1], Path(sys.argv[2]))
         return
@@ -35,7 +35,7 @@ def _measure(case: str, path: Path) -> None:
     name, _ = WORST[case]
     content = path.read_bytes()
     before, started = _highest_bytes(), time.monotonic()
-    # Readers that take a path are given one: their own reading is the input.
+    # Readers that take a path get one; they read the input themselves.
     refusal = outcome(READERS[name], content, path.parent)
     seconds, extra = time.monotonic() - started, _highest_bytes() - before
     inputs = 0 if name == "gguf" else len(content)

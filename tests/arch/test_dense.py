@@ -1,4 +1,4 @@
-"""Dense transformers: what is refused, with which words, and the notes for the reader."""
+"""Dense transformers: rejected configs, their messages, and notes for the reader."""
 
 import json
 from contextlib import suppress

@@ -136,6 +136,6 @@ def test_every_described_model_type_has_a_case() -> None:
 
 
 def _module_path(name: str) -> str:
-    """The module a parameter belongs to; parameters of no leaf module are their own."""
+    """The module that a parameter belongs to; a parameter outside leaf modules is its own."""
     head, _, last = name.rpartition(".")
     return head if last in {"weight", "bias", "scales", "biases"} else name

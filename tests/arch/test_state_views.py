@@ -1,4 +1,4 @@
-"""What states keep alive beyond their own bytes, against memory measured while small models run."""
+"""What states keep alive beyond their own bytes, compared with memory measured in small models."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records behave as the frozen dataclasses that they are to the type checker."""
+"""Records behave like frozen dataclasses, as the type checker sees them."""
 
 import pickle
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""config.json: what any loader would read, and nothing that would break one."""
+"""config.json: valid configs are read, all others give a clear error."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A fingerprint stays with what sizes a model, and moves with every part of it."""
+"""A fingerprint changes with every part of a model that its size depends on."""
 
 import json
 from pathlib import Path

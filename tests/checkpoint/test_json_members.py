@@ -1,4 +1,4 @@
-"""A JSON object comes out the same whether it is parsed at once or member by member."""
+"""A JSON object is the same whether it is parsed at once or member by member."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.reading.json_members import object_members
 
-LONG = b" " * 2**19  # of no meaning to JSON, but no longer a short text
+LONG = b" " * 2**19  # without meaning in JSON, but the text is no longer short
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),

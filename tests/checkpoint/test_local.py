@@ -1,4 +1,4 @@
-"""Directories: one set of weights counts, the one mlx-lm loads; the rest is named."""
+"""Directories: the set of weights that mlx-lm loads counts; the others are reported."""
 
 import glob
 import json

@@ -1,4 +1,4 @@
-"""What a user calls a model: a path if there is one, a name on the Hub if it looks like one."""
+"""A model reference is a path if that exists, a Hub name if it looks like one."""
 
 import os
 from pathlib import Path

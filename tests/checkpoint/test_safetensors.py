@@ -1,4 +1,4 @@
-"""Headers: real ones are read without their data, broken ones are refused in one line."""
+"""Headers: real ones are read without their data, broken ones give a one-line error."""
 
 import hashlib
 import json
@@ -81,7 +81,7 @@ def qwen3_4b_shapes() -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def characters_read() -> int:
-    """Return the bytes that this process has asked the system to read so far."""
+    """Return the bytes that this process has requested to read so far."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("rchar:")).split()[1])
 

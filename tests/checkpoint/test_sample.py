@@ -1,4 +1,4 @@
-"""Samples: YAML that says no more than JSON could."""
+"""Samples: YAML with the same values as JSON."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Models in Ollama's store and ModelScope's cache, found through what those programs write."""
+"""Models in Ollama's store and ModelScope's cache, found through the files those programs write."""
 
 import json
 from pathlib import Path
@@ -157,7 +157,7 @@ def test_a_modelscope_snapshot_is_found_in_every_layout(
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path))
     folder = write_config(tmp_path / place, {"model_type": "qwen2"})
     write_safetensors(folder / "model.safetensors", {"a": ("BF16", (4,))})
-    (folder / ".msc").write_bytes(b"\x80\x04")  # what ModelScope keeps of the files' revisions
+    (folder / ".msc").write_bytes(b"\x80\x04")  # ModelScope's record of the files' revisions
     checkpoint = open_checkpoint("modelscope:org/Qwen2.5-7B")
     assert checkpoint.source == "local"
     assert checkpoint.tensors == (("a", "BF16", (4,), 8),)

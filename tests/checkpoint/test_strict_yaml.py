@@ -1,4 +1,4 @@
-"""YAML with the lines its values stand on, so that a mistake found later can be placed."""
+"""YAML with the line of each value, so that a later error can state it."""
 
 from pathlib import Path
 

@@ -15,13 +15,13 @@ from tests.models import QWEN3_4B_4BIT, write_config
 ROOT = Path(__file__).parents[2]
 _PARTS = ("cli", "estimators", "probes", "sample_configs")
 _FILES = ("pyproject.toml", "README.md", "LICENSE", "action.yml", ".pre-commit-hooks.yaml")
-_NEEDED = ("setuptools", "typer")  # all else that memfit needs stands beside typer
+_NEEDED = ("setuptools", "typer")  # all other requirements are installed next to typer
 _LEAST_SETUPTOOLS = 77
 
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout of memfit: pip writes into what it builds, so not this one."""
+    """A copy of the checkout, because pip writes into the folder that it builds."""
     copy = tmp_path_factory.mktemp("source")
     for part in _PARTS:
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -32,13 +32,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a machine without a network, whose pip finds what is installed here."""
+    """The environment of a machine without a network; its pip finds the packages installed here."""
     if int(metadata.version("setuptools").partition(".")[0]) < _LEAST_SETUPTOOLS:
         pytest.skip(f"building a wheel needs setuptools {_LEAST_SETUPTOOLS}")
     libraries = tmp_path_factory.mktemp("libraries")
     for name in _NEEDED:
         for entry in Path(str(metadata.distribution(name).locate_file(""))).iterdir():
-            # The memfit of these tests stays out: pip would find it and install nothing.
+            # Without the memfit of these tests: pip would find it and install nothing.
             known = (libraries / entry.name).exists()
             if not known and "memfit" not in entry.name and entry.suffix != ".pth":
                 (libraries / entry.name).symlink_to(entry)
@@ -55,7 +55,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def wheel(source: Path, machine: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of memfit, which installs quicker than a checkout."""
+    """A wheel of memfit, which installs faster than a checkout."""
     place = tmp_path_factory.mktemp("wheel")
     script = f"python3 -m venv venv && venv/bin/pip wheel --quiet --no-deps '{source}'"
     subprocess.run(["bash", "-ec", script], cwd=place, env=machine, check=True, timeout=300)
@@ -81,7 +81,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def git(workspace: Path, *arguments: str) -> str:
-    """Run git as nobody in particular."""
+    """Run git as a fixed author."""
     who = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
     done = subprocess.run(
         ["git", *who, *arguments], cwd=workspace, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""A runner of workflows as small as these need: steps in a shell, as GitHub and GitLab run them.
+"""A minimal runner of these workflows: steps in a shell, as GitHub and GitLab run them.
 
 Expressions are looked up, not evaluated: an expression the tests do not know is a KeyError.
 """
@@ -24,7 +24,7 @@ INSTALL = "Install memfit"  # the step's name, in the action and in the workflow
 
 @dataclass(frozen=True)
 class Job:
-    """What a job left behind: its code, both streams of its steps, and the job summary."""
+    """The result of a job: its code, both streams of its steps, and the job summary."""
 
     code: int
     output: str
@@ -39,13 +39,13 @@ class Runner:
     temporary: Path
     environment: Mapping[str, str]
     values: dict[str, str]
-    actions: Mapping[str, Path]  # by what `uses` names before the @
-    installed: Path | None = None  # an environment that takes the place of INSTALL
+    actions: Mapping[str, Path]  # by the name in `uses` before the @
+    installed: Path | None = None  # an environment that replaces INSTALL
     ran: list[str] = field(default_factory=list)
     _output: str = ""
 
     def run(self, steps: list[Any], variables: Mapping[str, str]) -> Job:
-        """Run the steps; after one that fails only those with always() run."""
+        """Run the steps; after a failure only those with always() run."""
         self.temporary.mkdir(parents=True, exist_ok=True)
         environment = {
             **self.environment,

@@ -1,4 +1,4 @@
-"""What action.yml and docs/ci.md say a CI job does, run by a shell as the runner would."""
+"""CI jobs of action.yml and docs/ci.md, run by a shell as a runner would run them."""
 
 import json
 import re
@@ -22,7 +22,7 @@ BLOCKS = {
 }
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 (HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
-# In place of gh, which would need a pull request: it notes what it is asked to do.
+# Replaces gh, which would need a pull request; it records its arguments.
 _GH = """#!/bin/sh
 printf '%s\\n' "$@" >"$HOME/gh-arguments"
 cp "$5" "$HOME/gh-comment"
@@ -50,7 +50,7 @@ def runner(repository: Path, source: Path, machine: dict[str, str], tmp_path: Pa
 
 @pytest.fixture
 def ready(runner: Runner) -> Runner:
-    """The same runner with this checkout's memfit: the installation has tests of its own."""
+    """The same runner with this checkout's memfit; other tests check the installation."""
     if not (Path(sys.prefix) / "bin" / "memfit").exists():
         pytest.skip("memfit is not installed here")
     runner.installed = Path(sys.prefix)
@@ -58,7 +58,7 @@ def ready(runner: Runner) -> Runner:
 
 
 def upgrade(repository: Path) -> None:
-    """The same model without quantisation: more than 8 GB of memory have room for."""
+    """The same model without quantisation: too large for 8 GB of memory."""
     write_config(repository / "models" / "chat", QWEN3_4B)
 
 
@@ -85,7 +85,7 @@ def test_a_model_that_fits_passes_and_is_reported(runner: Runner) -> None:
     workflow = BLOCKS[".github/workflows/memory.yml"]
     job = runner.run(workflow["jobs"]["gate"]["steps"], {})
     assert job.code == 0, job.output
-    # What ran is what was installed from the action's own checkout.
+    # The memfit that ran was installed from the action's own checkout.
     installed = list(runner.temporary.glob("memfit/lib/python*/site-packages/memfit/cli/app.py"))
     assert len(installed) == 1
     assert "Gate passed" in job.summary
@@ -107,7 +107,7 @@ def test_an_upgrade_that_does_not_fit_fails_with_an_annotation(ready: Runner) ->
     assert any(policy[int(line) - 1].strip().startswith("peak:") for _, line in annotated)
     assert {file for file, _ in annotated} == {"memfit.yaml"}
     assert "Gate not passed" in job.summary
-    # The comment is posted although the gate failed, and is the report.
+    # The comment is posted although the gate failed, and has the report.
     assert (Path(ready.environment["HOME"]) / "gh-comment").read_text() == job.summary
 
 

@@ -1,4 +1,4 @@
-"""Models and policies for tests of the gate: checkpoints of real size that take no room."""
+"""Models and policies for tests of the gate: checkpoints of real size that take no disk space."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def write_quantised(directory: Path, config: Mapping[str, Any], bits: int = 4) -
 
 
 def write_plain_config(directory: Path, config: Mapping[str, Any] = QWEN3_4B) -> Path:
-    """Write a config alone, its weights are derived."""
+    """Write only a config; its weights are derived."""
     return write_config(directory, config)
 
 
@@ -42,6 +42,6 @@ def write_policy(directory: Path, **targets: Mapping[str, Any]) -> Path:
     named = {name.replace("_", "-"): dict(value) for name, value in targets.items()}
     path = directory / "memfit.yaml"
     document = {"schema": "memfit.policy/1", "targets": named}
-    # JSON is YAML, and without the anchors that a dumper makes of a value used twice.
+    # JSON is YAML, and without the anchors that a YAML dumper writes for repeated values.
     path.write_text(json.dumps(document, indent=2))
     return path

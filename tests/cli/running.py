@@ -1,4 +1,4 @@
-"""The command line run as a user runs it, inside this process: arguments in, texts and code out."""
+"""The command line in this process: arguments in, output and exit code out."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
 
 @dataclass(frozen=True)
 class Run:
-    """What one run left behind."""
+    """The exit code and output of one run."""
 
     code: int
     out: str
@@ -32,7 +32,7 @@ class Run:
 
 
 class Memfit:
-    """Runs the command line and catches what it says."""
+    """Runs the command line and captures its output."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys

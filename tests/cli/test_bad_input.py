@@ -1,4 +1,4 @@
-"""Bad input: one line on standard error, the right code, no traceback and no file left behind."""
+"""Bad input: one line on standard error, the right exit code, no traceback and no new file."""
 
 import json
 from pathlib import Path

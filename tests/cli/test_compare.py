@@ -1,4 +1,4 @@
-"""`memfit compare`: it says of each model what `memfit estimate` says, and what differs."""
+"""`memfit compare`: each model has the figures of `memfit estimate`, with differences."""
 
 import csv
 import io
@@ -87,7 +87,7 @@ def test_the_basis_of_a_peak_is_the_weakest_of_its_parts(
         "derived",
     ]
     assert [figures[name][1]["basis"] for name in parts] == ["traced"] * 4
-    # zinc's workspace is an upper bound, and so is the peak; the context that fits is none.
+    # zinc's workspace and peak are upper bounds; the context that fits is not.
     runs = ("compare", four_bit, *DEVICE, "--runtimes", "mlx-lm,zinc")
     figures = figures_of(memfit(*runs, "--json"))
     assert [value["basis"] for value in figures["peak"]] == ["derived", "bound"]
@@ -100,11 +100,11 @@ def test_differences_are_relative_to_the_first_model(
     memfit: Memfit, four_bit: Path, eight_bit: Path
 ) -> None:
     figures = figures_of(memfit("compare", four_bit, eight_bit, four_bit, "--json"))
-    # 4,021,784,576 parameters of which norms stay: 36 x (2 x 2560 + 2 x 128) + 2560 elements.
+    # 4,021,784,576 parameters; norms are not quantised: 36 x (2 x 2560 + 2 x 128) + 2560 elements.
     packed = 4_021_784_576 - (36 * (2 * 2560 + 2 * 128) + 2560)
     weights = figures["weights"]
     assert weights[0] == {"value": 2_262_535_712, "basis": "derived", "difference": None}
-    # Eight bits for four: half a byte more for each packed element, the scales stay.
+    # Eight bits instead of four: half a byte more for each packed element; the scales are equal.
     assert weights[1]["difference"]["amount"] == packed // 2
     assert weights[1]["difference"]["percent"] == 88.87
     assert weights[2]["difference"] == {"amount": 0, "percent": 0.0}
@@ -205,7 +205,7 @@ def test_an_unknown_model_does_not_affect_the_others(
 
 
 def test_an_unreachable_source_does_not_affect_the_others(four_bit: Path, tmp_path: Path) -> None:
-    # A process of its own: huggingface_hub reads its settings once, when it is imported.
+    # A separate process: huggingface_hub reads its settings once, at import.
     done = subprocess.run(
         [sys.executable, "-c", _MEMFIT, "compare", str(four_bit), "org/name", "--json"],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")},

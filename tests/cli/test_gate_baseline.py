@@ -1,4 +1,4 @@
-"""The baseline: stable bytes, refused when damaged or newer, and never a silent pass."""
+"""The baseline: stable bytes, rejected when damaged or newer, and never a silent pass."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def locked(place: Path, memfit: Memfit) -> Path:
-    """The same with its baseline."""
+    """The same directory with its baseline."""
     run = memfit("gate", "--update")
     assert (run.code, run.err) == (0, "memfit: wrote memfit.lock.json\n")
     return place

@@ -16,7 +16,7 @@ FOUR_BIT = {**QWEN3_4B, "quantization": {"group_size": 64, "bits": 4}}
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository in which one target holds, one is broken and one has no model."""
+    """A repository in which one target passes, one fails and one has no model."""
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path / "model", FOUR_BIT)
     write_policy(

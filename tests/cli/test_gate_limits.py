@@ -1,4 +1,4 @@
-"""Each kind of limit: passing, failing, and exactly at its border, where it passes."""
+"""Each kind of limit: passing, failing, and exactly at the limit, where it passes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_a_context_limit_fails_where_nothing_fits(memfit: Memfit, place: Path) -
 
 def test_expert_capacity_passes_at_its_limit(memfit: Memfit, place: Path) -> None:
     write_plain_config(place / "model", {**QWEN3_NEXT_80B, "quantization": FOUR_BIT})
-    # 208 of 512 experts, as tests/cli/test_estimate.py has it.
+    # 208 of 512 experts, as in tests/cli/test_estimate.py.
     assert ask(memfit, place, {"expert_capacity": 207}, memory="32GB")[0] == 0
     assert ask(memfit, place, {"expert_capacity": 208}, memory="32GB")[0] == 0
     assert ask(memfit, place, {"expert_capacity": 209}, memory="32GB")[0] == 1
@@ -144,7 +144,7 @@ def test_a_basis_limit_is_compared_with_the_basis_of_the_weights(
 
 @pytest.fixture
 def bounded(place: Path) -> Path:
-    """A checkpoint of PyTorch files, whose sizes only bound the weights."""
+    """A checkpoint of PyTorch files: their sizes only bound the weights."""
     write_plain_config(place / "model", QWEN3_4B)
     with (place / "model" / "pytorch_model.bin").open("wb") as file:
         file.truncate(8_000_000_000)
@@ -215,9 +215,9 @@ def test_fewer_bits_are_suggested_for_weights_that_have_more(memfit: Memfit, pla
 @pytest.mark.parametrize(
     ("sample", "work", "machine"),
     [
-        # From token 5000 on mlx-lm would quantise a rotating cache, which it refuses.
+        # From token 5000 on mlx-lm would quantise a rotating cache, which it does not support.
         ("gemma-3-27b", {"prompt_tokens": 4096, "kv_bits": 8}, "128GB"),
-        # Longer prompts than 200,000 tokens would be more chunks than a workload may have.
+        # Prompts above 200,000 tokens would have more chunks than a workload allows.
         ("qwen3-next-80b-a3b-4bit", {"prompt_tokens": 300, "prefill_step": 2}, "128GB"),
     ],
 )

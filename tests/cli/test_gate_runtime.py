@@ -55,7 +55,7 @@ def test_a_runtime_that_needs_more_breaks_the_limit(memfit: Memfit, place: Path)
     write_policy(place, mlx=target(limits, **keys), zinc=target(limits, runtime="zinc", **keys))
     run = memfit("gate", "--format", "json")
     mlx, zinc = run.json["targets"]
-    # 14.3 of 12.7 GB: the cache in float32, of all 40960 tokens.
+    # 14.3 of 12.7 GB: the cache of all 40960 tokens in float32.
     assert [report["status"] for report in (mlx, zinc)] == ["passed", "broken"]
     arguments = ("estimate", SAMPLE, "--memory", "16GB", "--context", "40k", "--json")
     alone = memfit(*arguments, "--runtime", "zinc")

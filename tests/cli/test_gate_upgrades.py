@@ -1,4 +1,4 @@
-"""Upgrades as they come, on checkpoints of real size with the tensors of mlx-lm's own classes."""
+"""Typical upgrades, on checkpoints of real size with the tensors of mlx-lm's own classes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_eight_to_four_bits_passes_without_any_growth(memfit: Memfit, place: Pat
     write_quantised(place / "new", QWEN3_4B, bits=4)
     code, _, changes = between(memfit, place, {"growth": NO_GROWTH})
     assert code == 0
-    # Four bits of 4,021,784,576 parameters less what is not quantised: half a byte each.
+    # Half a byte for each of 4,021,784,576 parameters, except those not quantised.
     assert changes["weights_bytes"]["by"] == -(4_021_588_480 // 2)
 
 

@@ -1,4 +1,4 @@
-"""Commands are imported when they are called, and no listing says other than they do."""
+"""Commands are imported when they are called; listings show each command's own summary."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_an_unknown_option_is_rejected(memfit: Memfit) -> None:
 
 
 def _listed(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
-    """Every group and command, by the words that name it."""
+    """Every group and command, by its words."""
     yield path
     for name, command in getattr(group, "commands", {}).items():
         loaded = group.load(name) if isinstance(group, LazyGroup) else command

@@ -1,4 +1,4 @@
-"""``memfit estimate`` with measurements kept of the model: which one it takes, and what it says."""
+"""``memfit estimate`` with saved measurements of the model: which one is used, and the output."""
 
 import json
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def taken(model: Path) -> Callable[..., Measurement]:
 
 
 def answer(memfit: Memfit, *arguments: str | Path) -> Any:
-    """An estimate without what others use of the machine, which differs from call to call."""
+    """An estimate without memory used by others, which differs from call to call."""
     data = memfit("estimate", *arguments, "--json").json
     data["device"].pop("used_by_others_bytes")
     return data

@@ -1,4 +1,4 @@
-"""``memfit measurements``: what is kept, shown, taken away and carried to another machine."""
+"""``memfit measurements``: list, show, remove, export and import."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ QUANTISED = measurement(
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
-    """The user's store, with two measurements in it."""
+    """The user's store with two measurements."""
     monkeypatch.setenv("MEMFIT_HOME", str(tmp_path / "home"))
     store = Store(tmp_path / "home" / "measurements")
     store.save(ONE)

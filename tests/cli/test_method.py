@@ -1,4 +1,4 @@
-"""`--method`: the formulas, mlx-lm's own class run lazily, and which of them answers."""
+"""`--method`: the formulas, mlx-lm's own class run lazily, and which of them is used."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, QWEN3_4B_4BIT, quantised_tensors, write_checkpoint, write_config
 
-# A class that mlx-lm has and the formulas have not,
+# A class that mlx-lm has and the formulas do not,
 # in the small shape of mlx-lm's own tests (tests/test_models.py, nanochat).
 UNDESCRIBED = {
     "model_type": "nanochat",
@@ -45,7 +45,7 @@ def test_the_trace_of_a_checkpoint_has_the_bytes_of_its_headers(
     assert traced == derived
     assert not [note for note in by_trace["notes"] if note["code"] == "methods-differ"]
     assert any("mlx-lm" in text for text in by_trace["assumptions"])
-    # Two models of the same scheduler: they may differ by what docs/accuracy.md says of each.
+    # Two models of the same scheduler: they may differ by the errors in docs/accuracy.md.
     assert by_trace["peak_bytes"] == pytest.approx(by_formula["peak_bytes"], rel=0.05)
 
 

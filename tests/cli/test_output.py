@@ -1,4 +1,4 @@
-"""Files that are asked for: whole, and with the permissions a plain write would leave."""
+"""Output files: complete, and with the permissions of a plain write."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_a_link_is_written_through(tmp_path: Path) -> None:
 
 
 def test_a_device_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
-    # A pipe is used in place of /dev/null, which root could replace with a file.
+    # A pipe instead of /dev/null, which root could replace with a file.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -103,7 +103,7 @@ def test_a_full_disk_gives_a_one_line_error(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
 @pytest.mark.parametrize("command", ["--help", "gate check --help", "--version", "devices"])
 def test_a_full_disk_gives_a_one_line_error_in_every_command(command: str) -> None:
-    with open("/dev/full", "w") as full:  # PYTHONUNBUFFERED would leave no rest to fail at exit
+    with open("/dev/full", "w") as full:  # PYTHONUNBUFFERED would leave no output to fail at exit
         run = _run(command=command, stdout=full.fileno(), PYTHONUNBUFFERED="")
     assert run.returncode == 2
     assert run.stderr.startswith("memfit: standard output")

@@ -1,4 +1,4 @@
-"""``memfit plan context`` and ``memfit plan growth`` as a user sees them."""
+"""``memfit plan context`` and ``memfit plan growth`` on the command line."""
 
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def test_foundrys_budget_is_exceeded_by_its_own_context(
 def test_foundrys_shared_cache_is_in_host_memory(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    # As in plan static: the variable shares by being set, to any value.
+    # As in plan static: any value of the variable enables sharing.
     monkeypatch.setenv("METALLIC_KV_CACHE_SHARED", value)
     monkeypatch.setenv("METALLIC_MAX_CONTEXT_LEN", "2048")
     plan = memfit("plan", "context", DENSE, "--runtime", "foundry", "--json").json
@@ -199,7 +199,7 @@ def test_bad_growth_options_give_a_one_line_error(
 
 
 def test_kv_bits_rejected_for_longer_contexts_still_give_a_plan(memfit: Memfit) -> None:
-    # mlx-lm would quantise a rotating cache from token 5000 on, and refuses to.
+    # mlx-lm would quantise a rotating cache from token 5000 on, and does not support it.
     arguments = (SAMPLES / "gemma-3-27b.yaml", "--kv-bits", "8", "--memory", "128GB", "--json")
     plan = memfit("plan", "context", *arguments).json
     alone = memfit("estimate", *arguments).json

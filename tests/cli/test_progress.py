@@ -1,4 +1,4 @@
-"""What the command line does while work is waited for."""
+"""What the command line does while it waits."""
 
 from memfit.cli.progress import reporting
 

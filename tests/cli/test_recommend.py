@@ -1,4 +1,4 @@
-"""Recommendations are true of the estimate they are printed with, and never make it fail."""
+"""Recommendations agree with their estimate, and never make it fail."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from tests.cli.running import Memfit
 from tests.models import QWEN3_4B_4BIT, QWEN3_NEXT_80B, write_config
 
-# https://huggingface.co/google/gemma-2-2b-it, config.json; mlx-lm reads no quantised cache of it.
+# https://huggingface.co/google/gemma-2-2b-it, config.json; mlx-lm cannot use its quantised cache.
 GEMMA2 = {**QWEN3_4B_4BIT, "model_type": "gemma2", "max_position_embeddings": 8192}
 
 
@@ -69,8 +69,8 @@ def test_the_limit_of_the_search_is_reported_as_such(
 def test_a_quantised_cache_is_not_suggested_where_it_needs_more(
     memfit: Memfit, tmp_path: Path
 ) -> None:
-    # Attention over a quantised cache is not fused: its scores outweigh what the cache saves,
-    # but for long prompts of a model whose attention is not fused anyway.
+    # Attention over a quantised cache is not fused: its scores need more than the cache saves,
+    # except for long prompts of a model without fused attention.
     small = _reasons(memfit, QWEN3_4B_4BIT, tmp_path, "--memory", "8GB")["context"]
     assert small.startswith("15360 tokens; 15616 would need")
     assert small.endswith("nine tenths of the working set; a larger working set raises it")

@@ -1,4 +1,4 @@
-"""One budget for each runtime: the verdict of every command obeys it, to the byte."""
+"""One budget for each runtime: every command uses it for the verdict, to the byte."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.cli.running import Memfit
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 LLAMA = SAMPLES / "llama-3.1-8b.yaml"
-OWN_LIMIT = 52_944  # tokens: what `memfit plan context` says vLLM chooses on an RTX 4090
+OWN_LIMIT = 52_944  # tokens that vLLM chooses on an RTX 4090, from `memfit plan context`
 MAC = Device("a Mac", "metal", 32 * 2**30, 24 * 2**30, None, "flag")
 
 

@@ -1,4 +1,4 @@
-"""Runtimes as a user meets them: estimates under each, side by side, and the table of them."""
+"""Runtimes on the command line: estimates under each, side by side, and the table of runtimes."""
 
 from pathlib import Path
 

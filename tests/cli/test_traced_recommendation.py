@@ -1,4 +1,4 @@
-"""Recommendations by trace agree with the trace; those by formula say so."""
+"""Recommendations by trace agree with the trace; those by formula are marked."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``memfit tune``: real models through the whole command, and every way it says no."""
+"""``memfit tune``: real models through the whole command, and every error."""
 
 import csv
 import io
@@ -98,7 +98,7 @@ def test_every_measured_byte_is_accounted_for(result: TuneResult) -> None:
         measured["workspace"]
         == measured["peak"] - measured["weights"] - measured["kv"] - measured["ssm"]
     )
-    # It evaluates the logits of a whole chunk, which generation never holds.
+    # It evaluates the logits of a whole chunk, which generation never does.
     assert measured["swift_workspace"] > 0
     assert measured["process"] > measured["active"]
     assert all(figure["spread_bytes"] >= 0 for figure in figures.values())
@@ -135,7 +135,7 @@ def test_a_typed_prompt_is_read_as_mlx_lm_reads_the_pasted_one(tmp_path: Path) -
     file = tmp_path / "prompt.txt"
     file.write_text(r"a\nb\tc")
     assert prompt_text(r"a\nb\tc") == "a\nb\tc"
-    assert prompt_text(f"@{file}") == r"a\nb\tc"  # mlx_lm.generate changes nothing of what is piped
+    assert prompt_text(f"@{file}") == r"a\nb\tc"  # mlx_lm.generate does not change piped text
     with pytest.raises(InputError, match="empty"):
         prompt_text(r"\n")
 
@@ -245,7 +245,7 @@ def test_a_stopped_run_shows_its_figures_so_far(memfit: Memfit, dense: Path) -> 
     assert point["peak_bytes"] is None
     weights = next(f for f in point["figures"] if f["name"] == "weights")
     assert weights["estimated_bytes"] == weights["measured_bytes"] > 0
-    # What did not run is not recommended to be run.
+    # A prompt that did not run is not recommended.
     assert run.json["flags"] == []
     assert "memory-limit" in {note["code"] for note in run.json["notes"]}
 

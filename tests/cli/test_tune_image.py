@@ -1,4 +1,4 @@
-"""`memfit tune --image`: what is said before anything is loaded."""
+"""`memfit tune --image`: errors before anything is loaded."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The plots of a sweep: axes that tell their ends apart, numbers with their units."""
+"""The plots of a sweep: distinct labels at the ends of an axis, numbers with units."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sweeps on real models: every combination, stopped at any moment, taken up where they stopped."""
+"""Sweeps on real models: every combination, stopped at any moment, continued where they stopped."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.cli.test_bad_input import assert_one_line
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
 SHORT = ("--prompt-tokens", "70", "--prefill-step", "32", "--max-tokens", "3")
-# Points long enough to be stopped in; no tokenizer, so that a process is soon there.
+# Points long enough to be interrupted; no tokenizer, so that a process starts soon.
 LONG = ("--prompt-tokens", "300", "--prefill-step", "16", "--max-tokens", "3")
 LONG_SWEEP = ("--sweep", "context=301,302,303,304,305")
 PATIENCE_SECONDS = 60
@@ -46,7 +46,7 @@ def test_every_combination_is_measured_or_skipped_if_it_cannot_fit(
     assert run.code == 0, run.err
     points = run.json["points"]
     settings = [(p["workload"]["prompt_tokens"], p["workload"]["prefill_step"]) for p in points]
-    # What was asked for comes first, and once.
+    # The given values come first, and once.
     assert settings == [(70, 32), (64, 16), (70, 16), (921600, 16), (64, 32), (921600, 32)]
     assert Counter(point["status"] for point in points) == {"measured": 4, "skipped": 2}
     for point in points:
@@ -84,7 +84,7 @@ def test_an_interrupted_sweep_continues_and_survives_a_killed_process(
     assert (run.returncode, out) == (130, "")
     said = re.search(r"(\d) of 6 points are measured and saved; the same command continues", err)
     assert said
-    # One that was being written down when the signal came is measured again.
+    # A point that was being saved at the signal is measured again.
     assert measurements(home) - 1 <= int(said[1]) <= measurements(home)
     assert len(list((home / "sweeps").iterdir())) == 1
     before = times(home)
@@ -240,7 +240,7 @@ def measurements(home: Path) -> int:
 
 
 def times(home: Path) -> dict[str, int]:
-    """When each measurement was written: one that is made again is newer."""
+    """When each measurement was written; a repeated one is newer."""
     return {path.name: path.stat().st_mtime_ns for path in (home / "measurements").glob("*.json")}
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic of differences and the reading of axes, on anything."""
+"""The arithmetic of differences and the parsing of axes, for any input."""
 
 import contextlib
 from fractions import Fraction
@@ -27,7 +27,7 @@ def test_percent_is_the_nearest_hundredth_of_the_exact_share(value: int, first: 
     assert found.amount == value - first
     assert found.percent is not None
     exact = Fraction(100 * (value - first), first)
-    # A float beside the nearest hundredth: what is printed with two decimals.
+    # A float next to the nearest hundredth: the value printed with two decimals.
     assert abs(Fraction(found.percent) - exact) <= Fraction(1, 200) + abs(exact) / 2**50
 
 

@@ -44,18 +44,18 @@ from tests.models import QWEN3_4B
 from tests.probes.measurements import measurement
 from tests.sparse import header_of
 
-DATA_BYTES = 2**40  # a file's length is no part of its header: there is always enough data
+DATA_BYTES = 2**40  # the header does not have the file's length: there is always enough data
 
 
 class Reader(NamedTuple):
-    """A reader over bytes and a directory of its own, and bytes that it accepts."""
+    """A reader of bytes with its own directory, and bytes that it accepts."""
 
     read: Callable[[bytes, Path], Any]
     seed: bytes
 
 
 def outcome(reader: Reader, content: bytes, directory: Path) -> str | None:
-    """Return the refusal of a content, None when it is accepted; other exceptions go on."""
+    """Return the error for a content, None when it is accepted; other exceptions propagate."""
     try:
         reader.read(content, directory)
     except MemfitError as error:

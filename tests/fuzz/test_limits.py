@@ -1,4 +1,4 @@
-"""The worst inputs that limits let through: at most 64 MB above the input.
+"""The worst inputs within the limits: at most 64 MB above the input.
 
 Times, and the inputs that are slow to trace, are benchmarks/fuzz/worst_inputs.py's.
 """
@@ -24,7 +24,7 @@ SLOW = {
 def test_worst_inputs_stay_within_64_megabytes(case: str, tmp_path: Path) -> None:
     name, make = WORST[case]
     content = make()
-    # The bytes that the reader works on are the input; these here are only where it comes from.
+    # The reader's bytes are the input; these are only their source.
     inputs = 0 if name == "gguf" else len(content)
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Whatever bytes a reader is given, it answers or refuses in one line."""
+"""For any bytes, a reader gives a result or a one-line error."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ from tests.fuzz.readers import READERS, outcome
 SHARED = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
 )
-# Of what refers to files that are not there, the refusal names them: the seed is read that far.
+# A reference to missing files is rejected with their names: the seed is read that far.
 REFUSED_SEEDS = {"index": "missing", "manifest": "no such file", "lock": "", "adapter": ""}
 
 NAMES = sorted(READERS)
 
 
 def assert_one_line(refusal: str | None) -> None:
-    # A policy's mistakes are a line each, and are joined in the message.
+    # Each mistake in a policy is one line; the message joins them.
     assert refusal is None or (refusal.isprintable() and 0 < len(refusal) < 20_000)
 
 

@@ -1,4 +1,4 @@
-"""The worst inputs that the readers' limits let through, each with the reader it is for."""
+"""The worst inputs within the readers' limits, each with its reader."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""docs/gate.md against the code: it lists every key, format and example, and no other."""
+"""docs/gate.md lists every key, format and example of the code, and no other."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Limits as they are written, in integers."""
+"""Written limits, in integers."""
 
 from fractions import Fraction
 

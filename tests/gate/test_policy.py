@@ -1,4 +1,4 @@
-"""Policies: every mistake is named at once, with its path and line."""
+"""Policies: all mistakes are reported together, with path and line."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command line, as the tests of commands have it."""
+"""The command line, as in the tests of commands."""
 
 from tests.cli.conftest import memfit
 

@@ -1,4 +1,4 @@
-"""Caches, states and the workspace's bound, against what llama.cpp said it allocated."""
+"""Caches, states and the workspace bound, compared with llama.cpp's own log."""
 
 from dataclasses import replace
 from math import prod
@@ -46,7 +46,7 @@ def workload_of(run: Allocation) -> Workload:
 
 
 def logged(allocation: list[tuple[int, int, float, float]]) -> dict[int, tuple[int, float, float]]:
-    """Layers and MiB of keys and values by cells: llama.cpp logs a line a kind of cache."""
+    """Layers and MiB of keys and values by cells: llama.cpp logs one line per kind of cache."""
     totals: dict[int, tuple[int, float, float]] = {}
     for count, layers, keys, values in allocation:
         before = totals.get(count, (0, 0.0, 0.0))

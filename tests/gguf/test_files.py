@@ -1,4 +1,4 @@
-"""GGUF files, series and directories of them: together, complete, and never a guess."""
+"""GGUF files, series and directories: combined, complete, and never a guess."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Keys of GGUF metadata: matched whole, checked, and read as llama.cpp reads them."""
+"""Keys of GGUF metadata: matched completely, checked, and read as in llama.cpp."""
 
 from typing import Any
 

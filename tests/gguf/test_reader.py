@@ -1,4 +1,4 @@
-"""GGUF headers: read as the gguf package reads them, and refused in one line when broken."""
+"""GGUF headers: read as by the gguf package; broken ones give a one-line error."""
 
 from pathlib import Path
 from struct import pack
@@ -50,7 +50,7 @@ def refusal(content: bytes, size: int | None = None) -> str:
 
 
 def answer(content: bytes, size: int | None = None) -> str:
-    """The refusal of a header, or what stands for its being accepted."""
+    """The error for a header, or a value that means accepted."""
     try:
         return f"model.gguf: {len(read(content, size).tensors)} tensors"
     except MemfitError as error:
@@ -100,7 +100,7 @@ def test_every_type_has_the_size_the_package_gives_it(tmp_path: Path, number: in
     if number not in known:
         pytest.skip(f"this gguf package does not know {kind.name}")
     if kind.name == "Q8_1":
-        # The package counts two float32 a block, as the struct once had; ggml-common.h asserts
+        # The package counts two float32 per block, as an older struct; ggml-common.h asserts
         # two float16. No file holds this type: it is what activations are quantised to.
         assert known[number] == ("Q8_1", (32, kind.block_bytes + 4))
         return

@@ -16,7 +16,7 @@ _ALLOCATIONS = Path(__file__).with_name("allocations.json")
 
 
 class InMemory:
-    """A byte source over bytes, which counts what is read of it."""
+    """A byte source over bytes, which records its reads."""
 
     def __init__(self, content: bytes, size: int | None = None) -> None:
         self.content = content
@@ -79,7 +79,7 @@ def data_bytes(tensors: Sequence[Tensor], alignment: int = ALIGNMENT) -> int:
 def write(
     path: Path, metadata: Mapping[str, Any], tensors: Sequence[Tensor] = (), **form: Any
 ) -> Path:
-    """Write a file of its real length that takes only its header's room on disk."""
+    """Write a file of its real length that takes disk space only for its header."""
     content = header(metadata, tensors, **form)
     with path.open("wb") as file:
         file.write(content)

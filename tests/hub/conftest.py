@@ -23,7 +23,7 @@ TENSORS: Shapes = {
 
 
 class Reports:
-    """A sink that keeps what it hears."""
+    """A progress sink that keeps every message."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, int]] = []
@@ -44,7 +44,7 @@ class Reports:
 
 
 class Reader:
-    """Opens names on the test's Hub, with directories of the test's own."""
+    """Opens names on the test's Hub, with the test's own directories."""
 
     def __init__(self, hub: FakeHub, home: Path) -> None:
         self.hub, self.home = hub, home
@@ -67,7 +67,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(model: Path) -> Iterator[FakeHub]:
-    """The Hub that has it as org/name."""
+    """The Hub that has the model as org/name."""
     with serve(FakeHub({NAME: Repo(model)})) as served:
         yield served
 

@@ -1,4 +1,4 @@
-"""A server that behaves like the Hub, and one that behaves like the host of its large files.
+"""A server that behaves like the Hub, and one like the host of its large files.
 
 Answers, codes and redirects are those of the Hub as huggingface-hub expects them: the model's
 listing with ``blobs=true``, its tree, ``resolve`` with X-Repo-Commit, X-Error-Code on refusals, and
@@ -27,7 +27,7 @@ _RESET = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 @dataclass
 class Made:
-    """A request as the server saw it."""
+    """A request as the server received it."""
 
     host: str  # "hub" or "files"
     path: str
@@ -44,8 +44,8 @@ class Repo:
     branch: str = "main"
     private: bool = False
     gated: bool = False
-    digests: bool = True  # whether the listing tells sizes and digests
-    before: Path | None = None  # what is sent for the branch's name, as if a push came between
+    digests: bool = True  # whether the listing has sizes and digests
+    before: Path | None = None  # the commit sent for the branch, as after a push
 
     def names(self) -> list[str]:
         """Return every file's path in the repository."""
@@ -53,16 +53,16 @@ class Repo:
         return sorted(str(path.relative_to(self.folder)) for path in paths)
 
     def is_large(self, name: str) -> bool:
-        """Tell whether git keeps a pointer of the file only."""
+        """Return whether git keeps only a pointer of the file."""
         return name.endswith((".safetensors", ".bin", ".gguf"))
 
     def entry(self, name: str) -> dict[str, Any]:
-        """Return a file as the listing has it."""
+        """Return a file in the form of the listing."""
         if not self.digests:
             return {"rfilename": name}
         size = (self.folder / name).stat().st_size
         if self.is_large(name):
-            # Of terabytes of holes nobody takes a digest: the place and size stand for them.
+            # No digest of terabytes of holes: path and size replace it.
             sha256 = hashlib.sha256(f"{self.folder}/{name}/{size}".encode()).hexdigest()
             lfs = {"sha256": sha256, "size": size, "pointerSize": 135}
             return {"rfilename": name, "size": size, "blobId": "1" * 40, "lfs": lfs}
@@ -73,7 +73,7 @@ class Repo:
 
 @dataclass
 class Fault:
-    """What goes wrong for requests whose path contains ``where``; ``times`` -1 is for ever."""
+    """What goes wrong for requests whose path contains ``where``; ``times`` -1 means always."""
 
     where: str
     kind: str  # "status", "reset", "stall", "no-range", "short", "other-length", "garbage", ...
@@ -82,7 +82,7 @@ class Fault:
     times: int = -1
 
     def strikes(self, path: str) -> bool:
-        """Tell whether it strikes this time."""
+        """Return whether the fault happens this time."""
         if self.times == 0 or self.where not in path:
             return False
         self.times -= 1
@@ -91,7 +91,7 @@ class Fault:
 
 @dataclass
 class FakeHub:
-    """The two servers, what they hold and what they were asked."""
+    """The two servers, their repositories and their requests."""
 
     repos: dict[str, Repo] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
@@ -102,7 +102,7 @@ class FakeHub:
     released: threading.Event = field(default_factory=threading.Event)
 
     def asked(self, host: str = "hub") -> list[str]:
-        """Return the paths one of the hosts was asked for."""
+        """Return the paths requested from one of the hosts."""
         return [made.path for made in self.made if made.host == host]
 
     def sent(self) -> int:
@@ -137,7 +137,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that hang up are part of the job."""
+        """Clients that disconnect are expected."""
 
 
 def _handler(hub: FakeHub, host: str) -> type[BaseHTTPRequestHandler]:
@@ -152,20 +152,20 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: FakeHub
     host: str
-    # Headers and the first of the body leave together, as they do from a real server.
+    # Headers and the start of the body are sent together, as by a real server.
     wbufsize = 65_536
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The tests read what was made from ``FakeHub.made``."""
+        """The tests read the requests from ``FakeHub.made``."""
 
     def do_HEAD(self) -> None:
-        """Answer as to GET, without the body."""
+        """Respond as to GET, without the body."""
         self.do_GET()
 
     def do_GET(self) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         seen = {name.lower(): value for name, value in self.headers.items()}
-        # Known before it is answered: a client may be done before the server is.
+        # Recorded before the response: a client may finish before the server.
         self.made = Made(self.host, self.path, seen)
         self.hub.made.append(self.made)
         time.sleep(self.hub.latency_seconds)
@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._resolve(repo, f"{owner}/{name}", file)
 
     def _repo(self, name: str, revision: str, *, listing: bool) -> Repo | None:
-        """The repository that may be seen; without one the refusal has been sent."""
+        """The visible repository; without one the error has been sent."""
         repo, token = self.hub.repos.get(name), self.headers.get("authorization")
         if token and token != f"Bearer {TOKEN}":
             self._reject(401, "", "Invalid credentials in Authorization header")

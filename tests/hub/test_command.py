@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-c", "from memfit.cli.app import main; main()"]
 
 
 class Shell:
-    """Runs memfit with a Hub and directories of the test's own."""
+    """Runs memfit with a Hub and the test's own directories."""
 
     def __init__(self, hub: FakeHub, home: Path) -> None:
         self.environment = {
@@ -191,7 +191,7 @@ def test_a_terminal_shows_progress_after_half_a_second(
 def _piece(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
-    except OSError:  # Linux says so when the other side is closed
+    except OSError:  # Linux reports this when the other side is closed
         return b""
 
 

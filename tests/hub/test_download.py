@@ -1,4 +1,4 @@
-"""A model of the Hub made a directory here: what is there is used, what is not is asked for."""
+"""Downloading a model: existing files are used, missing ones are requested."""
 
 import shutil
 from collections import namedtuple
@@ -23,7 +23,7 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A repository as there are: a model in shards, a tokenizer, code and more."""
+    """A typical repository: a model in shards, a tokenizer, code and more."""
     folder = write_checkpoint(tmp_path / "model", QWEN3_4B, TENSORS, shards=3)
     for name in (*UNWANTED, *WANTED):
         (folder / name).write_text(f"this is {name}")

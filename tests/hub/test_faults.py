@@ -1,4 +1,4 @@
-"""Everything that goes wrong at the Hub is one clear line, after a bounded number of tries."""
+"""Every fault of the Hub gives a one-line error, after a limited number of attempts."""
 
 import socket
 import time

@@ -1,4 +1,4 @@
-"""`memfit gate` on names of the Hub: what moved behind a name, and a Hub that does not answer."""
+"""`memfit gate` on Hub names: a branch that moved, and a Hub that does not answer."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def shell(hub: FakeHub, tmp_path: Path) -> Shell:
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
-    """Two targets on a name; the tests' Hub has a part of its weights only."""
+    """Two targets on one name; the tests' Hub has only a part of the weights."""
     limits = {"peak": "90%", "basis": "bound", "growth": {"kv_per_token": "0%"}}
     one = target(limits, model=NAME)
     return write_policy(tmp_path, one=one, two={**one, "device": "m4-max-64"})

@@ -1,4 +1,4 @@
-"""GGUF files on the Hub: headers by ranges, the file's own answer, and no byte of a tensor."""
+"""GGUF files on the Hub: headers by ranges, the answer for the file, and no byte of a tensor."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What was read once is not fetched again, and answers without the Hub."""
+"""Headers that were read once are not fetched again, and are used without the Hub."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ OTHER_COMMIT = "f" * 40
 
 
 def snapshot(read: Reader, commit: str = COMMIT, branch: str = "main") -> Path:
-    """The directory of a snapshot, as huggingface-hub lays it out."""
+    """The directory of a snapshot, in huggingface-hub's layout."""
     folder = read.snapshots / "models--org--name"
     (folder / "refs" / branch).parent.mkdir(parents=True, exist_ok=True)
     (folder / "refs" / branch).write_text(commit)
@@ -57,7 +57,7 @@ def test_without_the_hub_cached_headers_are_used_with_a_note(
     (warning,) = second.warnings
     assert warning.startswith(f"{NAME}: ")
     assert f"this is commit {COMMIT[:12]}, as it was last read" in warning
-    # It was asked once at most: whoever has an answer need not wait for three.
+    # At most one request: with a cached answer there is no need for three attempts.
     assert len(hub.made) <= 1
 
 

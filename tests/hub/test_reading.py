@@ -1,4 +1,4 @@
-"""A model on the Hub is what its directory is, for a bounded number of requests and bytes."""
+"""A model on the Hub is read like its directory, with a limited number of requests and bytes."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ SPARE_BYTES = 128_000
 
 
 def as_local(checkpoint: Checkpoint, directory: Path) -> Checkpoint:
-    """What differs between a model on the Hub and in its directory: where it is."""
+    """The only difference between a model on the Hub and its directory: the location."""
     local = read_directory(directory)
     return replace(
         local,
@@ -70,7 +70,7 @@ def test_requests_and_bytes_are_bounded(
     # The rest is the config, the index and the listing, once each.
     small = sum((folder / n).stat().st_size for n in ("config.json", INDEX))
     assert hub.sent() - sum(made.sent for made in weights) < small + 50_000
-    # Of a header that no index described the rest is left unread.
+    # A header without an index is read no further.
     assert checkpoint.header_bytes <= sum(r.nbytes for r in read.reports.requests) <= hub.sent()
 
 
@@ -111,7 +111,7 @@ def test_a_header_longer_than_the_index_says_is_read_completely(
         ("org/name-FP4", 3, 3 + 4),
         ("org/name-nvfp4", 1, 1 + 4),
         ("org/name", 1, 1 + 4),
-        # The one case beyond shards + 4: nothing says before the config that the file is needed.
+        # The only case above shards + 4: before the config nothing shows that the file is needed.
         ("org/name", 3, 3 + 5),
     ],
 )

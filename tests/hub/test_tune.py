@@ -1,4 +1,4 @@
-"""``memfit tune org/name``: measured when it is here, fetched when that is asked."""
+"""``memfit tune org/name``: measured when it is downloaded, fetched on request."""
 
 import json
 from collections.abc import Iterator

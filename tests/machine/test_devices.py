@@ -24,7 +24,7 @@ def test_every_listed_machine_is_found_by_its_name(regime: OsRegime) -> None:
         assert find_device(device.name, os_regime=regime) == device
 
 
-# Generation and class as mx.device_info printed them: github.com/ml-explore/mlx/pull/1060 (M2
+# Generation and class from mx.device_info: github.com/ml-explore/mlx/pull/1060 (M2
 # Ultra) and /issues/3885 (M4 Max), where a Pro is an s like its Max.
 @pytest.mark.parametrize(
     ("name", "architecture"),

@@ -1,4 +1,4 @@
-"""This machine, and Macs and containers put together from what their tools would print."""
+"""This machine, and Macs and containers from the output of their tools."""
 
 import platform
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What system tools print, in their own formats, and anything else."""
+"""Output of system tools, in their own formats and damaged."""
 
 from collections.abc import Callable
 

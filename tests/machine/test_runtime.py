@@ -1,4 +1,4 @@
-"""The constants of the runtime and of MLX's scheduler, against mlx-lm's own source."""
+"""The constants of the runtime and of MLX's scheduler, compared with mlx-lm's own source."""
 
 import ast
 import importlib.util

@@ -1,4 +1,4 @@
-"""Recommended working sets against what Macs reported."""
+"""Recommended working sets, compared with reports from Macs."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The room in caches: the closed form against single steps, and these against mlx-lm's classes."""
+"""The capacity of caches: the closed form, single steps, and mlx-lm's classes agree."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ WORKLOADS = st.builds(
 
 
 def stepped(buffer: KVBuffer, workload: Workload) -> int:
-    """Return the capacity after every call of a run, one after the other."""
+    """Return the capacity after every call of a run, in order."""
     capacity = position = 0
     for chunk in (*workload.prefill_chunks(), *[1] * (workload.max_tokens + 1)):
         capacity = grown(buffer, capacity, position, chunk)

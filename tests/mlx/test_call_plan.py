@@ -1,4 +1,4 @@
-"""The calls that can hold a peak: they are calls of mlx-lm's loop, and none is larger."""
+"""The calls that can have the peak are calls of mlx-lm's loop, and none is larger."""
 
 from hypothesis import given
 from hypothesis import strategies as st

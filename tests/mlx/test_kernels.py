@@ -1,4 +1,4 @@
-"""Fused or not: the routing of MLX's attention, case by case as its source has it."""
+"""Fused or not: the routing of MLX's attention, case by case as in its source."""
 
 from typing import Any
 

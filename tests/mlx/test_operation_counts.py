@@ -1,4 +1,4 @@
-"""The table of kernels and views against recorded graphs of MLX and of mlx-lm's classes."""
+"""The table of kernels and views, compared with recorded graphs of MLX and mlx-lm's classes."""
 
 import json
 from collections.abc import Callable
@@ -184,7 +184,7 @@ def test_a_packed_projection_is_one_kernel_without_views(
     assert dispatches(operations, backend) == sum(s.dispatches for s in tape.program().steps)
 
 
-# Without biases, which the formula does not follow, and with layers of one kind.
+# Without biases, which the formula does not cover, and with layers of one kind.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": False, "mlp_bias": False},
     "qwen3": {},

@@ -1,4 +1,4 @@
-"""Intermediates in one arena: where they lie, and what a static engine provisions with them."""
+"""Intermediates in one arena: their offsets, and a static engine's other allocations."""
 
 from pathlib import Path
 
@@ -156,7 +156,7 @@ def test_capacity_is_a_multiple_of_128(tokens: int, capacity: int) -> None:
 
 
 def test_any_value_of_the_variable_enables_sharing() -> None:
-    # Foundry asks only whether METALLIC_KV_CACHE_SHARED is there.
+    # Foundry only checks whether METALLIC_KV_CACHE_SHARED is set.
     plain, shared = planned(), planned(METALLIC_KV_CACHE_SHARED="0")
     modes = {each.name: each.mode for each in plain.provisions}
     assert {name for name, mode in modes.items() if mode == "shared"} == {
@@ -179,7 +179,7 @@ def test_permanent_parts_add_up_and_staging_is_released() -> None:
 
 
 def test_the_arena_of_a_recorded_chunk_is_its_peak_moment() -> None:
-    # SwiGLU of 32 tokens: gate, up and their product of 768, and what the residual keeps.
+    # SwiGLU of 32 tokens: gate, up and their product of 768, and the residual.
     plan = planned()
     first = plan.calls[0]
     assert (first.phase, first.tokens) == ("first_chunk", 32)

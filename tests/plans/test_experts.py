@@ -1,4 +1,4 @@
-"""Experts kept in part, held against what mlx-moe published of Qwen3-Coder-Next on 32 GB."""
+"""Experts partly in memory, compared with mlx-moe's figures for Qwen3-Coder-Next on 32 GB."""
 
 import json
 from pathlib import Path
@@ -302,7 +302,7 @@ def test_experts_in_a_hub_layout_are_read_one_by_one(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = ("BF16", (128, 64))
     experts = experts_of(write_checkpoint(tmp_path / "m", config, tensors))
     assert experts.slot_bytes == 3 * 64 * 64 * 2
-    # Nothing whole is read to take some out.
+    # Experts are read singly, never the whole tensor.
     weights = experts.non_expert_bytes + experts.held_bytes([2, 2])
     assert startup_bytes(experts, [2, 2]) == weights
 

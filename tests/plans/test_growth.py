@@ -1,4 +1,4 @@
-"""Growing caches against the constants and tests of the runtimes whose rules they are."""
+"""Growing caches, compared with constants and tests of the runtimes."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Contexts from fixed bytes and bytes a token, against zinc's own unit tests and its formulas.
+"""Contexts from fixed bytes and bytes per token, compared with zinc's unit tests and formulas.
 
 Source of the goldens: zinc, src/gpu/memory_plan.zig and its tests as of 2026-06-12; the figures of
 the 40-layer configuration were computed from its formulas by hand.

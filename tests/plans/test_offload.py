@@ -1,4 +1,4 @@
-"""Cached conversations, held against agent-memory's constants and the corrected review of it."""
+"""Cached conversations, compared with agent-memory's constants and its corrected review."""
 
 from pathlib import Path
 
@@ -129,7 +129,7 @@ def test_prefill_time_grows_with_the_tokens(
 
 
 def test_a_published_reload_takes_a_small_part_of_its_prefill_time() -> None:
-    # Gemma3-12B, 4K: 0.58 s from disk; ours reads the same tokens in less, having nothing to run.
+    # Gemma3-12B, 4K: 0.58 s from disk; the plan has less, because it only counts the read.
     kept = storage("llama-3.1-8b")
     read = milliseconds(kept.stored_bytes(4096), 3_500_000_000)
     assert read is not None

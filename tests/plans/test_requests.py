@@ -1,4 +1,4 @@
-"""Requests against their window; the goldens are zinc's unit tests (src/gpu/memory_plan.zig)."""
+"""Requests and their window, compared with zinc's unit tests (src/gpu/memory_plan.zig)."""
 
 import pytest
 from hypothesis import given

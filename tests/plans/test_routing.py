@@ -1,4 +1,4 @@
-"""Usage profiles: reading them, and what they say of coverage."""
+"""Usage profiles: reading them, and their coverage."""
 
 import json
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ def moved_slots(counts: Sequence[tuple[int, ...]], slots: int, floor: int) -> li
         kept[recipient] += 1
 
 
-# Few different counts: most gains are equal to another layer's.
+# Few different counts: most gains equal another layer's.
 TIES = st.lists(st.tuples(*[st.integers(0, 3)] * 6).filter(any), min_size=2, max_size=5)
 
 

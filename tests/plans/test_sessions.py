@@ -1,4 +1,4 @@
-"""Sessions that grow: what is allocated, copied and shared, and where a budget ends."""
+"""Growing sessions: allocated, copied and shared bytes, and where a budget ends."""
 
 from pathlib import Path
 

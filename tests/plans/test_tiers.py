@@ -27,7 +27,7 @@ def test_the_least_recently_used_session_moves_to_disk_and_is_reloaded() -> None
     turns = [TraceRequest(200, 0, agent) for agent in "abab"]
     run = simulate(turns, KEPT, Tiers(BLOCK, 10 * BLOCK), Speeds(1000, 2000, 100))
     assert (run.new, run.hot, run.warm, run.cold) == (2, 0, 2, 0)
-    # a and b leave once each; the second time b leaves nothing: the trace has ended.
+    # a and b are evicted once each; after the last request nothing is evicted.
     assert (run.read_bytes, run.written_bytes) == (2 * BLOCK, 2 * BLOCK)
     # The last token of a prompt is always computed.
     assert (run.prefill_tokens, run.saved_tokens) == (402, 398)

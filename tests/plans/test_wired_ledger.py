@@ -1,4 +1,4 @@
-"""The ledger: who starts, who waits, and the limit.
+"""The ledger: which tickets start or wait, and the limit.
 
 Goldens from mlx-swift's WiredMemoryTests.swift, in MiB as there; the rest are properties.
 """
@@ -29,7 +29,7 @@ METAL = SimulatedBackend(supported=True)
 
 @dataclass(frozen=True)
 class DoubledSum:
-    """mlx-swift's example of a policy of one's own."""
+    """mlx-swift's example of a custom policy."""
 
     def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
         return baseline + 2 * sum(sizes)
@@ -42,7 +42,7 @@ class DoubledSum:
 
 @dataclass(frozen=True)
 class CappedBesideBaseline:
-    """mlx-swift's test policy whose cap leaves the baseline out."""
+    """mlx-swift's test policy with a cap that excludes the baseline."""
 
     cap: int
 
@@ -57,7 +57,7 @@ class CappedBesideBaseline:
 
 @dataclass
 class Counting:
-    """A backend that takes limits up to a working set and remembers them."""
+    """A backend that accepts limits up to a working set and records them."""
 
     recommended_bytes: int | None = None
     supported: bool = True
@@ -231,7 +231,7 @@ def test_a_ticket_blocked_only_by_a_reservation_blocks_no_other() -> None:
     assert wired.request(Ticket(policy, 70, name="large"), 0) == "waiting"
     assert wired.request(Ticket(policy, 10, name="small"), 0) == "started"
     assert wired.request(Ticket(policy, 31, name="later"), 0) == "waiting"
-    # Once the weights are gone it is its turn, before those that came later.
+    # After the weights end it is next, before later tickets.
     assert [ticket.name for ticket in wired.end("weights", 0)] == ["large"]
     assert [ticket.name for ticket in wired.waiting] == ["later"]
 
@@ -302,7 +302,7 @@ POLICIES: tuple[WiredPolicy, ...] = (SumPolicy(100), SumPolicy(60), MaxPolicy(),
 
 
 class AnyTraffic(RuleBasedStateMachine):
-    """Any order of starts, ends and cancellations, each a while after the last."""
+    """Any order of starts, ends and cancellations, each some time after the last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ class AnyTraffic(RuleBasedStateMachine):
             assert first is None or not policy.admits(0, held, first.size, 90)
 
     def teardown(self) -> None:
-        """Everyone that waits gets in once those before it have ended."""
+        """Every waiting ticket starts after those before it have ended."""
         while self.wired.held:
             self.wired.end(self.wired.held[0].name, self.now)
         assert self.wired.waiting == ()

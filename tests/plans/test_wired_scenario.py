@@ -1,4 +1,4 @@
-"""Scenarios: what a file may say, and what follows when it is played."""
+"""Scenarios: the contents of a file, and the plan that follows."""
 
 import contextlib
 from pathlib import Path
@@ -28,7 +28,7 @@ tickets:
 
 @pytest.fixture
 def play(tmp_path: Path) -> Any:
-    """Return the plan of tickets, one a line, under the policies above."""
+    """Return the plan of tickets, one per line, under the policies above."""
 
     def played(*tickets: str, head: str = "") -> WiredPlan:
         path = tmp_path / "scenario.yaml"

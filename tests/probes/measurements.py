@@ -1,4 +1,4 @@
-"""Measurements made up for tests of what is done with them."""
+"""Invented measurements for tests."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ RUN = Run(
 
 
 def measurement(**changes: Any) -> Measurement:
-    """Return a measurement that is whole, with fields changed and the id that follows."""
+    """Return a complete measurement, with changed fields and the resulting id."""
     values: dict[str, Any] = {
         "measured_at": "2026-11-21T07:30:00+00:00",
         "memfit_version": __version__,

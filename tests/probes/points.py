@@ -1,4 +1,4 @@
-"""Points of a sweep as a run would leave them, with peaks and speeds that a test chooses."""
+"""Points of a sweep as after a run, with peaks and speeds chosen by a test."""
 
 from memfit.estimators.base.workload import Workload
 from memfit.probes.result import Point, Speed

@@ -26,7 +26,7 @@ Spoilt = Callable[[str, Spoil], Path]
 
 @pytest.fixture
 def spoilt(checkpoints: Checkpoints, tmp_path: Path) -> Spoilt:
-    """A copy of a checkpoint in which something is wrong."""
+    """A damaged copy of a checkpoint."""
 
     def make(name: str, spoil: Spoil) -> Path:
         path = tmp_path / "model"
@@ -121,7 +121,7 @@ def test_an_error_of_the_process_is_raised_here(spoilt: Spoilt, case: str) -> No
 def test_missing_experts_are_reported(
     spoilt: Spoilt,
 ) -> None:
-    # Unstacked experts, as most repositories have them: the class looks for each by its name.
+    # Unstacked experts, as in most repositories: the class looks for each by name.
     def unstack(all_: dict[str, Any]) -> dict[str, Any]:
         stacked = "model.layers.1.mlp.switch_mlp.up_proj.weight"
         return {**all_, "model.layers.1.mlp.experts.0.up_proj.weight": all_.pop(stacked)[0]}

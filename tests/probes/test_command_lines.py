@@ -1,4 +1,4 @@
-"""Lines for mlx_lm's programs: flags they have, values that a shell leaves whole."""
+"""Commands for mlx_lm's programs: existing flags, and values quoted for a shell."""
 
 import argparse
 import re

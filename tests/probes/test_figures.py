@@ -1,4 +1,4 @@
-"""Both sides of every figure: medians, spreads, differences and what is left unexplained."""
+"""Both sides of every figure: medians, spreads, differences and unaccounted bytes."""
 
 from dataclasses import replace
 

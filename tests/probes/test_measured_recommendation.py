@@ -1,4 +1,4 @@
-"""Recommendations after a measurement are based on what was measured, and say so."""
+"""Recommendations after a measurement use the measured figures, and say so."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def sized(tmp_path: Path) -> SizedModel:
 
 
 def measured(per_token: int, per_chunk_token: int, fixed: int, *, off: int = 0) -> list[Point]:
-    """Five points on a line, the third along each axis so far off it."""
+    """Five points on a line, except that the third on each axis has an offset."""
     settings = [(2049, 512), (1025, 512), (513, 512), (2049, 256), (2049, 128)]
     return [
         point(
@@ -72,7 +72,7 @@ def test_a_margin_and_the_residual_of_the_third_point_stay_free(sized: SizedMode
 
 
 def test_a_line_is_never_below_weights_and_caches(sized: SizedModel) -> None:
-    points = measured(0, 0, GB // 2)  # less than the weights alone
+    points = measured(0, 0, GB // 2)  # below the weights alone
     far = replace(ASKED, prompt_tokens=30_001)
     need = by_measurement(sized, points, line_of(points)).requirement(far).peak_bytes
     kept = sized.resident_bytes + sized.figures_for(far).kv.nbytes

@@ -1,4 +1,4 @@
-"""Runs that do not fit are refused before loading, and the error says what would fit."""
+"""Runs that do not fit are rejected before loading, and the error says what would fit."""
 
 from dataclasses import replace
 from pathlib import Path

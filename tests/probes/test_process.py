@@ -1,4 +1,4 @@
-"""A model in a process of its own: what it takes, and what is said when that process stops."""
+"""A model in a separate process: its memory, and the error when that process stops."""
 
 import os
 import resource
@@ -52,7 +52,7 @@ def test_weights_caches_and_states_equal_the_estimate(name: str, checkpoints: Ch
         process.prompt(None, WORKLOAD.prompt_tokens)
         loaded, run = process.load(), process.run(WORKLOAD)
     assert loaded.weights_bytes == sized.footprint.loaded_bytes
-    # The allocator holds the weights, and further arrays that the classes create.
+    # The allocator has the weights and further arrays that the classes create.
     assert loaded.weights_bytes <= loaded.active_bytes < loaded.weights_bytes + 4096
     assert (run.kv_bytes, run.kv_held_bytes) == (figures.kv.nbytes, figures.kv.held_bytes)
     assert run.ssm_bytes == figures.ssm_bytes
@@ -64,7 +64,7 @@ def test_weights_caches_and_states_equal_the_estimate(name: str, checkpoints: Ch
 
 def test_prefill_figures_cover_the_prompt_without_its_last_token(dense: ModelProcess) -> None:
     run = dense.run(Workload(prompt_tokens=256 + 1, max_tokens=1, prefill_step=64))
-    # 3 layers x 2 heads x 2 x 64 x 2 bytes; the 257th token makes another 256 of room.
+    # 3 layers x 2 heads x 2 x 64 x 2 bytes; the 257th token adds room for another 256.
     per_token = 3 * 2 * 2 * 64 * 2
     assert run.prefill_kv_bytes == run.prefill_kv_held_bytes == 256 * per_token
     assert run.kv_bytes == 512 * per_token
@@ -79,7 +79,7 @@ def test_a_prompt_of_one_token_has_an_empty_prefill(dense: ModelProcess) -> None
 
 
 def test_a_run_leaves_nothing_behind(dense: ModelProcess) -> None:
-    # The peak of a decode is all that was there: a leak of one cache would be twice its bytes.
+    # The decode peak includes everything: a leaked cache would add its bytes again.
     first, *others = (dense.run(WORKLOAD) for _ in range(4))
     for run in others:
         assert run.decode_peak_bytes == pytest.approx(first.decode_peak_bytes, abs=65536)
@@ -110,7 +110,7 @@ def test_the_mlx_swift_lm_runtime_counts_logits_of_the_last_chunk(dense: ModelPr
     run = dense.run(workload)
     by_swift = dense.swift_workspace(workload)
     ours = run.prefill_peak_bytes - 1_190_400 - run.prefill_kv_held_bytes
-    # Half of the prompt's logits in 16 bits, and they are not there by mlx-lm's own loop.
+    # Half of the prompt's logits in 16 bits; mlx-lm's own loop does not compute them.
     assert by_swift > ours + 256 * 320 * 2 // 2
 
 
@@ -131,7 +131,7 @@ def test_kv_bits_that_the_class_cannot_use_are_not_supported(checkpoints: Checkp
         process.load()
         with pytest.raises(UnsupportedError, match="RotatingKVCache"):
             process.run(Workload(prompt_tokens=40, kv_bits=4, quantized_kv_start=0))
-        assert process.run(WORKLOAD).kv_bytes > 0  # and the process goes on
+        assert process.run(WORKLOAD).kv_bytes > 0  # and the process continues
 
 
 def test_a_peak_above_the_memory_limit_is_reported(checkpoints: Checkpoints) -> None:
@@ -164,7 +164,7 @@ def at_work(checkpoints: Checkpoints) -> Iterator[ModelProcess]:
 
 
 def later(act: Callable[[], None]) -> AbstractContextManager[object]:
-    """Do something while a run is under way."""
+    """Do something during a run."""
     timer = threading.Timer(0.5, act)
     timer.start()
     return _Joined(timer)
@@ -206,7 +206,7 @@ def test_a_silent_process_is_stopped(at_work: ModelProcess) -> None:
 @ON_LINUX
 def test_memory_refused_by_the_system_gives_a_one_line_reason(at_work: ModelProcess) -> None:
     assert at_work.pid is not None
-    at_work.run(WORKLOAD)  # threads need room of their own
+    at_work.run(WORKLOAD)  # threads need additional memory
     pages = int(Path(f"/proc/{at_work.pid}/statm").read_text().split()[0])
     room = pages * resource.getpagesize() + (8 << 20)
     resource.prlimit(at_work.pid, resource.RLIMIT_AS, (room, room))

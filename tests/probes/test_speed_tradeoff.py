@@ -1,4 +1,4 @@
-"""Speed against memory in words: true of the points it is made of."""
+"""Sentences on speed and memory agree with their points."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a sweep varies: every text gives an axis or one clear error, and axes give a bounded set."""
+"""The axes of a sweep: any text is an axis or a one-line error; the set of points is limited."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What is kept of a sweep that was stopped: found by the same sweep only, and never fatal."""
+"""The checkpoint of a stopped sweep: found only by the same sweep, and never fatal."""
 
 from pathlib import Path
 

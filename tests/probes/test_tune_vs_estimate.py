@@ -1,4 +1,4 @@
-"""Two rows of docs/accuracy.md: the whole command on a real model, held to its estimate."""
+"""Two rows of docs/accuracy.md: the whole command on a real model, compared with its estimate."""
 
 from pathlib import Path
 

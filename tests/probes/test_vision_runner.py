@@ -1,4 +1,4 @@
-"""A prompt with an image: by mlx-vlm where it is installed, else one clear line."""
+"""A prompt with an image: by mlx-vlm where it is installed, else a one-line error."""
 
 import importlib.util
 import json
@@ -36,7 +36,7 @@ RUN_ME = "open(__file__ + '.ran', 'w')"
 
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A picture of 32 by 32: 64 patches of 4, 16 tokens after merging 2 by 2."""
+    """An image of 32 by 32: 64 patches of 4, 16 tokens after merging 2 by 2."""
     image = pytest.importorskip("PIL.Image")
     path = tmp_path_factory.mktemp("pictures") / "red.png"
     image.new("RGB", (32, 32), (200, 30, 30)).save(path)
@@ -104,7 +104,7 @@ def looking(seeing: Path, picture: Path) -> Iterator[ModelProcess]:
     """A loaded model, prompted."""
     with started(seeing, picture) as process:
         prompt = process.prompt(TEXT, None)
-        # The text's bytes, 16 tokens of the picture, and the two around it.
+        # The text's bytes, 16 tokens of the image, and the two around it.
         assert prompt.tokens == len(TEXT) + 16 + 2
         yield process
 
@@ -132,7 +132,7 @@ def test_the_whole_command_counts_the_tower(seeing: Path, picture: Path, tmp_pat
     about = ("--prompt", TEXT, "--image", str(picture), "--max-tokens", "3")
     row = tuned("seeing", seeing, tmp_path, about)
     assert row.is_exact
-    assert not list(tmp_path.rglob("*.json"))  # nothing is kept for estimates of mlx-lm
+    assert not list(tmp_path.rglob("*.json"))  # nothing is saved for estimates of mlx-lm
 
 
 @needs_mlx_vlm

@@ -1,4 +1,4 @@
-"""The manager in an event loop: waiting, cancelling, racing, and the limit that is really set."""
+"""The manager in an event loop: waiting, cancelling, races, and the real limit."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 async def settled() -> None:
-    """Let every task go as far as it can."""
+    """Let every task run as far as it can."""
     for _ in range(5):
         await asyncio.sleep(0)
 

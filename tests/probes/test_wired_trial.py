@@ -1,4 +1,4 @@
-"""A wired limit that cannot be tried is said, and no process is started for it."""
+"""A wired limit that cannot be tried is reported, and starts no process."""
 
 from pathlib import Path
 

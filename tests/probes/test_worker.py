@@ -1,4 +1,4 @@
-"""One loaded process at a time: a dead one is replaced, unless its successor dies as it did."""
+"""One loaded process at a time: a dead one is replaced, unless the next one dies the same way."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ HOST = Device("this host", "cpu", 10**9, 10**9, None, "flag")
 
 
 class Started:
-    """Makes processes of one model and remembers them."""
+    """Starts processes of one model and records them."""
 
     def __init__(self, path: Path, memory_limit_bytes: int | None = None) -> None:
         self.path, self.limit = path, memory_limit_bytes

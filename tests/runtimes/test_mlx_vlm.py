@@ -1,4 +1,4 @@
-"""mlx-vlm as a runtime: the tower is resident; against mlx-vlm itself where it is installed."""
+"""mlx-vlm as a runtime: the tower is resident; compared with mlx-vlm where it is installed."""
 
 import importlib.util
 import json

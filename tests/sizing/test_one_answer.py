@@ -47,7 +47,7 @@ RUNTIMES = tuple(runtime.name for runtime in list_runtimes())
 
 
 class Question(NamedTuple):
-    """One question in a policy's words; what is not in ``workload`` is the runtime's default."""
+    """One question in the form of a policy; ``workload`` is completed by the runtime's defaults."""
 
     model: str
     machine: str
@@ -217,7 +217,7 @@ def check_refusal(question: Question, path: str, place: Path, error: MemfitError
     for undecided in (comparison.models[0].undecided, comparison.matrix.cells[0].undecided):
         assert undecided
         assert undecided.reason == str(error)
-    # Of two reasons a plan may come to the other one first.
+    # With two reasons, a plan may report the other one.
     with pytest.raises(UnsupportedError):
         planned(question, path)
 

@@ -13,7 +13,7 @@ REFUSALS: tuple[type[InputError | UnsupportedError], ...] = (InputError, Unsuppo
 
 
 def judged(seen: list[int], fitting: set[int], refused: set[int]) -> Callable[[int], bool]:
-    """Return a judgement that notes what it is given, and refuses some of it."""
+    """Return a check that records its arguments, and rejects some of them."""
 
     def fits(candidate: int) -> bool:
         seen.append(candidate)

@@ -1,4 +1,4 @@
-"""The longest prompt by trace: what the formulas find is confirmed, however wrong they are."""
+"""The longest prompt by trace: the result of the formulas is confirmed, even if they are wrong."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ def _mlx_lm() -> None:
 
 @pytest.fixture
 def traced(tmp_path: Path) -> SizedModel:
-    """A model by trace on a machine on which some 4000 tokens fit."""
+    """A traced model on a machine with room for about 4000 tokens."""
     checkpoint = read_directory(write_config(tmp_path, SMALL))
     sized = size(checkpoint, device=working_set_device(10**12), method="trace")
     need = sized.requirement(replace(ASKED, prompt_tokens=4096)).peak_bytes

@@ -12,7 +12,7 @@ class Sketch:
         self.nodes: list[Node] = []
 
     def given(self, *shape: int, role: Role = "tokens", dtype: str = "F32") -> int:
-        """An array that is there before the call."""
+        """An array that exists before the call."""
         self.arrays.append(Array(shape, dtype, role))
         return len(self.arrays) - 1
 
@@ -44,7 +44,7 @@ class Sketch:
         tokens: int = 4,
         position: int = 0,
     ) -> Call:
-        """The call; what is evaluated is also held unless ``held`` says otherwise."""
+        """The call; evaluated arrays are also kept, unless ``held`` is given."""
         return Call(
             phase,
             tokens,

@@ -1,4 +1,4 @@
-"""Formula and trace, held against each other: whichever drifts, the difference shows here."""
+"""Formula and trace are compared: a change in either of them shows here."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What operations allocate, share and write over, by the rules of MLX's backends."""
+"""What operations allocate, share and overwrite, by the rules of MLX's backends."""
 
 import pytest
 
@@ -13,7 +13,7 @@ KIB = 1024
 
 
 def array(memory: Allocator, *shape: int, users: int = 1, itemsize: int = 4) -> View:
-    """A new array with so many users left."""
+    """A new array with a number of remaining users."""
     view = View(shape, itemsize)
     view.buffer = memory.allocate(view.nbytes)
     view.buffer.references = 1

@@ -1,4 +1,4 @@
-"""Recorded graphs compared with MLX's own: what is evaluated, fused, held and counted."""
+"""Recorded graphs compared with MLX's own: what is evaluated, fused, kept and counted."""
 
 import importlib
 import io
@@ -109,7 +109,7 @@ def test_a_jump_starts_a_call_with_the_caches_that_walking_gives(
         target=METAL,
     )
     for call in trace.calls[1:]:
-        # What the loop has done when the call begins, as a separate workload.
+        # The loop's progress when the call begins, as a separate workload.
         beyond = max(0, call.position - prompt)
         walked = Workload(
             prompt_tokens=min(call.position, prompt) + (call.position < prompt),
@@ -227,7 +227,7 @@ def _rows(*shape: int, dtype: Any = None) -> Any:
     return mx.zeros(shape, dtype or mx.bfloat16)
 
 
-# Functions that mlx-lm compiles, and arguments they take.
+# Functions that mlx-lm compiles, and their arguments.
 COMPILED: dict[str, tuple[str, str, Callable[[], list[Any]]]] = {
     "swiglu": ("activations", "swiglu", lambda: [_rows(4, 8), _rows(4, 8)]),
     "xielu": ("activations", "xielu", lambda: [_rows(4, 8), *[_rows(1) for _ in range(4)]]),
@@ -305,12 +305,12 @@ def test_a_graph_beyond_the_limit_stops_the_recording(monkeypatch: pytest.Monkey
 
 
 def test_a_deep_graph_does_not_crash_the_process() -> None:
-    # Every token needs the one before: MLX walks the graph by recursion, without a check.
+    # Every token needs the previous one: MLX walks the graph by recursion, without a check.
     trace = record(case("mamba"), Workload(prompt_tokens=700, prefill_step=600), target=CPU)
     assert len(the(trace, "first_chunk").nodes) > 20_000
 
 
-# The kernel's own peak: getrusage's begins with that of the process which started this one.
+# The kernel's own peak: getrusage's starts with that of the parent process.
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells a peak")
 @pytest.mark.parametrize("name", ["qwen3-4b-4bit", "deepseek-v3-4bit"])
 def test_a_trace_needs_little_process_memory(name: str) -> None:

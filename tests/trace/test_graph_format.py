@@ -1,4 +1,4 @@
-"""A trace as plain values: what is rejected, and that JSON keeps all of it."""
+"""A trace as plain values: invalid traces are rejected, and JSON keeps everything."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How arrays lie in their buffers, held against MLX's definition of contiguity."""
+"""Layouts of arrays in their buffers, compared with MLX's definition of contiguity."""
 
 from itertools import product
 from math import prod
@@ -13,7 +13,7 @@ SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
 
 def places(view: View) -> list[int]:
-    """Return where each element lies, in the order of its indices."""
+    """Return the position of each element, in the order of its indices."""
     indices = product(*map(range, view.shape))
     return [sum(i * s for i, s in zip(index, view.strides, strict=True)) for index in indices]
 

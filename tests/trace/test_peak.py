@@ -1,4 +1,4 @@
-"""The largest moment of a run, on calls small enough to count by hand."""
+"""The peak of a run, on calls small enough to count by hand."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ MEBI = 1 << 20
 
 
 def chunk(capacity: int, position: int, tokens: int = 4) -> Call:
-    """A chunk that writes one cache of ``capacity`` tokens of a MiB each, growing it if it must."""
+    """A chunk that writes one cache of ``capacity`` tokens of a MiB, and grows it if needed."""
     sketch = Sketch()
     new = sketch.given(1, 1, tokens, MEBI // 4)
     if position:
@@ -77,7 +77,7 @@ def test_the_peak_is_attributed_to_an_operation() -> None:
     first, second = chunk(16, 0), chunk(16, 4)
     held = replace(second, held=(*second.held, 1))
     assert peak(trace_of(first), CPU).operation == "Full"
-    # The buffer that the copy makes ends as a cache; it was the operation that took it.
+    # The copy's buffer becomes a cache; the operation allocated it.
     assert peak(trace_of(held), CPU).operation == "SliceUpdate"
 
 
@@ -131,7 +131,7 @@ CASES = Path(__file__).parents[1] / "arch" / "cases"
 MEASURED = ("llama", "gpt_oss", "deepseek_v2", "qwen2_moe")
 
 
-# Small but for its caches, which grow by 256 tokens at a time.
+# Small except for its caches, which grow by 256 tokens at a time.
 GROWING: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 128,
@@ -181,5 +181,5 @@ def check_against_mlx(
     assert measured is not None
     assert predicted.caches == measured.caches
     middle = sorted(measured.peaks)[1]
-    # What the device has done when an array is allocated varies from run to run.
+    # The device's progress at an allocation varies from run to run.
     assert 0.9 * middle <= predicted.peaks[0] <= 1.1 * middle

@@ -1,4 +1,4 @@
-"""Traced peaks against those that mlx-lm published for Metal: BENCHMARKS.md, M4 Max 64 GB."""
+"""Traced peaks, compared with mlx-lm's published ones for Metal: BENCHMARKS.md, M4 Max 64 GB."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The constants of mlx-lm's loop and of MLX that the trace follows, against what is installed."""
+"""The trace's constants of mlx-lm's loop and of MLX, compared with the installed versions."""
 
 import ast
 import importlib.util
@@ -14,7 +14,7 @@ from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.trace import operation, schedule
 from tests.machine.test_runtime import mlx_lm_source, named
 
-# mlx-lm clears the cache of buffers after each chunk, and each time so many tokens were made.
+# mlx-lm clears the cache of buffers after each chunk, and after this many tokens.
 CLEARED_EVERY = 256
 
 

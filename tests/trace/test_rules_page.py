@@ -1,4 +1,4 @@
-"""docs/trace-rules.md: the rules that the trace follows, and what classes make MLX compute.
+"""docs/trace-rules.md: the rules of the trace, and what classes make MLX compute.
 
 ``python -m tests.trace.test_rules_page`` rewrites it.
 """
@@ -40,9 +40,9 @@ CONFIGS: list[dict[str, Any]] = [
     *(json.loads(p.read_text()) for p in sorted((HERE.parent / "arch/cases").glob("*.json"))),
     *json.loads((HERE / "cases.json").read_text()),
 ]
-NOT_HERE = "olmo"  # needs a package of its own
+NOT_HERE = "olmo"  # needs another package
 SMALL_BYTES = 100_000
-# Where the sources were read that MLX does not ship.
+# Where the sources are that MLX does not ship.
 READ = "mlx 0.31.0, 0.32.1, 846d176"
 OLDER = "mlx 0.29.2 (85a8824), 0.31.0, 0.32.1, 846d176"
 Row = tuple[str, object, str, str]
@@ -163,7 +163,7 @@ def _classes() -> Iterator[str]:
 
 @cache
 def _costs() -> tuple[dict[str, set[str]], dict[str, int]]:
-    """Return which values each model type asked for, and the bytes MLX held at most."""
+    """Return the values each model type read, and the most bytes MLX allocated."""
     asked: dict[str, set[str]] = {}
     largest: dict[str, int] = {}
     for config in CONFIGS:

@@ -1,4 +1,4 @@
-"""The order of evaluation, and what is kept alive by work that the device has not done."""
+"""The order of evaluation, and what unfinished work of the device keeps alive."""
 
 from memfit.estimators.machine.device import Device
 from memfit.estimators.trace.graph_format import Call
@@ -65,7 +65,7 @@ def test_a_broadcast_scalar_is_created_for_each_user() -> None:
 
 
 def give(ahead: Stream, memory: Allocator, *, elements: int = 1, kernels: int = 1) -> None:
-    """Give the device an operation on an array that nobody else holds."""
+    """Give the device an operation on an array without other users."""
     op = Operation(memory)
     view = View((elements,), 4)
     buffer = memory.allocate(view.nbytes)
@@ -97,7 +97,7 @@ def test_views_after_a_kernel_finish_with_it_on_the_cpu() -> None:
 
 def test_a_command_buffer_closes_after_fifty_one_kernels_on_a_max() -> None:
     memory, ahead = Allocator("metal"), Stream(MAX)
-    # Eleven are closed before MLX waits for the first; what it used is free then.
+    # Eleven are closed before MLX waits for the first; then its memory is free.
     for _ in range(11 * 51 - 1):
         give(ahead, memory)
     assert memory.active == 4 * (11 * 51 - 1)

@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 DESCRIBED = [
     json.loads(path.read_text()) for path in sorted((HERE.parent / "arch/cases").glob("*.json"))
 ]
-# Small sizes, as in mlx-lm's tests/test_models.py; also of the classes that it does not test.
+# Small sizes, as in mlx-lm's tests/test_models.py; also of classes without a test there.
 UNDESCRIBED = json.loads((HERE / "cases.json").read_text())
 CASES = {f"{i}-{case['model_type']}": case for i, case in enumerate(DESCRIBED + UNDESCRIBED)}
 QUICK_CASES = {name for name in CASES if name.partition("-")[2] in QUICK_CONFIGS}
@@ -55,9 +55,9 @@ def figures(shapes: TracedShapes) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=1)
 def built(name: str) -> tuple[TracedModel, Oracle, int]:
-    """Return a case as memfit and as mlx-lm build it, once for all workloads, and its weights."""
+    """Return a case as built by memfit and by mlx-lm, once for all workloads, and its weights."""
     oracle = Oracle(CASES[name])
-    # A call may add arrays to the modules (gemma3n), which are no weights.
+    # A call may add arrays to the modules (gemma3n), which are not weights.
     return TracedModel(CASES[name], "metal"), oracle, oracle.weight_bytes()
 
 

@@ -1,4 +1,4 @@
-"""A trace in one thread of a process, and what the others see of it: nothing."""
+"""A trace in one thread of a process does not affect the others."""
 
 import _thread
 import contextlib
@@ -61,7 +61,7 @@ def test_traces_in_two_threads_give_the_same_figures_as_one() -> None:
 
 
 class Profile:
-    """Calls ``action`` once in a trace of llama, where its class enters a function."""
+    """Calls ``action`` once in a trace of llama, when its class calls a function."""
 
     def __init__(self, function: str, action: Callable[[], None]) -> None:
         self._function, self._action = function, action
@@ -87,7 +87,7 @@ class Profile:
 
 
 def process_state() -> dict[str, object]:
-    """Return what a trace could leave changed in the process."""
+    """Return the process state that a trace could change."""
     parts = [mx, mx.fast, mx.metal, mx.random, mx.array, importlib.import_module("mlx.nn").Module]
     return {
         **{
@@ -109,7 +109,7 @@ KNOWN_MODULES = {name for name in sys.modules if name.partition(".")[0] in ("mlx
 
 
 def real_work() -> dict[str, Any]:
-    """Return values that MLX and a model of mlx-lm compute, by what a trace replaces."""
+    """Return values computed by MLX and mlx-lm with functions that a trace replaces."""
     rows = mx.arange(8, dtype=mx.float32).reshape(2, 4)
     heads = (mx.arange(64, dtype=mx.float32) / 64).reshape(1, 2, 4, 8)
     sources = importlib.import_module(OTHER_MODEL)
@@ -185,7 +185,7 @@ def test_a_failing_class_leaves_the_process_unchanged(function: str) -> None:
 def test_ctrl_c_stops_a_trace_and_leaves_the_process_unchanged(function: str) -> None:
     def interrupt() -> None:
         _thread.interrupt_main()
-        time.sleep(0.2)  # the class is still at work when the main thread hears of it
+        time.sleep(0.2)  # the class is still running when the main thread gets the signal
 
     before = process_state()
     profile = Profile(function, interrupt)

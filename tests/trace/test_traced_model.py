@@ -18,7 +18,7 @@ from tests.selection import quick
 CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
 SHORT = Workload(prompt_tokens=40, max_tokens=2)
 LONG = Workload(prompt_tokens=300, max_tokens=5, prefill_step=128, batch=2)
-# The last call makes longer buffers: in the prompt, and where a token is generated.
+# The last call allocates longer buffers: in the prompt, and in generation.
 GROWING = (
     Workload(prompt_tokens=513, max_tokens=0, prefill_step=256),
     Workload(prompt_tokens=766, max_tokens=3, prefill_step=256),

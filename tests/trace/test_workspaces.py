@@ -1,4 +1,4 @@
-"""The formula's workspace against the trace's, where the peak is that of prefill on Metal."""
+"""The formula's workspace and the trace's, where the peak is in prefill on Metal."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from memfit.estimators.workspace.peak import ERROR_PERCENT
 from tests.selection import quick
 
 M4_MAX_64 = Device("M4 Max", "metal", 64 << 30, 55662788608, None, "flag", "s", 16)
-# Two chunks: the second holds what the first left as well.
+# Two chunks: the second also has the caches of the first.
 WORKLOAD = Workload(prompt_tokens=4096)
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 # Their classes loop over tokens in Python: minutes and gigabytes to trace.

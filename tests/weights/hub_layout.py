@@ -1,6 +1,6 @@
-"""Checkpoints as the Hub publishes them: mlx-lm's names and shapes put back to the originals.
+"""Checkpoints as published on the Hub: mlx-lm's names and shapes changed back to the originals.
 
-Each rule undoes what the class's `sanitize` does (mlx-lm models/<model_type>.py).
+Each rule reverses the class's `sanitize` (mlx-lm models/<model_type>.py).
 """
 
 import re
@@ -16,7 +16,7 @@ _NEMOTRON = {"fc1": "up_proj", "fc2": "down_proj"}
 
 
 def unstacked(tensors: Tensors, names: dict[str, str] | None = None) -> Tensors:
-    """One tensor an expert."""
+    """One tensor per expert."""
     result: Tensors = {}
     for name, value in tensors.items():
         parent, found, leaf = name.partition(".switch_mlp.")
@@ -31,7 +31,7 @@ def unstacked(tensors: Tensors, names: dict[str, str] | None = None) -> Tensors:
 
 
 def renamed(*rules: tuple[str, str]) -> Callable[[Tensors], Tensors]:
-    """The first rule that is found is applied."""
+    """The first matching rule is applied."""
 
     def rename(name: str) -> str:
         for pattern, replacement in rules:
@@ -123,7 +123,7 @@ def _granite(tensors: Tensors) -> Tensors:
 
 
 def _gpt2(tensors: Tensors) -> Tensors:
-    """Its matrices are written for inputs from the left, with a mask for each layer."""
+    """Its matrices take inputs from the left, with a mask for each layer."""
     result = renamed((r"^model\.", ""))(tensors)
     for name in result:
         if re.search(r"\.c_\w+\.weight$", name):

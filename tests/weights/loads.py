@@ -1,4 +1,4 @@
-"""Small checkpoints with real data, loaded by mlx-lm itself: the truth about loaded weights."""
+"""Small checkpoints with real data, loaded by mlx-lm itself: the reference for loaded weights."""
 
 import json
 from collections import Counter
@@ -34,7 +34,7 @@ def plain(config: Mapping[str, Any], dtype: str = "BF16") -> Tensors:
 def converted(
     config: dict[str, Any], bits: int, group_size: int, mode: str = "affine", predicate: Any = None
 ) -> tuple[dict[str, Any], Tensors]:
-    """Return config and tensors as mlx_lm.convert writes them."""
+    """Return config and tensors as written by mlx_lm.convert."""
     from mlx_lm.utils import quantize_model
 
     oracle = Oracle(config)
@@ -54,7 +54,7 @@ def save(
     tensors: Tensors,
     dtypes: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a checkpoint; ``dtypes`` are written over the types of some of its tensors."""
+    """Write a checkpoint; ``dtypes`` replace the types of some of its tensors."""
     (directory / "config.json").write_text(json.dumps(config))
     path = directory / "model.safetensors"
     mx.save_safetensors(str(path), dict(tensors), {"format": "mlx"})
@@ -74,7 +74,7 @@ def _retype(path: Path, dtypes: Mapping[str, str]) -> None:
 
 
 def mlx_lm_holds(directory: Path) -> Counter[int] | None:
-    """Return how many arrays of each size mlx-lm holds after loading, None when it refuses."""
+    """Return the number of arrays of each size that mlx-lm loads, None when it rejects them."""
     from mlx_lm.utils import load_model
 
     try:
@@ -85,7 +85,7 @@ def mlx_lm_holds(directory: Path) -> Counter[int] | None:
 
 
 def memfit_says(directory: Path) -> WeightFootprint:
-    """Return the weights as memfit sees them."""
+    """Return the weights by memfit."""
     checkpoint = open_checkpoint(str(directory))
     model = build_model(checkpoint.config, checkpoint.config_name)
     return load_footprint(
@@ -94,7 +94,7 @@ def memfit_says(directory: Path) -> WeightFootprint:
 
 
 def check(directory: Path) -> WeightFootprint:
-    """Hold memfit against a real load: equal array by array, or refused by both."""
+    """Compare memfit with a real load: equal array by array, or rejected by both."""
     said, held = memfit_says(directory), mlx_lm_holds(directory)
     if held is None:
         assert said.basis == "bound"

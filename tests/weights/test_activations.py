@@ -1,4 +1,4 @@
-"""The type of activations and caches, compared with caches that mlx-lm fills after a real load."""
+"""The type of activations and caches, compared with mlx-lm's caches after a real load."""
 
 from pathlib import Path
 from typing import Any

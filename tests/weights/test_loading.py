@@ -1,4 +1,4 @@
-"""Weights after a real load by mlx-lm, for every layout and format a checkpoint may come in."""
+"""Weights after a real load by mlx-lm, for every layout and format of a checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def test_the_hub_layout_loads_to_the_predicted_arrays(case: Path, tmp_path: Path
     tensors = hub_layout(plain(config), config)
     said = check(save(tmp_path, config, tensors))
     assert said.basis == "exact"
-    # The same bytes by part as under the class's own names, but for masks that it drops.
+    # The same bytes by part as under the class's own names, except for dropped masks.
     own = tmp_path / "own"
     own.mkdir()
     parts = memfit_says(save(own, config, plain(config))).by_part
@@ -207,7 +207,7 @@ def test_a_file_with_a_type_mlx_cannot_read_is_rejected_even_if_dropped(
 
 
 def _fp8(case: str, tmp_path: Path, scale: int | None = 128, **block: Any) -> Path:
-    """Projections in FP8 with a scale a block, or one scale in all."""
+    """Projections in FP8 with one scale per block, or a single scale."""
     config, tensors, dtypes = config_of(case), Tensors(), {}
     for name, value in hub_layout(plain(config), config).items():
         tensors[name] = value
@@ -266,7 +266,7 @@ def _awq(
     dtype: mx.Dtype = mx.float16,
     zeros: bool = True,
 ) -> Tensors:
-    """Matrices of the layers packed along the outputs, as AutoAWQ (gemm) writes them."""
+    """Matrices of the layers packed along the outputs, as by AutoAWQ (gemm)."""
     result = Tensors()
     for name, value in tensors.items():
         if value.ndim != 2 or not name.startswith(prefix) or not name.endswith("proj.weight"):
@@ -328,7 +328,7 @@ def test_gptq_is_rejected_with_any_bits(bits: int, g_idx: bool, tmp_path: Path) 
 
 
 def _packed_experts(config: dict[str, Any]) -> Tensors:
-    """Experts as compressed-tensors packs integers, eight to an int32."""
+    """Experts packed by compressed-tensors, eight integers in an int32."""
     tensors = Tensors()
     for name, value in hub_layout(plain(config), config).items():
         if ".experts." not in name:
@@ -458,7 +458,7 @@ def test_gpt_oss_without_its_quantization_config_is_rejected(tmp_path: Path) -> 
 def test_bitnet_is_loaded_packed_four_to_a_byte(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # The kernel is for Metal only, and is made when mlx-lm imports the layer.
+    # The kernel is for Metal only, and is created when mlx-lm imports the layer.
     monkeypatch.setattr(mx.fast, "metal_kernel", lambda **_: None)
     config = config_of("llama", mlp_bias=False, attention_bias=False)
     config["quantization_config"] = {

@@ -1,4 +1,4 @@
-"""Weights from shapes and headers: parts, packed parameters, formats, and what is refused."""
+"""Weights from shapes and headers: parts, packed parameters, formats, and rejected inputs."""
 
 from collections import Counter
 from contextlib import suppress
@@ -134,7 +134,7 @@ def test_a_malformed_quantization_block_is_rejected_with_its_key(
 
 
 def test_an_override_uses_the_defaults_of_its_own_mode() -> None:
-    # mlx nn/layers/quantized.py: what a path's entry leaves out is not the block's.
+    # mlx nn/layers/quantized.py: a path's entry does not inherit missing values from the block.
     block = {"bits": 4, "group_size": 32, "mode": "mxfp4", "lm_head": {"bits": 8}}
     config = small(tie_word_embeddings=False, quantization=block)
     plan = declared(config, build_model(config, "c"), "c").plan
@@ -287,7 +287,7 @@ def test_a_hundred_thousand_tensors_form_few_groups() -> None:
     assert len(tensor_groups(tensor(name, "BF16", 2, 2) for name in names)) == 67
 
 
-# Names as published checkpoints spell them, each with its part.
+# Names from published checkpoints, each with its part.
 _LINES = Path(__file__).with_name("part_names.txt").read_text().splitlines()
 PART_NAMES = [line.split() for line in _LINES if not line.startswith("#")]
 

@@ -66,7 +66,7 @@ def moment(
     quantization: Quantization | None = None,
     device: Device = M4_MAX,
 ) -> tuple[PeakMoment, int]:
-    """The largest moment and the bytes of the weights."""
+    """The peak and the bytes of the weights."""
     model = build_model(config, "config.json")
     plan = QuantizationPlan(quantization, converting=True) if quantization else None
     weights = derive(model, plan).loaded_bytes
@@ -163,7 +163,7 @@ def test_the_cpu_backend_measures_the_predicted_workspace(case: str) -> None:
 
     path = CASES / f"{case}.json"
     workload = Workload(prompt_tokens=257, max_tokens=1, prefill_step=128)
-    # Other processes let buffers go sooner: the largest of three.
+    # With other processes running, buffers are released sooner: the largest of three.
     measured = max(measure(path, workload, quantized=True) for _ in range(3))
     predicted = predict(path, workload, quantized=True)
     assert abs(predicted - measured) * 100 < ERROR_PERCENT * measured
@@ -186,7 +186,7 @@ def test_arrays_never_released_add_up(steps: list[Step]) -> None:
 
 
 def test_a_buffer_is_free_once_its_batch_and_ten_more_are_closed() -> None:
-    # One batch a step: at the last of twelve, the first has run.
+    # One batch per step: at the last of twelve, the first has run.
     steps = [Step(1, 1, 1, 0, ())] * 12
     assert transient_peak([tuple(steps)], BatchLimits(0, 50, 10)) == 11
 
