@@ -1,9 +1,9 @@
-# make demo, make test: each sets itself up. make check: all that CI runs. uv is used where it is.
+# make demo, make test: each sets itself up. make check: everything CI runs. uv is used if installed.
 # make test leaves out the tests marked exhaustive; make test-all runs them too and measures coverage.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Each worker begins with tests that follow each other, so that it makes their fixtures once.
+# Each worker starts with consecutive tests, so that it creates their fixtures once.
 PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal
 
 ifeq ($(shell command -v uv 2>/dev/null),)

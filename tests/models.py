@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.sparse import Shapes, write_safetensors
 
-# https://huggingface.co/Qwen/Qwen3-4B, config.json; the vocabulary of a fine-tune whose sizes
-# mlx-swift-lm publishes (documentation of wired memory, "Observed deltas").
+# https://huggingface.co/Qwen/Qwen3-4B, config.json; the vocabulary of a fine-tune with sizes
+# published by mlx-swift-lm (documentation of wired memory, "Observed deltas").
 QWEN3_4B = {
     "model_type": "qwen3",
     "hidden_size": 2560,

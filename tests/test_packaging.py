@@ -36,13 +36,13 @@ def test_every_package_of_the_folders_is_declared(setuptools_table: Any) -> None
 
 
 def test_every_python_file_is_in_a_package() -> None:
-    strays = [
+    unpackaged = [
         path
         for top in FOLDERS
         for path in (ROOT / top).rglob("*.py")
         if not (path.parent / "__init__.py").is_file()
     ]
-    assert strays == []
+    assert unpackaged == []
 
 
 def test_every_data_file_is_declared(setuptools_table: Any) -> None:

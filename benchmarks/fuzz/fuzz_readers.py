@@ -42,7 +42,7 @@ def main() -> None:
         if traced:
             tracemalloc.start()
         started = time.monotonic()
-        refusal = outcome(reader, content, directory)
+        error = outcome(reader, content, directory)
         seconds = time.monotonic() - started
         if traced:
             extra = tracemalloc.get_traced_memory()[1]
@@ -51,8 +51,8 @@ def main() -> None:
                 raise AssertionError(f"{extra} bytes above the input")
         elif seconds > MAX_SECONDS:
             raise AssertionError(f"{seconds:.1f} s")
-        if refusal is not None and not refusal.isprintable():
-            raise AssertionError(f"not one printable line: {refusal!r}")
+        if error is not None and not error.isprintable():
+            raise AssertionError(f"not one printable line: {error!r}")
 
     atheris.Setup([sys.argv[0], *sys.argv[1:], str(corpus)], run)
     atheris.Fuzz()

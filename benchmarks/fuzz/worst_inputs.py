@@ -2,8 +2,8 @@
 
     python benchmarks/fuzz/worst_inputs.py
 
-Each runs in a separate process, whose highest resident memory (Linux's VmHWM) is taken; the input
-itself is taken off, once for the reader that keeps it whole.
+Each runs in a separate process; its highest resident memory (Linux's VmHWM) is measured, and the
+input itself is subtracted once.
 """
 
 import subprocess
@@ -36,11 +36,11 @@ def _measure(case: str, path: Path) -> None:
     content = path.read_bytes()
     before, started = _highest_bytes(), time.monotonic()
     # Readers that take a path get one; they read the input themselves.
-    refusal = outcome(READERS[name], content, path.parent)
+    error = outcome(READERS[name], content, path.parent)
     seconds, extra = time.monotonic() - started, _highest_bytes() - before
     inputs = 0 if name == "gguf" else len(content)
     size, above = len(content) / 1e6, max(0, extra - inputs) / 1e6
-    answer = "refused" if refusal else "read"
+    answer = "rejected" if error else "read"
     print(f"| {name} | {case} | {size:.1f} | {seconds:.2f} | {above:.0f} | {answer} |")
 
 

@@ -54,7 +54,7 @@ def _overridden(model: Model, ending: str, quantization: Quantization | None) ->
 
 
 def test_minimax_m2_5_in_4_bits_has_the_published_size() -> None:
-    # metadata.total_size of its published 4-bit conversion, whose routers are 8-bit in 32s.
+    # metadata.total_size of a published 4-bit conversion with routers of 8 bits in groups of 32.
     model = build_model(MINIMAX_M2_5, "config.json")
     routers = _overridden(model, "block_sparse_moe.gate", Quantization(8, 32))
     assert len(routers) == 62
@@ -135,12 +135,12 @@ def test_a_hostile_value_under_any_key_is_read_or_gives_a_one_line_error(
     case: str, value: object
 ) -> None:
     config: dict[str, Any] = json.loads((_CASES / f"{case}.json").read_text())
-    messages = [_refusal({**config, key: value}) for key in config]
+    messages = [_error_of({**config, key: value}) for key in config]
     assert any(messages)
     assert all("\n" not in message for message in messages)
 
 
-def _refusal(config: dict[str, Any]) -> str:
+def _error_of(config: dict[str, Any]) -> str:
     try:
         derive(build_model(config, "config.json"), None)
     except MemfitError as error:

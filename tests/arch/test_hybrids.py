@@ -39,7 +39,7 @@ def test_mamba_2_8b_has_the_published_size() -> None:
 
 def test_lfm2_experts_in_4_bits_have_the_published_size() -> None:
     # metadata.total_size of an 8B-A1B in MLX 4-bit; its vocabulary has 128,000 tokens.
-    attends = {2, 6, 10, 14, 18, 21}
+    attention_layers = {2, 6, 10, 14, 18, 21}
     config = _case(
         "lfm2_moe",
         hidden_size=2048,
@@ -53,7 +53,7 @@ def test_lfm2_experts_in_4_bits_have_the_published_size() -> None:
         num_dense_layers=2,
         conv_L_cache=3,
         vocab_size=128000,
-        layer_types=["full_attention" if i in attends else "conv" for i in range(24)],
+        layer_types=["full_attention" if i in attention_layers else "conv" for i in range(24)],
     )
     model = build_model(config, "config.json")
     plan = QuantizationPlan(Quantization(4, 64), converting=True)

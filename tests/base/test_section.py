@@ -51,7 +51,7 @@ def test_all_errors_are_collected_in_the_order_of_the_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (TEXT, r"file\.yaml:8: kind: this name appears twice"),
         ("stray: 1", r"file\.yaml:1: stray: no such key; there is kind, size"),
@@ -62,12 +62,12 @@ def test_all_errors_are_collected_in_the_order_of_the_file(tmp_path: Path) -> No
         ("items: []", r"file\.yaml:1: kind is missing"),
     ],
 )
-def test_the_first_error_is_raised_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+def test_the_first_error_is_raised_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     def take_first() -> None:
         top = read(tmp_path, text)
         top.need("kind", one_of(("a", "b"))) if "items" in top else take_all(top)
 
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         take_first()
 
 

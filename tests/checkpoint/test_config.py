@@ -18,7 +18,7 @@ from memfit.estimators.checkpoint.config import (
 )
 
 
-def refusal(path: Path) -> str:
+def error_of(path: Path) -> str:
     with pytest.raises(InputError) as caught:
         read_config(path)
     message = str(caught.value)
@@ -53,7 +53,7 @@ def nested(levels: int) -> str:
 def test_a_file_that_is_not_a_config_is_rejected(tmp_path: Path, text: bytes, fault: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(text)
-    assert refusal(path).startswith(fault)
+    assert error_of(path).startswith(fault)
 
 
 def test_nesting_depth_is_limited(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_nesting_depth_is_limited(tmp_path: Path) -> None:
     path.write_text(nested(MAX_NESTING))
     assert read_config(path)
     path.write_text(nested(MAX_NESTING + 1))
-    assert refusal(path).endswith("nested deeper than 64 levels")
+    assert error_of(path).endswith("nested deeper than 64 levels")
 
 
 def test_a_large_file_is_rejected_before_reading(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(MAX_CONFIG_BYTES + 1)
-    assert refusal(path) == "6000001 bytes; such a file may have at most 6000000"
+    assert error_of(path) == "6000001 bytes; such a file may have at most 6000000"
 
 
 def test_a_missing_config_is_reported(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def skipped_files(checkpoint: Checkpoint) -> dict[str, str]:
     return {file.name: file.reason for file in checkpoint.skipped_files}
 
 
-def refusal(directory: Path) -> str:
+def error_of(directory: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         read_directory(directory)
     message = str(caught.value)
@@ -178,11 +178,11 @@ def test_an_index_that_differs_from_mlx_lms_files_is_reported(model: Path) -> No
 def test_missing_shards_are_reported_with_and_without_an_index(model: Path) -> None:
     names = [f"model-{number:05d}-of-000009.safetensors" for number in range(1, 10)]
     write_all(model, {names[0]: A, names[8]: B})
-    assert refusal(model) == (
+    assert error_of(model) == (
         f": of 9 shards, 7 are missing: {', '.join(names[1:6])} and 2 more; fetch them first"
     )
     write_index(model, {"a": names[0], "b": names[8], "c": names[1]})
-    assert refusal(model) == (
+    assert error_of(model) == (
         f"/{INDEX}: of the files it names, 1 are missing: {names[1]}; fetch them first"
     )
 
@@ -195,7 +195,7 @@ def test_shards_may_be_numbered_from_zero(model: Path) -> None:
 def test_the_precision_in_the_name_separates_two_series(model: Path) -> None:
     write_all(model, {f"model-0000{n}-of-00002.safetensors": s for n, s in ((1, A), (2, B))})
     write_all(model, {"model-00001-of-00002.fp16.safetensors": A})
-    assert ".fp16.safetensors" in refusal(model)
+    assert ".fp16.safetensors" in error_of(model)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_the_precision_in_the_name_separates_two_series(model: Path) -> None:
 def test_an_index_that_points_outside_its_directory_is_rejected(model: Path, name: str) -> None:
     write_all(model, {"model.safetensors": A})
     write_index(model, {"a": name})
-    assert "which is not a file in its directory" in refusal(model)
+    assert "which is not a file in its directory" in error_of(model)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_an_index_that_points_outside_its_directory_is_rejected(model: Path, nam
 def test_an_invalid_index_is_rejected(model: Path, text: str, fault: str) -> None:
     write_all(model, {"model.safetensors": A})
     (model / INDEX).write_text(text)
-    assert refusal(model).startswith(f"/{INDEX}: {fault}")
+    assert error_of(model).startswith(f"/{INDEX}: {fault}")
 
 
 def test_links_into_a_cache_are_followed(model: Path) -> None:
@@ -234,17 +234,17 @@ def test_links_into_a_cache_are_followed(model: Path) -> None:
     write_index(model, {"a": "model.safetensors"})
     assert sizes(read_directory(model)) == {"a": 8}
     (blobs / "0f3a").unlink()
-    assert "are missing: model.safetensors" in refusal(model)
+    assert "are missing: model.safetensors" in error_of(model)
     (model / INDEX).unlink()
-    assert refusal(model) == "/model.safetensors: is a broken link"
+    assert error_of(model) == "/model.safetensors: is a broken link"
 
 
 def test_a_pipe_named_like_a_shard_is_rejected_without_waiting(model: Path) -> None:
     os.mkfifo(model / "model.safetensors")
-    assert refusal(model) == "/model.safetensors: is not a regular file"
+    assert error_of(model) == "/model.safetensors: is not a regular file"
     (model / "config.json").unlink()
     os.mkfifo(model / "config.json")
-    assert refusal(model) == "/config.json: is not a regular file"
+    assert error_of(model) == "/config.json: is not a regular file"
 
 
 def test_pytorch_shards_give_an_upper_bound_marked_as_one(model: Path) -> None:
@@ -266,17 +266,17 @@ def test_an_index_of_pytorch_shards_selects_the_set(model: Path) -> None:
     write_index(model, {"a": "one.bin", "b": "two.bin"}, index)
     assert read_directory(model).weight_bytes_bound == 100
     write_index(model, {"a": "gone.bin"}, index)
-    assert "are missing: gone.bin" in refusal(model)
+    assert "are missing: gone.bin" in error_of(model)
 
 
 def test_a_pytorch_file_without_weights_gives_no_bound(model: Path) -> None:
     path = model / "pytorch_model.bin"
     path.write_bytes(b"")
-    assert "0 bytes is not a PyTorch file" in refusal(model)
+    assert "0 bytes is not a PyTorch file" in error_of(model)
     path.write_text("version https://git-lfs.github.com/spec/v1\n")
-    assert "Git LFS pointer" in refusal(model)
+    assert "Git LFS pointer" in error_of(model)
     path.rename(model / "pytorch_model-00001-of-00002.bin")
-    assert "are missing: pytorch_model-00002-of-00002.bin" in refusal(model)
+    assert "are missing: pytorch_model-00002-of-00002.bin" in error_of(model)
 
 
 def test_a_directory_with_only_a_config_has_no_tensors_and_a_note(model: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_directory_without_a_config_reports_what_is_missing(
 ) -> None:
     for name in names:
         (tmp_path / name).touch()
-    assert refusal(tmp_path).startswith(f": {fault}")
+    assert error_of(tmp_path).startswith(f": {fault}")
 
 
 def test_a_broken_config_stops_before_the_weights_are_read(model: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_name_with_an_escape_sequence_stays_on_one_line(model: Path) -> None:
 def test_an_unreadable_directory_is_reported(model: Path) -> None:
     model.chmod(0)
     try:
-        assert refusal(model) == ": permission denied; make it readable first"
+        assert error_of(model) == ": permission denied; make it readable first"
     finally:
         model.chmod(0o700)
 

@@ -39,7 +39,7 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
 EMPTY_TWICE = b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "a": 1}'
 
 
-def refusal(path: Path) -> str:
+def error_of(path: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         read_header(path)
     message = str(caught.value)
@@ -134,9 +134,9 @@ def test_a_truncated_file_is_rejected(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        refusal(path)
+        error_of(path)
     path.write_bytes(whole + b"\0")
-    assert refusal(path) == "1 bytes at the end belong to no tensor"
+    assert error_of(path) == "1 bytes at the end belong to no tensor"
 
 
 @pytest.mark.parametrize(
@@ -151,12 +151,12 @@ def test_a_truncated_file_is_rejected(tmp_path: Path) -> None:
 def test_an_impossible_header_length_is_rejected(tmp_path: Path, length: int, fault: str) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(length.to_bytes(8, "little") + b" " * 92)
-    assert fault in refusal(path)
+    assert fault in error_of(path)
 
 
 def test_a_header_cut_inside_a_character_is_rejected(tmp_path: Path) -> None:
     text = '{"é'.encode()[:-1]
-    assert refusal(write_raw(tmp_path / "m", text)) == "the header is not UTF-8 at byte 2"
+    assert error_of(write_raw(tmp_path / "m", text)) == "the header is not UTF-8 at byte 2"
 
 
 @pytest.mark.parametrize(
@@ -180,20 +180,20 @@ def test_a_header_cut_inside_a_character_is_rejected(tmp_path: Path) -> None:
 def test_a_header_that_is_not_an_object_of_tensors_is_rejected(
     tmp_path: Path, text: bytes, fault: str
 ) -> None:
-    assert refusal(write_raw(tmp_path / "m", text)).startswith(fault)
+    assert error_of(write_raw(tmp_path / "m", text)).startswith(fault)
 
 
 def test_a_header_with_too_many_values_is_rejected_before_parsing(tmp_path: Path) -> None:
     text = b'{"a": [' + b"," * MAX_VALUES + b"]}"
     assert (
-        refusal(write_raw(tmp_path / "m", text)) == f"the header has more than {MAX_VALUES} values"
+        error_of(write_raw(tmp_path / "m", text)) == f"the header has more than {MAX_VALUES} values"
     )
 
 
 @pytest.mark.parametrize("dtype", ["F12", "f32", "BFLOAT16", "", None, 32, ["F32"], {"F32": 1}])
 def test_an_unknown_dtype_is_rejected_and_never_guessed(tmp_path: Path, dtype: object) -> None:
     path = write_json(tmp_path / "m", {"a": entry(dtype=dtype)}, 8)
-    assert refusal(path).startswith("tensor 'a': unknown dtype ")
+    assert error_of(path).startswith("tensor 'a': unknown dtype ")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_an_unknown_dtype_is_rejected_and_never_guessed(tmp_path: Path, dtype: o
 )
 def test_an_invalid_shape_is_rejected(tmp_path: Path, shape: object, fault: str) -> None:
     path = write_json(tmp_path / "m", {"a": entry(shape=shape)}, 8)
-    assert refusal(path).startswith(f"tensor 'a': {fault}")
+    assert error_of(path).startswith(f"tensor 'a': {fault}")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_an_invalid_shape_is_rejected(tmp_path: Path, shape: object, fault: str)
 )
 def test_invalid_offsets_are_rejected(tmp_path: Path, offsets: object) -> None:
     path = write_json(tmp_path / "m", {"a": entry(offsets=offsets)}, 8)
-    assert refusal(path) == "tensor 'a': data_offsets are not two ascending offsets"
+    assert error_of(path) == "tensor 'a': data_offsets are not two ascending offsets"
 
 
 @pytest.mark.parametrize(
@@ -244,12 +244,12 @@ def test_tensors_with_gaps_or_overlaps_are_rejected(
     tmp_path: Path, second: tuple[int, int], data_bytes: int, fault: str
 ) -> None:
     header = {"a": entry(), "b": entry(offsets=second)}
-    assert refusal(write_json(tmp_path / "m", header, data_bytes)).startswith(fault)
+    assert error_of(write_json(tmp_path / "m", header, data_bytes)).startswith(fault)
 
 
 def test_a_hole_before_the_first_tensor_is_rejected(tmp_path: Path) -> None:
     path = write_json(tmp_path / "m", {"a": entry(offsets=(8, 16))}, 16)
-    assert refusal(path) == "tensor 'a': leaves a hole before it, at offset 8"
+    assert error_of(path) == "tensor 'a': leaves a hole before it, at offset 8"
 
 
 @pytest.mark.parametrize("metadata", [[], "mlx", {"format": 1}, {"format": None}, 0, False])
@@ -257,12 +257,12 @@ def test_metadata_that_is_not_an_object_of_strings_is_rejected(
     tmp_path: Path, metadata: object
 ) -> None:
     path = write_json(tmp_path / "m", {"__metadata__": metadata})
-    assert refusal(path) == "__metadata__ is not an object of strings"
+    assert error_of(path) == "__metadata__ is not an object of strings"
 
 
 def test_a_name_with_half_a_surrogate_pair_is_rejected(tmp_path: Path) -> None:
     path = write_json(tmp_path / "m", {"\ud800": entry()}, 8)
-    assert refusal(path) == "a tensor's name is not valid Unicode"
+    assert error_of(path) == "a tensor's name is not valid Unicode"
 
 
 def test_a_header_may_list_tensors_in_any_order(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_values_narrower_than_a_byte_must_fill_whole_bytes(tmp_path: Path) -> No
     four = {"a": entry("F6_E2M3", [4], (0, 3))}
     assert read_header(write_json(tmp_path / "m", four, 3)).tensors[0].nbytes == 3
     three = {"a": entry("F6_E2M3", [3], (0, 3))}
-    assert "disagree" in refusal(write_json(tmp_path / "m", three, 3))
+    assert "disagree" in error_of(write_json(tmp_path / "m", three, 3))
 
 
 def test_a_header_without_tensors_is_valid(tmp_path: Path) -> None:
@@ -291,15 +291,17 @@ def test_a_header_without_tensors_is_valid(tmp_path: Path) -> None:
 def test_a_git_lfs_pointer_is_reported_as_one(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    assert refusal(path).startswith("is a Git LFS pointer, not the file itself; run 'git lfs pull'")
+    assert error_of(path).startswith(
+        "is a Git LFS pointer, not the file itself; run 'git lfs pull'"
+    )
 
 
 def test_a_file_that_is_not_regular_is_rejected_without_waiting(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert refusal(pipe) == "is not a regular file"
-    assert refusal(tmp_path) == "is not a regular file"
-    assert refusal(Path("/dev/zero")) == "is not a regular file"
+    assert error_of(pipe) == "is not a regular file"
+    assert error_of(tmp_path) == "is not a regular file"
+    assert error_of(Path("/dev/zero")) == "is not a regular file"
 
 
 def test_links_are_followed_and_broken_ones_reported(tmp_path: Path) -> None:
@@ -307,9 +309,9 @@ def test_links_are_followed_and_broken_ones_reported(tmp_path: Path) -> None:
     for link, target in (("good", "blob"), ("dead", "gone"), ("loop", "loop")):
         (tmp_path / link).symlink_to(target)
     assert len(read_header(tmp_path / "good").tensors) == 1
-    assert refusal(tmp_path / "dead") == "is a broken link"
-    assert refusal(tmp_path / "loop") == "is a link that leads back to itself"
-    assert refusal(tmp_path / "gone") == "no such file"
+    assert error_of(tmp_path / "dead") == "is a broken link"
+    assert error_of(tmp_path / "loop") == "is a link that leads back to itself"
+    assert error_of(tmp_path / "gone") == "no such file"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
@@ -317,7 +319,7 @@ def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {})
     path.chmod(0)
-    assert refusal(path) == "permission denied; make it readable first"
+    assert error_of(path) == "permission denied; make it readable first"
 
 
 SHAPES = st.dictionaries(

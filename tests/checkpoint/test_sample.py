@@ -18,7 +18,7 @@ def read(directory: Path, text: str | bytes) -> Sample:
     return read_sample(path)
 
 
-def refusal(directory: Path, text: str | bytes) -> str:
+def error_of(directory: Path, text: str | bytes) -> str:
     with pytest.raises(InputError) as caught:
         read(directory, text)
     message = str(caught.value)
@@ -94,11 +94,11 @@ def test_plain_yaml_values_have_the_meaning_of_a_config(
 def test_a_file_that_is_not_a_sample_is_rejected(
     tmp_path: Path, text: str | bytes, fault: str
 ) -> None:
-    assert refusal(tmp_path, text).startswith(fault)
+    assert error_of(tmp_path, text).startswith(fault)
 
 
 def test_a_large_sample_is_rejected_before_reading(tmp_path: Path) -> None:
-    assert "at most 1000000" in refusal(tmp_path, b"#" * (MAX_SAMPLE_BYTES + 1))
+    assert "at most 1000000" in error_of(tmp_path, b"#" * (MAX_SAMPLE_BYTES + 1))
 
 
 @given(st.text(max_size=60) | st.text("[]{}&*!|>-:?,'\"#%@ \nab01", max_size=60))

@@ -34,7 +34,7 @@ def write_manifest(store: Path, name: str, layers: Any) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store with qwen3:4b, whose blob is a GGUF file."""
+    """A store with qwen3:4b as a GGUF blob."""
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     (tmp_path / "blobs").mkdir()
     write(tmp_path / "blobs" / f"sha256-{DIGEST}", {"general.architecture": "qwen3"}, WEIGHTS)
@@ -43,7 +43,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refusal(reference: str) -> str:
+def error_of(reference: str) -> str:
     with pytest.raises(MemfitError) as caught:
         open_checkpoint(reference)
     line = str(caught.value)
@@ -93,15 +93,15 @@ def test_projectors_and_adapters_are_skipped(store: Path) -> None:
 
 
 def test_a_missing_name_is_reported_with_the_available_ones(store: Path) -> None:
-    assert "does not hold it; it has qwen3:4b; ollama pull qwen3:8b" in refusal("ollama:qwen3:8b")
-    assert "does not hold it; ollama pull phi4" in refusal("ollama:phi4")
+    assert "does not hold it; it has qwen3:4b; ollama pull qwen3:8b" in error_of("ollama:qwen3:8b")
+    assert "does not hold it; ollama pull phi4" in error_of("ollama:phi4")
 
 
 @pytest.mark.parametrize(
     "name", ["", ":", "../x", "a/b/c/d", "a:b:c", "qwen3:../../etc", "..", "a//b", "x\0y"]
 )
 def test_an_invalid_name_is_rejected(store: Path, name: str) -> None:
-    assert "no name of Ollama's" in refusal(f"ollama:{name}")
+    assert "no name of Ollama's" in error_of(f"ollama:{name}")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_an_invalid_name_is_rejected(store: Path, name: str) -> None:
 )
 def test_a_broken_manifest_is_rejected(store: Path, layers: Any, fault: str) -> None:
     write_manifest(store, "registry.ollama.ai/library/broken/latest", layers)
-    assert fault in refusal("ollama:broken")
+    assert fault in error_of("ollama:broken")
 
 
 def test_a_model_stored_as_single_tensors_is_not_supported(store: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_model_stored_as_single_tensors_is_not_supported(store: Path) -> None:
 def test_an_arbitrary_manifest_gives_a_one_line_error(store: Path, content: bytes) -> None:
     path = write_manifest(store, "registry.ollama.ai/library/any/latest", [])
     path.write_bytes(content)
-    assert "Traceback" not in refusal("ollama:any")
+    assert "Traceback" not in error_of("ollama:any")
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,10 @@ def test_an_arbitrary_manifest_gives_a_one_line_error(store: Path, content: byte
     ],
 )
 def test_a_modelscope_snapshot_is_found_in_every_layout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path))
-    folder = write_config(tmp_path / place, {"model_type": "qwen2"})
+    folder = write_config(tmp_path / layout, {"model_type": "qwen2"})
     write_safetensors(folder / "model.safetensors", {"a": ("BF16", (4,))})
     (folder / ".msc").write_bytes(b"\x80\x04")  # ModelScope's record of the files' revisions
     checkpoint = open_checkpoint("modelscope:org/Qwen2.5-7B")
@@ -167,7 +167,7 @@ def test_a_missing_snapshot_gives_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path))
-    assert "ModelScope's cache does not hold it" in refusal("modelscope:org/name")
+    assert "ModelScope's cache does not hold it" in error_of("modelscope:org/name")
     for name in ("name", "org/..", "../x", ""):
         with pytest.raises(CheckpointError, match="write modelscope:org/name"):
             open_checkpoint(f"modelscope:{name}")

@@ -56,10 +56,10 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def wheel(source: Path, machine: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of memfit, which installs faster than a checkout."""
-    place = tmp_path_factory.mktemp("wheel")
+    folder = tmp_path_factory.mktemp("wheel")
     script = f"python3 -m venv venv && venv/bin/pip wheel --quiet --no-deps '{source}'"
-    subprocess.run(["bash", "-ec", script], cwd=place, env=machine, check=True, timeout=300)
-    (built,) = place.glob("memfit-*.whl")
+    subprocess.run(["bash", "-ec", script], cwd=folder, env=machine, check=True, timeout=300)
+    (built,) = folder.glob("memfit-*.whl")
     return built
 
 

@@ -181,23 +181,23 @@ def test_there_is_no_overall_verdict(memfit: Memfit, hybrid: Path, four_bit: Pat
     assert run.code == 0
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("position", [0, 1, 2])
 def test_an_unknown_model_does_not_affect_the_others(
-    memfit: Memfit, four_bit: Path, eight_bit: Path, unknown: Path, place: int
+    memfit: Memfit, four_bit: Path, eight_bit: Path, unknown: Path, position: int
 ) -> None:
     models = [four_bit, eight_bit]
-    models.insert(place, unknown)
+    models.insert(position, unknown)
     run = memfit("compare", *models, "--json")
     assert run.code == 3
     assert run.err == ""
     compared = run.json["models"]
-    assert compared[place]["undecided"]["slug"] == "unsupported"
-    assert "qwen3x" in compared[place]["undecided"]["reason"]
+    assert compared[position]["undecided"]["slug"] == "unsupported"
+    assert "qwen3x" in compared[position]["undecided"]["reason"]
     weights = figures_of(run)["weights"]
-    assert weights.pop(place) is None
+    assert weights.pop(position) is None
     assert [value["value"] for value in weights] == [2_262_535_712, 4_273_329_952]
     # Against a first model without figures there is no difference.
-    assert (weights[1]["difference"] is None) == (place == 0)
+    assert (weights[1]["difference"] is None) == (position == 0)
     table = memfit("compare", *models).out
     assert "undecided" in table
     assert "qwen3x" in table

@@ -18,7 +18,7 @@ PEAK = {"peak": "90%"}
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a config."""
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path / "model", QWEN3_4B)
@@ -26,9 +26,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_all_targets_are_evaluated_even_if_one_fails(memfit: Memfit, place: Path) -> None:
+def test_all_targets_are_evaluated_even_if_one_fails(memfit: Memfit, folder: Path) -> None:
     write_policy(
-        place,
+        folder,
         good=target(PEAK),
         broken=target({"peak": "1GB"}),
         gone=target(PEAK, model="./gone"),
@@ -54,10 +54,10 @@ def test_all_targets_are_evaluated_even_if_one_fails(memfit: Memfit, place: Path
     ],
 )
 def test_the_exit_code_is_that_of_the_worst_target(
-    memfit: Memfit, place: Path, names: tuple[str, ...], code: int
+    memfit: Memfit, folder: Path, names: tuple[str, ...], code: int
 ) -> None:
     write_policy(
-        place,
+        folder,
         good=target(PEAK),
         broken=target({"peak": "1GB"}),
         gone=target(PEAK, model="./gone"),
@@ -69,33 +69,37 @@ def test_the_exit_code_is_that_of_the_worst_target(
     assert {report["name"] for report in run.json["targets"]} == set(names)
 
 
-def test_an_unknown_structure_is_not_decided_even_by_bounds(memfit: Memfit, place: Path) -> None:
-    write_policy(place, it=target(PEAK, model="unknown"))
+def test_an_unknown_structure_is_not_decided_even_by_bounds(memfit: Memfit, folder: Path) -> None:
+    write_policy(folder, it=target(PEAK, model="unknown"))
     for option in ((), ("--allow-bounds",)):
         run = memfit("gate", "--format", "json", *option)
         assert run.code == 3
         assert "qwen99" in run.json["targets"][0]["message"]
 
 
-def test_a_runtime_that_cannot_run_the_workload_is_not_decided(memfit: Memfit, place: Path) -> None:
-    write_config(place / "model", {**QWEN3_4B, "model_type": "gemma2"})
+def test_a_runtime_that_cannot_run_the_workload_is_not_decided(
+    memfit: Memfit, folder: Path
+) -> None:
+    write_config(folder / "model", {**QWEN3_4B, "model_type": "gemma2"})
     work = {"context": "8k", "kv_bits": 8}
-    write_policy(place, it=target(PEAK, workload=work))
+    write_policy(folder, it=target(PEAK, workload=work))
     assert memfit("gate").code == 3
 
 
-def test_a_missing_policy_is_an_error(memfit: Memfit, place: Path) -> None:
+def test_a_missing_policy_is_an_error(memfit: Memfit, folder: Path) -> None:
     assert_one_line(memfit("gate"), 2, "memfit.yaml", "no such file", "memfit gate init MODEL")
     assert_one_line(memfit("gate", "ini"), 2, "ini", "check, init", "both OLD and NEW")
 
 
-def test_an_unknown_target_is_an_error(memfit: Memfit, place: Path) -> None:
-    write_policy(place, chat=target(PEAK), code=target(PEAK))
+def test_an_unknown_target_is_an_error(memfit: Memfit, folder: Path) -> None:
+    write_policy(folder, chat=target(PEAK), code=target(PEAK))
     assert_one_line(memfit("gate", "--target", "chta"), 2, "chta", "chat, code")
 
 
-def test_every_mistake_in_a_policy_is_a_line_with_its_position(memfit: Memfit, place: Path) -> None:
-    (place / "memfit.yaml").write_text("schema: memfit.policy/1\ntargets:\n  a: {}\n  b: 3\n")
+def test_every_mistake_in_a_policy_is_a_line_with_its_position(
+    memfit: Memfit, folder: Path
+) -> None:
+    (folder / "memfit.yaml").write_text("schema: memfit.policy/1\ntargets:\n  a: {}\n  b: 3\n")
     run = memfit("gate")
     assert (run.code, run.out) == (2, "")
     lines = run.err.splitlines()
@@ -104,9 +108,9 @@ def test_every_mistake_in_a_policy_is_a_line_with_its_position(memfit: Memfit, p
     assert any(line.startswith("memfit: memfit.yaml:4: targets.b: ") for line in lines)
 
 
-def test_a_target_without_a_model_needs_old_and_new(memfit: Memfit, place: Path) -> None:
+def test_a_target_without_a_model_needs_old_and_new(memfit: Memfit, folder: Path) -> None:
     keys = {key: value for key, value in target(PEAK).items() if key != "model"}
-    write_policy(place, chat=keys)
+    write_policy(folder, chat=keys)
     assert_one_line(memfit("gate"), 2, "memfit.yaml:4: targets.chat: name a model")
     assert memfit("gate", "model", "model").code == 0
 
@@ -124,30 +128,30 @@ def test_a_target_without_a_model_needs_old_and_new(memfit: Memfit, place: Path)
     ],
 )
 def test_bad_options_are_reported(
-    memfit: Memfit, place: Path, arguments: tuple[str, ...], word: str
+    memfit: Memfit, folder: Path, arguments: tuple[str, ...], word: str
 ) -> None:
-    write_policy(place, chat=target(PEAK))
+    write_policy(folder, chat=target(PEAK))
     assert_one_line(memfit("gate", *arguments), 2, word)
 
 
 def test_models_are_found_relative_to_the_policy(
-    memfit: Memfit, place: Path, monkeypatch: pytest.MonkeyPatch
+    memfit: Memfit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = write_policy(place, chat=target(PEAK))
-    elsewhere = place / "elsewhere"
+    policy = write_policy(folder, chat=target(PEAK))
+    elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     assert memfit("gate", "--policy", policy).code == 0
     assert memfit("gate", "--policy", policy, "--update").code == 0
-    assert (place / "memfit.lock.json").exists()
+    assert (folder / "memfit.lock.json").exists()
 
 
 def test_init_writes_a_policy_that_passes_once_it_has_a_baseline(
-    memfit: Memfit, place: Path
+    memfit: Memfit, folder: Path
 ) -> None:
     run = memfit("gate", "init", "model", "--device", "m4-pro-24", "--device", "m4-max-64")
     assert (run.code, run.out) == (0, "")
-    text = (place / "memfit.yaml").read_text()
+    text = (folder / "memfit.yaml").read_text()
     schema = json.loads((SCHEMAS / "policy.schema.json").read_text())
     jsonschema.validate(yaml.safe_load(text), schema)
     assert text.count("#") > 10
@@ -156,10 +160,10 @@ def test_init_writes_a_policy_that_passes_once_it_has_a_baseline(
     assert memfit("gate").code == 0
 
 
-def test_init_never_overwrites_a_policy(memfit: Memfit, place: Path) -> None:
-    (place / "memfit.yaml").write_text("mine")
+def test_init_never_overwrites_a_policy(memfit: Memfit, folder: Path) -> None:
+    (folder / "memfit.yaml").write_text("mine")
     assert_one_line(memfit("gate", "init", "model", "--device", "m1-8"), 2, "memfit.yaml")
-    assert (place / "memfit.yaml").read_text() == "mine"
+    assert (folder / "memfit.yaml").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -167,21 +171,21 @@ def test_init_never_overwrites_a_policy(memfit: Memfit, place: Path) -> None:
     [(("./gone", "--device", "m1-8"), "gone"), (("model", "--device", "m0-8"), "m0-8")],
 )
 def test_init_writes_nothing_after_a_mistake(
-    memfit: Memfit, place: Path, arguments: tuple[str, ...], word: str
+    memfit: Memfit, folder: Path, arguments: tuple[str, ...], word: str
 ) -> None:
     assert_one_line(memfit("gate", "init", *arguments), 2, word)
-    assert not (place / "memfit.yaml").exists()
+    assert not (folder / "memfit.yaml").exists()
 
 
-def test_a_model_name_that_yaml_would_misread_is_quoted(memfit: Memfit, place: Path) -> None:
+def test_a_model_name_that_yaml_would_misread_is_quoted(memfit: Memfit, folder: Path) -> None:
     name = 'a: "#x'
-    write_config(place / name, QWEN3_4B)
+    write_config(folder / name, QWEN3_4B)
     assert memfit("gate", "init", f"./{name}", "--device", "m4-max-64").code == 0
     assert memfit("gate", "--update").code == 0
 
 
 def test_twenty_targets_on_five_models_read_each_checkpoint_once(
-    memfit: Memfit, place: Path, monkeypatch: pytest.MonkeyPatch
+    memfit: Memfit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mlx_lm")
     models = {
@@ -192,11 +196,11 @@ def test_twenty_targets_on_five_models_read_each_checkpoint_once(
         "e": sample_config("llama-3.1-8b"),
     }
     for name, config in models.items():
-        write_quantised(place / name, config)
+        write_quantised(folder / name, config)
     devices = ("m4-pro-24", "m4-max-64", "m1-8", "m3-ultra-512")
     limits = {"peak": "90%", "context": "8k"}
     policy = {f"{m}_{d}": target(limits, model=m, device=d) for m in models for d in devices}
-    write_policy(place, **policy)
+    write_policy(folder, **policy)
     opened: list[str] = []
 
     def noted(path: Path) -> Checkpoint:

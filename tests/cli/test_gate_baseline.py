@@ -18,7 +18,7 @@ GROWTH = {"peak": "90%", "growth": {"peak": "0%"}}
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a config and a policy of two targets."""
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path / "model", QWEN3_4B)
@@ -27,15 +27,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def locked(place: Path, memfit: Memfit) -> Path:
+def locked(folder: Path, memfit: Memfit) -> Path:
     """The same directory with its baseline."""
     run = memfit("gate", "--update")
     assert (run.code, run.err) == (0, "memfit: wrote memfit.lock.json\n")
-    return place
+    return folder
 
 
-def lock(place: Path) -> Any:
-    return json.loads((place / "memfit.lock.json").read_text())
+def lock(folder: Path) -> Any:
+    return json.loads((folder / "memfit.lock.json").read_text())
 
 
 def test_a_baseline_has_stable_bytes_and_its_schema(memfit: Memfit, locked: Path) -> None:
@@ -56,9 +56,9 @@ def test_spacing_in_a_config_does_not_change_the_checkpoint(memfit: Memfit, lock
     assert lock(locked) == before
 
 
-def test_a_renamed_tensor_is_a_replaced_checkpoint(memfit: Memfit, place: Path) -> None:
-    write_policy(place, it=target({"peak": "90%", "growth": {"kv_per_token": 0}}))
-    file = place / "model" / "model.safetensors"
+def test_a_renamed_tensor_is_a_replaced_checkpoint(memfit: Memfit, folder: Path) -> None:
+    write_policy(folder, it=target({"peak": "90%", "growth": {"kv_per_token": 0}}))
+    file = folder / "model" / "model.safetensors"
     write_safetensors(file, {"model.norm.weight": ("BF16", (2560,))})
     assert memfit("gate", "--update", "--allow-bounds").code == 0
     write_safetensors(file, {"model.norm.other": ("BF16", (2560,))})
@@ -67,7 +67,7 @@ def test_a_renamed_tensor_is_a_replaced_checkpoint(memfit: Memfit, place: Path) 
     assert "the header of model.safetensors" in report["notes"][0]["message"]
 
 
-def test_without_a_baseline_growth_does_not_pass(memfit: Memfit, place: Path) -> None:
+def test_without_a_baseline_growth_does_not_pass(memfit: Memfit, folder: Path) -> None:
     run = memfit("gate", "--format", "json")
     assert (run.code, run.json["verdict"]) == (2, "invalid")
     assert "memfit gate --update" in run.json["targets"][0]["message"]
@@ -104,10 +104,10 @@ def test_an_update_drops_removed_targets(memfit: Memfit, locked: Path) -> None:
     assert list(lock(locked)["targets"]) == ["chat"]
 
 
-def test_an_update_still_breaks_on_other_limits(memfit: Memfit, place: Path) -> None:
-    write_policy(place, it=target({"peak": "1GB", "growth": {"peak": 0}}))
+def test_an_update_still_breaks_on_other_limits(memfit: Memfit, folder: Path) -> None:
+    write_policy(folder, it=target({"peak": "1GB", "growth": {"peak": 0}}))
     assert memfit("gate", "--update").code == 1
-    assert (place / "memfit.lock.json").exists()
+    assert (folder / "memfit.lock.json").exists()
 
 
 def test_an_update_writes_nothing_when_a_model_is_missing(memfit: Memfit, locked: Path) -> None:

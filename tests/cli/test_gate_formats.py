@@ -15,7 +15,7 @@ FOUR_BIT = {**QWEN3_4B, "quantization": {"group_size": 64, "bits": 4}}
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository in which one target passes, one fails and one has no model."""
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path / "model", FOUR_BIT)
@@ -28,37 +28,37 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def line_of(place: Path, text: str, after: str) -> int:
-    lines = (place / "memfit.yaml").read_text().splitlines()
+def line_of(folder: Path, text: str, after: str) -> int:
+    lines = (folder / "memfit.yaml").read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if after in line)
     return next(i for i, line in enumerate(lines, 1) if i > first and text in line)
 
 
-def test_annotations_are_on_the_line_of_their_limit(memfit: Memfit, place: Path) -> None:
+def test_annotations_are_on_the_line_of_their_limit(memfit: Memfit, folder: Path) -> None:
     run = memfit("gate", "--format", "github")
     errors = [line for line in run.out.splitlines() if line.startswith("::error ")]
     assert (run.code, len(errors)) == (1, 2)
-    peak = line_of(place, '"peak"', after='"bad"')
+    peak = line_of(folder, '"peak"', after='"bad"')
     assert errors[0].startswith(f"::error file=memfit.yaml,line={peak},title=memfit%3A bad::peak: ")
     assert "(12.5%25 of the working set)" in errors[0]
     assert "; nothing tried alone makes it pass (shorter prompts, KV bits, " in errors[0]
-    gone = line_of(place, '"gone"', after='"bad"')
+    gone = line_of(folder, '"gone"', after='"bad"')
     assert errors[1].startswith(f"::error file=memfit.yaml,line={gone},title=memfit%3A gone::")
     assert "100%25, gone:|`_" in errors[1]
 
 
 def test_annotations_give_the_policy_path_from_the_repository_root(
-    memfit: Memfit, place: Path, monkeypatch: pytest.MonkeyPatch
+    memfit: Memfit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GITHUB_WORKSPACE", str(place.parent))
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(folder.parent))
     out = memfit("gate", "--format", "github").out
-    assert f"::error file={place.name}/memfit.yaml,line=" in out
+    assert f"::error file={folder.name}/memfit.yaml,line=" in out
 
 
 def test_the_job_summary_is_appended_to_existing_text(
-    memfit: Memfit, place: Path, monkeypatch: pytest.MonkeyPatch
+    memfit: Memfit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    summary = place / "summary.md"
+    summary = folder / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     markdown = memfit("gate", "--format", "markdown").out
@@ -67,15 +67,15 @@ def test_the_job_summary_is_appended_to_existing_text(
     assert summary.read_text() == "before\n" + markdown
 
 
-def test_mistakes_in_a_policy_are_annotations_too(memfit: Memfit, place: Path) -> None:
-    (place / "memfit.yaml").write_text("schema: memfit.policy/1\ntargets:\n  a: 3\n")
+def test_mistakes_in_a_policy_are_annotations_too(memfit: Memfit, folder: Path) -> None:
+    (folder / "memfit.yaml").write_text("schema: memfit.policy/1\ntargets:\n  a: 3\n")
     run = memfit("gate", "--format", "github")
     assert run.code == 2
     assert "::error file=memfit.yaml,line=3,title=memfit policy::targets.a: " in run.out
     assert memfit("gate").out == ""
 
 
-def test_junit_counts_failures_and_errors(memfit: Memfit, place: Path) -> None:
+def test_junit_counts_failures_and_errors(memfit: Memfit, folder: Path) -> None:
     run = memfit("gate", "--format", "junit")
     root = ElementTree.fromstring(run.out)
     counts = {name: root.get(name) for name in ("tests", "failures", "errors", "skipped")}
@@ -87,9 +87,9 @@ def test_junit_counts_failures_and_errors(memfit: Memfit, place: Path) -> None:
     assert suites["good"].find(".//failure") is None
 
 
-def test_junit_is_valid_xml_for_any_path(memfit: Memfit, place: Path) -> None:
-    write_config(place / 'a<b&"', {**QWEN3_4B, "model_type": "\x07"})
-    write_policy(place, it=target({"peak": "90%"}, model='a<b&"'))
+def test_junit_is_valid_xml_for_any_path(memfit: Memfit, folder: Path) -> None:
+    write_config(folder / 'a<b&"', {**QWEN3_4B, "model_type": "\x07"})
+    write_policy(folder, it=target({"peak": "90%"}, model='a<b&"'))
     root = ElementTree.fromstring(memfit("gate", "--format", "junit").out)
     assert 'a<b&"' in str(next(root.iter("error")).get("message"))
 
@@ -116,46 +116,46 @@ new on m4-pro-24, working set 19.070 GB; baseline model
 """
 
 
-def test_markdown_shows_the_difference_for_the_reviewer(memfit: Memfit, place: Path) -> None:
-    write_config(place / "new", {**FOUR_BIT, "num_hidden_layers": 40})
-    write_policy(place, bad=target({"growth": {"kv_per_token": "0%"}}))
+def test_markdown_shows_the_difference_for_the_reviewer(memfit: Memfit, folder: Path) -> None:
+    write_config(folder / "new", {**FOUR_BIT, "num_hidden_layers": 40})
+    write_policy(folder, bad=target({"growth": {"kv_per_token": "0%"}}))
     run = memfit("gate", "model", "new", "--policy", "memfit.yaml", "--format", "markdown")
     assert run.code == 1
     assert run.out.startswith(MARKDOWN)
 
 
-def test_markdown_states_when_nothing_changed(memfit: Memfit, place: Path) -> None:
+def test_markdown_states_when_nothing_changed(memfit: Memfit, folder: Path) -> None:
     out = memfit("gate", "model", "model", "--target", "good", "--format", "markdown").out
     assert "No figure differs from the baseline." in out
 
 
-def test_any_name_stays_in_its_markdown_cell(memfit: Memfit, place: Path) -> None:
+def test_any_name_stays_in_its_markdown_cell(memfit: Memfit, folder: Path) -> None:
     out = memfit("gate", "--format", "markdown").out
     assert r"gone:\|\`\_" in out
 
 
-def test_json_is_the_whole_report(memfit: Memfit, place: Path) -> None:
+def test_json_is_the_whole_report(memfit: Memfit, folder: Path) -> None:
     data = memfit("gate", "--format", "json").json
     assert [report["name"] for report in data["targets"]] == ["good", "bad", "gone"]
     check = data["targets"][1]["checks"][0]
     assert check["missed_by"] == check["figure"] - check["allowed"]
 
 
-def test_several_files_are_written_in_addition_to_the_output(memfit: Memfit, place: Path) -> None:
+def test_several_files_are_written_in_addition_to_the_output(memfit: Memfit, folder: Path) -> None:
     run = memfit("gate", "--output", "json=a.json", "--output", "junit=b.xml",
                  "--output", "markdown=c.md")  # fmt: skip
     assert run.code == 1
     assert run.out.splitlines()[0] == "good: passed"
     schema = json.loads((SCHEMAS / "gate.schema.json").read_text())
-    jsonschema.validate(json.loads((place / "a.json").read_text()), schema)
-    assert ElementTree.parse(place / "b.xml").getroot().get("failures") == "1"
+    jsonschema.validate(json.loads((folder / "a.json").read_text()), schema)
+    assert ElementTree.parse(folder / "b.xml").getroot().get("failures") == "1"
     assert (
-        (place / "c.md").read_text().startswith("## ❌ Gate not passed: 1 passed, 1 limit broken")
+        (folder / "c.md").read_text().startswith("## ❌ Gate not passed: 1 passed, 1 limit broken")
     )
 
 
 def test_a_narrow_terminal_cuts_no_number(
-    memfit: Memfit, place: Path, monkeypatch: pytest.MonkeyPatch
+    memfit: Memfit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     out = memfit("gate").out

@@ -31,34 +31,34 @@ FOUR_BIT = {"group_size": 64, "bits": 4}
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with Qwen3-4B in 4 bits, as a config."""
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path / "model", {**QWEN3_4B, "quantization": FOUR_BIT})
     return tmp_path
 
 
-def ask(memfit: Memfit, place: Path, limits: Mapping[str, Any], **keys: Any) -> tuple[int, Any]:
+def ask(memfit: Memfit, folder: Path, limits: Mapping[str, Any], **keys: Any) -> tuple[int, Any]:
     """Return the exit code and the one target's report."""
-    write_policy(place, it=target(limits, **keys))
+    write_policy(folder, it=target(limits, **keys))
     run = memfit("gate", "--format", "json")
     (report,) = run.json["targets"]
     return run.code, report
 
 
-def figures(memfit: Memfit, place: Path, **keys: Any) -> Any:
+def figures(memfit: Memfit, folder: Path, **keys: Any) -> Any:
     """Return the figures of a target."""
-    return ask(memfit, place, {"peak": "1000GB"}, **keys)[1]["figures"]
+    return ask(memfit, folder, {"peak": "1000GB"}, **keys)[1]["figures"]
 
 
 @pytest.mark.parametrize("limit", AT_MOST)
 def test_a_size_passes_at_its_limit_and_not_a_byte_below(
-    memfit: Memfit, place: Path, limit: str
+    memfit: Memfit, folder: Path, limit: str
 ) -> None:
-    nbytes = figures(memfit, place)[AT_MOST[limit]]
-    assert ask(memfit, place, {limit: f"{nbytes + 1}B"})[0] == 0
-    assert ask(memfit, place, {limit: f"{nbytes}B"})[0] == 0
-    code, report = ask(memfit, place, {limit: f"{nbytes - 1}B"})
+    nbytes = figures(memfit, folder)[AT_MOST[limit]]
+    assert ask(memfit, folder, {limit: f"{nbytes + 1}B"})[0] == 0
+    assert ask(memfit, folder, {limit: f"{nbytes}B"})[0] == 0
+    code, report = ask(memfit, folder, {limit: f"{nbytes - 1}B"})
     assert code == 1
     (check,) = report["checks"]
     assert (check["figure"], check["allowed"], check["missed_by"]) == (nbytes, nbytes - 1, 1)
@@ -66,61 +66,61 @@ def test_a_size_passes_at_its_limit_and_not_a_byte_below(
 
 @pytest.mark.parametrize("limit", AT_MOST)
 def test_a_share_of_the_working_set_passes_at_its_limit(
-    memfit: Memfit, place: Path, limit: str
+    memfit: Memfit, folder: Path, limit: str
 ) -> None:
-    nbytes = figures(memfit, place, working_set="19GB")[AT_MOST[limit]]
+    nbytes = figures(memfit, folder, working_set="19GB")[AT_MOST[limit]]
     # 12.5 % of 8 n bytes are exactly n; of one byte less they are less than n.
-    assert ask(memfit, place, {limit: "12.5%"}, working_set=f"{8 * nbytes}B")[0] == 0
-    assert ask(memfit, place, {limit: "12.5%"}, working_set=f"{8 * nbytes - 1}B")[0] == 1
+    assert ask(memfit, folder, {limit: "12.5%"}, working_set=f"{8 * nbytes}B")[0] == 0
+    assert ask(memfit, folder, {limit: "12.5%"}, working_set=f"{8 * nbytes - 1}B")[0] == 1
 
 
 def test_a_context_passes_at_its_limit_which_estimate_recommends(
-    memfit: Memfit, place: Path
+    memfit: Memfit, folder: Path
 ) -> None:
     run = memfit("estimate", "model", "--device", "m1-8", "--prompt-tokens", "4096", "--json")
     tokens = run.json["recommendation"]["context_tokens"]
     assert 256 < tokens < 40960
-    assert ask(memfit, place, {"context": tokens}, device="m1-8")[0] == 0
-    assert ask(memfit, place, {"context": tokens - 1}, device="m1-8")[0] == 0
-    code, report = ask(memfit, place, {"context": tokens + 1}, device="m1-8")
+    assert ask(memfit, folder, {"context": tokens}, device="m1-8")[0] == 0
+    assert ask(memfit, folder, {"context": tokens - 1}, device="m1-8")[0] == 0
+    code, report = ask(memfit, folder, {"context": tokens + 1}, device="m1-8")
     assert (code, report["checks"][0]["figure"]) == (1, tokens)
 
 
-def test_a_context_limit_fails_where_nothing_fits(memfit: Memfit, place: Path) -> None:
-    code, report = ask(memfit, place, {"context": 1}, working_set="1GB")
+def test_a_context_limit_fails_where_nothing_fits(memfit: Memfit, folder: Path) -> None:
+    code, report = ask(memfit, folder, {"context": 1}, working_set="1GB")
     assert (code, report["checks"][0]["figure"]) == (1, None)
 
 
-def test_expert_capacity_passes_at_its_limit(memfit: Memfit, place: Path) -> None:
-    write_plain_config(place / "model", {**QWEN3_NEXT_80B, "quantization": FOUR_BIT})
+def test_expert_capacity_passes_at_its_limit(memfit: Memfit, folder: Path) -> None:
+    write_plain_config(folder / "model", {**QWEN3_NEXT_80B, "quantization": FOUR_BIT})
     # 208 of 512 experts, as in tests/cli/test_estimate.py.
-    assert ask(memfit, place, {"expert_capacity": 207}, memory="32GB")[0] == 0
-    assert ask(memfit, place, {"expert_capacity": 208}, memory="32GB")[0] == 0
-    assert ask(memfit, place, {"expert_capacity": 209}, memory="32GB")[0] == 1
-    assert ask(memfit, place, {"expert_capacity": "40.625%"}, memory="32GB")[0] == 0
-    code, report = ask(memfit, place, {"expert_capacity": "40.626%"}, memory="32GB")
+    assert ask(memfit, folder, {"expert_capacity": 207}, memory="32GB")[0] == 0
+    assert ask(memfit, folder, {"expert_capacity": 208}, memory="32GB")[0] == 0
+    assert ask(memfit, folder, {"expert_capacity": 209}, memory="32GB")[0] == 1
+    assert ask(memfit, folder, {"expert_capacity": "40.625%"}, memory="32GB")[0] == 0
+    code, report = ask(memfit, folder, {"expert_capacity": "40.626%"}, memory="32GB")
     assert (code, report["checks"][0]["allowed"]) == (1, 209)
 
 
-def test_expert_capacity_of_a_dense_model_fails(memfit: Memfit, place: Path) -> None:
-    code, report = ask(memfit, place, {"expert_capacity": 1})
+def test_expert_capacity_of_a_dense_model_fails(memfit: Memfit, folder: Path) -> None:
+    code, report = ask(memfit, folder, {"expert_capacity": 1})
     assert (code, report["checks"][0]["figure"]) == (1, None)
 
 
 @pytest.mark.parametrize("limit", GROWN)
 def test_growth_passes_at_its_limit_in_bytes_and_in_percent(
-    memfit: Memfit, place: Path, limit: str
+    memfit: Memfit, folder: Path, limit: str
 ) -> None:
     old = {**QWEN3_4B, "quantization": FOUR_BIT, "num_hidden_layers": 32}
-    write_plain_config(place / "old", old)
+    write_plain_config(folder / "old", old)
     name = GROWN[limit]
 
     def code(amount: str, new: str = "model") -> int:
-        write_policy(place, it=target({"growth": {limit: amount}}))
+        write_policy(folder, it=target({"growth": {limit: amount}}))
         return memfit("gate", "old", new, "--policy", "memfit.yaml").code
 
-    now = figures(memfit, place)[name]
-    before = figures(memfit, place, model="old")[name]
+    now = figures(memfit, folder)[name]
+    before = figures(memfit, folder, model="old")[name]
     assert now > before
     assert code(f"{now - before}B") == 0
     assert code(f"{now - before - 1}B") == 1
@@ -132,23 +132,23 @@ def test_growth_passes_at_its_limit_in_bytes_and_in_percent(
 
 
 def test_a_basis_limit_is_compared_with_the_basis_of_the_weights(
-    memfit: Memfit, place: Path
+    memfit: Memfit, folder: Path
 ) -> None:
-    assert ask(memfit, place, {"basis": "derived"})[0] == 0
-    code, report = ask(memfit, place, {"basis": "exact"})
+    assert ask(memfit, folder, {"basis": "derived"})[0] == 0
+    code, report = ask(memfit, folder, {"basis": "exact"})
     assert (code, report["checks"][0]["figure"]) == (1, "derived")
     pytest.importorskip("mlx_lm")
-    write_quantised(place / "headers", QWEN3_4B)
-    assert ask(memfit, place, {"basis": "exact"}, model="headers")[0] == 0
+    write_quantised(folder / "headers", QWEN3_4B)
+    assert ask(memfit, folder, {"basis": "exact"}, model="headers")[0] == 0
 
 
 @pytest.fixture
-def bounded(place: Path) -> Path:
+def bounded(folder: Path) -> Path:
     """A checkpoint of PyTorch files: their sizes only bound the weights."""
-    write_plain_config(place / "model", QWEN3_4B)
-    with (place / "model" / "pytorch_model.bin").open("wb") as file:
+    write_plain_config(folder / "model", QWEN3_4B)
+    with (folder / "model" / "pytorch_model.bin").open("wb") as file:
         file.truncate(8_000_000_000)
-    return place
+    return folder
 
 
 def test_a_bound_decides_nothing_unless_it_is_accepted(memfit: Memfit, bounded: Path) -> None:
@@ -180,36 +180,36 @@ def test_a_policy_can_accept_bounds_or_forbid_them(memfit: Memfit, bounded: Path
 
 @pytest.mark.parametrize("limits", [{"peak": "3.98GB"}, {"wired_limit": "50.5%"}])
 def test_every_remedy_passes_and_the_next_value_does_not(
-    memfit: Memfit, place: Path, limits: dict[str, str]
+    memfit: Memfit, folder: Path, limits: dict[str, str]
 ) -> None:
     work = {"prompt_tokens": 8192, "prefill_step": 4096}
     keys: dict[str, Any] = {"working_set": "8GB", "workload": work}
-    code, report = ask(memfit, place, limits, **keys)
+    code, report = ask(memfit, folder, limits, **keys)
     assert code == 1
-    mends = {mend["setting"]: mend["value"] for mend in report["checks"][0]["mends"]}
-    assert mends.keys() == {"context", "prefill_step", "quantize"}
-    for setting, value in mends.items():
-        assert (setting, _with(memfit, place, limits, keys, setting, value)) == (setting, 0)
-    assert _with(memfit, place, limits, keys, "context", mends["context"] + 256) == 1
-    assert _with(memfit, place, limits, keys, "prefill_step", mends["prefill_step"] * 2) == 1
+    remedies = {remedy["setting"]: remedy["value"] for remedy in report["checks"][0]["mends"]}
+    assert remedies.keys() == {"context", "prefill_step", "quantize"}
+    for setting, value in remedies.items():
+        assert (setting, _with(memfit, folder, limits, keys, setting, value)) == (setting, 0)
+    assert _with(memfit, folder, limits, keys, "context", remedies["context"] + 256) == 1
+    assert _with(memfit, folder, limits, keys, "prefill_step", remedies["prefill_step"] * 2) == 1
 
 
 def _with(
-    memfit: Memfit, place: Path, limits: dict[str, str], keys: Any, setting: str, value: int
+    memfit: Memfit, folder: Path, limits: dict[str, str], keys: Any, setting: str, value: int
 ) -> int:
     if setting == "quantize":
-        return ask(memfit, place, limits, quantize=value, **keys)[0]
+        return ask(memfit, folder, limits, quantize=value, **keys)[0]
     name = "prompt_tokens" if setting == "context" else setting
     start = {"quantized_kv_start": 0} if setting == "kv_bits" else {}
     work = {**keys["workload"], name: value, **start}
-    return ask(memfit, place, limits, **{**keys, "workload": work})[0]
+    return ask(memfit, folder, limits, **{**keys, "workload": work})[0]
 
 
-def test_fewer_bits_are_suggested_for_weights_that_have_more(memfit: Memfit, place: Path) -> None:
-    write_plain_config(place / "model", sample_config("qwen3-8b-4bit"))
-    code, report = ask(memfit, place, {"load_peak": "9GB"})
+def test_fewer_bits_are_suggested_for_weights_that_have_more(memfit: Memfit, folder: Path) -> None:
+    write_plain_config(folder / "model", sample_config("qwen3-8b-4bit"))
+    code, report = ask(memfit, folder, {"load_peak": "9GB"})
     assert (code, report["checks"][0]["mends"]) == (1, [{"setting": "quantize", "value": 8}])
-    assert ask(memfit, place, {"load_peak": "9GB"}, quantize=8)[0] == 0
+    assert ask(memfit, folder, {"load_peak": "9GB"}, quantize=8)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ def test_fewer_bits_are_suggested_for_weights_that_have_more(memfit: Memfit, pla
     ],
 )
 def test_settings_rejected_for_longer_prompts_still_give_figures(
-    memfit: Memfit, place: Path, sample: str, work: dict[str, int], machine: str
+    memfit: Memfit, folder: Path, sample: str, work: dict[str, int], machine: str
 ) -> None:
     path = str(SAMPLES / f"{sample}.yaml")
-    code, report = ask(memfit, place, {"peak": "90%"}, model=path, memory=machine, workload=work)
+    code, report = ask(memfit, folder, {"peak": "90%"}, model=path, memory=machine, workload=work)
     options = [f"--{key.replace('_', '-')}={value}" for key, value in work.items()]
     run = memfit("estimate", path, "--memory", machine, "--max-tokens", "0", "--json", *options)
     assert (code, report["status"], run.json["verdict"]) == (0, "passed", "fits")

@@ -17,7 +17,7 @@ RUNTIMES = [runtime.name for runtime in list_runtimes()]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -48,11 +48,11 @@ def estimated(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_runtime_that_needs_more_breaks_the_limit(memfit: Memfit, place: Path) -> None:
+def test_a_runtime_that_needs_more_breaks_the_limit(memfit: Memfit, folder: Path) -> None:
     limits = {"peak": "90%"}
     work = {"context": "40k"}
     keys = {"model": SAMPLE, "memory": "16GB", "workload": work}
-    write_policy(place, mlx=target(limits, **keys), zinc=target(limits, runtime="zinc", **keys))
+    write_policy(folder, mlx=target(limits, **keys), zinc=target(limits, runtime="zinc", **keys))
     run = memfit("gate", "--format", "json")
     mlx, zinc = run.json["targets"]
     # 14.3 of 12.7 GB: the cache of all 40960 tokens in float32.
@@ -65,11 +65,11 @@ def test_a_runtime_that_needs_more_breaks_the_limit(memfit: Memfit, place: Path)
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_every_runtime_has_the_figures_of_the_estimate(
-    memfit: Memfit, place: Path, runtime: str
+    memfit: Memfit, folder: Path, runtime: str
 ) -> None:
     work = {"prompt_tokens": 9000, "max_tokens": 128, "batch": 2}
     write_policy(
-        place,
+        folder,
         it=target({"peak": "99%"}, model=MOE_SAMPLE, memory="64GB", runtime=runtime, workload=work),
     )
     options = ("--prompt-tokens", "9000", "--max-tokens", "128", "--batch", "2")
@@ -81,56 +81,56 @@ def test_every_runtime_has_the_figures_of_the_estimate(
     assert {name: found[name] for name in expected} == expected
 
 
-def test_the_baseline_keeps_the_runtime_and_its_defaults(memfit: Memfit, place: Path) -> None:
+def test_the_baseline_keeps_the_runtime_and_its_defaults(memfit: Memfit, folder: Path) -> None:
     it = target({"growth": {"peak": "0%"}}, model=SAMPLE, runtime="agent-memory")
-    write_policy(place, it=it)
+    write_policy(folder, it=it)
     assert memfit("gate", "--update").code == 0
-    asked = json.loads((place / "memfit.lock.json").read_text())["targets"]["it"]["asked"]
+    asked = json.loads((folder / "memfit.lock.json").read_text())["targets"]["it"]["asked"]
     assert asked["runtime"] == "agent-memory"
     # Its cache has 4 bits from the first token on: adapters/config/settings.py.
     assert (asked["workload"]["kv_bits"], asked["workload"]["quantized_kv_start"]) == (4, 0)
     assert memfit("gate").code == 0
-    write_policy(place, it={**it, "runtime": "mlx-lm"})
+    write_policy(folder, it={**it, "runtime": "mlx-lm"})
     run = memfit("gate")
     assert run.code == 2
     assert "runtime agent-memory, now mlx-lm" in run.out
 
 
-def test_a_baseline_without_a_runtime_is_for_mlx_lm(memfit: Memfit, place: Path) -> None:
+def test_a_baseline_without_a_runtime_is_for_mlx_lm(memfit: Memfit, folder: Path) -> None:
     limits = {"growth": {"peak": "0%"}}
-    write_policy(place, it=target(limits, model=SAMPLE))
+    write_policy(folder, it=target(limits, model=SAMPLE))
     memfit("gate", "--update")
-    lock = place / "memfit.lock.json"
+    lock = folder / "memfit.lock.json"
     data = json.loads(lock.read_text())
     del data["targets"]["it"]["asked"]["runtime"]
     lock.write_text(json.dumps(data))
     assert memfit("gate").code == 0
-    write_policy(place, it=target(limits, model=SAMPLE, runtime="zinc"))
+    write_policy(folder, it=target(limits, model=SAMPLE, runtime="zinc"))
     run = memfit("gate")
     assert run.code == 2
     assert "runtime mlx-lm, now zinc" in run.out
 
 
-def test_a_gguf_file_is_sized_for_llama_cpp(memfit: Memfit, place: Path) -> None:
+def test_a_gguf_file_is_sized_for_llama_cpp(memfit: Memfit, folder: Path) -> None:
     entry = recorded()["qwen3"]
-    path = write(place / "qwen3.gguf", entry.metadata, entry.tensors)
+    path = write(folder / "qwen3.gguf", entry.metadata, entry.tensors)
     keys = {"model": path.name, "workload": {"context": "8k"}}
-    write_policy(place, it=target({"peak": "90%"}, **keys))
+    write_policy(folder, it=target({"peak": "90%"}, **keys))
     alone = memfit("estimate", path, "--device", "m4-pro-24", "--context", "8k", "--json").json
     found = figures(memfit("gate", "--format", "json"))
     expected = estimated(alone)
     assert {name: found[name] for name in expected} == expected
     memfit("gate", "--update")
-    asked = json.loads((place / "memfit.lock.json").read_text())["targets"]["it"]["asked"]
+    asked = json.loads((folder / "memfit.lock.json").read_text())["targets"]["it"]["asked"]
     assert (asked["runtime"], asked["workload"]["prefill_step"]) == ("llama.cpp", 512)
-    write_policy(place, it=target({"peak": "90%"}, runtime="mlx-lm", **keys))
+    write_policy(folder, it=target({"peak": "90%"}, runtime="mlx-lm", **keys))
     run = memfit("gate")
     assert run.code == 3
     assert "loads no GGUF file" in run.out
 
 
-def test_an_unknown_runtime_is_a_mistake_with_its_line(memfit: Memfit, place: Path) -> None:
-    path = write_policy(place, it=target({"peak": "90%"}, model=SAMPLE, runtime="zync"))
+def test_an_unknown_runtime_is_a_mistake_with_its_line(memfit: Memfit, folder: Path) -> None:
+    path = write_policy(folder, it=target({"peak": "90%"}, model=SAMPLE, runtime="zync"))
     line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "zync" in text)
     run = memfit("gate")
     assert run.code == 2
@@ -139,22 +139,22 @@ def test_an_unknown_runtime_is_a_mistake_with_its_line(memfit: Memfit, place: Pa
 
 
 def test_a_prompt_with_too_many_chunks_for_the_runtime_is_a_mistake(
-    memfit: Memfit, place: Path
+    memfit: Memfit, folder: Path
 ) -> None:
     work = {"context": "100m"}
     keys = {"model": SAMPLE, "workload": work, "device": "m3-ultra-512"}
-    write_policy(place, it=target({"peak": "90%"}, runtime="foundry", **keys))
+    write_policy(folder, it=target({"peak": "90%"}, runtime="foundry", **keys))
     run = memfit("gate")
     assert run.code == 2
     assert "targets.it.workload: a prompt of 104857600 tokens in chunks of 32" in run.err
 
 
 def test_a_small_prefill_step_limits_the_contexts_that_are_searched(
-    memfit: Memfit, place: Path
+    memfit: Memfit, folder: Path
 ) -> None:
     sample = str(SAMPLES / "qwen3-next-80b-a3b-4bit.yaml")
     work = {"context": "4k", "prefill_step": 2}
-    write_policy(place, it=target({"context": "8k"}, model=sample, memory="512GB", workload=work))
+    write_policy(folder, it=target({"context": "8k"}, model=sample, memory="512GB", workload=work))
     alone = memfit(
         *("estimate", sample, "--memory", "512GB", "--context", "4k"),
         *("--prefill-step", "2", "--json"),

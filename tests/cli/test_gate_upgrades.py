@@ -16,28 +16,28 @@ NO_GROWTH = {"weights": "0%", "kv_per_token": "0%", "peak": "0%"}
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def between(
-    memfit: Memfit, place: Path, limits: Mapping[str, Any], **keys: Any
+    memfit: Memfit, folder: Path, limits: Mapping[str, Any], **keys: Any
 ) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Return the exit code of `memfit gate old new`, the checks and the changes by name."""
-    policy = write_policy(place, it=target(limits, **keys))
+    policy = write_policy(folder, it=target(limits, **keys))
     run = memfit("gate", "old", "new", "--policy", policy, "--format", "json")
     (report,) = run.json["targets"]
     checks = {check["limit"]: check for check in report["checks"]}
     return run.code, checks, {change["figure"]: change for change in report["changes"]}
 
 
-def test_a_larger_dense_model_exceeds_growth_with_a_remedy(memfit: Memfit, place: Path) -> None:
-    write_quantised(place / "old", QWEN3_4B)
-    write_quantised(place / "new", sample_config("qwen3-8b-4bit"))
+def test_a_larger_dense_model_exceeds_growth_with_a_remedy(memfit: Memfit, folder: Path) -> None:
+    write_quantised(folder / "old", QWEN3_4B)
+    write_quantised(folder / "new", sample_config("qwen3-8b-4bit"))
     limits = {"peak": "90%", "growth": {"weights": "50%", "kv_per_token": "0%", "peak": "60%"}}
-    code, checks, changes = between(memfit, place, limits)
+    code, checks, changes = between(memfit, folder, limits)
     assert code == 1
     # Measured (tests/models.py); the expected bytes of sample_configs/qwen3-8b-4bit.yaml.
     assert changes["weights_bytes"]["before"] == 2_262_535_712
@@ -47,36 +47,36 @@ def test_a_larger_dense_model_exceeds_growth_with_a_remedy(memfit: Memfit, place
         "growth.weights",
         "growth.peak",
     ]
-    (mend,) = checks["growth.weights"]["mends"]
-    assert mend["setting"] == "quantize"
-    write_quantised(place / "new", sample_config("qwen3-8b-4bit"), bits=mend["value"])
-    assert between(memfit, place, limits)[1]["growth.weights"]["passed"]
+    (remedy,) = checks["growth.weights"]["mends"]
+    assert remedy["setting"] == "quantize"
+    write_quantised(folder / "new", sample_config("qwen3-8b-4bit"), bits=remedy["value"])
+    assert between(memfit, folder, limits)[1]["growth.weights"]["passed"]
 
 
-def test_eight_to_four_bits_passes_without_any_growth(memfit: Memfit, place: Path) -> None:
-    write_quantised(place / "old", QWEN3_4B, bits=8)
-    write_quantised(place / "new", QWEN3_4B, bits=4)
-    code, _, changes = between(memfit, place, {"growth": NO_GROWTH})
+def test_eight_to_four_bits_passes_without_any_growth(memfit: Memfit, folder: Path) -> None:
+    write_quantised(folder / "old", QWEN3_4B, bits=8)
+    write_quantised(folder / "new", QWEN3_4B, bits=4)
+    code, _, changes = between(memfit, folder, {"growth": NO_GROWTH})
     assert code == 0
     # Half a byte for each of 4,021,784,576 parameters, except those not quantised.
     assert changes["weights_bytes"]["by"] == -(4_021_588_480 // 2)
 
 
 def test_an_upgrade_from_four_to_eight_bits_has_the_remedy_four_bits(
-    memfit: Memfit, place: Path
+    memfit: Memfit, folder: Path
 ) -> None:
-    write_quantised(place / "old", QWEN3_4B, bits=4)
-    write_quantised(place / "new", QWEN3_4B, bits=8)
-    code, checks, _ = between(memfit, place, {"growth": {"weights": "1%"}})
+    write_quantised(folder / "old", QWEN3_4B, bits=4)
+    write_quantised(folder / "new", QWEN3_4B, bits=8)
+    code, checks, _ = between(memfit, folder, {"growth": {"weights": "1%"}})
     assert code == 1
     assert checks["growth.weights"]["mends"] == [{"setting": "quantize", "value": 4}]
 
 
-def test_a_longer_vocabulary_under_the_same_name_is_reported(memfit: Memfit, place: Path) -> None:
-    write_quantised(place / "model", QWEN3_4B)
-    write_policy(place, it=target({"growth": {"weights": "1%"}}))
+def test_a_longer_vocabulary_under_the_same_name_is_reported(memfit: Memfit, folder: Path) -> None:
+    write_quantised(folder / "model", QWEN3_4B)
+    write_policy(folder, it=target({"growth": {"weights": "1%"}}))
     assert memfit("gate", "--update").code == 0
-    write_quantised(place / "model", {**QWEN3_4B, "vocab_size": 151936})
+    write_quantised(folder / "model", {**QWEN3_4B, "vocab_size": 151936})
     run = memfit("gate", "--format", "json")
     (report,) = run.json["targets"]
     assert (run.code, report["checks"][0]["passed"]) == (0, True)
@@ -89,26 +89,26 @@ def test_a_longer_vocabulary_under_the_same_name_is_reported(memfit: Memfit, pla
 
 
 def test_a_change_from_full_to_sliding_attention_needs_less_cache(
-    memfit: Memfit, place: Path
+    memfit: Memfit, folder: Path
 ) -> None:
     llama = sample_config("llama-3.1-8b")
     kinds = ["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(32)]
-    write_quantised(place / "old", llama)
-    write_quantised(place / "new", {**llama, "layer_types": kinds, "sliding_window": 1024})
+    write_quantised(folder / "old", llama)
+    write_quantised(folder / "new", {**llama, "layer_types": kinds, "sliding_window": 1024})
     work = {"prompt_tokens": 32768, "max_tokens": 256}
     limits = {"growth": NO_GROWTH}
-    code, _, changes = between(memfit, place, limits, workload=work, device="m4-max-64")
+    code, _, changes = between(memfit, folder, limits, workload=work, device="m4-max-64")
     assert code == 0
     assert changes["weights_bytes"]["by"] == 0
     assert changes["peak_bytes"]["by"] < -(2**30)
 
 
-def test_more_experts_exceed_the_capacity_limit_in_percent(memfit: Memfit, place: Path) -> None:
+def test_more_experts_exceed_the_capacity_limit_in_percent(memfit: Memfit, folder: Path) -> None:
     experts = sample_config("qwen3-30b-a3b-4bit")
-    write_quantised(place / "old", experts)
-    write_quantised(place / "new", {**experts, "num_experts": 256})
+    write_quantised(folder / "old", experts)
+    write_quantised(folder / "new", {**experts, "num_experts": 256})
     limits = {"expert_capacity": "100%", "growth": {"kv_per_token": 0}}
-    code, checks, changes = between(memfit, place, limits, memory="32GB")
+    code, checks, changes = between(memfit, folder, limits, memory="32GB")
     assert code == 1
     assert (changes["expert_capacity"]["before"], checks["expert_capacity"]["allowed"]) == (
         128,

@@ -130,7 +130,7 @@ def test_a_static_plan_is_a_readable_table(memfit: Memfit, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("experts", NEXT, "--bandwidth", "3Gb/s"), "--bandwidth"),
         (("experts", NEXT, "--bandwidth", "0GB/s"), "--bandwidth"),
@@ -160,9 +160,9 @@ def test_a_static_plan_is_a_readable_table(memfit: Memfit, form: str) -> None:
     ],
 )
 def test_bad_input_gives_a_one_line_error(
-    memfit: Memfit, arguments: tuple[str | Path, ...], said: str
+    memfit: Memfit, arguments: tuple[str | Path, ...], message: str
 ) -> None:
-    assert_one_line(memfit("plan", *arguments), 2, said)
+    assert_one_line(memfit("plan", *arguments), 2, message)
 
 
 def test_a_model_without_experts_exits_with_3(memfit: Memfit) -> None:

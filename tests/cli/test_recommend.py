@@ -50,7 +50,7 @@ def test_a_prompt_too_long_for_small_steps_still_has_a_recommendation(
 
 
 @pytest.mark.parametrize(
-    ("limit", "said"),
+    ("limit", "reason"),
     [
         (None, "1048576 tokens, the longest that is searched, fit"),
         (4096, "4096 tokens, the model's own limit, fit"),
@@ -59,11 +59,11 @@ def test_a_prompt_too_long_for_small_steps_still_has_a_recommendation(
     ],
 )
 def test_the_limit_of_the_search_is_reported_as_such(
-    memfit: Memfit, tmp_path: Path, limit: int | None, said: str
+    memfit: Memfit, tmp_path: Path, limit: int | None, reason: str
 ) -> None:
     config = {**QWEN3_4B_4BIT, "max_position_embeddings": limit}
     options = ("--context", "100", "--memory", "512GB")
-    assert _reasons(memfit, config, tmp_path, *options)["context"] == said
+    assert _reasons(memfit, config, tmp_path, *options)["context"] == reason
 
 
 def test_a_quantised_cache_is_not_suggested_where_it_needs_more(

@@ -19,8 +19,8 @@ def _mlx_lm() -> None:
 
 
 def reasons(data: Any) -> dict[str, str]:
-    said = (text.partition(": ") for text in data["recommendation"]["reasons"])
-    return {name: text for name, _, text in said}
+    pairs = (text.partition(": ") for text in data["recommendation"]["reasons"])
+    return {name: text for name, _, text in pairs}
 
 
 def test_the_recommended_context_and_wired_limit_are_correct_by_trace(
@@ -29,13 +29,13 @@ def test_the_recommended_context_and_wired_limit_are_correct_by_trace(
     path = write_config(tmp_path, SMALL)
     arguments = ("estimate", path, "--method", "trace", "--max-tokens", "0", "--json")
     machine = ("--working-set", "1GB", "--prompt-tokens")
-    advised = memfit(*arguments, *machine, "1k").json["recommendation"]
-    tokens = advised["context_tokens"]
+    recommended = memfit(*arguments, *machine, "1k").json["recommendation"]
+    tokens = recommended["context_tokens"]
     there = memfit(*arguments, *machine, str(tokens)).json
     need = there["peak_bytes"] + there["components"]["margin"]["bytes"]
     assert there["verdict"] == "fits"
     assert tokens < QWEN3_4B["max_position_embeddings"]
-    assert advised["wired_limit_bytes"] == need
+    assert recommended["wired_limit_bytes"] == need
 
 
 def test_recommended_kv_bits_fit_by_trace(memfit: Memfit, tmp_path: Path) -> None:

@@ -82,10 +82,10 @@ def test_an_interrupted_sweep_continues_and_survives_a_killed_process(
         run.send_signal(signal.SIGINT)
         out, err = run.communicate(timeout=PATIENCE_SECONDS)
     assert (run.returncode, out) == (130, "")
-    said = re.search(r"(\d) of 6 points are measured and saved; the same command continues", err)
-    assert said
+    counted = re.search(r"(\d) of 6 points are measured and saved; the same command continues", err)
+    assert counted
     # A point that was being saved at the signal is measured again.
-    assert measurements(home) - 1 <= int(said[1]) <= measurements(home)
+    assert measurements(home) - 1 <= int(counted[1]) <= measurements(home)
     assert len(list((home / "sweeps").iterdir())) == 1
     before = times(home)
 
@@ -100,8 +100,8 @@ def test_an_interrupted_sweep_continues_and_survives_a_killed_process(
     assert Counter(point["status"] for point in result["points"]) == {"measured": 5, "failed": 1}
     (reason,) = (point["reason"] for point in result["points"] if point["reason"])
     assert "killed by signal 9" in reason
-    assert f"{said[1]} of 6 points were measured before" in json.dumps(result["notes"])
-    assert len(before.items() & times(home).items()) >= int(said[1])
+    assert f"{counted[1]} of 6 points were measured before" in json.dumps(result["notes"])
+    assert len(before.items() & times(home).items()) >= int(counted[1])
     before = times(home)
 
     with started(model) as run:
@@ -136,10 +136,10 @@ def test_a_killed_sweep_can_be_continued_and_leaves_no_process(model: Path, home
     with started(model) as run:
         out, err = run.communicate(timeout=PATIENCE_SECONDS)
     assert run.returncode == 0, err
-    said = re.search(r"(\d) of 6 points were measured before", out)
-    assert said
-    assert len(before) - 1 <= int(said[1]) <= len(before)
-    assert len(before.items() & times(home).items()) >= int(said[1])
+    counted = re.search(r"(\d) of 6 points were measured before", out)
+    assert counted
+    assert len(before) - 1 <= int(counted[1]) <= len(before)
+    assert len(before.items() & times(home).items()) >= int(counted[1])
 
 
 @pytest.mark.parametrize(

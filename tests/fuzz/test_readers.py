@@ -13,23 +13,23 @@ SHARED = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
 )
 # A reference to missing files is rejected with their names: the seed is read that far.
-REFUSED_SEEDS = {"index": "missing", "manifest": "no such file", "lock": "", "adapter": ""}
+REJECTED_SEEDS = {"index": "missing", "manifest": "no such file", "lock": "", "adapter": ""}
 
 NAMES = sorted(READERS)
 
 
-def assert_one_line(refusal: str | None) -> None:
+def assert_one_line(error: str | None) -> None:
     # Each mistake in a policy is one line; the message joins them.
-    assert refusal is None or (refusal.isprintable() and 0 < len(refusal) < 20_000)
+    assert error is None or (error.isprintable() and 0 < len(error) < 20_000)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_seeds_are_accepted(name: str, tmp_path: Path) -> None:
-    refusal = outcome(READERS[name], READERS[name].seed, tmp_path)
-    if name in REFUSED_SEEDS and refusal:
-        assert REFUSED_SEEDS[name] in refusal
+    error = outcome(READERS[name], READERS[name].seed, tmp_path)
+    if name in REJECTED_SEEDS and error:
+        assert REJECTED_SEEDS[name] in error
     else:
-        assert refusal is None
+        assert error is None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,15 +51,15 @@ def test_every_truncation_of_the_seed(name: str, tmp_path: Path) -> None:
 @given(flips=st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 7)), min_size=1, max_size=8))
 def test_flipped_bits_of_the_seed(name: str, tmp_path: Path, flips: list[tuple[int, int]]) -> None:
     content = bytearray(READERS[name].seed)
-    for place, bit in flips:
-        content[place % len(content)] ^= 1 << bit
+    for position, bit in flips:
+        content[position % len(content)] ^= 1 << bit
     assert_one_line(outcome(READERS[name], bytes(content), tmp_path))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @SHARED
 @given(
-    place=st.integers(0, 2**20),
+    position=st.integers(0, 2**20),
     length=st.integers(0, 16),
     put=st.one_of(
         st.binary(max_size=16),
@@ -69,9 +69,9 @@ def test_flipped_bits_of_the_seed(name: str, tmp_path: Path, flips: list[tuple[i
     ),
 )
 def test_replaced_parts_of_the_seed(
-    name: str, tmp_path: Path, place: int, length: int, put: bytes
+    name: str, tmp_path: Path, position: int, length: int, put: bytes
 ) -> None:
     seed = READERS[name].seed
-    start = place % len(seed)
+    start = position % len(seed)
     content = seed[:start] + put + seed[start + length :]
     assert_one_line(outcome(READERS[name], content, tmp_path))

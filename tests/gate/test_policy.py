@@ -178,8 +178,8 @@ def test_a_mistake_is_reported_with_line_and_key(
     line, key, word = mistake
     found = mistakes(tmp_path, text)
     assert any(
-        (line, key) == (found_line, found_key) and word in said
-        for found_line, found_key, said in found
+        (line, key) == (found_line, found_key) and word in found_text
+        for found_line, found_key, found_text in found
     ), found
 
 

@@ -30,7 +30,7 @@ def write_series(folder: Path, total: int = 3, **changed: Any) -> list[Path]:
     return paths
 
 
-def refusal(path: Path) -> str:
+def error_of(path: Path) -> str:
     with pytest.raises(MemfitError) as caught:
         open_checkpoint(str(path))
     line = str(caught.value)
@@ -52,30 +52,30 @@ def test_any_file_of_a_series_opens_the_whole_series(tmp_path: Path) -> None:
 
 def test_a_missing_file_of_a_series_is_reported(tmp_path: Path) -> None:
     write_series(tmp_path)[1].unlink()
-    line = refusal(tmp_path / "big-00001-of-00003.gguf")
+    line = error_of(tmp_path / "big-00001-of-00003.gguf")
     assert "of 3 files of the series, 1 are missing: big-00002-of-00003.gguf" in line
 
 
 def test_a_file_of_another_series_is_rejected(tmp_path: Path) -> None:
     paths = write_series(tmp_path)
     paths[2].write_bytes(paths[1].read_bytes())
-    assert "calls itself file 1 of 3, counted from 0; it should be 2 of 3" in refusal(paths[0])
+    assert "calls itself file 1 of 3, counted from 0; it should be 2 of 3" in error_of(paths[0])
 
 
 def test_a_tensor_in_two_files_is_rejected(tmp_path: Path) -> None:
     paths = write_series(tmp_path)
     write(paths[1], {"split.no": 1, "split.count": 3}, WEIGHTS[:2])
-    assert "is in another file too" in refusal(paths[0])
+    assert "is in another file too" in error_of(paths[0])
 
 
 def test_the_number_of_split_tensors_must_match_the_header(tmp_path: Path) -> None:
     paths = write_series(tmp_path, **{"split.tensors.count": 7})
-    assert "split.tensors.count: 7, but the files hold 6 tensors" in refusal(paths[0])
+    assert "split.tensors.count: 7, but the files hold 6 tensors" in error_of(paths[0])
 
 
 def test_a_renamed_file_of_a_series_is_not_read_as_the_whole_model(tmp_path: Path) -> None:
     renamed = write_series(tmp_path)[0].rename(tmp_path / "model.gguf")
-    assert "is one of 3 files of a split model" in refusal(renamed)
+    assert "is one of 3 files of a split model" in error_of(renamed)
 
 
 @pytest.mark.parametrize("name", ["a-00003-of-00002.gguf", "a-00000-of-00002.gguf"])
@@ -97,7 +97,7 @@ def test_a_directory_of_one_model_is_that_model_without_the_projector(tmp_path: 
 def test_a_directory_of_several_models_requires_a_choice(tmp_path: Path) -> None:
     write_series(tmp_path)
     write(tmp_path / "small.gguf", LLAMA, WEIGHTS)
-    line = refusal(tmp_path)
+    line = error_of(tmp_path)
     assert "holds 2 GGUF models, big-00001-of-00003.gguf, small.gguf; name one" in line
 
 
@@ -125,7 +125,7 @@ def test_a_file_that_is_not_a_model_is_reported(
 
 
 def test_a_vocabulary_file_is_not_a_model(tmp_path: Path) -> None:
-    assert "holds no tensors" in refusal(write(tmp_path / "vocab.gguf", LLAMA))
+    assert "holds no tensors" in error_of(write(tmp_path / "vocab.gguf", LLAMA))
 
 
 def test_recorded_models_keep_their_file_length(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def read(content: bytes, size: int | None = None) -> GgufHeader:
     return read_gguf(InMemory(content, size), "model.gguf")
 
 
-def refusal(content: bytes, size: int | None = None) -> str:
+def error_of(content: bytes, size: int | None = None) -> str:
     with pytest.raises((CheckpointError, UnsupportedError)) as caught:
         read(content, size)
     line = str(caught.value)
@@ -206,7 +206,7 @@ def test_a_truncated_file_is_rejected() -> None:
     whole = complete(content, TENSORS)
     last_byte_of_data = len(content) + sum(t.nbytes for t in TENSORS)
     for size in range(last_byte_of_data):
-        refusal(content[:size], size)
+        error_of(content[:size], size)
     assert read(content, whole).tensors == TENSORS
 
 
@@ -257,7 +257,7 @@ def array(kind: int, count: int, rest: bytes = b"") -> bytes:
     ],
 )  # fmt: skip
 def test_an_invalid_header_is_rejected(content: bytes, fault: str) -> None:
-    assert fault in refusal(content)
+    assert fault in error_of(content)
 
 
 def table(name: bytes, shape: tuple[int, ...], number: int, offset: int = 0) -> bytes:
@@ -281,18 +281,18 @@ def table(name: bytes, shape: tuple[int, ...], number: int, offset: int = 0) -> 
     ],
 )
 def test_an_impossible_tensor_is_rejected(content: bytes, fault: str) -> None:
-    assert fault in refusal(content)
+    assert fault in error_of(content)
 
 
 @pytest.mark.parametrize("number", sorted(REMOVED))
 def test_removed_types_are_reported_as_removed(number: int) -> None:
-    assert "was removed" in refusal(table(b"a", (32,), number))
+    assert "was removed" in error_of(table(b"a", (32,), number))
 
 
 def test_a_repeated_tensor_is_rejected() -> None:
     entry = text("a") + pack("<IQIQ", 1, 8, 0, 0)
     second = text("a") + pack("<IQIQ", 1, 8, 0, 32)
-    assert "twice" in refusal(with_counts(2, 0, entry + second) + bytes(128))
+    assert "twice" in error_of(with_counts(2, 0, entry + second) + bytes(128))
 
 
 def test_a_tensor_without_elements_takes_no_bytes() -> None:
@@ -314,11 +314,11 @@ def test_long_values_are_skipped_and_counted() -> None:
 
 
 def test_limits_are_checked_before_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert f"{MAX_TENSORS + 1} tensors" in refusal(with_counts(MAX_TENSORS + 1, 0))
-    assert f"{MAX_KEYS + 1} keys" in refusal(with_counts(0, MAX_KEYS + 1))
+    assert f"{MAX_TENSORS + 1} tensors" in error_of(with_counts(MAX_TENSORS + 1, 0))
+    assert f"{MAX_KEYS + 1} keys" in error_of(with_counts(0, MAX_KEYS + 1))
     beyond = array(8, 1, pack("<Q", MAX_HEADER_BYTES))
-    assert "longer than 100000000 bytes" in refusal(beyond, 2 * MAX_HEADER_BYTES)
+    assert "longer than 100000000 bytes" in error_of(beyond, 2 * MAX_HEADER_BYTES)
     monkeypatch.setattr(gguf_cursor, "MAX_STRINGS", 10)
     assert MAX_STRINGS > 1_000_000
     strings = header({"a": ["x"] * 6, "b\0": ["x"] * 6})
-    assert refusal(strings) == "model.gguf: b\\x00: more than 10 strings"
+    assert error_of(strings) == "model.gguf: b\\x00: more than 10 strings"

@@ -1,7 +1,7 @@
 """A server that behaves like the Hub, and one like the host of its large files.
 
 Answers, codes and redirects are those of the Hub as huggingface-hub expects them: the model's
-listing with ``blobs=true``, its tree, ``resolve`` with X-Repo-Commit, X-Error-Code on refusals, and
+listing with ``blobs=true``, its tree, ``resolve`` with X-Repo-Commit, X-Error-Code on errors, and
 a redirect to another host with a signed address for large files, which takes Range.
 """
 
@@ -73,7 +73,7 @@ class Repo:
 
 @dataclass
 class Fault:
-    """What goes wrong for requests whose path contains ``where``; ``times`` -1 means always."""
+    """A fault for requests with ``where`` in their path; ``times`` -1 means always."""
 
     where: str
     kind: str  # "status", "reset", "stall", "no-range", "short", "other-length", "garbage", ...

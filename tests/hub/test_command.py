@@ -198,11 +198,11 @@ def _piece(terminal: int) -> bytes:
 def test_the_cache_is_shown_and_cleared(shell: Shell, tmp_path: Path) -> None:
     assert "0 entries, 0 B; at most 256.0 MB" in shell("cache", "info").stdout
     estimate(shell("estimate", NAME, "--json"))
-    place, amount = shell("cache", "info").stdout.splitlines()
-    assert Path(place).is_relative_to(tmp_path)
+    folder, amount = shell("cache", "info").stdout.splitlines()
+    assert Path(folder).is_relative_to(tmp_path)
     assert amount.startswith("6 entries, ")
     assert shell("cache", "clear").stdout.endswith("; removed\n")
-    assert list(Path(place).iterdir()) == []
+    assert list(Path(folder).iterdir()) == []
 
 
 def test_models_on_the_hub_are_compared_and_gated(

@@ -54,7 +54,7 @@ def test_an_expert_used_by_half_of_the_prompts_is_universal(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("[]", "not a JSON object"),
         ("{", "not JSON"),
@@ -71,10 +71,10 @@ def test_an_expert_used_by_half_of_the_prompts_is_universal(tmp_path: Path) -> N
         ('{"1": {"0": 1, "0": 2}, "3": {"0": 1}}', "'0' twice"),
     ],
 )
-def test_an_impossible_profile_is_rejected(tmp_path: Path, content: object, said: str) -> None:
+def test_an_impossible_profile_is_rejected(tmp_path: Path, content: object, message: str) -> None:
     with pytest.raises(InputError, match=r"profile\.json") as error:
         read_profile(written(tmp_path, content), LAYERS)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @given(st.lists(COUNTS, min_size=1, max_size=3), st.integers(0, 4))

@@ -118,7 +118,7 @@ def test_requests_are_read_from_csv_and_json_lines(tmp_path: Path, name: str, te
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("a.csv", "", "a.csv:1: the header must name agent"),
         ("a.csv", HEADING, ": no requests"),
@@ -150,13 +150,13 @@ def test_requests_are_read_from_csv_and_json_lines(tmp_path: Path, name: str, te
     ],
 )
 def test_an_invalid_request_line_is_reported(
-    tmp_path: Path, name: str, text: str, said: str
+    tmp_path: Path, name: str, text: str, message: str
 ) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InputError, match=name) as error:
         read_request_trace(path, agents=True)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_binary_file_is_rejected(tmp_path: Path) -> None:

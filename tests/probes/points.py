@@ -10,7 +10,7 @@ def point(
     *,
     reads: float = 100.0,
     writes: float | None = 10.0,
-    apart: float = 0.0,
+    spread: float = 0.0,
 ) -> Point:
     return Point(
         workload=workload,
@@ -24,8 +24,8 @@ def point(
             first_token_ns=1,
             prefill_tokens_per_second=reads,
             decode_tokens_per_second=writes,
-            prefill_spread=apart,
-            decode_spread=None if writes is None else apart,
+            prefill_spread=spread,
+            decode_spread=None if writes is None else spread,
         ),
         measurement_id=None,
     )

@@ -17,21 +17,21 @@ from tests.checkpoints import CHAT_TEMPLATE, SENTENCES, Checkpoints, save_weight
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm", reason="it is what refuses")
 
-Spoil = Callable[[Path], object]
-SPOILER = "open('ran', 'w')"
+Damage = Callable[[Path], object]
+CREATES_A_FILE = "open('ran', 'w')"
 
 
-Spoilt = Callable[[str, Spoil], Path]
+Spoilt = Callable[[str, Damage], Path]
 
 
 @pytest.fixture
-def spoilt(checkpoints: Checkpoints, tmp_path: Path) -> Spoilt:
+def damaged(checkpoints: Checkpoints, tmp_path: Path) -> Spoilt:
     """A damaged copy of a checkpoint."""
 
-    def make(name: str, spoil: Spoil) -> Path:
+    def make(name: str, damage: Damage) -> Path:
         path = tmp_path / "model"
         shutil.copytree(checkpoints(name), path)
-        spoil(path)
+        damage(path)
         return path
 
     return make
@@ -41,30 +41,30 @@ def started(path: Path) -> ModelProcess:
     return ModelProcess(path, timeout_seconds=60)
 
 
-def config(**changes: Any) -> Spoil:
-    def spoil(path: Path) -> None:
+def config(**changes: Any) -> Damage:
+    def damage(path: Path) -> None:
         file = path / "config.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
-    return spoil
+    return damage
 
 
-def tensors(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Spoil:
+def tensors(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Damage:
     return lambda path: save_weights(path, change(mx.load(str(path / "model.safetensors"))))
 
 
-def written(name: str, text: str) -> Spoil:
-    def spoil(path: Path) -> None:
+def written(name: str, text: str) -> Damage:
+    def damage(path: Path) -> None:
         (path / name).write_text(text)
 
-    return spoil
+    return damage
 
 
-def without(part: str) -> Spoil:
+def without(part: str) -> Damage:
     return tensors(lambda all_: {name: all_[name] for name in all_ if part not in name})
 
 
-CANNOT_LOAD: dict[str, tuple[Spoil, type[MemfitError], str]] = {
+CANNOT_LOAD: dict[str, tuple[Damage, type[MemfitError], str]] = {
     "a tensor of another shape": (
         tensors(lambda all_: {**all_, "model.norm.weight": mx.zeros((64,))}),
         CheckpointError,
@@ -101,37 +101,37 @@ CANNOT_LOAD: dict[str, tuple[Spoil, type[MemfitError], str]] = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "kind", "words"), CANNOT_LOAD.values(), ids=CANNOT_LOAD)
+@pytest.mark.parametrize(("damage", "kind", "words"), CANNOT_LOAD.values(), ids=CANNOT_LOAD)
 def test_a_model_that_does_not_load_gives_the_reason(
-    spoilt: Spoilt, spoil: Spoil, kind: type[MemfitError], words: str
+    damaged: Spoilt, damage: Damage, kind: type[MemfitError], words: str
 ) -> None:
-    path = spoilt("dense", spoil)
+    path = damaged("dense", damage)
     with pytest.raises(kind, match=words) as raised:
         load_model(path)
     assert str(raised.value).isprintable()
 
 
 @pytest.mark.parametrize("case", ["a tensor of another shape", "an unknown class"])
-def test_an_error_of_the_process_is_raised_here(spoilt: Spoilt, case: str) -> None:
-    spoil, kind, words = CANNOT_LOAD[case]
-    with started(spoilt("dense", spoil)) as process, pytest.raises(kind, match=words):
+def test_an_error_of_the_process_is_raised_here(damaged: Spoilt, case: str) -> None:
+    damage, kind, words = CANNOT_LOAD[case]
+    with started(damaged("dense", damage)) as process, pytest.raises(kind, match=words):
         process.load()
 
 
 def test_missing_experts_are_reported(
-    spoilt: Spoilt,
+    damaged: Spoilt,
 ) -> None:
     # Unstacked experts, as in most repositories: the class looks for each by name.
     def unstack(all_: dict[str, Any]) -> dict[str, Any]:
         stacked = "model.layers.1.mlp.switch_mlp.up_proj.weight"
         return {**all_, "model.layers.1.mlp.experts.0.up_proj.weight": all_.pop(stacked)[0]}
 
-    path = spoilt("moe", tensors(unstack))
+    path = damaged("moe", tensors(unstack))
     with pytest.raises(CheckpointError, match=r"up_proj.weight is missing"):
         load_model(path)
 
 
-CANNOT_TOKENISE: dict[str, tuple[str, Spoil, str]] = {
+CANNOT_TOKENISE: dict[str, tuple[str, Damage, str]] = {
     "no tokenizer": ("no-tokenizer", lambda path: None, "no tokenizer; use --prompt-tokens N"),
     "a damaged tokenizer": ("dense", written("tokenizer.json", "{"), "cannot be loaded"),
     "a template that raises": (
@@ -143,11 +143,11 @@ CANNOT_TOKENISE: dict[str, tuple[str, Spoil, str]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "spoil", "words"), CANNOT_TOKENISE.values(), ids=CANNOT_TOKENISE)
+@pytest.mark.parametrize(("name", "damage", "words"), CANNOT_TOKENISE.values(), ids=CANNOT_TOKENISE)
 def test_a_text_that_cannot_be_tokenised_is_an_input_error(
-    spoilt: Spoilt, name: str, spoil: Spoil, words: str
+    damaged: Spoilt, name: str, damage: Damage, words: str
 ) -> None:
-    path = spoilt(name, spoil)
+    path = damaged(name, damage)
     with pytest.raises(InputError, match=words) as raised:
         prompt_ids(path, "How many bytes?", None)
     assert str(raised.value).isprintable()
@@ -178,16 +178,16 @@ def test_a_text_prompt_uses_the_chat_template(checkpoints: Checkpoints) -> None:
     assert notes == ()
 
 
-def test_code_from_a_model_never_runs(spoilt: Spoilt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_from_a_model_never_runs(damaged: Spoilt, monkeypatch: pytest.MonkeyPatch) -> None:
     def plant(path: Path) -> None:
         config(auto_map={"AutoConfig": "code.C", "AutoTokenizer": ["code.T", None]})(path)
         settings = json.loads((path / "tokenizer_config.json").read_text())
         settings |= {"auto_map": {"AutoTokenizer": ["code.T", None]}, "tokenizer_class": "T"}
         written("tokenizer_config.json", json.dumps(settings))(path)
         for name in ("code", "json", "mlx_lm", "transformers"):
-            written(f"{name}.py", SPOILER)(path)
+            written(f"{name}.py", CREATES_A_FILE)(path)
 
-    path = spoilt("dense", plant)
+    path = damaged("dense", plant)
     monkeypatch.chdir(path)
     with started(path) as process:
         process.prompt("How many bytes?", None)

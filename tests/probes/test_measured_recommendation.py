@@ -45,15 +45,15 @@ def test_the_recommended_context_is_the_longest_that_fits_by_the_measured_line(
     sized: SizedModel,
 ) -> None:
     points = measured(4 * KV_PER_TOKEN, 100_000, 3 * GB)
-    advice = advise(sized, points)
+    recommendation = advise(sized, points)
     assert sized.device
-    assert advice.context_tokens
+    assert recommendation.context_tokens
     budget = sized.device.working_set_bytes * 9 // 10
-    peak = 3 * GB + 100_000 * 512 + 4 * KV_PER_TOKEN * advice.context_tokens
+    peak = 3 * GB + 100_000 * 512 + 4 * KV_PER_TOKEN * recommendation.context_tokens
     assert peak <= budget < peak + 256 * 4 * KV_PER_TOKEN
     estimated = recommend(sized, ASKED, Units.GB).context_tokens
     assert estimated
-    assert advice.context_tokens < estimated
+    assert recommendation.context_tokens < estimated
 
 
 def test_a_margin_and_the_residual_of_the_third_point_stay_free(sized: SizedModel) -> None:
@@ -82,8 +82,8 @@ def test_a_line_is_never_below_weights_and_caches(sized: SizedModel) -> None:
 def test_the_largest_measured_step_that_fits_is_recommended(sized: SizedModel) -> None:
     assert sized.device
     room = sized.device.working_set_bytes * 9 // 10 - 3 * GB
-    advice = advise(sized, measured(0, room // 300, 3 * GB))
-    assert advice.prefill_step == 256
+    recommendation = advise(sized, measured(0, room // 300, 3 * GB))
+    assert recommendation.prefill_step == 256
 
 
 def test_a_step_above_the_measured_ones_must_also_fit_by_the_estimate(sized: SizedModel) -> None:
@@ -112,12 +112,12 @@ def test_a_measured_point_is_judged_by_its_measurement(sized: SizedModel) -> Non
 
 def test_a_prompt_too_short_for_a_line_gives_the_needed_length(sized: SizedModel) -> None:
     short = replace(ASKED, prompt_tokens=1000)
-    advice = advise(sized, [point(short, 3 * GB)])
-    assert advice.reasons[0] == (
+    recommendation = advise(sized, [point(short, 3 * GB)])
+    assert recommendation.reasons[0] == (
         "based on 1 measured peak and the estimate; a prompt of 1537 tokens would show how much"
         " each token adds"
     )
-    assert advice.context_tokens == recommend(sized, short, Units.GB).context_tokens
+    assert recommendation.context_tokens == recommend(sized, short, Units.GB).context_tokens
 
 
 def test_the_suggested_prompt_is_within_the_limit_of_the_model(sized: SizedModel) -> None:
@@ -153,8 +153,8 @@ def test_other_bits_and_failed_points_are_not_on_the_line() -> None:
 
 
 def test_without_measurements_the_estimate_is_used_with_a_note(sized: SizedModel) -> None:
-    advice = advise(sized, [unmeasured(ASKED)])
-    assert advice.reasons[0] == "nothing was measured: all of this is based on the estimate"
+    recommendation = advise(sized, [unmeasured(ASKED)])
+    assert recommendation.reasons[0] == "nothing was measured: all of this is based on the estimate"
     estimated = recommend(sized, ASKED, Units.GB)
-    assert replace(advice, reasons=()) == replace(estimated, reasons=())
-    assert isinstance(advice, Recommendation)
+    assert replace(recommendation, reasons=()) == replace(estimated, reasons=())
+    assert isinstance(recommendation, Recommendation)

@@ -66,9 +66,9 @@ def test_one_allocation_may_be_too_large(model: Path) -> None:
 
 def test_a_rejection_states_which_prompt_would_fit(model: Path) -> None:
     sized = on(model, working_set_bytes=11 * GB)
-    with pytest.raises(RefusedError, match=r"a prompt of \d+ tokens .*would fit") as refusal:
+    with pytest.raises(RefusedError, match=r"a prompt of \d+ tokens .*would fit") as error:
         require_room(sized, WORKLOAD)
-    shorter = int(str(refusal.value).partition("a prompt of ")[2].split()[0])
+    shorter = int(str(error.value).partition("a prompt of ")[2].split()[0])
     assert shorter % 256 == 0
     require_room(sized, Workload(prompt_tokens=shorter))
 

@@ -155,7 +155,7 @@ def test_a_run_above_the_memory_limit_keeps_its_figures(checkpoints: Checkpoints
 
 
 @pytest.fixture
-def at_work(checkpoints: Checkpoints) -> Iterator[ModelProcess]:
+def stoppable(checkpoints: Checkpoints) -> Iterator[ModelProcess]:
     """A loaded model that may be stopped."""
     with started(checkpoints("no-tokenizer")) as process:
         process.prompt(None, 100)
@@ -185,33 +185,33 @@ def kill(process: ModelProcess, number: signal.Signals) -> Callable[[], None]:
     return lambda pid=process.pid: os.kill(pid, number)  # type: ignore[misc]
 
 
-def test_a_killed_process_gives_one_line_and_the_figures_so_far(at_work: ModelProcess) -> None:
-    with later(kill(at_work, signal.SIGKILL)), pytest.raises(ProbeStopped) as stopped:
-        at_work.run(LONG)
+def test_a_killed_process_gives_one_line_and_the_figures_so_far(stoppable: ModelProcess) -> None:
+    with later(kill(stoppable, signal.SIGKILL)), pytest.raises(ProbeStopped) as stopped:
+        stoppable.run(LONG)
     assert "killed by signal 9 (SIGKILL), probably because memory ran out" in str(stopped.value)
     assert "\n" not in str(stopped.value)
     assert 0 < stopped.value.partial_figures["prompt_tokens_done"] < 4000
     with pytest.raises(ProbeStopped, match="SIGKILL"):
-        at_work.run(WORKLOAD)
+        stoppable.run(WORKLOAD)
 
 
-def test_a_silent_process_is_stopped(at_work: ModelProcess) -> None:
-    at_work.timeout_seconds = 1.5
-    with later(kill(at_work, signal.SIGSTOP)), pytest.raises(ProbeStopped) as stopped:
-        at_work.run(LONG)
+def test_a_silent_process_is_stopped(stoppable: ModelProcess) -> None:
+    stoppable.timeout_seconds = 1.5
+    with later(kill(stoppable, signal.SIGSTOP)), pytest.raises(ProbeStopped) as stopped:
+        stoppable.run(LONG)
     assert "no progress for 1.5 s" in str(stopped.value)
     assert stopped.value.partial_figures["prompt_tokens_done"] > 0
 
 
 @ON_LINUX
-def test_memory_refused_by_the_system_gives_a_one_line_reason(at_work: ModelProcess) -> None:
-    assert at_work.pid is not None
-    at_work.run(WORKLOAD)  # threads need additional memory
-    pages = int(Path(f"/proc/{at_work.pid}/statm").read_text().split()[0])
+def test_memory_refused_by_the_system_gives_a_one_line_reason(stoppable: ModelProcess) -> None:
+    assert stoppable.pid is not None
+    stoppable.run(WORKLOAD)  # threads need additional memory
+    pages = int(Path(f"/proc/{stoppable.pid}/statm").read_text().split()[0])
     room = pages * resource.getpagesize() + (8 << 20)
-    resource.prlimit(at_work.pid, resource.RLIMIT_AS, (room, room))
+    resource.prlimit(stoppable.pid, resource.RLIMIT_AS, (room, room))
     with pytest.raises(ProbeStopped, match="memory"):
-        at_work.run(Workload(prompt_tokens=4000))
+        stoppable.run(Workload(prompt_tokens=4000))
 
 
 @ON_LINUX

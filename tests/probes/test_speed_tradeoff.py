@@ -20,7 +20,7 @@ def test_a_faster_step_states_its_extra_memory() -> None:
 
 
 def test_speeds_within_the_spread_of_repeats_are_no_gain() -> None:
-    small = point(replace(ASKED, prefill_step=128), GB, reads=300.0, apart=130.0)
+    small = point(replace(ASKED, prefill_step=128), GB, reads=300.0, spread=130.0)
     large = point(ASKED, GB + GB // 10, reads=420.0)
     assert speed_tradeoffs([large, small]) == (
         "prefill step: 128 takes the least, 1.000 GB, and reads 300 tokens/s; no other is clearly"
@@ -55,7 +55,7 @@ def test_a_longer_context_states_its_extra_memory_and_slowdown() -> None:
 
 
 def test_a_wired_limit_helps_only_beyond_the_spread_of_repeats() -> None:
-    without = point(ASKED, GB, reads=100.0, apart=15.0)
+    without = point(ASKED, GB, reads=100.0, spread=15.0)
     wired = replace(point(ASKED, GB, reads=110.0, writes=30.0), wired_limit_bytes=GB)
     assert speed_tradeoffs([without, wired]) == (
         "wired limit: with 1.000 GB, it reads 110 tokens/s instead of 100, no clear difference:"

@@ -48,11 +48,11 @@ def test_any_text_is_an_axis_or_gives_a_one_line_error(text: str) -> None:
     try:
         axis = parse_axis(text)
     except InputError as error:
-        said = str(error)
+        outcome = str(error)
     else:
-        said = axis.name
+        outcome = axis.name
         assert len(set(axis.values)) == len(axis.values) > 0
-    assert said.isprintable()
+    assert outcome.isprintable()
 
 
 def test_every_combination_is_a_point_and_other_settings_are_kept() -> None:

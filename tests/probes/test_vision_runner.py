@@ -35,7 +35,7 @@ RUN_ME = "open(__file__ + '.ran', 'w')"
 
 
 @pytest.fixture(scope="module")
-def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image of 32 by 32: 64 patches of 4, 16 tokens after merging 2 by 2."""
     image = pytest.importorskip("PIL.Image")
     path = tmp_path_factory.mktemp("pictures") / "red.png"
@@ -95,14 +95,14 @@ def _save_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def started(path: Path, picture: Path) -> ModelProcess:
-    return ModelProcess(path, timeout_seconds=120, image=picture)
+def started(path: Path, image_file: Path) -> ModelProcess:
+    return ModelProcess(path, timeout_seconds=120, image=image_file)
 
 
 @pytest.fixture(scope="module")
-def looking(seeing: Path, picture: Path) -> Iterator[ModelProcess]:
+def looking(seeing: Path, image_file: Path) -> Iterator[ModelProcess]:
     """A loaded model, prompted."""
-    with started(seeing, picture) as process:
+    with started(seeing, image_file) as process:
         prompt = process.prompt(TEXT, None)
         # The text's bytes, 16 tokens of the image, and the two around it.
         assert prompt.tokens == len(TEXT) + 16 + 2
@@ -128,8 +128,8 @@ def test_an_image_is_measured_with_its_tower(looking: ModelProcess, seeing: Path
 
 
 @needs_mlx_vlm
-def test_the_whole_command_counts_the_tower(seeing: Path, picture: Path, tmp_path: Path) -> None:
-    about = ("--prompt", TEXT, "--image", str(picture), "--max-tokens", "3")
+def test_the_whole_command_counts_the_tower(seeing: Path, image_file: Path, tmp_path: Path) -> None:
+    about = ("--prompt", TEXT, "--image", str(image_file), "--max-tokens", "3")
     row = tuned("seeing", seeing, tmp_path, about)
     assert row.is_exact
     assert not list(tmp_path.rglob("*.json"))  # nothing is saved for estimates of mlx-lm
@@ -142,8 +142,8 @@ def test_a_prompt_with_an_image_cannot_be_shortened(looking: ModelProcess) -> No
 
 
 @needs_mlx_vlm
-def test_an_image_needs_a_text_prompt(seeing: Path, picture: Path) -> None:
-    with started(seeing, picture) as process, pytest.raises(InputError, match="needs a text"):
+def test_an_image_needs_a_text_prompt(seeing: Path, image_file: Path) -> None:
+    with started(seeing, image_file) as process, pytest.raises(InputError, match="needs a text"):
         process.prompt(None, 100)
 
 
@@ -156,10 +156,10 @@ def test_an_invalid_image_is_reported(seeing: Path) -> None:
 
 @needs_mlx_vlm
 def test_a_model_that_mlx_vlm_lacks_is_not_supported(
-    checkpoints: Checkpoints, picture: Path, tmp_path: Path
+    checkpoints: Checkpoints, image_file: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "zork"}))
-    with started(tmp_path, picture) as process, pytest.raises(UnsupportedError, match="zork"):
+    with started(tmp_path, image_file) as process, pytest.raises(UnsupportedError, match="zork"):
         process.prompt(TEXT, None)
 
 

@@ -95,13 +95,13 @@ def test_a_task_cancelled_at_its_admission_releases_its_memory() -> None:
     async def test() -> None:
         wired, first = manager(), Ticket(POLICY, 100)
         await wired.start(first)
-        doomed = asyncio.create_task(wired.start(Ticket(POLICY, 100)))
+        waiter = asyncio.create_task(wired.start(Ticket(POLICY, 100)))
         next_one = asyncio.create_task(wired.start(Ticket(POLICY, 100, name="next")))
         await settled()
         wired.end(first)
-        doomed.cancel()
+        waiter.cancel()
         await next_one
-        assert doomed.cancelled()
+        assert waiter.cancelled()
         assert [ticket.name for ticket in wired.held] == ["next"]
 
     run(test())
@@ -111,10 +111,10 @@ def test_memory_freed_after_a_cancellation_is_not_lost() -> None:
     async def test() -> None:
         wired, first = manager(), Ticket(POLICY, 100)
         await wired.start(first)
-        doomed = asyncio.create_task(wired.start(Ticket(POLICY, 100)))
+        waiter = asyncio.create_task(wired.start(Ticket(POLICY, 100)))
         next_one = asyncio.create_task(wired.start(Ticket(POLICY, 100, name="next")))
         await settled()
-        doomed.cancel()
+        waiter.cancel()
         wired.end(first)
         await next_one
         assert [ticket.name for ticket in wired.held] == ["next"]
@@ -166,7 +166,7 @@ def test_a_wait_can_have_a_timeout() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.integers(1, 40))
-def test_any_number_of_tasks_run_in_order_within_the_cap(seed: int, crowd: int) -> None:
+def test_any_number_of_tasks_run_in_order_within_the_cap(seed: int, task_count: int) -> None:
     dice = random.Random(seed)
     started: list[str] = []
 
@@ -183,7 +183,7 @@ def test_any_number_of_tasks_run_in_order_within_the_cap(seed: int, crowd: int) 
     async def test() -> None:
         wired = WiredMemoryManager(backend=SimulatedBackend(supported=True), observe=see)
         tasks = {}
-        for index in range(crowd):
+        for index in range(task_count):
             ticket = Ticket(POLICY, dice.randrange(1, 101), name=f"t{index}")
             tasks[ticket.name] = asyncio.create_task(client(wired, ticket))
             await asyncio.sleep(0)

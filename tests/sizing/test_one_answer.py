@@ -95,7 +95,7 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the policy that each example writes."""
     return tmp_path_factory.mktemp("policy")
 
@@ -136,8 +136,8 @@ def policy_of(question: Question, path: str) -> dict[str, Any]:
     return {"schema": "memfit.policy/1", "targets": {"it": target}}
 
 
-def gated(question: Question, path: str, place: Path) -> TargetReport:
-    file = place / "memfit.yaml"
+def gated(question: Question, path: str, folder: Path) -> TargetReport:
+    file = folder / "memfit.yaml"
     file.write_text(json.dumps(policy_of(question, path)))
     outcome = run_gate(read_policy(file), None, allow_bounds=False)
     return outcome.report.targets[0]
@@ -183,7 +183,7 @@ def planned(question: Question, path: str) -> ContextPlan:
 @settings(max_examples=20, deadline=None)
 @given(questions)
 def test_every_command_gives_the_figures_of_an_estimate(
-    gguf: Path, place: Path, question: Question
+    gguf: Path, folder: Path, question: Question
 ) -> None:
     check_every_command(gguf, place, question)
 
@@ -202,15 +202,15 @@ def check_every_command(gguf: Path, place: Path, question: Question) -> None:
     try:
         expected = estimated(question, path)
     except UnsupportedError as error:
-        check_refusal(question, path, place, error)
+        check_rejection(question, path, folder, error)
         return
-    check_gate(expected, gated(question, path, place), question)
+    check_gate(expected, gated(question, path, folder), question)
     check_comparison(expected, compared(question, path))
     check_plan(expected, planned(question, path))
 
 
-def check_refusal(question: Question, path: str, place: Path, error: MemfitError) -> None:
-    report = gated(question, path, place)
+def check_rejection(question: Question, path: str, folder: Path, error: MemfitError) -> None:
+    report = gated(question, path, folder)
     assert (report.status, report.message) == ("undecided", str(error))
     comparison = compared(question, path)
     assert comparison.matrix
@@ -274,14 +274,14 @@ def check_plan(expected: Estimate, plan: ContextPlan) -> None:
 
 
 def test_a_prompt_that_no_runtime_accepts_is_rejected_by_every_command(
-    gguf: Path, place: Path
+    gguf: Path, folder: Path
 ) -> None:
     question = Question("gguf", "128GB", None, None, {"prompt_tokens": 2**30 + 1}, MARGIN_BYTES)
     for answer in (estimated, compared, planned):
         with pytest.raises(InputError, match="must be from 1 to 1073741824"):
             answer(question, str(gguf))
     with pytest.raises(PolicyError, match="must be from 1 to 1073741824"):
-        gated(question, str(gguf), place)
+        gated(question, str(gguf), folder)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_prompt_that_no_runtime_accepts_is_rejected_by_every_command(
     ids=lambda question: question.model,
 )
 def test_the_command_line_gives_one_answer(
-    memfit: Memfit, gguf: Path, place: Path, question: Question
+    memfit: Memfit, gguf: Path, folder: Path, question: Question
 ) -> None:
     path = path_of(question, gguf)
     options = ["--device" if question.machine in DEVICES else "--memory", question.machine]
@@ -316,8 +316,8 @@ def test_the_command_line_gives_one_answer(
     peak, verdict = alone.json["peak_bytes"], alone.json["verdict"]
     context = alone.json["recommendation"]["context_tokens"]
 
-    (place / "memfit.yaml").write_text(json.dumps(policy_of(question, path)))
-    run = memfit("gate", "--policy", place / "memfit.yaml", "--format", "json")
+    (folder / "memfit.yaml").write_text(json.dumps(policy_of(question, path)))
+    run = memfit("gate", "--policy", folder / "memfit.yaml", "--format", "json")
     figures = run.json["targets"][0]["figures"]
     assert (figures["peak_bytes"], figures["context_tokens"]) == (peak, context)
 

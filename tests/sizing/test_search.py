@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.sizing.search import context_lengths, first_fitting
 
-REFUSALS: tuple[type[InputError | UnsupportedError], ...] = (InputError, UnsupportedError)
+REJECTIONS: tuple[type[InputError | UnsupportedError], ...] = (InputError, UnsupportedError)
 
 
-def judged(seen: list[int], fitting: set[int], refused: set[int]) -> Callable[[int], bool]:
+def judged(seen: list[int], fitting: set[int], rejected: set[int]) -> Callable[[int], bool]:
     """Return a check that records its arguments, and rejects some of them."""
 
     def fits(candidate: int) -> bool:
         seen.append(candidate)
-        if candidate in refused:
-            raise REFUSALS[candidate % 2](f"{candidate} cannot be run")
+        if candidate in rejected:
+            raise REJECTIONS[candidate % 2](f"{candidate} cannot be run")
         return candidate in fitting
 
     return fits
@@ -28,16 +28,16 @@ def judged(seen: list[int], fitting: set[int], refused: set[int]) -> Callable[[i
     st.integers(0, 5000), st.integers(1, 300), st.integers(0, 6000), st.integers(0, 6000), st.data()
 )
 def test_a_monotone_search_equals_brute_force_in_few_evaluations(
-    most: int, step: int, largest: int, refused_from: int, data: st.DataObject
+    most: int, step: int, largest: int, rejected_from: int, data: st.DataObject
 ) -> None:
     candidates = range(most, 0, -step)
     if data.draw(st.booleans()):
         candidates = range(0, most, step)[::-1]
     fitting = {each for each in candidates if each <= largest}
-    refused = {each for each in candidates if each >= refused_from}
+    rejected = {each for each in candidates if each >= rejected_from}
     seen: list[int] = []
-    found = first_fitting(candidates, judged(seen, fitting, refused), monotone=True)
-    assert found == max(fitting - refused, default=None)
+    found = first_fitting(candidates, judged(seen, fitting, rejected), monotone=True)
+    assert found == max(fitting - rejected, default=None)
     assert len(seen) <= len(candidates).bit_length()  # floor(log2 n) + 1
 
 
@@ -47,11 +47,11 @@ def test_a_monotone_search_equals_brute_force_in_few_evaluations(
     st.sets(st.integers(0, 50)),
 )
 def test_any_other_search_evaluates_in_order_up_to_the_first_that_fits(
-    candidates: list[int], fitting: set[int], refused: set[int]
+    candidates: list[int], fitting: set[int], rejected: set[int]
 ) -> None:
     seen: list[int] = []
-    found = first_fitting(candidates, judged(seen, fitting, refused))
-    good = [each for each in candidates if each in fitting - refused]
+    found = first_fitting(candidates, judged(seen, fitting, rejected))
+    good = [each for each in candidates if each in fitting - rejected]
     assert found == (good[0] if good else None)
     assert seen == (candidates[: candidates.index(good[0]) + 1] if good else candidates)
 

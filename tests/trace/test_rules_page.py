@@ -80,18 +80,18 @@ def _of_the_loop() -> Iterator[Row]:
     start = "tokens from which caches are quantised"
     yield start, runtime.quantized_kv_start, "mlx_lm/generate.py", read_at
     yield "group of a quantised cache", runtime.kv_group_size, step, read_at
-    cleared = "freed buffers given back after each chunk, and each so many tokens"
+    cleared = "freed buffers are cleared after each chunk, and after this many tokens"
     yield cleared, CLEARED_EVERY, step, read_at
 
 
 def _shipped() -> Iterator[Row]:
     read_at = f"mlx {'.'.join(map(str, MLX_VERSION))}, tested"
-    yield "width of the tape", schedule.WIDTH, "mlx/utils.h, bfs_max_width", read_at
+    yield "width of the evaluation tape", schedule.WIDTH, "mlx/utils.h, bfs_max_width", read_at
     dispatches = SCHEDULING["cpu_dispatches_per_task"]
     yield "dispatches of a CPU task", dispatches, "backend/cpu/encoder.h", read_at
-    slack = "bytes a donated buffer may be too large by"
+    slack = "bytes by which a donated buffer may be too large"
     yield slack, operation.DONATION_SLACK, "backend/common/utils.h, is_donatable", read_at
-    reuse = "a freed buffer is taken again below"
+    reuse = "a freed buffer is reused below"
     yield reuse, "min(2 size, size + 2 pages)", "backend/common/buffer_cache.h", read_at
 
 

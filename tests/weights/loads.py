@@ -73,18 +73,18 @@ def _retype(path: Path, dtypes: Mapping[str, str]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
-def mlx_lm_holds(directory: Path) -> Counter[int] | None:
+def loaded_arrays(directory: Path) -> Counter[int] | None:
     """Return the number of arrays of each size that mlx-lm loads, None when it rejects them."""
     from mlx_lm.utils import load_model
 
     try:
         model, _ = load_model(directory)
-    except Exception:  # noqa: BLE001 - whatever mlx-lm raises, it refuses the checkpoint
+    except Exception:  # noqa: BLE001 - with any error mlx-lm rejects the checkpoint
         return None
     return Counter(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
-def memfit_says(directory: Path) -> WeightFootprint:
+def predicted_weights(directory: Path) -> WeightFootprint:
     """Return the weights by memfit."""
     checkpoint = open_checkpoint(str(directory))
     model = build_model(checkpoint.config, checkpoint.config_name)
@@ -95,13 +95,13 @@ def memfit_says(directory: Path) -> WeightFootprint:
 
 def check(directory: Path) -> WeightFootprint:
     """Compare memfit with a real load: equal array by array, or rejected by both."""
-    said, held = memfit_says(directory), mlx_lm_holds(directory)
-    if held is None:
-        assert said.basis == "bound"
-        assert [note.level for note in said.notes] == ["warning"]
+    predicted, loaded = predicted_weights(directory), loaded_arrays(directory)
+    if loaded is None:
+        assert predicted.basis == "bound"
+        assert [note.level for note in predicted.notes] == ["warning"]
     else:
-        assert (said.basis, said.sizes) == ("exact", held)
+        assert (predicted.basis, predicted.sizes) == ("exact", loaded)
     tensors = open_checkpoint(str(directory)).tensors
     assert tensors is not None
-    assert said.nbytes == sum(said.by_part.values()) == sum(t.nbytes for t in tensors)
-    return said
+    assert predicted.nbytes == sum(predicted.by_part.values()) == sum(t.nbytes for t in tensors)
+    return predicted

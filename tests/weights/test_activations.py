@@ -28,14 +28,14 @@ def _cast(tensors: Tensors, part: str, dtype: mx.Dtype) -> Tensors:
     return {**tensors, **changed}
 
 
-def _said(directory: Path) -> tuple[int, int]:
+def _predicted_cache(directory: Path) -> tuple[int, int]:
     figures = size(open_checkpoint(str(directory)), device=None).figures_for(
         Workload(prompt_tokens=TOKENS)
     )
     return figures.kv.nbytes, figures.ssm_bytes
 
 
-def _held(directory: Path) -> tuple[int, int]:
+def _measured_cache(directory: Path) -> tuple[int, int]:
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
@@ -72,11 +72,11 @@ def test_a_parameter_of_another_type_promotes_the_cache_as_in_mlx_lm(
         tensors = plain(config)
     else:
         config, tensors = converted(config, bits, 32)
-    plain_cache = _held(save(tmp_path, config, tensors))
-    assert _said(tmp_path) == plain_cache
+    plain_cache = _measured_cache(save(tmp_path, config, tensors))
+    assert _predicted_cache(tmp_path) == plain_cache
     save(tmp_path, config, _cast(tensors, part, dtype))
-    assert _said(tmp_path) == _held(tmp_path)
-    assert (_said(tmp_path) == plain_cache) is ((case, part, dtype) in KEEPING)
+    assert _predicted_cache(tmp_path) == _measured_cache(tmp_path)
+    assert (_predicted_cache(tmp_path) == plain_cache) is ((case, part, dtype) in KEEPING)
 
 
 @pytest.mark.parametrize("case", ["qwen3_vl", "qwen3_5", "gpt2", "gemma4"])
@@ -85,4 +85,4 @@ def test_the_embedding_is_found_under_its_hub_name(case: str, tmp_path: Path) ->
     text = config.get("text_config", config)
     text["dtype"] = config["torch_dtype"] = "bfloat16"
     tensors = hub_layout(plain(config, "F32"), config)
-    assert _said(save(tmp_path, config, tensors)) == _held(tmp_path)
+    assert _predicted_cache(save(tmp_path, config, tensors)) == _measured_cache(tmp_path)

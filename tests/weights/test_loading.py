@@ -16,9 +16,9 @@ from tests.weights.loads import (
     check,
     config_of,
     converted,
-    memfit_says,
-    mlx_lm_holds,
+    loaded_arrays,
     plain,
+    predicted_weights,
     save,
 )
 
@@ -42,16 +42,16 @@ def test_the_hub_layout_loads_to_the_predicted_arrays(case: Path, tmp_path: Path
     config = config_of(case)
     config.update({key: False for key in ("use_bias", "mlp_bias") if key in config})
     tensors = hub_layout(plain(config), config)
-    said = check(save(tmp_path, config, tensors))
-    assert said.basis == "exact"
+    predicted = check(save(tmp_path, config, tensors))
+    assert predicted.basis == "exact"
     # The same bytes by part as under the class's own names, except for dropped masks.
     own = tmp_path / "own"
     own.mkdir()
-    parts = memfit_says(save(own, config, plain(config))).by_part
-    assert said.by_part | {"attention": 0} == parts | {"attention": 0}
+    parts = predicted_weights(save(own, config, plain(config))).by_part
+    assert predicted.by_part | {"attention": 0} == parts | {"attention": 0}
 
 
-_STRANGERS = (
+_UNKNOWN_TENSORS = (
     "lm_head.weight",
     "language_model.lm_head.weight",
     "model.layers.0.self_attn.rotary_emb.inv_freq",
@@ -74,9 +74,9 @@ def test_a_tensor_unknown_to_the_class_is_dropped_or_rejected_as_in_mlx_lm(
     config = config_of(case)
     tensors = plain(config)
     embedding = next(v for k, v in tensors.items() if "embed" in k or "wte" in k)
-    for name in {*_STRANGERS} - {*tensors}:
-        stranger = embedding if "lm_head" in name else mx.zeros((8,), mx.bfloat16)
-        check(save(tmp_path, config, {**tensors, name: stranger}))
+    for name in {*_UNKNOWN_TENSORS} - {*tensors}:
+        unknown = embedding if "lm_head" in name else mx.zeros((8,), mx.bfloat16)
+        check(save(tmp_path, config, {**tensors, name: unknown}))
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,15 @@ def test_a_config_alone_gives_the_bytes_of_its_conversion(
     case: str, quantization: tuple[Any, ...], tmp_path: Path
 ) -> None:
     config, tensors = converted(config_of(case), *quantization)
-    said = check(save(tmp_path, config, tensors))
+    predicted = check(save(tmp_path, config, tensors))
     (tmp_path / "model.safetensors").unlink()
-    alone = memfit_says(tmp_path)
-    assert (alone.basis, alone.sizes, alone.parameters) == ("derived", said.sizes, said.parameters)
-    assert alone.by_part == said.by_part
+    alone = predicted_weights(tmp_path)
+    assert (alone.basis, alone.sizes, alone.parameters) == (
+        "derived",
+        predicted.sizes,
+        predicted.parameters,
+    )
+    assert alone.by_part == predicted.by_part
 
 
 def _mixed(path: str, _: object) -> bool | dict[str, object]:
@@ -115,7 +119,7 @@ def test_mixed_precisions_are_read_from_the_config_or_from_the_headers(
     block.update({k.removesuffix(".weight"): False for k in tensors if "o_proj.weight" in k})
     listed = check(save(tmp_path, config, tensors))
     (tmp_path / "model.safetensors").unlink()
-    alone = memfit_says(tmp_path)
+    alone = predicted_weights(tmp_path)
     assert (alone.sizes, alone.parameters) == (listed.sizes, listed.parameters)
     block = {key: value for key, value in block.items() if key in ("bits", "group_size", "mode")}
     unlisted = check(save(tmp_path, {**config, "quantization": block}, tensors))
@@ -162,16 +166,16 @@ def test_headers_that_contradict_the_config_are_rejected_by_name(
     config, tensors = converted(config_of("llama"), 4, 64)
     config.pop("quantization_config")
     tensors.pop(without, None)
-    said = check(save(tmp_path, {**config, **changes}, tensors))
-    assert said.basis == "bound"
-    assert named in said.notes[0].message
+    predicted = check(save(tmp_path, {**config, **changes}, tensors))
+    assert predicted.basis == "bound"
+    assert named in predicted.notes[0].message
 
 
 def test_a_quantization_config_without_a_method_is_not_enough_for_mlx_lm(tmp_path: Path) -> None:
     config, tensors = converted(config_of("llama"), 4, 64)
     config.pop("quantization")
-    said = check(save(tmp_path, config, tensors))
-    assert said.loaded_bytes == said.nbytes
+    predicted = check(save(tmp_path, config, tensors))
+    assert predicted.loaded_bytes == predicted.nbytes
 
 
 @pytest.mark.parametrize("case", ["qwen3_moe", "mixtral", "deepseek_v3"])
@@ -187,8 +191,8 @@ def test_float32_norms_of_a_bf16_model_stay_float32(case: str, tmp_path: Path) -
 @pytest.mark.parametrize("dtype", ["F16", "F32"])
 def test_the_type_comes_from_headers_and_not_from_the_config(dtype: str, tmp_path: Path) -> None:
     config = config_of("qwen3", torch_dtype="bfloat16")
-    said = check(save(tmp_path, config, plain(config, dtype)))
-    assert said.nbytes == said.parameters * (2 if dtype == "F16" else 4)
+    predicted = check(save(tmp_path, config, plain(config, dtype)))
+    assert predicted.nbytes == predicted.parameters * (2 if dtype == "F16" else 4)
 
 
 @pytest.mark.parametrize("dtype", ["F64", "F8_E5M2", "F8_E4M3", "F8_E8M0", "BOOL", "U16", "C64"])
@@ -200,10 +204,12 @@ def test_a_file_with_a_type_mlx_cannot_read_is_rejected_even_if_dropped(
     tensors = plain(config)
     shape = tensors[name].shape if name in tensors else (8,)
     stored = {"F64": mx.int64, "C64": mx.complex64, "U16": mx.uint16}.get(dtype, mx.uint8)
-    said = check(save(tmp_path, config, {**tensors, name: mx.zeros(shape, stored)}, {name: dtype}))
-    assert (said.basis == "bound") is (dtype in ("F64", "F8_E5M2"))
-    if said.basis == "bound":
-        assert f"{name}: MLX has no type {dtype}" in said.notes[0].message
+    predicted = check(
+        save(tmp_path, config, {**tensors, name: mx.zeros(shape, stored)}, {name: dtype})
+    )
+    assert (predicted.basis == "bound") is (dtype in ("F64", "F8_E5M2"))
+    if predicted.basis == "bound":
+        assert f"{name}: MLX has no type {dtype}" in predicted.notes[0].message
 
 
 def _fp8(case: str, tmp_path: Path, scale: int | None = 128, **block: Any) -> Path:
@@ -228,10 +234,10 @@ def _fp8(case: str, tmp_path: Path, scale: int | None = 128, **block: Any) -> Pa
 def test_fp8_in_blocks_is_dequantised_by_the_classes_that_support_it(
     case: str, tmp_path: Path
 ) -> None:
-    said = check(_fp8(case, tmp_path))
-    assert said.basis == "exact"
-    assert said.loaded_bytes > said.nbytes
-    assert [note.code for note in said.notes] == ["rewritten-at-load"]
+    predicted = check(_fp8(case, tmp_path))
+    assert predicted.basis == "exact"
+    assert predicted.loaded_bytes > predicted.nbytes
+    assert [note.code for note in predicted.notes] == ["rewritten-at-load"]
 
 
 @pytest.mark.parametrize("case", ["ministral3", "mistral3"])
@@ -243,8 +249,8 @@ def test_fp8_with_one_scale_gets_the_type_of_the_scale(case: str, tmp_path: Path
 def test_fp8_of_other_classes_is_bounded_by_the_dequantised_model(
     case: str, tmp_path: Path
 ) -> None:
-    said = check(_fp8(case, tmp_path))
-    assert said.loaded_bytes == sum(v.nbytes for v in plain(config_of(case)).values())
+    predicted = check(_fp8(case, tmp_path))
+    assert predicted.loaded_bytes == sum(v.nbytes for v in plain(config_of(case)).values())
 
 
 def test_fp8_in_unsupported_block_sizes_is_rejected(tmp_path: Path) -> None:
@@ -286,11 +292,11 @@ _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, 
 @pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "gemma2", "mistral", "glm4"])
 def test_awq_is_loaded_in_mlxs_layout(case: str, tmp_path: Path) -> None:
     config = config_of(case, quantization_config=_AWQ)
-    said = check(save(tmp_path, config, _awq(plain(config))))
-    assert said.basis == "exact"
-    assert said.parameters == sum(value.size for value in plain(config).values())
+    predicted = check(save(tmp_path, config, _awq(plain(config))))
+    assert predicted.basis == "exact"
+    assert predicted.parameters == sum(value.size for value in plain(config).values())
     (tmp_path / "model.safetensors").unlink()
-    assert memfit_says(tmp_path).sizes == said.sizes
+    assert predicted_weights(tmp_path).sizes == predicted.sizes
 
 
 @pytest.mark.parametrize("scales", [mx.float16, mx.float32], ids=str)
@@ -322,9 +328,9 @@ def test_gptq_is_rejected_with_any_bits(bits: int, g_idx: bool, tmp_path: Path) 
         if g_idx:
             tensors[f"{base}g_idx"] = mx.zeros((inputs,), mx.int32)
     config["quantization_config"] = {"quant_method": "gptq", "bits": bits, "group_size": 32}
-    said = check(save(tmp_path, config, tensors))
-    assert said.parameters == sum(value.size for value in plain(config).values())
-    assert said.loaded_bytes == 2 * said.parameters
+    predicted = check(save(tmp_path, config, tensors))
+    assert predicted.parameters == sum(value.size for value in plain(config).values())
+    assert predicted.loaded_bytes == 2 * predicted.parameters
 
 
 def _packed_experts(config: dict[str, Any]) -> Tensors:
@@ -350,12 +356,12 @@ def test_packed_integers_are_read_only_by_the_deepseek_v3_class(
 ) -> None:
     block = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
     config = config_of(case, quantization_config=block, mlp_bias=False)
-    said = check(save(tmp_path, config, _packed_experts(config)))
-    assert said.basis == basis
-    assert said.parameters == sum(value.size for value in plain(config).values())
+    predicted = check(save(tmp_path, config, _packed_experts(config)))
+    assert predicted.basis == basis
+    assert predicted.parameters == sum(value.size for value in plain(config).values())
     (tmp_path / "model.safetensors").unlink()
-    alone = memfit_says(tmp_path)
-    assert (alone.basis, alone.loaded_bytes) == ("bound", said.loaded_bytes)
+    alone = predicted_weights(tmp_path)
+    assert (alone.basis, alone.loaded_bytes) == ("bound", predicted.loaded_bytes)
 
 
 @pytest.mark.parametrize(
@@ -381,10 +387,10 @@ def test_formats_that_no_class_reads_give_a_bound_with_a_reason(
         else:
             tensors[name] = value
     block = {"quant_method": method, "quant_algo": "NVFP4", "format": "nvfp4-pack-quantized"}
-    said = check(save(tmp_path, {**config, "quantization_config": block}, tensors))
-    assert said.notes[0].code == "dequantised"
-    assert said.parameters == sum(value.size for value in plain(config).values())
-    assert said.loaded_bytes == 2 * said.parameters
+    predicted = check(save(tmp_path, {**config, "quantization_config": block}, tensors))
+    assert predicted.notes[0].code == "dequantised"
+    assert predicted.parameters == sum(value.size for value in plain(config).values())
+    assert predicted.loaded_bytes == 2 * predicted.parameters
 
 
 @pytest.mark.parametrize(
@@ -443,12 +449,12 @@ def _gpt_oss() -> tuple[dict[str, Any], Tensors]:
 def test_gpt_oss_as_published_loads_to_the_predicted_arrays(tmp_path: Path) -> None:
     config, tensors = _gpt_oss()
     config["quantization_config"] = {"quant_method": "mxfp4"}
-    said = check(save(tmp_path, config, tensors))
-    assert said.basis == "exact"
+    predicted = check(save(tmp_path, config, tensors))
+    assert predicted.basis == "exact"
     (tmp_path / "model.safetensors").unlink()
-    alone = memfit_says(tmp_path)
-    assert (alone.basis, alone.sizes) == ("derived", said.sizes)
-    assert (alone.by_part, alone.parameters) == (said.by_part, said.parameters)
+    alone = predicted_weights(tmp_path)
+    assert (alone.basis, alone.sizes) == ("derived", predicted.sizes)
+    assert (alone.by_part, alone.parameters) == (predicted.by_part, predicted.parameters)
 
 
 def test_gpt_oss_without_its_quantization_config_is_rejected(tmp_path: Path) -> None:
@@ -470,9 +476,9 @@ def test_bitnet_is_loaded_packed_four_to_a_byte(
         outputs, inputs = tensors[name].shape
         tensors[name] = mx.zeros((outputs // 4, inputs), mx.uint8)
         tensors[f"{name}_scale"] = mx.zeros((1,), mx.bfloat16)
-    said = check(save(tmp_path, config, tensors))
-    assert said.basis == "exact"
-    assert said.parameters == sum(value.size for value in plain(config).values())
+    predicted = check(save(tmp_path, config, tensors))
+    assert predicted.basis == "exact"
+    assert predicted.parameters == sum(value.size for value in plain(config).values())
 
 
 @pytest.mark.parametrize(("case", "path"), [("gemma3", "language_model."), ("gemma3_text", "")])
@@ -482,19 +488,19 @@ def test_a_separate_head_is_kept_by_the_classes_that_look_for_one(
     config = config_of(case)
     tensors = plain(config)
     head = {f"{path}lm_head.weight": tensors[f"{path}model.embed_tokens.weight"]}
-    said = check(save(tmp_path, config, {**tensors, **head}))
-    assert said.basis == "exact"
-    assert said.by_part["head"] == said.by_part["embedding"]
+    predicted = check(save(tmp_path, config, {**tensors, **head}))
+    assert predicted.basis == "exact"
+    assert predicted.by_part["head"] == predicted.by_part["embedding"]
 
 
 def test_a_missing_expert_is_rejected(tmp_path: Path) -> None:
     config = config_of("qwen3_moe")
     tensors = hub_layout(plain(config), config)
     kept = {name: value for name, value in tensors.items() if ".experts.2." not in name}
-    assert mlx_lm_holds(save(tmp_path, config, kept)) is None
-    assert "switch_mlp" in _refused(memfit_says(tmp_path))
+    assert loaded_arrays(save(tmp_path, config, kept)) is None
+    assert "switch_mlp" in _bound_reason(predicted_weights(tmp_path))
 
 
-def _refused(said: WeightFootprint) -> str:
-    assert said.basis == "bound"
-    return said.notes[0].message
+def _bound_reason(predicted: WeightFootprint) -> str:
+    assert predicted.basis == "bound"
+    return predicted.notes[0].message

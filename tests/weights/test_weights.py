@@ -41,7 +41,7 @@ _ROUTERS = {
 }
 
 
-def weigh_config(
+def footprint_of_config(
     config: dict[str, Any], tensors: tuple[Tensor, ...] | None = None
 ) -> WeightFootprint:
     model = build_model(config, "config.json")
@@ -70,7 +70,7 @@ def headers_of(config: dict[str, Any], dtype: str = "BF16") -> tuple[Tensor, ...
 
 
 def test_qwen3_4b_has_the_measured_bytes() -> None:
-    footprint = weigh_config(QWEN3_4B_4BIT)
+    footprint = footprint_of_config(QWEN3_4B_4BIT)
     # nbytes measured, and active memory predicted, by mlx-swift-lm's "Observed deltas".
     assert (footprint.nbytes, resident(footprint)) == (2_262_535_712, 2_264_333_312)
     assert footprint.basis == "derived"
@@ -78,7 +78,7 @@ def test_qwen3_4b_has_the_measured_bytes() -> None:
 
 def test_qwen3_next_has_the_measured_bytes() -> None:
     block = {"group_size": 64, "bits": 4, **_ROUTERS}
-    footprint = weigh_config({**QWEN3_NEXT_80B, "quantization": block})
+    footprint = footprint_of_config({**QWEN3_NEXT_80B, "quantization": block})
     # The same source; experts 43,486,543,872 of it.
     assert (footprint.nbytes, resident(footprint)) == (44_844_060_160, 44_844_092_928)
     assert footprint.by_part["experts"] == 43_486_543_872
@@ -86,7 +86,7 @@ def test_qwen3_next_has_the_measured_bytes() -> None:
 
 def test_a_router_has_8_bits_after_conversion_and_its_own_type_before() -> None:
     # Without the routers' entries a published config says 4 bits of them, too.
-    assert weigh_config(QWEN3_NEXT_4BIT).nbytes == 44_818_845_184
+    assert footprint_of_config(QWEN3_NEXT_4BIT).nbytes == 44_818_845_184
     model = build_model(QWEN3_NEXT_80B, "config.json")
     plan = QuantizationPlan(Quantization(4, 64), converting=True)
     assert convert(model, plan, Declared()).nbytes == 44_844_060_160
@@ -127,7 +127,7 @@ def test_a_malformed_quantization_block_is_rejected_with_its_key(
     changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        weigh_config(small(**changes))
+        footprint_of_config(small(**changes))
     assert words in str(caught.value)
     assert str(caught.value).startswith("config.json: ")
     assert len(str(caught.value).splitlines()) == 1
@@ -162,23 +162,23 @@ def test_any_quantization_block_is_read_or_rejected(value: Any, method: str) -> 
     block = {**value, "quant_method": method} if isinstance(value, dict) else value
     for key, content in (("quantization", value), ("quantization_config", block)):
         with suppress(ConfigError):
-            assert weigh_config(small(**{key: content})).parameters > 0
+            assert footprint_of_config(small(**{key: content})).parameters > 0
 
 
 @pytest.mark.parametrize(
     "method", ["gptq", "fp8", "bitnet", "modelopt", "hqq", "compressed-tensors", "mxfp4"]
 )
 def test_a_format_mlx_lm_does_not_load_is_bounded_by_the_unquantised_model(method: str) -> None:
-    footprint = weigh_config(small(quantization_config={"quant_method": method, "bits": 4}))
-    assert (footprint.basis, footprint.nbytes) == ("bound", weigh_config(small()).nbytes)
+    footprint = footprint_of_config(small(quantization_config={"quant_method": method, "bits": 4}))
+    assert (footprint.basis, footprint.nbytes) == ("bound", footprint_of_config(small()).nbytes)
     assert [note.code for note in footprint.notes] == ["dequantised"]
     assert "does not load" in footprint.notes[0].message
 
 
 def test_fp8_dequantised_at_load_gives_a_note_that_files_are_smaller() -> None:
     config = small(model_type="ministral3", rope_parameters={"rope_theta": 1e6})
-    footprint = weigh_config({**config, "quantization_config": {"quant_method": "fp8"}})
-    assert (footprint.basis, footprint.nbytes) == ("derived", weigh_config(config).nbytes)
+    footprint = footprint_of_config({**config, "quantization_config": {"quant_method": "fp8"}})
+    assert (footprint.basis, footprint.nbytes) == ("derived", footprint_of_config(config).nbytes)
     assert [note.code for note in footprint.notes] == ["dequantised-at-load"]
 
 
@@ -191,7 +191,7 @@ def test_converting_a_quantised_checkpoint_notes_that_mlx_lm_would_not() -> None
 
 
 def test_an_adapter_stays_in_memory_with_the_weights() -> None:
-    base = weigh_config(small())
+    base = footprint_of_config(small())
     added = add_adapter(base, (tensor("a.lora_a", "F32", 128, 8), tensor("a.lora_b", "F32", 8, 3)))
     assert added.nbytes - base.nbytes == added.loaded_bytes - base.loaded_bytes == 4 * 8 * 131
     assert sum(added.by_part.values()) == added.nbytes
@@ -200,25 +200,25 @@ def test_an_adapter_stays_in_memory_with_the_weights() -> None:
 def test_headers_without_a_parameter_are_rejected() -> None:
     for tensors in ((), (tensor("model.norm.weight", "BF16", 0),)):
         with pytest.raises(CheckpointError, match="hold no parameters"):
-            weigh_config(small(), tensors)
+            footprint_of_config(small(), tensors)
 
 
 def test_complete_headers_are_exact_and_a_missing_tensor_is_not() -> None:
     headers = headers_of(small())
-    assert weigh_config(small(), headers).basis == "exact"
-    assert weigh_config(small(), headers).sizes == weigh_config(small()).sizes
-    short = weigh_config(small(), headers[:-1])
-    assert (short.basis, short.sizes) == ("bound", weigh_config(small()).sizes)
+    assert footprint_of_config(small(), headers).basis == "exact"
+    assert footprint_of_config(small(), headers).sizes == footprint_of_config(small()).sizes
+    short = footprint_of_config(small(), headers[:-1])
+    assert (short.basis, short.sizes) == ("bound", footprint_of_config(small()).sizes)
     assert "in the model class and in no header" in short.notes[0].message
 
 
 def test_unknown_tensor_names_are_counted_by_their_parameters() -> None:
     headers = headers_of(small())
     renamed = (headers[0]._replace(name="backbone.tokens"), *headers[1:])
-    footprint = weigh_config(small(), renamed)
-    assert (footprint.basis, footprint.sizes) == ("derived", weigh_config(small()).sizes)
+    footprint = footprint_of_config(small(), renamed)
+    assert (footprint.basis, footprint.sizes) == ("derived", footprint_of_config(small()).sizes)
     assert [note.code for note in footprint.notes] == ["layout"]
-    assert weigh_config(small(), renamed[:-1]).basis == "bound"
+    assert footprint_of_config(small(), renamed[:-1]).basis == "bound"
 
 
 _NAMES = st.sampled_from(
@@ -263,7 +263,7 @@ def test_parts_always_add_up_to_the_bytes_of_the_headers(
 ) -> None:
     total = sum(made.nbytes for made in tensors)
     try:
-        footprint = weigh_config(small(**block), tuple(tensors))
+        footprint = footprint_of_config(small(**block), tuple(tensors))
     except CheckpointError:
         assert total == 0 or all(made.name for made in tensors if not prod(made.shape))
         return
@@ -313,7 +313,7 @@ def test_a_name_has_the_part_of_the_module_it_names() -> None:
 
 def test_the_bytes_do_not_depend_on_the_order_of_the_tensors() -> None:
     headers = headers_of(small(quantization={"bits": 4, "group_size": 64}))
-    assert weigh_config(small(), headers) == weigh_config(small(), headers[::-1])
+    assert footprint_of_config(small(), headers) == footprint_of_config(small(), headers[::-1])
 
 
 def test_dropped_tensors_are_on_disk_and_not_loaded() -> None:
