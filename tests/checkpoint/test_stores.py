@@ -142,7 +142,7 @@ def test_an_arbitrary_manifest_gives_a_one_line_error(store: Path, content: byte
 
 
 @pytest.mark.parametrize(
-    "place",
+    "layout",
     [
         "models/org/Qwen2___5-7B",  # modelscope 1.11 to 1.37, MODELSCOPE_CACHE or its hub/models
         "hub/models/org/Qwen2___5-7B",
