@@ -185,19 +185,19 @@ def planned(question: Question, path: str) -> ContextPlan:
 def test_every_command_gives_the_figures_of_an_estimate(
     gguf: Path, folder: Path, question: Question
 ) -> None:
-    check_every_command(gguf, place, question)
+    check_every_command(gguf, folder, question)
 
 
 @pytest.mark.exhaustive
 @settings(max_examples=120, deadline=None)
 @given(questions)
 def test_every_command_gives_the_figures_of_an_estimate_in_many_examples(
-    gguf: Path, place: Path, question: Question
+    gguf: Path, folder: Path, question: Question
 ) -> None:
-    check_every_command(gguf, place, question)
+    check_every_command(gguf, folder, question)
 
 
-def check_every_command(gguf: Path, place: Path, question: Question) -> None:
+def check_every_command(gguf: Path, folder: Path, question: Question) -> None:
     path = path_of(question, gguf)
     try:
         expected = estimated(question, path)
