@@ -27,24 +27,24 @@ tickets:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Any:
+def run_scenario(tmp_path: Path) -> Any:
     """Return the plan of tickets, one per line, under the policies above."""
 
-    def played(*tickets: str, head: str = "") -> WiredPlan:
+    def run(*tickets: str, head: str = "") -> WiredPlan:
         path = tmp_path / "scenario.yaml"
         lines = "".join(f"  - {{{ticket}}}\n" for ticket in tickets)
         path.write_text(HEAD + head + POLICIES + lines, encoding="utf-8")
         return plan_wired(read_scenario(path))
 
-    return played
+    return run
 
 
 def ticket(plan: WiredPlan, name: str) -> TicketPlan:
     return next(ticket for ticket in plan.tickets if ticket.name == name)
 
 
-def test_a_request_waits_for_room_and_runs_from_then_on(play: Any) -> None:
-    plan = play(
+def test_a_request_waits_for_room_and_runs_from_then_on(run_scenario: Any) -> None:
+    plan = run_scenario(
         "name: a, policy: all, size: 80MB, runs: 10s",
         "name: b, policy: all, size: 80MB, start: 2s, runs: 1.5s",
     )
@@ -53,8 +53,8 @@ def test_a_request_waits_for_room_and_runs_from_then_on(play: Any) -> None:
     assert (plan.verdict, plan.longest_wait_ms) == ("waits", 8000)
 
 
-def test_an_end_frees_memory_before_a_start_at_the_same_time(play: Any) -> None:
-    plan = play(
+def test_an_end_frees_memory_before_a_start_at_the_same_time(run_scenario: Any) -> None:
+    plan = run_scenario(
         "name: a, policy: all, size: 80MB, end: 2s",
         "name: b, policy: all, size: 80MB, start: 2s",
     )
@@ -62,8 +62,8 @@ def test_an_end_frees_memory_before_a_start_at_the_same_time(play: Any) -> None:
     assert [moment.at_ms for moment in plan.moments] == [0, 2000]
 
 
-def test_a_ticket_that_ends_while_waiting_is_cancelled(play: Any) -> None:
-    plan = play(
+def test_a_ticket_that_ends_while_waiting_is_cancelled(run_scenario: Any) -> None:
+    plan = run_scenario(
         "name: a, policy: all, size: 80MB",
         "name: b, policy: all, size: 80MB, start: 1s, end: 3s",
     )
@@ -71,16 +71,16 @@ def test_a_ticket_that_ends_while_waiting_is_cancelled(play: Any) -> None:
     assert plan.verdict == "waits"
 
 
-def test_a_ticket_that_never_fits_is_rejected_with_a_reason(play: Any) -> None:
-    plan = play("name: a, policy: all, size: 101MB", head="baseline: 10MB\n")
+def test_a_ticket_that_never_fits_is_rejected_with_a_reason(run_scenario: Any) -> None:
+    plan = run_scenario("name: a, policy: all, size: 101MB", head="baseline: 10MB\n")
     assert (ticket(plan, "a").outcome, plan.verdict) == ("refused", "fails")
     assert ticket(plan, "a").reason == (
         "does not fit even alone under 100.0 MB, of which 10.0 MB are baseline"
     )
 
 
-def test_a_ticket_that_waits_to_the_end_was_never_admitted(play: Any) -> None:
-    plan = play(
+def test_a_ticket_that_waits_to_the_end_was_never_admitted(run_scenario: Any) -> None:
+    plan = run_scenario(
         "name: weights, policy: all, kind: reservation, size: 60MB",
         "name: large, policy: all, size: 70MB, start: 1s, runs: 1s",
         "name: small, policy: all, size: 10MB, start: 2s, runs: 1s",
@@ -95,25 +95,25 @@ def test_a_ticket_that_waits_to_the_end_was_never_admitted(play: Any) -> None:
     [("250MB", "admitted", "holds"), ("350MB", "left_out", "holds")],
 )
 def test_a_draft_model_is_left_out_when_the_pair_does_not_fit(
-    play: Any, draft: str, outcome: str, verdict: str
+    run_scenario: Any, draft: str, outcome: str, verdict: str
 ) -> None:
-    plan = play(
+    plan = run_scenario(
         "name: main, policy: alone, kind: reservation, size: 600MB",
         f"name: draft, policy: pair, main: main, kind: reservation, size: {draft}",
     )
     assert (ticket(plan, "draft").outcome, plan.verdict) == (outcome, verdict)
 
 
-def test_a_draft_model_without_its_main_model_is_left_out(play: Any) -> None:
-    plan = play(
+def test_a_draft_model_without_its_main_model_is_left_out(run_scenario: Any) -> None:
+    plan = run_scenario(
         "name: main, policy: alone, size: 600MB, runs: 1s",
         "name: draft, policy: pair, main: main, size: 1MB, start: 2s",
     )
     assert ticket(plan, "draft").reason == "its main model is not loaded at that time"
 
 
-def test_a_limit_above_the_working_set_is_rejected_with_the_value_to_set(play: Any) -> None:
-    plan = play("name: a, policy: alone, size: 20GB, runs: 1s", head="device: m4-pro-24\n")
+def test_a_limit_above_the_working_set_is_rejected_with_the_value_to_set(run_scenario: Any) -> None:
+    plan = run_scenario("name: a, policy: alone, size: 20GB, runs: 1s", head="device: m4-pro-24\n")
     assert (plan.verdict, plan.refused_limits) == ("fails", 1)
     # 20 * 10^9 / 2^20, rounded up.
     assert plan.sysctl_mebibytes == 19074
@@ -121,32 +121,34 @@ def test_a_limit_above_the_working_set_is_rejected_with_the_value_to_set(play: A
     assert plan.largest_limit_bytes == 20 * 10**9
 
 
-def test_a_limit_above_all_memory_has_no_possible_setting(play: Any) -> None:
-    plan = play("name: a, policy: alone, size: 26GB, runs: 1s", head="device: m4-pro-24\n")
+def test_a_limit_above_all_memory_has_no_possible_setting(run_scenario: Any) -> None:
+    plan = run_scenario("name: a, policy: alone, size: 26GB, runs: 1s", head="device: m4-pro-24\n")
     assert plan.sysctl_mebibytes is None
     assert "no setting helps" in plan.notes[1]
 
 
-def test_a_machine_without_a_wired_limit_is_policy_only(play: Any) -> None:
-    plan = play("name: a, policy: alone, size: 1GB", head="device: rtx-4090\n")
+def test_a_machine_without_a_wired_limit_is_policy_only(run_scenario: Any) -> None:
+    plan = run_scenario("name: a, policy: alone, size: 1GB", head="device: rtx-4090\n")
     assert (plan.mode, plan.refused_limits, plan.sysctl_mebibytes) == ("policy-only", 0, None)
     assert plan.largest_limit_bytes == 10**9
 
 
-def test_policy_only_on_a_mac_starts_from_its_working_set(play: Any) -> None:
-    plan = play("name: a, policy: alone, size: 1GB", head="device: m4-pro-24\nmode: policy-only\n")
+def test_policy_only_on_a_mac_starts_from_its_working_set(run_scenario: Any) -> None:
+    plan = run_scenario(
+        "name: a, policy: alone, size: 1GB", head="device: m4-pro-24\nmode: policy-only\n"
+    )
     assert plan.baseline_bytes == 19_069_665_280
 
 
-def test_the_hysteresis_of_the_file_is_used(play: Any) -> None:
+def test_the_hysteresis_of_the_file_is_used(run_scenario: Any) -> None:
     tickets = (
         "name: a, policy: all, size: 60MB, runs: 10s",
         "name: b, policy: all, size: 40MB, end: 500ms",
     )
-    assert play(*tickets).moments[1].limit_bytes == 100 * 10**6
-    quick = play(*tickets, head="shrink_cooldown: 500ms\nshrink_threshold: 40%\n")
+    assert run_scenario(*tickets).moments[1].limit_bytes == 100 * 10**6
+    quick = run_scenario(*tickets, head="shrink_cooldown: 500ms\nshrink_threshold: 40%\n")
     assert quick.moments[1].limit_bytes == 60 * 10**6
-    slow = play(*tickets, head="shrink_cooldown: 0\nshrink_threshold: 41%\n")
+    slow = run_scenario(*tickets, head="shrink_cooldown: 0\nshrink_threshold: 41%\n")
     assert slow.moments[1].limit_bytes == 100 * 10**6
 
 
@@ -185,18 +187,20 @@ GOOD = "name: a, policy: all, size: 1MB"
         ("name: a, name: b", "tickets[0].name", "appears twice"),
     ],
 )
-def test_a_mistake_in_a_ticket_is_reported(play: Any, ticket: str, where: str, words: str) -> None:
+def test_a_mistake_in_a_ticket_is_reported(
+    run_scenario: Any, ticket: str, where: str, words: str
+) -> None:
     with pytest.raises(InputError) as caught:
-        play(ticket)
+        run_scenario(ticket)
     message = str(caught.value)
     assert f"scenario.yaml:7: {where}: " in message
     assert words in message
     assert "\n" not in message
 
 
-def test_a_repeated_name_is_reported(play: Any) -> None:
+def test_a_repeated_name_is_reported(run_scenario: Any) -> None:
     with pytest.raises(InputError, match=r"scenario\.yaml:8: tickets\[1\]\.name: a appears twice"):
-        play(GOOD, GOOD)
+        run_scenario(GOOD, GOOD)
 
 
 @pytest.mark.parametrize(
