@@ -33,5 +33,7 @@ class LazyGroup(TyperGroup):
         if isinstance(found, typer.Typer):
             parent.add_typer(found, name=name)
         else:
-            parent.command(name)(found)
+            from memfit.cli.options.groups import GroupedCommand
+
+            parent.command(name, cls=GroupedCommand)(found)
         return get_group(parent).commands[name]

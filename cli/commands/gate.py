@@ -9,10 +9,12 @@ import typer
 from typer.core import TyperGroup
 
 from memfit.cli.exits import Exit
-from memfit.cli.options import Verbose
+from memfit.cli.options.groups import GroupedCommand, OptionGroup, grouped
+from memfit.cli.options.output import Verbose
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.progress import Progress
+from memfit.estimators.base.records import record
 
 if TYPE_CHECKING:
     from memfit.estimators.gate.baseline import Baseline
@@ -49,33 +51,50 @@ gate = typer.Typer(
 )
 
 
-@gate.command()
-def check(
-    old: Annotated[
-        str | None, typer.Argument(metavar="[OLD]", help="The model to replace.")
-    ] = None,
-    new: Annotated[str | None, typer.Argument(metavar="[NEW]", help="The new model.")] = None,
-    policy: Annotated[Path, typer.Option(help="The policy file.")] = POLICY,
+@record(frozen=True, slots=True, kw_only=True)
+class Upgrade(OptionGroup):
+    """Two models in place of those of the policy."""
+
+    old: Annotated[str | None, typer.Argument(metavar="[OLD]", help="The model to replace.")] = None
+    new: Annotated[str | None, typer.Argument(metavar="[NEW]", help="The new model.")] = None
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class CheckOptions(OptionGroup):
+    """What is checked."""
+
+    policy: Annotated[Path, typer.Option(help="The policy file.")] = POLICY
     target: Annotated[
         list[str] | None, typer.Option(help="Check only this target; repeat for more.")
-    ] = None,
+    ] = None
     allow_bounds: Annotated[
         bool,
         typer.Option("--allow-bounds", help="Accept an upper bound where no figure is known."),
-    ] = False,
+    ] = False
     update: Annotated[
         bool,
         typer.Option("--update", help="Write the current figures to memfit.lock.json."),
-    ] = False,
-    format_: Annotated[
-        GateFormat, typer.Option("--format", help="Output format.")
-    ] = GateFormat.TABLE,
-    output: Annotated[
+    ] = False
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class GateOutput(OptionGroup):
+    """How and where the report is written."""
+
+    panel = "Output options"
+    format_: Annotated[GateFormat, typer.Option("--format", help="Output format.")] = (
+        GateFormat.TABLE
+    )
+    files: Annotated[
         list[str] | None,
-        typer.Option(metavar="FORMAT=FILE", help="Also write a file; repeat for more."),
-    ] = None,
-    verbose: Verbose = False,
-) -> None:
+        typer.Option("--output", metavar="FORMAT=FILE", help="Also write a file; repeat for more."),
+    ] = None
+    verbose: Verbose = False
+
+
+@gate.command(cls=GroupedCommand)
+@grouped
+def check(upgrade: Upgrade, asked: CheckOptions, output: GateOutput) -> None:
     """Check every target against its limits and the baseline.
 
     Targets are read from memfit.yaml, the baseline from memfit.lock.json in the same directory.
@@ -86,50 +105,43 @@ def check(
     from memfit.cli.render.gate_output import deliver_mistakes, deliver_report, parse_outputs
     from memfit.estimators.base.files import printable
 
-    if old is not None and new is None:
+    if upgrade.old is not None and upgrade.new is None:
         raise InputError(
-            f"{printable(old)}: is neither a command of gate (check, init) nor an upgrade; an"
-            " upgrade needs both OLD and NEW"
+            f"{printable(upgrade.old)}: is neither a command of gate (check, init) nor an upgrade;"
+            " an upgrade needs both OLD and NEW"
         )
-    if policy == POLICY and not policy.exists():
+    if asked.policy == POLICY and not POLICY.exists():
         raise InputError(
             f"{POLICY}: no such file; memfit gate init MODEL --device NAME writes a first one, or"
             " name a file with --policy"
         )
-    files = parse_outputs(output or [], [form.value for form in GateFormat])
+    files = parse_outputs(output.files or [], [form.value for form in GateFormat])
     try:
-        with reporting(verbose=verbose) as progress:
-            outcome = _answer(policy, tuple(target or ()), old, new, allow_bounds, update, progress)
+        with reporting(verbose=output.verbose) as progress:
+            outcome = _answer(upgrade, asked, progress)
     except PolicyError as error:
-        deliver_mistakes(error, format_.value)
+        deliver_mistakes(error, output.format_.value)
         raise
-    deliver_report(outcome.report, format_.value, files)
+    deliver_report(outcome.report, output.format_.value, files)
     raise typer.Exit(_exit(outcome.report.verdict))
 
 
-def _answer(
-    path: Path,
-    names: tuple[str, ...],
-    old: str | None,
-    new: str | None,
-    allow_bounds: bool,
-    update: bool,
-    progress: Progress,
-) -> "Outcome":
+def _answer(upgrade: Upgrade, asked: CheckOptions, progress: Progress) -> "Outcome":
     from memfit.estimators.gate.evaluate import run_between, run_gate, run_update, select
     from memfit.estimators.gate.policy import read_policy
 
-    policy = read_policy(path)
-    chosen = select(policy, names)
+    policy = read_policy(asked.policy)
+    chosen = select(policy, tuple(asked.target or ()))
+    old, new, bounds = upgrade.old, upgrade.new, asked.allow_bounds
     if old is not None and new is not None:
-        if update:
+        if asked.update:
             raise InputError("--update uses the policy's own models; remove OLD and NEW")
-        return run_between(chosen, old, new, allow_bounds=allow_bounds, progress=progress)
-    baseline = _read_baseline(path)
-    if not update:
-        return run_gate(chosen, baseline, allow_bounds=allow_bounds, progress=progress)
-    outcome = run_update(chosen, allow_bounds=allow_bounds, progress=progress)
-    _write_baseline(path, outcome, baseline, policy)
+        return run_between(chosen, old, new, allow_bounds=bounds, progress=progress)
+    baseline = _read_baseline(asked.policy)
+    if not asked.update:
+        return run_gate(chosen, baseline, allow_bounds=bounds, progress=progress)
+    outcome = run_update(chosen, allow_bounds=bounds, progress=progress)
+    _write_baseline(asked.policy, outcome, baseline, policy)
     return outcome
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.options import Json, Output, ShownUnits
+from memfit.cli.options.groups import GroupedCommand, Only, grouped
+from memfit.cli.options.output import OutputOptions
 from memfit.cli.render.output import emit
-from memfit.estimators.base.units import Units
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.measurement import Measurement
@@ -17,39 +17,42 @@ if TYPE_CHECKING:
 measurements = typer.Typer(
     help="Manage measurements of this machine, used by estimates.", no_args_is_help=True
 )
+Output = Annotated[OutputOptions, Only("json_", "file", "units")]
 Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
 
 
-@measurements.command("list")
-def list_(json_: Json = False, output: Output = None, units: ShownUnits = Units.GB) -> None:
+@measurements.command("list", cls=GroupedCommand)
+@grouped
+def list_(output: Output) -> None:
     """List all measurements, the newest last."""
     from memfit.probes.measurement_json import collection_text
 
     store = _store()
     stored = _all(store)
-    if json_:
-        emit(collection_text(stored), output)
+    if output.json_:
+        emit(collection_text(stored), output.file)
     elif stored:
         from memfit.cli.render.views.measurements import to_table
         from memfit.cli.render.writers.terminal import to_terminal
 
-        emit(to_terminal(to_table(stored, units), to_file=output is not None), output)
+        emit(to_terminal(to_table(stored, output.units), to_file=output.to_file), output.file)
     else:
-        emit(f"no measurements in {store.directory}; memfit tune MODEL makes one\n", output)
+        emit(f"no measurements in {store.directory}; memfit tune MODEL makes one\n", output.file)
 
 
-@measurements.command()
-def show(id: Id, json_: Json = False, output: Output = None, units: ShownUnits = Units.GB) -> None:
+@measurements.command(cls=GroupedCommand)
+@grouped
+def show(id: Id, output: Output) -> None:
     """Show every figure of a measurement; import reads its JSON."""
     from memfit.cli.render.views.measurements import to_document
     from memfit.cli.render.writers.terminal import to_terminal
     from memfit.probes.measurement_json import collection_text
 
     found = _store().get(id)
-    if json_:
-        emit(collection_text([found]), output)
+    if output.json_:
+        emit(collection_text([found]), output.file)
     else:
-        emit(to_terminal(to_document(found, units), to_file=output is not None), output)
+        emit(to_terminal(to_document(found, output.units), to_file=output.to_file), output.file)
 
 
 @measurements.command()
@@ -60,12 +63,13 @@ def rm(ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=Fa
     emit(f"{_counted(len(chosen))} removed\n", None)
 
 
-@measurements.command()
-def export(output: Output = None) -> None:
+@measurements.command(cls=GroupedCommand)
+@grouped
+def export(output: Annotated[OutputOptions, Only("file")]) -> None:
     """Write all measurements as JSON, for import on another machine."""
     from memfit.probes.measurement_json import collection_text
 
-    emit(collection_text(_all(_store())), output)
+    emit(collection_text(_all(_store())), output.file)
 
 
 @measurements.command("import")

@@ -1,10 +1,13 @@
 """``memfit runtimes``: the runtimes that memfit knows, and what is wrong in their answers."""
 
-from memfit.cli.options import Json, Output
-from memfit.cli.render.output import deliver
+from typing import Annotated
+
+from memfit.cli.options.groups import Only, grouped
+from memfit.cli.options.output import OutputOptions
 
 
-def runtimes(json_: Json = False, output: Output = None) -> None:
+@grouped
+def runtimes(output: Annotated[OutputOptions, Only("json_", "file")]) -> None:
     """List runtimes, and how each allocates its cache.
 
     Shows the cache's types and budget too, and the source of each rule.
@@ -12,5 +15,4 @@ def runtimes(json_: Json = False, output: Output = None) -> None:
     from memfit.cli.render.views.runtimes import RuntimesView
     from memfit.estimators.runtimes.registry import list_runtimes
 
-    view = RuntimesView(list_runtimes())
-    deliver(view, "json" if json_ else "table", output)
+    output.write(RuntimesView(list_runtimes()))

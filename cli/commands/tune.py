@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -12,71 +13,75 @@ import typer
 
 from memfit.cli.exits import CommandStopped, Exit
 from memfit.cli.local_model import local_model
-from memfit.cli.option_values import requested_workload
-from memfit.cli.options import (
-    DEFAULT_MARGIN,
-    CompareForm,
-    CompareFormat,
-    Json,
-    KVBits,
-    KVGroupSize,
-    Margin,
-    MaxKVSize,
-    MaxTokens,
-    Output,
-    PrefillStep,
-    QuantizedKVStart,
-    ShownUnits,
-    Verbose,
-    parsed,
-)
+from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.output import TabularOutput
+from memfit.cli.options.runtime import RuntimeOptions
+from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.cli.prompts import prompt_file, prompt_text
 from memfit.cli.render.output import emit, rendered, require_writable
 from memfit.estimators.base.errors import InputError, MachineError
-from memfit.estimators.base.units import Units, parse_size
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import parse_size
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
     from memfit.probes.result import TuneResult
+    from memfit.probes.tune import TuneRequest
 
 TIMEOUT_SECONDS = 600
-DEFAULT_MAX_TOKENS = "32"
+_PROMPT = Only(
+    *("prompt", "prompt_tokens", "image", "max_tokens"), *RUNTIME_DEFAULTS, "max_kv_size"
+)
 
 
-def tune(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model's directory, or org/name on the Hub.")
-    ],
+@record(frozen=True, slots=True, kw_only=True)
+class PromptOptions(WorkloadOptions):
+    """The prompt to run, and the settings to run it with."""
+
     prompt: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT|@FILE|-", help="The prompt: a text, a file, or - for standard input."
         ),
-    ] = None,
+    ] = None
     prompt_tokens: Annotated[
         str | None, typer.Option(help="Length of a generated prompt, in place of a text.")
-    ] = None,
+    ] = None
     image: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="An image for the prompt; needs mlx-vlm."),
-    ] = None,
-    max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,
-    prefill_step: PrefillStep = None,
-    kv_bits: KVBits = None,
-    kv_group_size: KVGroupSize = None,
-    quantized_kv_start: QuantizedKVStart = None,
-    max_kv_size: MaxKVSize = None,
-    margin: Margin = DEFAULT_MARGIN,
+    ] = None
+    max_tokens: Annotated[str | None, typer.Option(help="Tokens to generate.")] = "32"
+
+    def workload(self) -> Workload:
+        """Return the workload; the length of a text replaces its prompt later.
+
+        Raises:
+            InputError: as `WorkloadOptions.partial`, or when there is no prompt or two.
+        """
+        if (self.prompt is None) == (self.prompt_tokens is None):
+            raise InputError("give either --prompt TEXT|@FILE|- or --prompt-tokens N")
+        if self.image and self.prompt is None:
+            raise InputError("--image also needs a text: give --prompt")
+        return replace(self, prompt_tokens=self.prompt_tokens or "1").partial().values
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class RunOptions(OptionGroup):
+    """How the model is run."""
+
     force: Annotated[
         bool, typer.Option("--force", help="Run even if the estimate says that it does not fit.")
-    ] = False,
+    ] = False
     memory_limit: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory that MLX may use, such as 8GB.")
-    ] = None,
+    ] = None
     timeout: Annotated[
         int, typer.Option(metavar="SECONDS", min=1, help="Stop a run without progress after this.")
-    ] = TIMEOUT_SECONDS,
+    ] = TIMEOUT_SECONDS
     sweep: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,110 +89,120 @@ def tune(
             help="Values of prefill-step, kv-bits or context; repeat it to measure every"
             " combination.",
         ),
-    ] = None,
+    ] = None
     wired: Annotated[
         bool, typer.Option("--wired", help="Measure again with the recommended wired limit.")
-    ] = False,
+    ] = False
+    download: Annotated[
+        bool, typer.Option("--download", help="Download a Hub model that is not cached here.")
+    ] = False
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class TuneOutput(TabularOutput):
+    """The output of a run."""
+
     plot: Annotated[
         bool, typer.Option("--plot", help="Draw memory against context and speed against memory.")
-    ] = False,
+    ] = False
     flags: Annotated[
         bool,
         typer.Option(
             "--flags", help="Print only commands for mlx_lm.generate and mlx_lm.server to stdout."
         ),
-    ] = False,
-    download: Annotated[
-        bool, typer.Option("--download", help="Download a Hub model that is not cached here.")
-    ] = False,
-    format_: CompareForm = CompareFormat.TABLE,
-    json_: Json = False,
-    output: Output = None,
-    units: ShownUnits = Units.GB,
-    verbose: Verbose = False,
+    ] = False
+
+    def require_drawable(self) -> None:
+        """Check that --plot can be drawn in the format.
+
+        Raises:
+            InputError: when it cannot.
+        """
+        if self.plot and self.form in ("json", "csv"):
+            raise InputError(f"--plot works with --format table and markdown, not with {self.form}")
+
+
+@grouped
+def tune(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model's directory, or org/name on the Hub.")
+    ],
+    prompt: Annotated[PromptOptions, _PROMPT],
+    run: RunOptions,
+    runtime: Annotated[RuntimeOptions, Only("margin")],
+    output: TuneOutput,
 ) -> None:
     """Run a model, and compare its memory with the estimate."""
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.views.tune import TuneView
-    from memfit.probes.process import ModelProcess, require_installed
-    from memfit.probes.sweep_axes import parse_axis
+    from memfit.probes.process import ModelProcess
     from memfit.probes.sweep_checkpoint import user_sweeps
-    from memfit.probes.tune import TuneRequest, require_room_for
     from memfit.probes.tune import tune as answer
 
-    if (prompt is None) == (prompt_tokens is None):
-        raise InputError("give either --prompt TEXT|@FILE|- or --prompt-tokens N")
-    if image and prompt is None:
-        raise InputError("--image also needs a text: give --prompt")
-    form = CompareFormat.JSON if json_ else format_
-    if plot and form in (CompareFormat.JSON, CompareFormat.CSV):
-        raise InputError(f"--plot works with --format table and markdown, not with {form.value}")
-    workload = requested_workload(
-        context=None,
-        prompt_tokens=prompt_tokens or "1",  # replaced by the length of a text
-        max_tokens=max_tokens,
-        batch=1,
-        prefill_step=prefill_step,
-        kv_bits=kv_bits,
-        kv_group_size=kv_group_size,
-        quantized_kv_start=quantized_kv_start,
-        max_kv_size=max_kv_size,
-    ).values
-    axes = [parsed("--sweep", parse_axis, each) for each in sweep or ()]
-    limit = parsed("--memory-limit", parse_size, memory_limit)
-    margin_bytes = parsed("--margin", parse_size, margin) or 0
-    text = None if prompt is None else prompt_text(prompt)
-    file = prompt_file(prompt)
-    require_writable(output, needs_stdout=flags)
-
-    def check_before_download(checkpoint: "Checkpoint") -> None:
-        require_installed(has_image=image is not None)
-        if not force:
-            require_room_for(
-                checkpoint,
-                workload,
-                margin_bytes=margin_bytes,
-                memory_limit_bytes=limit,
-                units=units,
-            )
-
-    with reporting(verbose=verbose) as progress, _naming_force(), _interruptible():
-        checkpoint, path = local_model(
-            model, before_download=check_before_download if download else None, progress=progress
-        )
+    asked = _asked(prompt, run, runtime, output)
+    check = partial(_check_before_download, asked) if run.download else None
+    with reporting(verbose=output.verbose) as progress, _naming_force(), _interruptible():
+        checkpoint, path = local_model(model, before_download=check, progress=progress)
+        request = asked(model=_command_model(model, checkpoint, path), checkpoint=checkpoint)
         result = answer(
-            TuneRequest(
-                model=_command_model(model, checkpoint, path),
-                checkpoint=checkpoint,
-                workload=workload,
-                prompt=text,
-                command_prompt=None if file or prompt == "-" else prompt,
-                prompt_file=file,
-                has_image=image is not None,
-                tries_wired=wired,
-                axes=tuple(filter(None, axes)),
-                sweep_kv_start=quantized_kv_start or 0,
-                margin_bytes=margin_bytes,
-                memory_limit_bytes=limit,
-                force=force,
-                units=units,
-            ),
+            request,
             start=partial(
                 ModelProcess,
                 path,
-                memory_limit_bytes=limit,
-                timeout_seconds=float(timeout),
-                image=image,
+                memory_limit_bytes=request.memory_limit_bytes,
+                timeout_seconds=float(run.timeout),
+                image=prompt.image,
             ),
             sweeps=user_sweeps(),
             progress=progress,
         )
-    report = rendered(TuneView(result, units, plot), form.value, to_file=output is not None)
-    if flags:
-        _deliver_flags(result, report, output)
-    else:
-        emit(report, output)
-    _leave(result, nothing_fits=flags and not result.flags)
+    _deliver(result, output)
+    _leave(result, nothing_fits=output.flags and not result.flags)
+
+
+def _asked(
+    prompt: PromptOptions, run: RunOptions, runtime: RuntimeOptions, output: TuneOutput
+) -> "partial[TuneRequest]":
+    """Return `TuneRequest` with the options; all are checked before anything is fetched."""
+    from memfit.probes.sweep_axes import parse_axis
+    from memfit.probes.tune import TuneRequest
+
+    output.require_drawable()
+    workload = prompt.workload()
+    axes = [parsed("--sweep", parse_axis, each) for each in run.sweep or ()]
+    given, file = prompt.prompt, prompt_file(prompt.prompt)
+    asked = partial(
+        TuneRequest,
+        workload=workload,
+        memory_limit_bytes=parsed("--memory-limit", parse_size, run.memory_limit),
+        margin_bytes=runtime.margin_bytes(),
+        prompt=None if given is None else prompt_text(given),
+        command_prompt=None if file or given == "-" else given,
+        prompt_file=file,
+        has_image=prompt.image is not None,
+        tries_wired=run.wired,
+        axes=tuple(filter(None, axes)),
+        sweep_kv_start=prompt.quantized_kv_start or 0,
+        force=run.force,
+        units=output.units,
+    )
+    require_writable(output.file, needs_stdout=output.flags)
+    return asked
+
+
+def _check_before_download(asked: "partial[TuneRequest]", checkpoint: "Checkpoint") -> None:
+    from memfit.probes.process import require_installed
+    from memfit.probes.tune import require_room_for
+
+    request = asked(model=checkpoint.id, checkpoint=checkpoint)
+    require_installed(has_image=request.has_image)
+    if not request.force:
+        require_room_for(
+            checkpoint,
+            request.workload,
+            margin_bytes=request.margin_bytes,
+            memory_limit_bytes=request.memory_limit_bytes,
+            units=request.units,
+        )
 
 
 def _command_model(reference: str, checkpoint: "Checkpoint", path: Path) -> str:
@@ -195,13 +210,17 @@ def _command_model(reference: str, checkpoint: "Checkpoint", path: Path) -> str:
     return reference if checkpoint.source == "hub" and "@" not in reference else str(path)
 
 
-def _deliver_flags(result: "TuneResult", report: str, output: Path | None) -> None:
-    """Write the commands to standard output, and the report to a file or standard error."""
-    if output is None:
+def _deliver(result: "TuneResult", output: TuneOutput) -> None:
+    """Write the report; with --flags the commands take its place on standard output."""
+    from memfit.cli.render.views.tune import TuneView
+
+    view = TuneView(result, output.units, output.plot)
+    report = rendered(view, output.form, to_file=output.to_file)
+    if output.flags and not output.to_file:
         print(report, end="", file=sys.stderr)
     else:
-        emit(report, output)
-    if result.flags:
+        emit(report, output.file)
+    if output.flags and result.flags:
         emit("\n".join(result.flags) + "\n", None)
 
 

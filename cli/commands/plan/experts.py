@@ -1,118 +1,102 @@
 """``memfit plan experts``: how many experts to keep in memory."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import Model, size_subject
+from memfit.cli.commands.plan.subject import PlanModel
 from memfit.cli.exits import Exit
-from memfit.cli.option_values import DEFAULT_CONTEXT, requested_device, requested_quantization
-from memfit.cli.options import (
-    Context,
-    DeviceName,
-    GroupSize,
-    Json,
-    KVBits,
-    Memory,
-    Output,
-    PlanForm,
-    PlanFormat,
-    Quantize,
-    QuantMode,
-    Regime,
-    ShownUnits,
-    Verbose,
-    WorkingSet,
-    parsed,
-)
-from memfit.estimators.base.units import Units, parse_count, parse_rate
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
+from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.machine import MachineOptions
+from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.workload import WorkloadOptions
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import parse_count, parse_rate
+from memfit.estimators.base.workload import Workload
+
+if TYPE_CHECKING:
+    from memfit.estimators.plans.experts.plan import RunMemory
+    from memfit.estimators.sizing.sized_model import SizedModel
 
 
-def experts(
-    model: Model,
+@record(frozen=True, slots=True, kw_only=True)
+class ExpertOptions(OptionGroup):
+    """The experts to keep in memory."""
+
     capacity: Annotated[
         str | None,
         typer.Option(metavar="N,N...", help="Experts per layer to show, such as 160,192,208."),
-    ] = None,
+    ] = None
     profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="JSON of routing counts: layer, expert, count."),
-    ] = None,
+    ] = None
     bandwidth: Annotated[
         str | None,
         typer.Option(metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s."),
-    ] = None,
-    context: Context = None,
-    kv_bits: KVBits = None,
-    quantize: Quantize = None,
-    group_size: GroupSize = None,
-    quant_mode: QuantMode = None,
-    device: DeviceName = None,
-    memory: Memory = None,
-    working_set: WorkingSet = None,
-    os_regime: Regime = DEFAULT_REGIME,
-    plot: Annotated[
-        bool, typer.Option("--plot", help="Draw memory and coverage by experts.")
-    ] = False,
-    format_: PlanForm = PlanFormat.TABLE,
-    json_: Json = False,
-    output: Output = None,
-    units: ShownUnits = Units.GB,
-    verbose: Verbose = False,
+    ] = None
+    plot: Annotated[bool, typer.Option("--plot", help="Draw memory and coverage by experts.")] = (
+        False
+    )
+
+    def values(self) -> tuple[tuple[int, ...], int | None]:
+        """Return the capacities, and the bytes that the disk reads in a second.
+
+        Raises:
+            InputError: when a value cannot be read.
+        """
+        speed = parsed("--bandwidth", parse_rate, self.bandwidth)
+        return parsed("--capacity", _counts, self.capacity) or (), speed
+
+
+@grouped
+def experts(
+    model: PlanModel,
+    asked: ExpertOptions,
+    workload: Annotated[WorkloadOptions, Only("context", "kv_bits")],
+    machine: MachineOptions,
+    output: PlanOutput,
 ) -> None:
     """Show memory and disk reads for numbers of experts kept in memory.
 
     Also the share of the routing they cover.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.output import deliver
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.experts import to_document
-    from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.experts.expert_slots import inventory
-    from memfit.estimators.plans.experts.plan import ExpertQuestion, RunMemory, plan_experts
+    from memfit.estimators.plans.experts.plan import ExpertQuestion, plan_experts
     from memfit.estimators.plans.experts.routing import read_profile
     from memfit.estimators.sizing.estimate import device_summary
 
-    speed = parsed("--bandwidth", parse_rate, bandwidth)
-    capacities = parsed("--capacity", _counts, capacity) or ()
-    tokens = parsed("--context", parse_count, context)
-    workload = Workload(
-        prompt_tokens=DEFAULT_CONTEXT if tokens is None else tokens,
-        kv_bits=kv_bits,
-        quantized_kv_start=0,
-    )
-    machine = requested_device(device, memory, working_set, os_regime)
-    conversion = requested_quantization(quantize, group_size, quant_mode)
-    sized = size_subject(model, machine, conversion, verbose=verbose)
-    tensors = None if conversion else sized.checkpoint.tensors
+    capacities, speed = asked.values()
+    tokens, _ = workload.tokens()
+    run = Workload(prompt_tokens=tokens, kv_bits=workload.kv_bits or None, quantized_kv_start=0)
+    device = machine.chosen()
+    sized = model.sized_for_mlx_lm(device, verbose=output.verbose)
+    tensors = None if model.quantize else sized.checkpoint.tensors
     kept = inventory(sized.model, tensors, sized.footprint)
-    figures = sized.figures_for(workload)
+    profile = read_profile(asked.profile, kept.layers) if asked.profile else None
     result = plan_experts(
         kept,
-        ExpertQuestion(
-            RunMemory(
-                workload.prompt_tokens,
-                figures.kv.nbytes,
-                figures.ssm_bytes,
-                figures.moment.workspace_bytes,
-            ),
-            capacities,
-            read_profile(profile, kept.layers) if profile else None,
-            speed,
-        ),
+        ExpertQuestion(_memory(sized, run), capacities, profile, speed),
         model=sized.checkpoint.id,
         model_type=sized.model.model_type,
-        device=machine,
-        summary=device_summary(machine) if machine else None,
+        device=device,
+        summary=device_summary(device) if device else None,
     )
-    document = to_document(result, units, plot=plot)
-    deliver(Answer(result, document), "json" if json_ else format_.value, output)
-    row = result.chosen
-    fits = row.verdict != "exceeds" if row else machine is None
+    output.write(Answer(result, to_document(result, output.units, plot=asked.plot)))
+    fits = result.chosen.verdict != "exceeds" if result.chosen else device is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)
+
+
+def _memory(sized: "SizedModel", workload: Workload) -> "RunMemory":
+    from memfit.estimators.plans.experts.plan import RunMemory
+
+    figures = sized.figures_for(workload)
+    workspace_bytes = figures.moment.workspace_bytes
+    return RunMemory(workload.prompt_tokens, figures.kv.nbytes, figures.ssm_bytes, workspace_bytes)
 
 
 def _counts(text: str) -> tuple[int, ...]:

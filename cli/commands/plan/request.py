@@ -5,18 +5,17 @@ from typing import Annotated
 import typer
 
 from memfit.cli.exits import Exit
-from memfit.cli.options import Json, Output, PlanForm, PlanFormat, parsed
-from memfit.cli.render.output import deliver
+from memfit.cli.options.groups import Only, grouped, parsed
+from memfit.cli.options.output import PlanOutput
 from memfit.estimators.base.units import parse_count
 
 
+@grouped
 def request(
     used: Annotated[str, typer.Option(help="Tokens in the window, the prompt included.")],
     requested: Annotated[str, typer.Option(help="Tokens to generate.")],
     capacity: Annotated[str, typer.Option(help="Tokens of the whole window, such as 32k.")],
-    format_: PlanForm = PlanFormat.TABLE,
-    json_: Json = False,
-    output: Output = None,
+    output: Annotated[PlanOutput, Only("format_", "json_", "file")],
 ) -> None:
     """Say how many tokens a request gets, and the answer of a server."""
     from memfit.cli.render.view import Answer
@@ -28,6 +27,5 @@ def request(
         parsed("--requested", parse_count, requested) or 0,
         parsed("--capacity", parse_count, capacity) or 0,
     )
-    answer = Answer(result, to_document(result))
-    deliver(answer, "json" if json_ else format_.value, output)
+    output.write(Answer(result, to_document(result)))
     raise typer.Exit(Exit.NO if result.admission == "refused" else Exit.YES)

@@ -6,25 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import Model, size_subject
+from memfit.cli.commands.plan.subject import PlanModel
 from memfit.cli.exits import Exit
-from memfit.cli.option_values import DEFAULT_CONTEXT, requested_quantization
-from memfit.cli.options import (
-    Context,
-    GroupSize,
-    Json,
-    Output,
-    PlanForm,
-    PlanFormat,
-    Quantize,
-    QuantMode,
-    ShownUnits,
-    Verbose,
-    parsed,
-)
+from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.render.output import write_whole
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.units import Units, parse_count
+from memfit.estimators.base.records import record
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import SizedModel
@@ -35,48 +24,47 @@ FOUNDRY_CHUNK = 32
 _LARGEST_TRACE = 2**30
 
 
-def static(
-    model: Model,
+@record(frozen=True, slots=True, kw_only=True)
+class TraceOptions(OptionGroup):
+    """The recorded graph."""
+
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A recorded trace; by default MLX records one."),
-    ] = None,
+    ] = None
     save_trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the recorded trace to a file.")
-    ] = None,
-    context: Context = None,
-    prefill_step: Annotated[
-        int, typer.Option(help="Tokens of a recorded prompt chunk.")
-    ] = FOUNDRY_CHUNK,
-    quantize: Quantize = None,
-    group_size: GroupSize = None,
-    quant_mode: QuantMode = None,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the arena by call.")] = False,
-    format_: PlanForm = PlanFormat.TABLE,
-    json_: Json = False,
-    output: Output = None,
-    units: ShownUnits = Units.GB,
-    verbose: Verbose = False,
+    ] = None
+    prefill_step: Annotated[int, typer.Option(help="Tokens of a recorded prompt chunk.")] = (
+        FOUNDRY_CHUNK
+    )
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the arena by call.")] = False
+
+
+@grouped
+def static(
+    model: PlanModel,
+    asked: TraceOptions,
+    workload: Annotated[WorkloadOptions, Only("context")],
+    output: PlanOutput,
 ) -> None:
     """Place every intermediate of a recorded graph in one arena.
 
     All other allocations are added.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.output import deliver
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.static import to_document
     from memfit.estimators.plans.static.plan import plan_static
     from memfit.estimators.trace.graph_format import to_json
 
-    asked = parsed("--context", parse_count, context)
-    tokens = DEFAULT_CONTEXT if asked is None else asked
-    conversion = requested_quantization(quantize, group_size, quant_mode)
-    kept = _read(trace) if trace else None
-    sized = size_subject(model, None, conversion, verbose=verbose)
-    recorded = kept or _record(sized, tokens, prefill_step, conversion)
-    if save_trace:
-        write_whole(save_trace, to_json(recorded))
+    tokens, _ = workload.tokens()
+    conversion = model.quantization()
+    kept = _read(asked.trace) if asked.trace else None
+    sized = model.sized_for_mlx_lm(None, verbose=output.verbose)
+    recorded = kept or _record(sized, tokens, asked.prefill_step, conversion)
+    if asked.save_trace:
+        write_whole(asked.save_trace, to_json(recorded))
     result = plan_static(
         recorded,
         sized.model,
@@ -84,8 +72,7 @@ def static(
         context_tokens=tokens,
         environment=os.environ,
     )
-    document = to_document(result, units, plot=plot)
-    deliver(Answer(result, document), "json" if json_ else format_.value, output)
+    output.write(Answer(result, to_document(result, output.units, plot=asked.plot)))
     raise typer.Exit(Exit.YES)
 
 

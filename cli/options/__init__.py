@@ -1,0 +1,1 @@
+"""Groups of options: each option is declared once, and commands take whole groups."""

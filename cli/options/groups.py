@@ -1,0 +1,104 @@
+"""Expand groups of options to the flat signature that Typer reads."""
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
+
+from typer.core import TyperCommand
+
+from memfit.estimators.base.errors import InputError
+
+Value = TypeVar("Value")
+
+
+class OptionGroup:
+    """A frozen class; each field is an argument or an option of a command."""
+
+    __slots__ = ()
+    panel: ClassVar[str] = "Options"
+    """The heading of the group in --help."""
+
+
+class Only:
+    """Marks the options of a group that a command offers; the others keep their defaults."""
+
+    def __init__(self, *names: str) -> None:
+        """Take the names of the fields."""
+        self.names = names
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with one parameter for each option, which calls it with groups."""
+    flat: list[Parameter] = []
+    groups: dict[str, tuple[type[OptionGroup], list[str]]] = {}
+    for name, parameter in signature(command).parameters.items():
+        group, markers = _split(parameter.annotation)
+        if isinstance(group, type) and issubclass(group, OptionGroup):
+            options = list(_options(group, markers))
+            groups[name] = group, [option.name for option in options]
+            flat.extend(options)
+        else:
+            flat.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+
+    def call(**values: Any) -> None:
+        for name, (group, fields) in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in fields})
+        command(**values)
+
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    call.__signature__ = Signature(flat)  # type: ignore[attr-defined]
+    return call
+
+
+def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the type and the markers of ``Annotated[type, *markers]``."""
+    if get_origin(annotation) is not Annotated:
+        return annotation, ()
+    kind, *markers = get_args(annotation)
+    return kind, tuple(markers)
+
+
+def _options(group: type[OptionGroup], markers: Iterable[Any]) -> Iterator[Parameter]:
+    fields = dict(signature(group).parameters)
+    offered = [name for marker in markers for name in marker.names] or list(fields)
+    for name in offered:
+        kind, (option,) = _split(fields[name].annotation)
+        option = copy(option)
+        option.rich_help_panel = group.panel
+        yield fields[name].replace(kind=Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option])
+
+
+class GroupedCommand(TyperCommand):
+    """A command with one section for each group in its --help.
+
+    Typer shows panels with rich only, which is slow to import.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, and the options by group."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], OptionGroup.panel: []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            is_argument = parameter.param_type_name == "argument"
+            panel = getattr(parameter, "rich_help_panel", None) or OptionGroup.panel
+            if record is not None:
+                sections.setdefault("Arguments" if is_argument else panel, []).append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def parsed(option: str, parse: Callable[[str], Value], text: str | None) -> Value | None:
+    """Return the value of an option's text, None when it was not given.
+
+    Raises:
+        InputError: naming the option, when the text cannot be read.
+    """
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None

@@ -1,0 +1,84 @@
+"""Options that name a machine."""
+
+from typing import Annotated
+
+import typer
+
+from memfit.cli.options.groups import OptionGroup, parsed
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import parse_size
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class MachineOptions(OptionGroup):
+    """The machine that has to run a model."""
+
+    panel = "Machine options"
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="A machine such as m4-max-64 (see memfit devices), or host for this one."
+        ),
+    ] = None
+    memory: Annotated[
+        str | None, typer.Option(help="A Mac with this much memory, such as 32GB.")
+    ] = None
+    working_set: Annotated[
+        str | None,
+        typer.Option(help="A device with this recommended working set, such as 26.8GB."),
+    ] = None
+    os_regime: Annotated[
+        OsRegime, typer.Option(help="macOS version that sets a Mac's recommended working set.")
+    ] = DEFAULT_REGIME
+
+    @property
+    def given(self) -> int:
+        """How many options name a machine."""
+        return sum(value is not None for value in (self.device, self.memory, self.working_set))
+
+    def chosen(self) -> Device | None:
+        """Return the machine that an option names, else this machine if it has a GPU.
+
+        Raises:
+            InputError: when the machine is unknown, or more than one is named.
+        """
+        from memfit.estimators.machine.devices import memory_device, working_set_device
+
+        if self.given > 1:
+            raise InputError(
+                "--device, --memory and --working-set each name a device: give only one"
+            )
+        memory_bytes = parsed("--memory", parse_size, self.memory)
+        working_set_bytes = parsed("--working-set", parse_size, self.working_set)
+        if memory_bytes is not None:
+            return memory_device(memory_bytes, os_regime=self.os_regime)
+        if working_set_bytes is not None:
+            return working_set_device(working_set_bytes)
+        if self.device is not None:
+            return self.named(self.device)
+        from memfit.estimators.machine.host import detect_host
+
+        host = detect_host()
+        return host if host and host.backend != "cpu" else None
+
+    def named(self, name: str) -> Device:
+        """Return the machine with a name; ``host`` is this machine.
+
+        Raises:
+            InputError: when no machine has that name, or this one's memory cannot be read.
+        """
+        from memfit.estimators.machine.devices import find_device
+
+        if name != "host":
+            return find_device(name, os_regime=self.os_regime)
+        from memfit.estimators.machine.host import detect_host
+
+        host = detect_host()
+        if host is None:
+            raise InputError(
+                "host: this machine's memory could not be read; name a device or a memory size"
+            )
+        return host

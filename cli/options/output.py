@@ -1,0 +1,76 @@
+"""Options of the output: the format, the file and the units."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from memfit.cli.options.groups import OptionGroup
+from memfit.cli.render.output import Format, deliver
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import Units
+
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show each network request with its size.")
+]
+FORMAT: Any = typer.Option("--format", is_eager=True, help="Output format.")
+
+
+def _reject_format_and_json(ctx: typer.Context, json_: bool) -> bool:
+    """Reject --json with --format; --format is eager, so it is parsed first in any order."""
+    source = ctx.get_parameter_source("format_")
+    if json_ and source is not None and source.name == "COMMANDLINE":
+        raise InputError("--json and --format both set the output format: give one of them")
+    return json_
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class OutputOptions(OptionGroup):
+    """How and where a result is written."""
+
+    panel = "Output options"
+    format_: Annotated[Format, FORMAT] = "table"
+    json_: Annotated[
+        bool,
+        typer.Option(
+            "--json", callback=_reject_format_and_json, help="Print JSON, as --format json does."
+        ),
+    ] = False
+    file: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the result to a file.")
+    ] = None
+    units: Annotated[Units, typer.Option(help="Units of sizes: decimal or binary.")] = Units.GB
+    verbose: Verbose = False
+
+    @property
+    def form(self) -> Format:
+        """The format that --json or --format sets."""
+        return "json" if self.json_ else self.format_
+
+    @property
+    def to_file(self) -> bool:
+        """Whether the result goes to a file."""
+        return self.file is not None
+
+    def write(self, view: Any) -> None:
+        """Write a result in the format to the file, else to standard output.
+
+        Raises:
+            InputError: when the file cannot be written.
+        """
+        deliver(view, self.form, self.file)
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class TabularOutput(OutputOptions):
+    """The output of a command with rows, which can be CSV."""
+
+    format_: Annotated[Literal["table", "json", "csv", "markdown"], FORMAT] = "table"
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class PlanOutput(OutputOptions):
+    """The output of a plan."""
+
+    format_: Annotated[Literal["table", "json", "markdown"], FORMAT] = "table"

@@ -1,0 +1,62 @@
+"""Options of the runtime, and of the memory that it keeps free."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memfit.cli.options.groups import OptionGroup, parsed
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import parse_size
+from memfit.estimators.sizing.workload import MARGIN_BYTES
+
+if TYPE_CHECKING:
+    from memfit.estimators.runtimes.runtime import Runtime
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions(OptionGroup):
+    """The runtime that runs a model."""
+
+    panel = "Runtime options"
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            help="Runtime to estimate for (see memfit runtimes). Default: mlx-lm, for GGUF"
+            " llama.cpp.",
+            show_default=False,
+        ),
+    ] = None
+    margin: Annotated[str, typer.Option(help="Memory to keep free above the peak.")] = (
+        f"{MARGIN_BYTES // 10**6}MB"
+    )
+
+    def chosen(self) -> "Runtime":
+        """Return the runtime of --runtime, else mlx-lm.
+
+        Raises:
+            InputError: as `named_runtime`.
+        """
+        from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
+
+        return named_runtime(self.runtime or DEFAULT_RUNTIME)
+
+    def margin_bytes(self) -> int:
+        """Return the bytes to keep free.
+
+        Raises:
+            InputError: when the text is no size.
+        """
+        return parsed("--margin", parse_size, self.margin) or 0
+
+
+def named_runtime(name: str) -> "Runtime":
+    """Return the runtime of a name, with the settings it takes from the environment.
+
+    Raises:
+        InputError: when there is no such runtime, or it cannot read a variable.
+    """
+    import os
+
+    from memfit.estimators.runtimes.registry import get_runtime
+
+    return get_runtime(name, os.environ)

@@ -1,0 +1,103 @@
+"""Groups of options become flat options of a command, and its --help shows the groups."""
+
+import inspect
+from typing import Annotated
+
+import pytest
+import typer
+
+from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.estimators.base.records import record
+from tests.cli.running import Memfit
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Colours(OptionGroup):
+    """Two options and an argument."""
+
+    panel = "Colour options"
+    name: Annotated[str, typer.Argument()]
+    red: Annotated[int, typer.Option(help="Red.")] = 1
+    blue: Annotated[str | None, typer.Option("--blue", "-b")] = None
+
+
+def test_a_group_becomes_parameters_and_comes_back_as_an_object() -> None:
+    given: list[object] = []
+
+    @grouped
+    def paint(colours: Colours, twice: bool = False) -> None:
+        given.extend([colours, twice])
+
+    assert list(inspect.signature(paint).parameters) == ["name", "red", "blue", "twice"]
+    paint(name="x", red=2, blue=None, twice=True)
+    assert given == [Colours(name="x", red=2), True]
+
+
+def test_an_option_carries_the_heading_of_its_group() -> None:
+    @grouped
+    def paint(colours: Colours) -> None:
+        del colours
+
+    for parameter in inspect.signature(paint).parameters.values():
+        (option,) = parameter.annotation.__metadata__
+        assert option.rich_help_panel == "Colour options"
+
+
+def test_an_option_that_is_not_offered_keeps_its_default() -> None:
+    given: list[object] = []
+
+    @grouped
+    def paint(colours: Annotated[Colours, Only("name", "blue")]) -> None:
+        given.append(colours)
+
+    assert list(inspect.signature(paint).parameters) == ["name", "blue"]
+    paint(name="x", blue="y")
+    assert given == [Colours(name="x", red=1, blue="y")]
+
+
+def test_an_option_that_the_group_lacks_cannot_be_offered() -> None:
+    def paint(colours: Annotated[Colours, Only("name", "green")]) -> None:
+        del colours
+
+    with pytest.raises(KeyError, match="green"):
+        grouped(paint)
+
+
+def test_two_groups_with_the_same_option_are_refused() -> None:
+    def paint(colours: Colours, red: int) -> None:
+        del colours, red
+
+    with pytest.raises(ValueError, match="duplicate parameter name: 'red'"):
+        grouped(paint)
+
+
+def test_help_shows_the_options_by_group(memfit: Memfit) -> None:
+    lines = memfit("plan", "context", "--help").out.splitlines()
+    assert [line for line in lines if line[:1] != " " and line.endswith(":")] == [
+        "Arguments:",
+        "Options:",
+        "Model options:",
+        "Workload options:",
+        "Machine options:",
+        "Runtime options:",
+        "Output options:",
+    ]
+    own = lines.index("Options:"), lines.index("Model options:")
+    assert any("--ceiling" in line for line in lines[own[0] : own[1]])
+
+
+@pytest.mark.parametrize(
+    ("command", "formats"),
+    [
+        ("estimate", "table|json|yaml|markdown"),
+        ("compare", "table|json|csv|markdown"),
+        ("tune", "table|json|csv|markdown"),
+        ("plan growth", "table|json|markdown"),
+    ],
+)
+def test_a_command_offers_the_formats_that_it_can_write(
+    memfit: Memfit, command: str, formats: str
+) -> None:
+    assert f"--format <{formats}>" in memfit(*command.split(), "--help").out
+    refused = memfit(*command.split(), "--format", "xml", "model")
+    assert (refused.code, "'xml' is not one of 'table', 'json'" in refused.err) == (2, True)
