@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from memfit.cli.options import CompareFormat
 from memfit.cli.prompts import prompt_text
-from memfit.cli.render.output import rendered
+from memfit.cli.render.output import Format, rendered
 from memfit.cli.render.views.tune import TuneView
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units
@@ -63,8 +62,8 @@ def result(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -
     )
 
 
-def shown(result: TuneResult, form: CompareFormat) -> Run:
-    return Run(0, rendered(TuneView(result, Units.GB, plot=False), form.value, to_file=False), "")
+def shown(result: TuneResult, form: Format) -> Run:
+    return Run(0, rendered(TuneView(result, Units.GB, plot=False), form, to_file=False), "")
 
 
 def figures_of(run: Run) -> dict[str, dict[str, Any]]:
@@ -86,7 +85,7 @@ def test_weights_caches_and_states_are_estimated_to_the_byte(
 
 
 def test_every_measured_byte_is_accounted_for(result: TuneResult) -> None:
-    run = shown(result, CompareFormat.JSON)
+    run = shown(result, "json")
     figures = figures_of(run)
     measured = {name: figure["measured_bytes"] for name, figure in figures.items()}
     estimated = {name: figure["estimated_bytes"] for name, figure in figures.items()}
@@ -149,7 +148,7 @@ def test_commands_include_the_prompt_or_its_source(
         run = memfit("tune", dense, "--prompt", given, "--max-tokens", "1", "--json")
         assert ends in run.json["flags"][0]
         assert "standard-input" not in {note["code"] for note in run.json["notes"]}
-    run = shown(result, CompareFormat.JSON)
+    run = shown(result, "json")
     assert " --prompt - " in run.json["flags"][0]
     assert "standard-input" in {note["code"] for note in run.json["notes"]}
 
@@ -200,7 +199,7 @@ def test_flags_are_the_only_output_on_stdout(memfit: Memfit, dense: Path) -> Non
 
 
 def test_csv_has_a_line_for_each_point_with_estimate_and_measurement(result: TuneResult) -> None:
-    run = shown(result, CompareFormat.CSV)
+    run = shown(result, "csv")
     rows = list(csv.DictReader(io.StringIO(run.out)))
     assert rows[0]["prompt_tokens"] == "70"
     assert rows[0]["weights_estimated_bytes"] == rows[0]["weights_measured_bytes"] != ""
@@ -209,9 +208,7 @@ def test_csv_has_a_line_for_each_point_with_estimate_and_measurement(result: Tun
 
 
 def test_markdown_and_table_show_the_values_of_json(result: TuneResult) -> None:
-    table, markdown = (
-        shown(result, form).out for form in (CompareFormat.TABLE, CompareFormat.MARKDOWN)
-    )
+    table, markdown = (shown(result, form).out for form in ("table", "markdown"))
     for words in ("Active after load", "KV cache after prefill", "Unaccounted", "median of 3"):
         assert words in table
         assert words in markdown
