@@ -85,6 +85,15 @@ def test_a_matching_measurement_is_used_before_the_formulas(
     assert taken().id in data["assumptions"][0]
 
 
+def test_recommendations_of_a_measured_run_estimate_what_was_not_measured(
+    memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
+) -> None:
+    store.save(taken(workload=replace(WORKLOAD, prefill_step=32)))
+    data = memfit("estimate", model, *ASK, "--prefill-step", "32", "--json").json
+    assert (data["method"], data["peak_bytes"]) == ("measure", 4_100_000)
+    assert data["recommendation"]["prefill_step"] > 32
+
+
 def test_the_next_estimate_uses_the_tuned_figures(
     memfit: Memfit, store: Store, model: Path
 ) -> None:
