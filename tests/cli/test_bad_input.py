@@ -108,7 +108,6 @@ def test_an_unread_structural_key_is_reported(memfit: Memfit, tmp_path: Path) ->
         (("--draft", "./nowhere"), "nowhere"),
         (("--adapter", "nowhere"), "nowhere"),
         (("-o", f"{__file__}/out"), f"{__file__}/out"),
-        (("--prompt-tokens", "1m", "--prefill-step", "1"), "prefill step"),
     ],
 )
 def test_bad_options_are_reported(

@@ -138,15 +138,19 @@ def test_an_unknown_runtime_is_a_mistake_with_its_line(memfit: Memfit, folder: P
     assert "zinc" in run.err
 
 
-def test_a_prompt_with_too_many_chunks_for_the_runtime_is_a_mistake(
+def test_a_prompt_of_millions_of_chunks_is_judged_as_estimate_judges_it(
     memfit: Memfit, folder: Path
 ) -> None:
     work = {"context": "100m"}
     keys = {"model": SAMPLE, "workload": work, "device": "m3-ultra-512"}
     write_policy(folder, it=target({"peak": "90%"}, runtime="foundry", **keys))
-    run = memfit("gate")
-    assert run.code == 2
-    assert "targets.it.workload: a prompt of 104857600 tokens in chunks of 32" in run.err
+    run = memfit("gate", "--format", "json")
+    alone = memfit(
+        *("estimate", SAMPLE, "--runtime", "foundry", "--device", "m3-ultra-512"),
+        *("--context", "100m", "--json"),
+    )
+    assert (run.code, alone.code) == (1, 1)
+    assert figures(run)["peak_bytes"] == alone.json["peak_bytes"]
 
 
 def test_a_small_prefill_step_limits_the_contexts_that_are_searched(
