@@ -24,7 +24,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.peak import TracedPeak, peak
-from memfit.estimators.trace.traced_model import record, trace_shapes
+from memfit.estimators.trace.traced_model import TracedModel
 
 CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"
 PACKED = Quantization(4, 32)
@@ -178,8 +178,8 @@ def in_child(task: str, case: Case) -> Figures | None:
 def predict(case: Case) -> Figures:
     """Return the traced figures."""
     options: dict[str, Any] = {"dtype": case.floating, "quantize": case.packing}
-    shapes = trace_shapes(case.config, case.workload, **options)
-    trace = record(case.config, case.workload, target=TraceTarget(backend="cpu"), **options)
+    model = TracedModel(case.config, "cpu", **options)
+    trace, shapes = model.record(case.workload, TraceTarget(backend="cpu"))
     found = peak(trace, HOST)
     return Figures((found.nbytes - shapes.weight_bytes,), shapes.kv_bytes + shapes.ssm_bytes)
 
@@ -237,12 +237,11 @@ def against_published(config: dict[str, Any]) -> None:
 def published_run(config: dict[str, Any], bits: int, group: int) -> TracedPeak:
     """Return the traced peak of a published run, by the rules of the versions that ran it."""
     with silu_apart():
-        trace = record(
-            config,
-            Workload(prompt_tokens=2048, max_tokens=128),
-            target=TraceTarget(backend="metal", mlx_version=PUBLISHED_WITH_MLX),
-            quantize=Quantization(bits, group) if bits < 16 else None,
+        model = TracedModel(
+            config, "metal", quantize=Quantization(bits, group) if bits < 16 else None
         )
+        target = TraceTarget(backend="metal", mlx_version=PUBLISHED_WITH_MLX)
+        trace, _ = model.record(Workload(prompt_tokens=2048, max_tokens=128), target)
     return peak(trace, M4_MAX)
 
 

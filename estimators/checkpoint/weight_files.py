@@ -40,7 +40,7 @@ class _Role(Enum):
     GGUF = "a GGUF file; name it to size it for llama.cpp"
 
 
-class Weights(NamedTuple):
+class WeightFiles(NamedTuple):
     """The counted files of a folder; ``tensors`` and ``bound`` as in `Checkpoint`."""
 
     tensors: tuple[Tensor, ...] | None = None
@@ -58,7 +58,7 @@ def is_weight_file(name: str) -> bool:
     return _role(name) is not None
 
 
-def read_weights(files: CheckpointFiles, names: Sequence[str]) -> Weights:
+def read_weights(files: CheckpointFiles, names: Sequence[str]) -> WeightFiles:
     """Return the weights among a folder's files, and which of these do not count.
 
     Where the only weights are PyTorch's, ``bound`` is the sum of the file sizes.
@@ -75,7 +75,7 @@ def read_weights(files: CheckpointFiles, names: Sequence[str]) -> Weights:
     )
 
 
-def _counted(files: CheckpointFiles, roles: dict[str, _Role]) -> tuple[list[str], Weights]:
+def _counted(files: CheckpointFiles, roles: dict[str, _Role]) -> tuple[list[str], WeightFiles]:
     index = read_index(files, SAFETENSORS_INDEX)
     if loaded := _of(roles, _Role.LOADED):
         weights = _merged(files, loaded, index)
@@ -93,7 +93,7 @@ def _counted(files: CheckpointFiles, roles: dict[str, _Role]) -> tuple[list[str]
         torch = _torch_set(files, torch)
         return torch, _bounded(files, torch)
     text = "no weight files; the weights are derived from config.json"
-    return [], Weights(warnings=(f"{printable(files.label)}: {text}",))
+    return [], WeightFiles(warnings=(f"{printable(files.label)}: {text}",))
 
 
 def _role(name: str) -> _Role | None:
@@ -115,7 +115,7 @@ def _of(roles: dict[str, _Role], wanted: _Role) -> list[str]:
     return [name for name, role in roles.items() if role is wanted]
 
 
-def _merged(files: CheckpointFiles, names: list[str], index: Index | None) -> Weights:
+def _merged(files: CheckpointFiles, names: list[str], index: Index | None) -> WeightFiles:
     check_series(files.label, names)
     merged: dict[str, Tensor] = {}
     skipped_files, repeating = [], []
@@ -137,7 +137,7 @@ def _merged(files: CheckpointFiles, names: list[str], index: Index | None) -> We
         file_bytes += header.file_bytes
         header_bytes += header.header_bytes
         digests.append((name, header.sha256))
-    return Weights(
+    return WeightFiles(
         tensors=tuple(merged.values()),
         file_bytes=file_bytes,
         header_bytes=header_bytes,
@@ -167,7 +167,7 @@ def _repeat_warnings(
 
 
 def _index_warnings(
-    files: CheckpointFiles, loaded: list[str], weights: Weights, index: Index | None
+    files: CheckpointFiles, loaded: list[str], weights: WeightFiles, index: Index | None
 ) -> tuple[str, ...]:
     if index is None:
         return ()
@@ -188,11 +188,11 @@ def _torch_set(files: CheckpointFiles, names: list[str]) -> list[str]:
     return [name for name in names if name.startswith("pytorch_model")] or names
 
 
-def _bounded(files: CheckpointFiles, names: list[str]) -> Weights:
+def _bounded(files: CheckpointFiles, names: list[str]) -> WeightFiles:
     check_series(files.label, names)
     bound = sum(files.pytorch_file_bytes(name) for name in names)
     text = "only PyTorch files; their size is an upper bound, and mlx-lm cannot load them"
-    return Weights(
+    return WeightFiles(
         bound=bound,
         file_bytes=bound,
         shards=len(names),

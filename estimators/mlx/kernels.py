@@ -43,7 +43,7 @@ def is_fused(
 ) -> bool:
     """Whether scaled_dot_product_attention holds no scores for these shapes.
 
-    ``mlx_version`` may be cut short: (0, 32) means the newest 0.32 whose rules were read. Values
+    ``mlx_version`` may be cut short: (0, 32) means the newest 0.32 with known rules. Values
     are taken as 16-bit and a CUDA GPU of unknown capability as 8.0 or later: cuDNN needs both.
     Source: mlx/data/kernels.py, each row with its file and version.
 

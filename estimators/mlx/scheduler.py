@@ -118,7 +118,7 @@ class BatchQueue(Generic[Work]):
 
 
 class TaskQueue(Generic[Work]):
-    """Work as the CPU gets it: a task is so many dispatches, wherever operations begin.
+    """Work as the CPU gets it: tasks of a fixed number of dispatches, wherever operations begin.
 
     The encoder dispatches an operation's kernels and one empty task after it. Source: mlx
     backend/cpu/encoder.h, backend/cpu/eval.cpp.

@@ -49,11 +49,11 @@ class ClassTrace:
     is_described: bool
     """Whether formulas know the model too: they find what needs many workloads."""
     _built: dict[Backend, "TracedModel"] = field(default_factory=dict, compare=False, repr=False)
-    _runs: dict[tuple[Workload, Device], "Run"] = field(
+    _runs: dict[tuple[Workload, Device], "TracedRun"] = field(
         default_factory=dict, compare=False, repr=False
     )
 
-    def run(self, workload: Workload, device: Device | None) -> "Run":
+    def run(self, workload: Workload, device: Device | None) -> "TracedRun":
         """Return what the class holds when a workload ends, and its largest moment on the way."""
         from memfit.estimators.trace.gc_pause import not_collecting
 
@@ -63,7 +63,7 @@ class ClassTrace:
                 self._runs[workload, machine] = self._followed(workload, machine)
         return self._runs[workload, machine]
 
-    def _followed(self, workload: Workload, machine: Device) -> "Run":
+    def _followed(self, workload: Workload, machine: Device) -> "TracedRun":
         from memfit.estimators.trace.kernel_stubs import TraceTarget
         from memfit.estimators.trace.peak import peak
         from memfit.estimators.trace.recording import LargeGraphError
@@ -80,8 +80,8 @@ class ClassTrace:
         except LargeGraphError:
             if not self.is_described:
                 raise
-            return Run(built.shapes(workload), None)
-        return Run(shapes, peak(trace, machine))
+            return TracedRun(built.shapes(workload), None)
+        return TracedRun(shapes, peak(trace, machine))
 
     def shapes(self, workload: Workload) -> "TracedShapes":
         """Return the bytes that the class holds when a workload ends."""
@@ -199,10 +199,10 @@ def _difference(name: str, traced: int, derived: int) -> Iterator[Note]:
         yield Note("warning", "methods-differ", text)
 
 
-class Run(NamedTuple):
+class TracedRun(NamedTuple):
     """One workload on one device: what is left of it, and its largest moment.
 
-    No moment is known of a run whose graphs are too large to record.
+    The moment is unknown if the graphs of the run are too large to record.
     """
 
     shapes: "TracedShapes"

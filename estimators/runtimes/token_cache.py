@@ -94,7 +94,7 @@ class TokenCacheModel(RuntimeModel):
         growing = sum(cost.allocated_bytes(last.alive - last.after) for cost in costs)
         work = self.workspace(workload) + growing * workload.batch
         total = self.resident_bytes + kv.nbytes + states + work
-        # Keys and values lie apart: the largest buffer is half a layer's.
+        # Keys and values are separate: the largest buffer is half a layer's.
         half = max((-(-cost.token_bytes // 2) for cost in costs), default=0)
         moment = PeakMoment(
             "prefill",

@@ -69,7 +69,7 @@ class Stepper:
         for cache in leaves(self._originals):
             if type(cache).__name__ not in known:
                 name = public_names(f"{type(cache).__module__}.{type(cache).__name__}")
-                raise UnsupportedError(f"{name}: a cache whose growth is not described")
+                raise UnsupportedError(f"{name}: the growth of this cache is not described")
 
     def forget(self, stand_in: Callable[[Any], Any]) -> None:
         """Put other arrays in place of all that a recorded call left in the caches."""

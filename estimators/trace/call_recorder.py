@@ -20,7 +20,7 @@ from memfit.estimators.trace.recording import (
 
 # Tokens that show what a cache holds; more than any convolution looks back.
 _LEARNING_TOKENS = 32
-# Tokens of the calls whose nodes are counted to tell what a loop over tokens adds for each.
+# Tokens of two short calls: their nodes show what a loop over tokens adds for each.
 _PROBES = (8, 16)
 
 
@@ -143,7 +143,7 @@ class Running:
         )
 
     def _count(self, tokens: int) -> int:
-        """Return the nodes of a first call of so many tokens."""
+        """Return the nodes of a first call of ``tokens``."""
         import mlx.core as mx
 
         self._modules.restore()

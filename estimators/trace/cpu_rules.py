@@ -39,7 +39,7 @@ def sort(op: Operation) -> None:
 
 
 def _is_matrix(source: View) -> bool:
-    """Whether the last two axes lie as rows or as columns without gaps."""
+    """Whether the last two axes are rows or columns without gaps."""
     stride, last = source.strides[-2:]
     rows, columns = source.shape[-2:]
     return (stride == columns and last == 1) or (stride == 1 and last == rows)

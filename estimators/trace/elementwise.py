@@ -27,7 +27,7 @@ def binary(op: Operation) -> None:
 def _binary_output(op: Operation, a: View, b: View, out: View) -> None:
     # The cases of get_binary_op_type: scalar and scalar, scalar and vector, vectors, general.
     if a.data_size == 1 and b.data_size == 1:
-        out.lie_like(a)
+        out.copy_layout(a)
         op.allocate(out, out.itemsize)
     # Vector with scalar: the output lies as the vector does.
     elif a.data_size == 1 and b.dense:
@@ -56,14 +56,14 @@ def select(op: Operation) -> None:
     out = op.outputs[0]
     op.kernels = 1
     if a.data_size == b.data_size == c.data_size == 1:
-        out.lie_like(b)
+        out.copy_layout(b)
         op.allocate(out, out.itemsize)
         return
     # All three lie the same way, so one loop goes over their elements as they are.
     rows, columns = a.row and b.row and c.row, a.column and b.column and c.column
     if rows or columns:
         donor = next((x for x in (a, b, c) if is_donatable(x, out)), None)
-        out.lie_like(donor or b)
+        out.copy_layout(donor or b)
         if donor:
             op.share(out, donor)
         else:
@@ -96,13 +96,13 @@ def compiled(op: Operation) -> None:
         if left and _can_become(source, left[0], is_flat=is_flat):
             out = left.pop(0)
             if is_flat:
-                out.lie_like(source)
+                out.copy_layout(source)
             op.share(out, source)
     # New outputs lie as the first input of their size.
     like = next((x for x in arrays if x.size == first.size), None)
     for out in left:
         if is_flat and like:
-            out.lie_like(like)
+            out.copy_layout(like)
         op.allocate(out, out.data_size * out.itemsize)
 
 
@@ -112,7 +112,7 @@ def _can_become(source: View, out: View, *, is_flat: bool) -> bool:
 
 
 def _runs_flat(arrays: list[View], shape: tuple[int, ...]) -> bool:
-    """Whether the kernel goes over elements as they lie (compiled_check_contiguity)."""
+    """Whether the kernel reads elements in their order (compiled_check_contiguity)."""
     if not arrays:
         return not shape
     if any(x.shape != shape for x in arrays):

@@ -1,7 +1,7 @@
 """What mx.compile makes of a function's operations: element-wise ones become one node.
 
 The rules are those of mlx/compile.cpp (0.32), compile_fuse: from every result back through
-element-wise operations, as long as nothing outside needs what lies between.
+element-wise operations, as long as nothing outside needs the results between them.
 """
 
 from collections import defaultdict
@@ -94,7 +94,7 @@ class _Fusion:
                     self.users[array].append(output)
 
     def grow(self, node: Node) -> Node:
-        """Return the node that stands for ``node`` and all that fuses with it."""
+        """Return one node for ``node`` and all that fuses with it."""
         result = node.outputs[0]
         inside: set[int] = set()
         # A kernel that ends in a broadcast would write it out in full.

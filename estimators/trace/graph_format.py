@@ -116,7 +116,7 @@ class Trace:
     calls: tuple[Call, ...]
     """In the order of the run; those that cannot hold its peak are left out."""
     mlx_version: tuple[int, ...] = MLX_VERSION
-    """The version of MLX whose rules the graphs follow."""
+    """The version of MLX that sets the rules of the graphs."""
 
     def call(self, phase: CallPhase) -> Call | None:
         """Return the call of a phase, None when the workload has none."""

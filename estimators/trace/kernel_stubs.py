@@ -1,7 +1,7 @@
 """Fused operations as one node each, on a build of MLX that has no kernels of the target.
 
 MLX records a custom Metal kernel without Metal while it exports a function, so that a kernel
-without a body can stand for any fused operation. What the operations cast and broadcast before
+without a body can represent any fused operation. What the operations cast and broadcast before
 their kernels follows mlx/fast.cpp; when attention is fused follows mlx/kernels.py.
 """
 
@@ -58,7 +58,7 @@ _CALLS: ContextVar[_CompiledCalls | None] = ContextVar("compiled calls", default
 
 @record(frozen=True, slots=True, kw_only=True)
 class TraceTarget:
-    """The machine and version of MLX whose graph is recorded."""
+    """The machine and version of MLX that a graph is recorded for."""
 
     backend: Backend = "metal"
     nax: bool = False

@@ -1,4 +1,4 @@
-"""How an array lies in its buffer, and how views of it lie.
+"""The layout of an array in its buffer, and the layouts of views of it.
 
 MLX decides by these flags whether an operation copies, donates or shares: contiguous (no gaps),
 row and column contiguous, and the elements from first to last (array.h, Flags). Sources:
@@ -53,7 +53,7 @@ class View:
         self.fresh()
 
     def fresh(self) -> None:
-        """Lie as a new array does: row by row without gaps."""
+        """Set the layout of a new array: row by row without gaps."""
         # Computed when asked for: most arrays are read in order, and nothing looks at the strides.
         self._strides: Strides | None = None
         self.data_size = size = self.size
@@ -68,7 +68,7 @@ class View:
             self._strides = row_strides(self.shape)
         return self._strides
 
-    def lie(
+    def set_layout(
         self,
         strides: Strides | None,
         data_size: int,
@@ -84,8 +84,8 @@ class View:
         self.column = column
         self.dense = dense
 
-    def lie_like(self, other: "View") -> None:
-        """Lie as another array of the same shape."""
+    def copy_layout(self, other: "View") -> None:
+        """Take strides and flags of another array of the same shape."""
         self._strides = other._strides
         self.data_size = other.data_size
         self.row = other.row
@@ -136,7 +136,7 @@ def broadcast(source: View, out: View) -> None:
     )
     # A repeated element leaves neither rows nor columns (common/broadcasting.cpp).
     same = out.size <= source.size
-    out.lie(
+    out.set_layout(
         strides,
         source.data_size,
         row=same and source.row,
@@ -152,16 +152,20 @@ def transpose(source: View, out: View, axes: tuple[int, ...]) -> None:
     row, column = source.row, source.column
     if source.dense and source.data_size == source.size:
         _, row, column = contiguity(out.shape, strides)
-    out.lie(strides, source.data_size, row=row, column=column, dense=source.dense)
+    out.set_layout(strides, source.data_size, row=row, column=column, dense=source.dense)
 
 
 def cut(source: View, out: View, steps: tuple[int, ...]) -> None:
     """Take a slice (common/slicing.cpp, shared_buffer_slice)."""
-    strides = tuple(a * b for a, b in zip(source.strides, steps, strict=True))
+    as_strided(out, tuple(a * b for a, b in zip(source.strides, steps, strict=True)))
+
+
+def as_strided(out: View, strides: Strides) -> None:
+    """Set strides, with the flags and the reach that follow from them."""
     # Elements from the first to the last, with the gaps between them.
     reach = sum(abs(s) * (length - 1) for s, length in zip(strides, out.shape, strict=True)) + 1
     elements, row, column = contiguity(out.shape, strides)
-    out.lie(strides, reach, row=row, column=column, dense=elements == reach)
+    out.set_layout(strides, reach, row=row, column=column, dense=elements == reach)
 
 
 def split(source: View, out: View) -> None:
@@ -175,22 +179,17 @@ def split(source: View, out: View) -> None:
         dense = source.dense
     else:
         dense = source.dense and (row or column)
-    out.lie(strides, size, row=row, column=column, dense=dense)
+    out.set_layout(strides, size, row=row, column=column, dense=dense)
 
 
 def same_axes(source: View, out: View, strides: Strides) -> None:
     """Add or drop axes of length one."""
-    out.lie(
-        strides,
-        source.data_size,
-        row=source.row,
-        column=source.column,
-        dense=source.dense,
-    )
+    out.copy_layout(source)
+    out._strides = strides
 
 
 def reshape(source: View, out: View) -> bool:
-    """Lie as the source under another shape; False when only a copy can.
+    """Give the source's layout another shape; False when that needs a copy.
 
     Source: common/utils.cpp, prepare_reshape.
     """

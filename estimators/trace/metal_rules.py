@@ -26,7 +26,7 @@ _SORTED_AT_ONCE = 2048
 
 
 def normalisation(op: Operation) -> None:
-    """RMSNorm and LayerNorm write over an input whose rows follow one another."""
+    """RMSNorm and LayerNorm write over an input if its rows follow one another."""
     source, out = op.inputs[0], op.outputs[0]
     op.kernels = 1
     strides, shape = source.strides, source.shape
@@ -52,7 +52,7 @@ def rope(op: Operation) -> None:
 
 
 def attention(op: Operation) -> None:
-    """Fused attention; the result of many queries lies as the projection after it reads it."""
+    """Fused attention; the result of many queries has the layout that the projection reads."""
     query, out = op.inputs[0], op.outputs[0]
     op.kernels = 1
     for source in op.inputs[:3]:
@@ -69,7 +69,7 @@ def attention(op: Operation) -> None:
     # Tokens before heads in memory: the transpose and reshape that follow are views.
     row = tokens == 1
     strides = (tokens * heads * width, width, heads * width, 1)
-    out.lie(strides, out.size, row=row, column=False, dense=True)
+    out.set_layout(strides, out.size, row=row, column=False, dense=True)
     op.allocate(out)
 
 
@@ -121,7 +121,7 @@ def quantized_matmul(op: Operation) -> None:
     """A product with a packed weight."""
     op.allocate(op.outputs[0])
     op.kernels = 1
-    # Indices, where there are any, are read as they lie.
+    # Indices, where there are any, are read in any layout.
     for source in op.inputs:
         if len(source.shape) > 1 and source.size > 1 and not is_rows(source):
             copied(op, source)

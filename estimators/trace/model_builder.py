@@ -214,7 +214,7 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
 
 
 def unread_format(config: Mapping[str, Any]) -> str | None:
-    """Return the method of a declared quantisation whose packed layout is not known, or None."""
+    """Return the declared quantisation method if its packed layout is unknown, or None."""
     block = _foreign_block(config)
     if config.get("quantization") is not None or not isinstance(block, Mapping):
         return None

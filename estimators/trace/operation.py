@@ -47,7 +47,7 @@ class Operation:
         self.kernels = 0
 
     def allocate(self, out: View, nbytes: int | None = None) -> None:
-        """Give an output a buffer of its own; it lies as set before."""
+        """Give an output a buffer of its own; its layout was set before."""
         out.buffer = self.memory.allocate(out.nbytes if nbytes is None else nbytes)
         out.buffer.references += 1
 
@@ -84,7 +84,7 @@ def is_donatable(source: View, out: View | None = None) -> bool:
 
 def vector(op: Operation, source: View, out: View) -> None:
     """Lie as the input, in its buffer when it can be donated, in a new one otherwise."""
-    out.lie_like(source)
+    out.copy_layout(source)
     if is_donatable(source, out):
         op.share(out, source)
     else:
@@ -94,7 +94,7 @@ def vector(op: Operation, source: View, out: View) -> None:
 
 def over_or_new(op: Operation, source: View, out: View) -> None:
     """Lie as an input of the same type, in its buffer when no other holds it."""
-    out.lie_like(source)
+    out.copy_layout(source)
     if is_donatable(source):
         op.share(out, source)
     else:

@@ -201,7 +201,7 @@ class _Replay:
             if before is not None:
                 left.remove(before)
                 # A cache may be a view of a larger buffer, so its layout goes on with it.
-                view.lie_like(before)
+                view.copy_layout(before)
                 view.buffer, before.buffer = before.buffer, None
         for before in left:
             _free(before, self._memory)

@@ -55,46 +55,6 @@ class TracedShapes(NamedTuple):
         return sum(self.weights.values())
 
 
-def trace_shapes(
-    config: Mapping[str, Any],
-    workload: Workload,
-    *,
-    name: str = "config.json",
-    dtype: str = "BF16",
-    tensors: Iterable[Tensor] | None = None,
-    quantize: Quantization | None = None,
-) -> TracedShapes:
-    """Return the bytes of weights, caches and states at the end of the workload.
-
-    The arguments and errors are those of `TracedModel`.
-    """
-    model = TracedModel(config, "metal", name=name, dtype=dtype, tensors=tensors, quantize=quantize)
-    return model.shapes(workload)
-
-
-def record(
-    config: Mapping[str, Any],
-    workload: Workload,
-    *,
-    target: TraceTarget,
-    name: str = "config.json",
-    dtype: str = "BF16",
-    tensors: Iterable[Tensor] | None = None,
-    quantize: Quantization | None = None,
-) -> Trace:
-    """Return the graphs of a workload's calls as ``target`` would build them.
-
-    The other arguments and errors are those of `TracedModel`.
-
-    Raises:
-        LargeGraphError: also, when the graphs of the calls are too large.
-    """
-    model = TracedModel(
-        config, target.backend, name=name, dtype=dtype, tensors=tensors, quantize=quantize
-    )
-    return model.record(workload, target)[0]
-
-
 class TracedModel:
     """mlx-lm's class for a config, built once for many workloads.
 

@@ -12,13 +12,13 @@ from memfit.estimators.trace.operation import DONATION_SLACK, Operation
 def look(op: Operation) -> None:
     """Share the first input's buffer, lying as it does."""
     for source, out in zip(op.inputs, op.outputs, strict=False):
-        out.lie_like(source)
+        out.copy_layout(source)
         op.share(out, source)
 
 
 def look_last(op: Operation) -> None:
     for source, out in zip(op.inputs[-len(op.outputs) :], op.outputs, strict=True):
-        out.lie_like(source)
+        out.copy_layout(source)
         op.share(out, source)
 
 
@@ -72,10 +72,7 @@ def squeeze(op: Operation) -> None:
 
 def as_strided(op: Operation) -> None:
     source, out = op.inputs[0], op.outputs[0]
-    strides = tuple(op.arguments[1])
-    reach = sum(abs(s) * (n - 1) for s, n in zip(strides, out.shape, strict=True)) + 1
-    elements, row, column = layouts.contiguity(out.shape, strides)
-    out.lie(strides, reach, row=row, column=column, dense=elements == reach)
+    layouts.as_strided(out, tuple(op.arguments[1]))
     op.share(out, source)
 
 
@@ -109,7 +106,7 @@ def contiguous(op: Operation) -> None:
     assert source.buffer is not None
     small = source.buffer.nbytes <= out.nbytes + DONATION_SLACK
     if small and (source.row or (source.column and op.arguments[:1] == (True,))):
-        out.lie_like(source)
+        out.copy_layout(source)
         op.share(out, source)
     else:
         op.allocate(out)

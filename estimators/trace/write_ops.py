@@ -42,7 +42,7 @@ def slice_update(op: Operation) -> None:
     source = op.inputs[0]
     # Nothing to write: the output is the source.
     if not op.inputs[1].size:
-        op.outputs[0].lie_like(source)
+        op.outputs[0].copy_layout(source)
         op.share(op.outputs[0], source)
         return
     _copy_then_write(op, as_it_lies=source.dense and source.size == source.data_size)

@@ -53,8 +53,8 @@ def read_headers(
 ) -> HeaderTotals:
     """Return the totals of a checkpoint's tensors, by the modules of the model class.
 
-    A tensor whose name is not the class's belongs to the part that its name suggests, and is
-    loaded unless the class drops it.
+    A tensor with a name that is not the class's belongs to the part that its name suggests,
+    and is loaded unless the class drops it.
     """
     totals = HeaderTotals()
     for group in groups:

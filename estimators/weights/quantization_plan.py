@@ -106,7 +106,7 @@ def _integer(value: Any, where: str) -> int:
 
 
 def text_class(config: Mapping[str, Any], model: Model) -> str:
-    """Return the model type of the class whose ``sanitize`` reads the weights."""
+    """Return the model type of the class with the ``sanitize`` that reads the weights."""
     text = config.get("text_config")
     # The text model's sanitize reads the weights (mistral3.py, sanitize).
     if model.model_type in ("llava", "mistral3") and isinstance(text, Mapping):
@@ -195,7 +195,7 @@ def _compressed(block: Mapping[str, Any], model: Model, reader: str) -> Declared
     quantises = _COMPRESSED.get(form)
     if form == "pack-quantized" and reader in UNPACKS_INTEGERS:
         plan = _only_experts(model, Quantization(4, 32))
-        text = "which matrices are packed only the headers tell; the experts are taken to be"
+        text = "only the headers show which matrices are packed; the experts are taken to be"
         return Declared("compressed-tensors", quantises, plan, text)
     what = f"compressed-tensors of format {form[:40]!r}"
     if quantises:

@@ -9,7 +9,7 @@ from math import prod
 from memfit.estimators.base import dtypes
 from memfit.estimators.weights.tensor_groups import TensorGroup
 
-# Classes whose `sanitize` multiplies FP8 weights with their weight_scale_inv.
+# Classes with a `sanitize` that multiplies FP8 weights with their weight_scale_inv.
 DEQUANTISES_FP8 = frozenset(
     {
         "deepseek_v3",
@@ -23,7 +23,7 @@ DEQUANTISES_FP8 = frozenset(
         "ministral3",
     }
 )
-# Classes whose `sanitize` takes compressed-tensors' packed integers for MLX's own.
+# Classes with a `sanitize` that takes compressed-tensors' packed integers for MLX's own.
 UNPACKS_INTEGERS = frozenset({"deepseek_v3", "joyai_llm_flash", "kimi_k2"})
 
 
@@ -65,8 +65,8 @@ def _named(tensors: Iterable[TensorGroup]) -> dict[str, TensorGroup]:
 
 
 def _dequantised_fp8(tensors: tuple[TensorGroup, ...], text_class: str) -> Iterator[TensorGroup]:
-    """Weights times their scales: bfloat16; ministral3 has one scale, whose type it
-    takes, and drops those of activations."""
+    """Weights times their scales: bfloat16; ministral3 has one scale and takes
+    its type, and drops those of activations."""
     # One scale for the whole matrix (ministral3.py, sanitize), not one for each block.
     scalar = text_class == "ministral3"
     names = _named(tensors)

@@ -1,4 +1,4 @@
-"""One decoder layer put together, and what stands after the last one."""
+"""One decoder layer put together, and what follows the last one."""
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Recurrent
@@ -14,7 +14,7 @@ from memfit.estimators.workspace.recurrent import record_gated_delta, record_rec
 from memfit.estimators.workspace.tape import Program, Tape
 
 _FLOAT32 = 4
-# Norms of a layer that has one before each block; more of them stand after the blocks.
+# Norms of a layer that has one before each block; any more of them come after the blocks.
 _PRE_NORMS = 2
 
 

@@ -64,7 +64,7 @@ class LayerPlan:
 
 
 def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -> LayerPlan:
-    """Return the plan of a layer whose modules stand under ``prefix``."""
+    """Return the plan of a layer with its modules under ``prefix``."""
     matrices: dict[Part, list[tuple[Module, Projection]]] = {}
     for module in layer.modules:
         if module.loaded and len(module.shape) > 1 and module.quantizable:

@@ -46,7 +46,7 @@ class Program:
     """What those free."""
 
 
-# A step without what it releases, which only later operations tell.
+# A step without what it releases, which only later operations show.
 _Unreleased = tuple[int, int, int, tuple[tuple[int, int], ...], int]
 
 
@@ -142,7 +142,7 @@ class Tape:
             if before is None:
                 elements += self.elements[array]
             elif before < self._layer_steps:
-                # From the layer into the deferred steps: all other layers lie between.
+                # From the layer into the deferred steps: all other layers are between.
                 elements += self.elements[array]
                 self._awaited.append(array)
             elif before < step:

@@ -15,7 +15,6 @@ from memfit.estimators.plans.experts.expert_slots import ExpertLayer
 from memfit.estimators.plans.experts.routing import (
     RoutingProfile,
     adaptive_capacities,
-    lcp_priority,
     missed_by_chance,
     read_profile,
 )
@@ -167,11 +166,3 @@ def test_slots_of_different_sizes_stay_within_the_budget(
     each = min(6, budget // sum(layer.slot_bytes for layer in layers))
     uniform = sum(profile.missed([each] * len(layers)), Fraction())
     assert sum(profile.missed(chosen), Fraction()) <= uniform
-
-
-def test_priority_is_a_quarter_after_128_steps() -> None:
-    # mlx-moe: frequency * 0.25^(age / 128).
-    assert lcp_priority(100, 0) == 100
-    assert lcp_priority(100, 128) == 25
-    assert lcp_priority(100, 64) == 50
-    assert lcp_priority(1, 0) > lcp_priority(3, 128)

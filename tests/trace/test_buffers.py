@@ -86,7 +86,7 @@ def test_a_cache_the_loop_released_is_written_in_place(memory: Allocator) -> Non
 def test_only_the_cpu_copies_a_factor_with_gaps_between_rows(memory: Allocator) -> None:
     whole = array(memory, 16, 64)
     part = View((16, 32), 4)
-    part.lie((64, 1), 16 * 64 - 32, row=False, column=False, dense=False)
+    part.set_layout((64, 1), 16 * 64 - 32, row=False, column=False, dense=False)
     part.buffer, part.references = whole.buffer, 1
     weight = array(memory, 32, 48)
     cpu = run("Matmul", [part, weight], View((16, 48), 4))

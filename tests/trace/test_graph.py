@@ -25,8 +25,8 @@ from memfit.estimators.trace import recording  # noqa: E402
 from memfit.estimators.trace.isolation import tracing  # noqa: E402
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded  # noqa: E402
 from memfit.estimators.trace.recording import record_call  # noqa: E402
-from memfit.estimators.trace.traced_model import record  # noqa: E402
 from tests.oracle import Oracle  # noqa: E402
+from tests.trace.tracing import record  # noqa: E402
 
 HERE = Path(__file__).parent
 ARCH_CASES = HERE.parent / "arch/cases"
@@ -317,10 +317,10 @@ def test_a_trace_needs_little_process_memory(name: str) -> None:
     code = (
         "import sys\n"
         "from memfit.estimators.checkpoint.opening import open_checkpoint\n"
-        "from memfit.estimators.trace.traced_model import trace_shapes\n"
+        "from memfit.estimators.trace.traced_model import TracedModel\n"
         "from memfit.estimators.base.workload import Workload\n"
         "config = open_checkpoint(sys.argv[1]).config\n"
-        "trace_shapes(config, Workload(prompt_tokens=5000, max_tokens=9))\n"
+        "TracedModel(config, 'metal').shapes(Workload(prompt_tokens=5000, max_tokens=9))\n"
         "print(next(line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line))"
     )
     sample = HERE.parent.parent / "sample_configs" / f"{name}.yaml"

@@ -8,7 +8,7 @@ from benchmarks.accuracy import M4_MAX, PUBLISHED, published_run
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import peak
-from memfit.estimators.trace.traced_model import record
+from tests.trace.tracing import record
 
 pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
 

@@ -17,9 +17,10 @@ from memfit.estimators.checkpoint.manifest import Tensor
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
-from memfit.estimators.trace.traced_model import TracedModel, TracedShapes, trace_shapes  # noqa: E402
+from memfit.estimators.trace.traced_model import TracedModel, TracedShapes  # noqa: E402
 from tests.oracle import Oracle, cache_bytes  # noqa: E402
 from tests.selection import QUICK_CONFIGS, quick  # noqa: E402
+from tests.trace.tracing import trace_shapes  # noqa: E402
 
 HERE = Path(__file__).parent
 DESCRIBED = [
@@ -338,9 +339,9 @@ def test_imports_of_mlx_by_other_code_are_not_changed() -> None:
 def test_transformers_is_not_imported() -> None:
     code = (
         "import sys\n"
-        "from memfit.estimators.trace.traced_model import trace_shapes\n"
+        "from memfit.estimators.trace.traced_model import TracedModel\n"
         "from memfit.estimators.base.workload import Workload\n"
-        f"trace_shapes({LLAMA!r}, Workload(prompt_tokens=9))\n"
+        f"TracedModel({LLAMA!r}, 'metal').shapes(Workload(prompt_tokens=9))\n"
         "heavy = {'transformers', 'huggingface_hub', 'numpy', 'mlx_lm'} & set(sys.modules)\n"
         "print(sorted(heavy))"
     )

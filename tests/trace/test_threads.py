@@ -22,8 +22,9 @@ from memfit.estimators.trace.graph_format import Trace
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
-from memfit.estimators.trace.traced_model import TracedShapes, record, trace_shapes  # noqa: E402
+from memfit.estimators.trace.traced_model import TracedShapes  # noqa: E402
 from tests.trace.test_graph import LLAMA, METAL, case  # noqa: E402
+from tests.trace.tracing import record, trace_shapes  # noqa: E402
 
 WORKLOAD = Workload(prompt_tokens=70, max_tokens=2)
 OTHER_MODEL = "mlx_lm.models.olmo3"

@@ -12,8 +12,9 @@ pytest.importorskip("mlx_lm")
 
 from memfit.estimators.trace import loop_guard
 from memfit.estimators.trace.kernel_stubs import TraceTarget
-from memfit.estimators.trace.traced_model import TracedModel, record
+from memfit.estimators.trace.traced_model import TracedModel
 from tests.selection import quick
+from tests.trace.tracing import record
 
 CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
 SHORT = Workload(prompt_tokens=40, max_tokens=2)

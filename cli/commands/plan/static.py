@@ -88,16 +88,17 @@ def _record(
 ) -> "Trace":
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.trace.kernel_stubs import TraceTarget
-    from memfit.estimators.trace.traced_model import record
+    from memfit.estimators.trace.traced_model import TracedModel
 
-    checkpoint = sized.checkpoint
-    return record(
+    checkpoint, target = sized.checkpoint, TraceTarget()
+    model = TracedModel(
         checkpoint.config,
-        # Two generated tokens, so that the trace has a decode step.
-        Workload(prompt_tokens=tokens, max_tokens=2, prefill_step=prefill_step),
-        target=TraceTarget(),
+        target.backend,
         name=checkpoint.config_name,
         dtype=sized.model.dtype,
         tensors=checkpoint.tensors,
         quantize=conversion,
     )
+    # Two generated tokens, so that the trace has a decode step.
+    workload = Workload(prompt_tokens=tokens, max_tokens=2, prefill_step=prefill_step)
+    return model.record(workload, target)[0]

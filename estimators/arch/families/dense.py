@@ -48,7 +48,7 @@ class _Sizes:
 
 
 def build(fields: Fields) -> Model:
-    """Return the model of a config whose ``model_type`` is one of dense_models."""
+    """Return the model of a config with a ``model_type`` of dense_models."""
     model_type = fields.text("model_type")
     return describe(fields, MODELS[model_type], model_type)
 

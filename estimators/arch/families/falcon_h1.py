@@ -71,7 +71,7 @@ def build(fields: Fields) -> Model:
 
 
 def _attention(fields: Fields, hidden: int) -> blocks.MixerBlock:
-    """Attention whose cache shares a CacheList with the state, so that it is never quantised."""
+    """Attention with its cache in the state's CacheList, so that it is never quantised."""
     spec = replace(blocks.grouped_attention(fields, fields.count("head_dim")), in_cache_list=True)
     bias = fields.flag("attention_bias", False)
     return spec, under("self_attn", blocks.attention(hidden, spec, bias=bias))

@@ -1,4 +1,4 @@
-"""Hunyuan (A13B, Large): experts whose counts differ by layer, keys shared across layers.
+"""Hunyuan (A13B, Large): different numbers of experts by layer, keys shared across layers.
 
 Source: mlx-lm models/hunyuan.py.
 """

@@ -1,4 +1,4 @@
-"""Mamba and Falcon-Mamba, whose extra norms have no parameters.
+"""Mamba and Falcon-Mamba; the extra norms of the latter have no parameters.
 
 Source: mlx-lm models/mamba.py.
 """
@@ -6,7 +6,8 @@ Source: mlx-lm models/mamba.py.
 from memfit.estimators.arch.blocks import decoder, ends, mamba
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import norm, under
+from memfit.estimators.arch.modules import Modules, norm, under
+from memfit.estimators.arch.specs import Mixer
 from memfit.estimators.base.units import ceil_div
 
 
@@ -26,17 +27,22 @@ def build(fields: Fields) -> Model:
         conv_bias=fields.required_flag("use_conv_bias"),
         bias=fields.required_flag("use_bias"),
     )
-    layer = Layer((mixer,), None, (*under("mixer", mixer_modules), norm("norm", hidden)))
-    modules = ends(
-        fields,
-        tied=fields.flag("tie_word_embeddings", False),
-        embedding_path="backbone.embeddings",
-        norm_path="backbone.norm_f",
-    )
+    return backbone(fields, mixer, mixer_modules, tied=fields.flag("tie_word_embeddings", False))
+
+
+def backbone(fields: Fields, mixer: Mixer, modules: Modules, *, tied: bool) -> Model:
+    """Return the model of equal layers with a mixer and no feed-forward block."""
+    norm_module = norm("norm", fields.count("hidden_size"))
+    layer = Layer((mixer,), None, (*under("mixer", modules), norm_module))
     return decoder(
         fields,
         (layer,) * fields.layers(),
-        modules,
+        ends(
+            fields,
+            tied=tied,
+            embedding_path="backbone.embeddings",
+            norm_path="backbone.norm_f",
+        ),
         layers_path="backbone.layers",
         makes_own_cache=True,
     )

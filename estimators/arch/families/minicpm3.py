@@ -1,4 +1,4 @@
-"""MiniCPM3: latent attention whose keys and values are cached for every head.
+"""MiniCPM3: latent attention that caches keys and values of every head.
 
 Source: mlx-lm models/minicpm3.py.
 """

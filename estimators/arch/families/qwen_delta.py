@@ -1,6 +1,6 @@
 """What Qwen3-Next and Qwen3.5 share: gated delta nets with a full attention every few layers.
 
-Source: mlx-lm models/qwen3_next.py, whose attention and expert classes qwen3_5.py imports.
+Source: mlx-lm models/qwen3_next.py; qwen3_5.py imports its attention and expert classes.
 """
 
 from collections.abc import Sequence

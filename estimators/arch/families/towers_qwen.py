@@ -4,6 +4,8 @@ Source: transformers models/qwen2_vl, qwen2_5_vl and qwen3_vl; absent keys take 
 its config classes. mlx-lm builds none of them.
 """
 
+from collections.abc import Callable
+
 from memfit.estimators.arch.families.tower_blocks import (
     dense,
     layer_norms,
@@ -26,16 +28,7 @@ def qwen2_vl(section: Fields, root: Fields, hidden: int) -> Modules:
         *_attention(width),
         *_mlp("mlp", width, int(width * section.number("mlp_ratio", 4)), "fc1", "fc2"),
     )
-    section.ignore(*_UNSHAPING)
-    merged = _merged(section, width)
-    tower = (
-        _patches(section, width, 14),
-        *repeated("blocks", tower_layers(section, "depth", 32), block),
-        *layer_norms(width, "merger.ln_q"),
-        dense("merger.mlp.0", merged, merged),
-        dense("merger.mlp.2", merged, section.count("hidden_size", 3584)),
-    )
-    return under("vision_tower", tower)
+    return _qwen2_tower(section, block, width, layer_norms, section.count("hidden_size", 3584))
 
 
 def qwen2_5_vl(section: Fields, root: Fields, hidden: int) -> Modules:
@@ -46,14 +39,22 @@ def qwen2_5_vl(section: Fields, root: Fields, hidden: int) -> Modules:
         *_attention(width),
         *under("mlp", gated_mlp(width, section.count("intermediate_size", 3420), bias=True)),
     )
-    section.ignore(*_UNSHAPING, "fullatt_block_indexes")
+    section.ignore("fullatt_block_indexes")
+    return _qwen2_tower(section, block, width, rms_norms, section.count("out_hidden_size", 3584))
+
+
+def _qwen2_tower(
+    section: Fields, block: Modules, width: int, norms: Callable[..., Modules], out: int
+) -> Modules:
+    """Patches, equal blocks and a merger, normed as the blocks are."""
+    section.ignore(*_UNSHAPING)
     merged = _merged(section, width)
     tower = (
         _patches(section, width, 14),
         *repeated("blocks", tower_layers(section, "depth", 32), block),
-        *rms_norms(width, "merger.ln_q"),
+        *norms(width, "merger.ln_q"),
         dense("merger.mlp.0", merged, merged),
-        dense("merger.mlp.2", merged, section.count("out_hidden_size", 3584)),
+        dense("merger.mlp.2", merged, out),
     )
     return under("vision_tower", tower)
 

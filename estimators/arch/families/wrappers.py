@@ -1,4 +1,4 @@
-"""Multimodal configs: a text model's config inside, whose class mlx-lm wraps in another.
+"""Multimodal configs: a text model's config inside; mlx-lm wraps its class in another.
 
 Source: the mlx-lm module of the model type's name (`llava` is loaded as mistral3, `qwen2_5_vl`
 as qwen2_vl and `gemma4_unified` as gemma4: mlx-lm utils.py, MODEL_REMAPPING).
@@ -82,7 +82,7 @@ WRAPPERS: dict[str, Wrapper] = {
 
 
 def build(fields: Fields) -> Model:
-    """Return the model of a config whose ``model_type`` is one of the wrappers."""
+    """Return the model of a config with a ``model_type`` of the wrappers."""
     model_type = fields.text("model_type")
     wrapper = WRAPPERS[model_type]
     text = _text_section(fields, wrapper)

@@ -27,7 +27,7 @@ _NOT_MODELS = {
 }
 
 
-class Part(NamedTuple):
+class GgufFile(NamedTuple):
     """One file of a checkpoint: its name in messages, and where its bytes come from."""
 
     name: str
@@ -56,7 +56,7 @@ def series(name: str) -> tuple[str, ...]:
 
 
 def gguf_checkpoint(
-    parts: Sequence[Part],
+    parts: Sequence[GgufFile],
     *,
     id: str,
     skipped_files: tuple[SkippedFile, ...] = (),
@@ -115,7 +115,9 @@ def read_gguf_file(
             f" missing: {list_some(missing)}; fetch them first"
         )
     with ExitStack() as stack:
-        parts = [Part(printable(other), stack.enter_context(FileSource(other))) for other in paths]
+        parts = [
+            GgufFile(printable(other), stack.enter_context(FileSource(other))) for other in paths
+        ]
         return gguf_checkpoint(parts, id=id or printable(path), skipped_files=skipped_files)
 
 

@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
-from memfit.estimators.checkpoint.gguf.files import SUFFIX, Part, gguf_checkpoint, series
+from memfit.estimators.checkpoint.gguf.files import SUFFIX, GgufFile, gguf_checkpoint, series
 from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.shards import list_some
@@ -52,7 +52,7 @@ def read_hub_gguf(repository: Repository, name: str, *, id: str) -> Checkpoint:
         raise CheckpointError(f"{printable(repository.label)}: has no {list_some(missing)}{has}")
     sources = [HubSource(repository, part) for part in names]
     parts = [
-        Part(printable(repository.label / part), source)
+        GgufFile(printable(repository.label / part), source)
         for part, source in zip(names, sources, strict=True)
     ]
     checkpoint = gguf_checkpoint(parts, id=id, revision=repository.listing.commit)

@@ -129,17 +129,6 @@ def _equal_capacities(layers: Sequence[ExpertLayer], budget_bytes: int) -> tuple
     return capacities, left
 
 
-def lcp_priority(frequency: int, age: int) -> float:
-    """Return the priority of an expert in mlx-moe's cache, which evicts the lowest one.
-
-    ``age`` is the number of steps since its last use. Source: mlx-moe, ExpertCache.
-
-    >>> lcp_priority(8, 0), lcp_priority(8, 128)
-    (8.0, 2.0)
-    """
-    return frequency * float(0.25 ** (age / 128))
-
-
 def read_profile(path: Path, layers: Sequence[ExpertLayer]) -> RoutingProfile:
     """Return the profile in a JSON file: ``{"0": {"17": 5, ...}, ...}``, layer, expert, count.
 

@@ -5,7 +5,7 @@ llama.cpp lays out the graph of one micro-batch and lets tensors share room once
 the logits of a whole micro-batch, everything one layer computes, and the inputs twice, since a
 backend copies them. A layer computes a row of each of its matrices a token; `_USES` counts what is
 made of that row (its norm or activation, its rotated or contiguous copy).
-docs/gguf.md holds it against buffers that llama.cpp reported.
+docs/gguf.md compares it with buffers that llama.cpp reported.
 """
 
 import re

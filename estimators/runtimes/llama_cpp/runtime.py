@@ -134,7 +134,7 @@ class LlamaCppGguf(LlamaCpp):
             f" {room.sequences} sequences, keys in {types.keys} and values in {types.values}"
         )
         yield (
-            "flash attention is on, as llama.cpp decides where the backend has it; everything lies"
+            "flash attention is on, as llama.cpp decides where the backend has it; everything is"
             " in one memory, and what a backend's kernels allocate outside the compute buffer is"
             " not counted"
         )
