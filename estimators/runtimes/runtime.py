@@ -78,6 +78,10 @@ class Runtime:
     kv_initial: int = 0
     """The first capacity of a cache that doubles."""
     least_prefill_step: int = 0
+    context_step: int = 1
+    """What the context that it chooses by itself is a multiple of."""
+    floor_tokens: int = 0
+    """The shortest context that it chooses by itself."""
     shares_prefix: bool = False
     """Whether sessions with the same beginning share its full pages."""
     max_context: int | None = None

@@ -21,6 +21,8 @@ from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import attention_buffers
 from memfit.estimators.runtimes.zinc.memory_plan import (
     AUTO_CONTEXT_PERCENT,
+    AUTO_CONTEXT_STEP,
+    auto_context_floor_tokens,
     auto_context_tokens_for_device_budget,
     fitting_context_tokens,
     model_config,
@@ -39,6 +41,8 @@ ZINC = Runtime(
     growth="contiguous",
     charges="every layer",
     budget=Budget("working_set", AUTO_CONTEXT_PERCENT),
+    context_step=AUTO_CONTEXT_STEP,
+    floor_tokens=auto_context_floor_tokens,
     keeps="cache, states and buffers on the device, a page table and staging in host memory",
     allocates="the whole context before the first token, in float32",
     source="https://github.com/zolotukhin/zinc, src/gpu/memory_plan.zig",
