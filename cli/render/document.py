@@ -4,8 +4,9 @@ No text in a document is escaped: each writer does that for its format.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
+
+from memfit.estimators.base.records import record
 
 VERDICT_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 
@@ -21,7 +22,7 @@ Cell = str | int | bool
 """A text, an amount that is drawn as a bar, or whether a check passed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Part:
     """A part of a document."""
 
@@ -29,7 +30,7 @@ class Part:
     """Where it is shown; a page is Markdown. Empty: everywhere."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Heading(Part):
     """The title of the document, or of a section."""
 
@@ -41,7 +42,7 @@ class Heading(Part):
     """The colour of the status."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Text(Part):
     """Lines of text, with a heading of their own or without; not shown without lines."""
 
@@ -60,7 +61,7 @@ class Text(Part):
     """Whether a page stresses the text."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Table(Part):
     """Rows of cells below headings."""
 
@@ -82,7 +83,7 @@ class Table(Part):
         return self.align[min(column, len(self.align) - 1)]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Column:
     """A column of cells that have several parts, which are aligned."""
 
@@ -94,7 +95,7 @@ class Column:
     """Headings on a page: one for each part, or one for all."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Columns(Part):
     """Columns side by side; a narrow terminal shows them in blocks that repeat the fixed ones."""
 
@@ -103,7 +104,7 @@ class Columns(Part):
     gap: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Verdict(Part):
     """The answer in one sentence, which a page shows first."""
 
@@ -115,14 +116,14 @@ class Verdict(Part):
     """Whether it is the title of a page, with a mark of success or failure."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Commands(Part):
     """Lines to paste into a shell; they are never wrapped."""
 
     lines: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Chart(Part):
     """A drawing with characters."""
 
