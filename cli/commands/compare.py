@@ -76,7 +76,6 @@ def compare(
     _reject_twice({axis.name for axis in axes}, models, workload, machine)
     base = _scenario(models, workload, machine, runtime)
     rules = runtime.chosen()
-    base.workload.under(rules)
     with reporting(verbose=output.verbose) as progress:
         catalog = _opened(models.models, progress)
     result = answer(

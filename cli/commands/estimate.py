@@ -108,7 +108,6 @@ def estimate(
     """
     asked = workload.partial()
     rules = runtime.chosen()
-    asked.under(rules)
     size = _sizing(model, machine, runtime)
     with reporting(verbose=output.verbose, while_waiting=_load_library) as progress:
         catalog, reference = _opened(model, progress)

@@ -16,7 +16,7 @@ from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.reading.values import one_of
 from memfit.estimators.base.records import record
 from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
-from memfit.estimators.base.workload import MAX_TOKENS, Workload
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.gate.limit_value import LimitValue, parse_experts, parse_limit_value
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
@@ -126,7 +126,7 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
         section.add_error("a target's name is made of letters, digits, and . _ + -, at most 80")
     runtime = section.take("runtime", _runtime)
     device = _device(section)
-    workload = _workload(section, runtime)
+    workload = _workload(section)
     limits, basis = _limits(section, device)
     model = section.take("model", _text)
     quantize = section.take("quantize", _bits)
@@ -159,7 +159,7 @@ def _device(section: Section) -> Device | None:
     return section.take(given[0], makers[given[0]])
 
 
-def _workload(target: Section, runtime: Runtime | None) -> PartialWorkload | None:
+def _workload(target: Section) -> PartialWorkload | None:
     section = target.mapping("workload", WORKLOAD_KEYS)
     given = [key for key in ("context", "prompt_tokens") if key in section]
     if len(given) != 1:
@@ -175,23 +175,13 @@ def _workload(target: Section, runtime: Runtime | None) -> PartialWorkload | Non
             settings[name] = value
     if len(section.reading.mistakes) > known:
         return None
-    try:
-        workload = PartialWorkload(Workload(**settings), frozenset(settings))
-        if runtime:
-            workload.under(runtime)
-        return workload
-    except InputError as error:
-        section.add_error(str(error))
-        return None
+    return PartialWorkload(Workload(**settings), frozenset(settings))
 
 
 def _setting(name: str, value: Any) -> int:
     """One number of a workload, checked alone: each mistake has its own line."""
     count = _count(value)
-    if name == "prompt_tokens":
-        Workload(prompt_tokens=count, prefill_step=MAX_TOKENS)
-    else:
-        Workload(prompt_tokens=1, **{name: count})
+    Workload(**{"prompt_tokens": 1, name: count})
     return count
 
 

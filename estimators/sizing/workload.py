@@ -32,10 +32,6 @@ class PartialWorkload:
         return PartialWorkload(replace(self.values, **fields), self.given | fields.keys())
 
     def under(self, runtime: Runtime) -> Workload:
-        """Return the workload with the runtime's own defaults where nothing was given.
-
-        Raises:
-            InputError: when the prompt takes too many of the runtime's chunks.
-        """
+        """Return the workload with the runtime's own defaults where nothing was given."""
         own = {name: getattr(runtime, name) for name in RUNTIME_DEFAULTS if name not in self.given}
         return replace(self.values, **own)

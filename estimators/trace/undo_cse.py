@@ -17,7 +17,7 @@ _FLATTENS = "Flatten"
 
 
 def unmerged(call: Call) -> Call:
-    """Return the call with stretched scalars and flattenings made anew for each use."""
+    """Return the call with stretched scalars and flattenings made again for each use."""
     arrays: list[Array] = list(call.arrays)
     nodes: list[Node] = []
     made_by: dict[int, Node] = {}

@@ -26,8 +26,10 @@ from memfit.estimators.results.context import ContextPlan
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.results.gate import TargetReport
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
+from memfit.estimators.sizing.sized_model import Method, SizedModel
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
@@ -110,17 +112,28 @@ def catalog() -> Catalog:
     return Catalog()
 
 
-def estimated(question: Question, path: str) -> Estimate:
-    models = catalog()
-    runtime = get_runtime(question.runtime) if question.runtime else models.native_runtime(path)
-    sized = models.sized(
+def runtime_of(question: Question, path: str) -> Runtime:
+    if question.runtime:
+        return get_runtime(question.runtime)
+    return catalog().native_runtime(path)
+
+
+def sized_for(
+    question: Question, path: str, runtime: Runtime | None, *, method: Method = "auto"
+) -> SizedModel:
+    return catalog().sized(
         path,
         quantize=converted(question.quantize) if question.quantize else None,
         device=question.device,
         runtime=runtime,
+        method=method,
         margin_bytes=question.margin_bytes,
     )
-    return estimate(sized, question.partial.under(runtime))
+
+
+def estimated(question: Question, path: str) -> Estimate:
+    runtime = runtime_of(question, path)
+    return estimate(sized_for(question, path, runtime), question.partial.under(runtime))
 
 
 def policy_of(question: Question, path: str) -> dict[str, Any]:
@@ -166,15 +179,8 @@ def compared(question: Question, path: str) -> Comparison:
 
 
 def planned(question: Question, path: str) -> ContextPlan:
-    models = catalog()
-    runtime = get_runtime(question.runtime) if question.runtime else models.native_runtime(path)
-    sized = models.sized(
-        path,
-        quantize=converted(question.quantize) if question.quantize else None,
-        device=question.device,
-        method="formula",
-        margin_bytes=question.margin_bytes,
-    ).with_runtime(runtime)
+    runtime = runtime_of(question, path)
+    sized = sized_for(question, path, None, method="formula").with_runtime(runtime)
     work = question.partial.under(runtime)
     asked = ContextQuestion(contexts=(work.prompt_tokens,), requests=(work.batch,))
     return plan_context(sized, work, asked)
