@@ -3,7 +3,7 @@
 Run from the checkout with mlx and mlx-lm installed: ``python -m benchmarks.accuracy`` for every
 case of tests/arch/cases, varied by a seed, in bfloat16 or 4 bits and with random weights, run by
 mlx-lm's generate_step three times in a separate process. ``--metal CONFIG`` traces the published
-configuration instead. docs/accuracy-trace.md holds the result.
+configuration instead. docs/accuracy.md sums up the result.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """`memfit tune` on ten small real models: every figure, estimated and measured.
 
 Run it in an environment with memfit, mlx-lm and pytest: `python benchmarks/tune_vs_estimate.py`.
-It prints the table of docs/accuracy.md, and exits with 1 when weights, a cache or a state
+It prints a table that docs/accuracy.md sums up, and exits with 1 when weights, a cache or a state
 differ by a byte, or a peak by more than docs/accuracy.md allows.
 """
 

@@ -1,4 +1,4 @@
-"""Compare the workspace formula with MLX's own peak on the CPU backend, for docs/accuracy.md.
+"""Compare the workspace formula with MLX's own peak on the CPU backend; see docs/accuracy.md.
 
 Run from the checkout with mlx and mlx-lm installed: ``python -m benchmarks.workspace_accuracy``.
 Every case of tests/arch/cases is built with random weights and run by mlx-lm's generate_step in a

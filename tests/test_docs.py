@@ -1,4 +1,4 @@
-"""Commands and Python examples on the pages print the shown output; every named path exists.
+"""Commands and Python examples on the pages print the shown output; links and paths exist.
 
 ``python -m tests.test_docs`` rewrites the outputs of the commands after an intended change.
 """
@@ -20,9 +20,12 @@ from unittest import mock
 import pytest
 
 ROOT = Path(__file__).parents[1]
+INDEX = ROOT / "docs" / "index.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(r"(?<![\w/.-])(?:estimators|probes|cli|tests)/[\w./-]*")
+_LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 _MODULE = re.compile(r"python -m ((?:tests|benchmarks)[.\w]*)")
 _BLOCK = re.compile(r"^```console\n\$ (memfit [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -67,13 +70,32 @@ def test_a_documented_command_prints_the_shown_output(command: str, shown: str) 
     assert output_of(command) == shown
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_links_between_pages_are_valid(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+    for target, heading in links(page):
+        assert target.exists(), target
+        assert not heading or heading in anchors(target), f"{target.name}#{heading}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the file and the heading of each relative link of a page."""
+    for target, heading in _LINK.findall(page.read_text(encoding="utf-8")):
+        yield (page.parent / target).resolve() if target else page, heading
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    linked = {target for target, _ in links(INDEX)}
+    assert {page for page in PAGES if page.parent == INDEX.parent} - linked == {INDEX}
+    assert INDEX in {target for target, _ in links(ROOT / "README.md")}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_every_path_on_a_page_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     paths = [path.rstrip(".") for path in _PATH.findall(text)]

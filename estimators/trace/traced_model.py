@@ -2,7 +2,7 @@
 
 Nothing is computed: the class is built from the config, and zero tokens are pushed through it.
 Any thread may trace. Traces run one after another; other threads may use MLX and mlx-lm meanwhile
-(isolation.py, docs/accuracy-trace.md).
+(isolation.py, docs/formulas.md).
 """
 
 from collections.abc import Iterable, Iterator, Mapping

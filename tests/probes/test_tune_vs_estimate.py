@@ -1,4 +1,4 @@
-"""Two rows of docs/accuracy.md: the whole command on a real model, compared with its estimate."""
+"""The whole command on a real model, compared with its estimate; docs/accuracy.md has more."""
 
 from pathlib import Path
 
