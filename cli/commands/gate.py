@@ -1,16 +1,15 @@
 """``memfit gate``: check a policy's targets against their limits; ``init`` writes a policy."""
 
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 from typer.core import TyperGroup
 
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import GroupedCommand, OptionGroup, grouped
-from memfit.cli.options.output import Verbose
+from memfit.cli.options.output import FORMAT, Verbose
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.progress import Progress
@@ -25,14 +24,7 @@ if TYPE_CHECKING:
 POLICY = Path("memfit.yaml")
 
 
-class GateFormat(str, Enum):
-    """How a report is written."""
-
-    TABLE = "table"
-    GITHUB = "github"
-    JUNIT = "junit"
-    MARKDOWN = "markdown"
-    JSON = "json"
+GateFormat = Literal["table", "github", "junit", "markdown", "json"]
 
 
 class GateGroup(TyperGroup):
@@ -82,9 +74,7 @@ class GateOutput(OptionGroup):
     """How and where the report is written."""
 
     panel = "Output options"
-    format_: Annotated[GateFormat, typer.Option("--format", help="Output format.")] = (
-        GateFormat.TABLE
-    )
+    format_: Annotated[GateFormat, FORMAT] = "table"
     files: Annotated[
         list[str] | None,
         typer.Option("--output", metavar="FORMAT=FILE", help="Also write a file; repeat for more."),
@@ -115,14 +105,14 @@ def check(upgrade: Upgrade, asked: CheckOptions, output: GateOutput) -> None:
             f"{POLICY}: no such file; memfit gate init MODEL --device NAME writes a first one, or"
             " name a file with --policy"
         )
-    files = parse_outputs(output.files or [], [form.value for form in GateFormat])
+    files = parse_outputs(output.files or [], get_args(GateFormat))
     try:
         with reporting(verbose=output.verbose) as progress:
             outcome = _answer(upgrade, asked, progress)
     except PolicyError as error:
-        deliver_mistakes(error, output.format_.value)
+        deliver_mistakes(error, output.format_)
         raise
-    deliver_report(outcome.report, output.format_.value, files)
+    deliver_report(outcome.report, output.format_, files)
     raise typer.Exit(_exit(outcome.report.verdict))
 
 

@@ -1,5 +1,7 @@
 """The fixture that runs the command line."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.cli.running import Memfit
@@ -12,3 +14,13 @@ def memfit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     for name in ("MEMFIT_DEBUG", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
         monkeypatch.delenv(name, raising=False)
     return Memfit(monkeypatch, capsys)
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The current directory: a relative path in a test names nothing that the test did not make."""
+    directory = tmp_path_factory.mktemp("empty")
+    monkeypatch.chdir(directory)
+    return directory

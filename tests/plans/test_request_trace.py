@@ -45,11 +45,12 @@ def test_json_lines_are_read_and_other_keys_are_ignored(tmp_path: Path) -> None:
         ("t.csv", "prompt_tokens,completion_tokens\n0,2\n", "a prompt has at least one token"),
         ("t.csv", "prompt_tokens,completion_tokens\n" + "9" * 30 + ",2\n", "is not a number"),
         ("t.csv", 'prompt_tokens,completion_tokens\n"1,2\n', "t.csv:2: unexpected end of data"),
-        ("t.jsonl", "{", "t.jsonl:1: not JSON"),
-        ("t.jsonl", "[1]", "t.jsonl:1: expected an object"),
+        ("t.jsonl", "{", "t.jsonl:1: the row is not JSON"),
+        ("t.jsonl", '{"a": 1, "a": 2}', "t.jsonl:1: the row has the name 'a' twice"),
+        ("t.jsonl", "[1]", "t.jsonl:1: the row is not a JSON object"),
         ("t.jsonl", '{"prompt_tokens": true, "completion_tokens": 1}', "'True' is not a number"),
         ("t.jsonl", '{"prompt_tokens": 1e3, "completion_tokens": 1}', "'1000.0' is not a number"),
-        ("t.jsonl", "[" * 100_000, "not JSON"),
+        ("t.jsonl", "[" * 100_000, "more than 10000 values"),
     ],
 )
 def test_an_unreadable_line_is_reported_with_file_and_line(

@@ -134,8 +134,8 @@ def test_requests_are_read_from_csv_and_json_lines(tmp_path: Path, name: str, te
         ("a.csv", HEADING + ",1,1\n", "a.csv:2: agent"),
         ("a.csv", HEADING + '"one,1,1\n', "a.csv:2: "),
         ("a.csv", HEADING + f"{'x' * 5000},1,1\n", "4096 characters"),
-        ("a.jsonl", "[]\n", "a.jsonl:1: expected an object"),
-        ("a.jsonl", "{\n", "a.jsonl:1: not JSON"),
+        ("a.jsonl", "[]\n", "a.jsonl:1: the row is not a JSON object"),
+        ("a.jsonl", "{\n", "a.jsonl:1: the row is not JSON"),
         (
             "a.jsonl",
             '{"agent": "a", "prompt_tokens": 1.5, "completion_tokens": 0}\n',

@@ -4,9 +4,9 @@ import _thread
 import contextlib
 import gc
 import importlib
+import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -184,14 +184,25 @@ def test_a_failing_class_leaves_the_process_unchanged(function: str) -> None:
 
 @pytest.mark.parametrize("function", ["__init__", "__call__"])
 def test_ctrl_c_stops_a_trace_and_leaves_the_process_unchanged(function: str) -> None:
+    received = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.set()
+        signal.default_int_handler(number, frame)
+
     def interrupt() -> None:
         _thread.interrupt_main()
-        time.sleep(0.2)  # the class is still running when the main thread gets the signal
+        # The class is still running when the main thread gets the signal.
+        assert received.wait(PATIENCE_SECONDS)
 
     before = process_state()
     profile = Profile(function, interrupt)
-    with profile.watching(), pytest.raises(KeyboardInterrupt):
-        record(LLAMA, WORKLOAD, target=METAL)
+    usual = signal.signal(signal.SIGINT, stop)
+    try:
+        with profile.watching(), pytest.raises(KeyboardInterrupt):
+            record(LLAMA, WORKLOAD, target=METAL)
+    finally:
+        signal.signal(signal.SIGINT, usual)
     assert profile.reached
     assert process_state() == before
 

@@ -1,18 +1,20 @@
 """A request trace: CSV with a header, or JSON Lines, one request per row."""
 
+import codecs
 import csv
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.base.units import MAX_COUNT, parse_count
 
 MAX_TRACE_BYTES = 256 * 2**20
 MAX_REQUESTS = 10_000_000
+MAX_ROW_VALUES = 10_000
 MAX_NAME_CHARACTERS = 4096
 JSON_LINES = (".jsonl", ".ndjson")
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
@@ -45,12 +47,9 @@ def read_request_trace(path: Path, *, agents: bool = False) -> tuple[TraceReques
     ending = path.suffix.lower()
     if ending not in (".csv", *JSON_LINES):
         raise InputError(f"{printable(path)}: a request trace is a .csv or a .jsonl file")
-    try:
-        text = read_whole(path, limit=MAX_TRACE_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{printable(path)}: not UTF-8 text") from None
+    content = read_whole(path, limit=MAX_TRACE_BYTES).removeprefix(codecs.BOM_UTF8)
     columns = ("agent", *TOKEN_COLUMNS) if agents else TOKEN_COLUMNS
-    rows = _json_rows(text, path) if ending in JSON_LINES else _csv_rows(text, path, columns)
+    rows = _json_rows(content, path) if ending in JSON_LINES else _csv_rows(content, path, columns)
     requests: list[TraceRequest] = []
     for line, row in rows:
         if len(requests) == MAX_REQUESTS:
@@ -61,7 +60,11 @@ def read_request_trace(path: Path, *, agents: bool = False) -> tuple[TraceReques
     return tuple(requests)
 
 
-def _csv_rows(text: str, path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Row]]:
+def _csv_rows(content: bytes, path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Row]]:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{printable(path)}: not UTF-8 text") from None
     reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
     try:
         names = [(name or "").strip() for name in reader.fieldnames or ()]
@@ -75,17 +78,16 @@ def _csv_rows(text: str, path: Path, columns: tuple[str, ...]) -> Iterator[tuple
         raise InputError(f"{printable(path)}:{reader.reader.line_num}: {error}") from None
 
 
-def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Row]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InputError(f"{printable(path)}:{number}: not JSON") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{printable(path)}:{number}: expected an object")
-        yield number, row
+def _json_rows(content: bytes, path: Path) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if line.strip():
+            place = path.with_name(f"{path.name}:{number}")
+            yield (
+                number,
+                parse_object(
+                    line, place, what="the row", error=InputError, max_values=MAX_ROW_VALUES
+                ),
+            )
 
 
 def _request(row: Row, where: str, *, agents: bool) -> TraceRequest:
