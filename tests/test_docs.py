@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import io
 import os
+import pkgutil
 import re
 import shlex
 import sys
@@ -26,6 +27,7 @@ LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(r"(?<![\w/.-])(?:estimators|probes|cli|tests)/[\w./-]*")
 _LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
+_NAME = re.compile(r"\bmemfit\.(?:cli|estimators|probes)(?:\.\w+)*")
 _MODULE = re.compile(r"python -m ((?:tests|benchmarks)[.\w]*)")
 _BLOCK = re.compile(r"^```console\n\$ (memfit [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -101,6 +103,12 @@ def test_every_path_on_a_page_exists(page: Path) -> None:
     paths = [path.rstrip(".") for path in _PATH.findall(text)]
     paths += [f"{module.replace('.', '/')}.py" for module in _MODULE.findall(text)]
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_every_python_name_on_a_page_exists(page: Path) -> None:
+    for name in _NAME.findall(page.read_text(encoding="utf-8")):
+        assert pkgutil.resolve_name(name)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/offload.md", "docs/wired.md"])
