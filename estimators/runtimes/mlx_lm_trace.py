@@ -66,7 +66,7 @@ class ClassTrace:
     def _followed(self, workload: Workload, machine: Device) -> "TracedRun":
         from memfit.estimators.trace.kernel_stubs import TraceTarget
         from memfit.estimators.trace.peak import peak
-        from memfit.estimators.trace.recording import LargeGraphError
+        from memfit.estimators.trace.recording import GraphError
 
         target = TraceTarget(
             backend=machine.backend,
@@ -77,10 +77,10 @@ class ClassTrace:
         built = self.built(machine.backend)
         try:
             trace, shapes = built.record(workload, target)
-        except LargeGraphError:
+        except GraphError as error:
             if not self.is_described:
                 raise
-            return TracedRun(built.shapes(workload), None)
+            return TracedRun(built.shapes(workload), None, str(error))
         return TracedRun(shapes, peak(trace, machine))
 
     def shapes(self, workload: Workload) -> "TracedShapes":
@@ -126,7 +126,7 @@ class MlxLmTrace(MlxLm):
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes."""
-        shapes, traced = self.trace.run(workload, self.subject.device)
+        shapes, traced, _ = self.trace.run(workload, self.subject.device)
         if self.trace.is_described:
             per_token = kv_cache(self.subject.model, workload).bytes_per_token
         else:
@@ -171,14 +171,9 @@ class MlxLmTrace(MlxLm):
             yield from _difference("KV cache", figures.kv.nbytes, derived[0])
             yield from _difference("recurrent state", figures.ssm_bytes, derived[1])
         device = self.subject.device
-        if self.trace.run(workload, device).peak is None:
-            checkpoint = self.subject.checkpoint
-            text = (
-                f"{checkpoint.config_name}: the graph of this run of"
-                f" {checkpoint.config['model_type']} is too large to follow: weights, caches"
-                " and states are by trace, the workspace is by formula"
-            )
-            yield Note("warning", "graph-too-large", text)
+        if failure := self.trace.run(workload, device).failure:
+            text = "weights, caches and states are by trace, the workspace is by formula"
+            yield Note("warning", "not-traced", f"{failure}: {text}")
         elif device and device.backend == "cuda":
             text = "the trace was never compared with MLX on CUDA: its error there is unknown"
             yield Note("warning", "unmeasured", text)
@@ -202,11 +197,12 @@ def _difference(name: str, traced: int, derived: int) -> Iterator[Note]:
 class TracedRun(NamedTuple):
     """One workload on one device: what is left of it, and its largest moment.
 
-    The moment is unknown if the graphs of the run are too large to record.
+    The moment is unknown if the graphs of the run cannot be recorded; ``failure`` says why.
     """
 
     shapes: "TracedShapes"
     peak: "TracedPeak | None"
+    failure: str = ""
 
 
 def _spans(curve: tuple[int, ...]) -> tuple[int, ...]:

@@ -109,6 +109,7 @@ def _recording_stubs(target: TraceTarget) -> dict[str, Any]:
     # The CPU's fallbacks are what it runs, so only their merging is prevented.
     if target.backend == "cpu":
         return stubs | {
+            "dequantize": _dequantize(mx.dequantize, stubs["from_fp8"]),
             "fast.rms_norm": _unshared(mx.fast.rms_norm),
             "fast.layer_norm": _unshared(mx.fast.layer_norm),
         }
@@ -205,6 +206,33 @@ def _unshared(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(one_node(f"{BEGINS}norm", [x], [x])[0], *settings, **stream)
 
     return norm
+
+
+def _dequantize(original: Callable[..., Any], from_fp8: Callable[..., Any]) -> Callable[..., Any]:
+    """Return mx.dequantize with its use of FP8, which MLX cannot export, as one node.
+
+    Source: mlx/ops.cpp, fp_dequantize, the fallback that the CPU runs.
+    """
+
+    def dequantize(packed: Any, scales: Any, *args: Any, mode: str = "affine", **rest: Any) -> Any:
+        import mlx.core as mx
+
+        out = original(packed, scales, *args, mode=mode, **rest)
+        if mode not in ("nvfp4", "mxfp8"):
+            return out
+        dtype, group = out.dtype, out.shape[-1] // scales.shape[-1]
+        if mode == "mxfp8":
+            values = from_fp8(packed.view(mx.uint8), dtype)
+            powers = scales.reshape(-1, 1).astype(dtype) - mx.array(127, dtype)
+            factors = mx.array(2, dtype) ** powers
+        else:
+            pairs, table = packed.reshape(-1, 4).view(mx.int8), mx.array([0] * 16, dtype)
+            low, high = table[pairs & mx.array(15, mx.int8)], table[pairs >> mx.array(4, mx.int8)]
+            values = mx.concatenate([low, high], axis=-1)
+            factors = from_fp8(scales.reshape(-1, 1), dtype) * mx.array(1, dtype)
+        return (values.reshape(-1, group) * factors).reshape(out.shape)
+
+    return dequantize
 
 
 def _rms_norm(original: Callable[..., Any]) -> Callable[..., Any]:

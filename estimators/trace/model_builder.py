@@ -280,7 +280,8 @@ def _quantize_as_declared(nn: Any, model: Any, config: dict[str, Any]) -> None:
             return
         if "bits" not in block:
             return
-    predicate = getattr(model, "quant_predicate", lambda *_: True)
+    # A property of some classes, None where every matrix is packed (mlx-lm models/qwen3_5.py).
+    predicate = getattr(model, "quant_predicate", None) or (lambda *_: True)
 
     def is_quantised(path: str, module: Any) -> Any:
         return block[path] if path in block else predicate(path, module)

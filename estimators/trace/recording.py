@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.files import printable
 from memfit.estimators.trace.compiled_regions import without_borders
 from memfit.estimators.trace.graph_format import Argument, Array, Node
 from memfit.estimators.trace.kernel_stubs import kernel_name
@@ -19,12 +20,13 @@ from memfit.estimators.trace.leaves import Leaf
 MAX_NODES = 200_000
 # A loop over tokens also keeps arrays: 49,620 nodes (Jamba 1.5 mini) took 264 MB and 2.3 s.
 MAX_LOOP_NODES = 60_000
+_NOT_EXPORTED = "Unable to get state for primitive "
 # MLX needs about 400 bytes for each node in a row. Of a stack only the used pages take memory.
 _DEEP_STACK_BYTES = 2**30
 
 
-class LargeGraphError(UnsupportedError):
-    """The graphs of a run are too large to record."""
+class GraphError(UnsupportedError):
+    """The graphs of a run are too large to record, or MLX does not export one of them."""
 
 
 class RecordedGraph(NamedTuple):
@@ -42,7 +44,8 @@ def record_call(
     """Return the graph of ``function``, called with a placeholder in place of every leaf.
 
     Raises:
-        LargeGraphError: when it and ``recorded_before`` have more nodes than ``MAX_NODES``.
+        GraphError: when it and ``recorded_before`` have more nodes than ``MAX_NODES``, or MLX has
+            no row for one of its primitives.
     """
     recorder = _Recorder(leaves, MAX_NODES - recorded_before)
     placed: list[tuple[Leaf, Any]] = []
@@ -56,6 +59,12 @@ def record_call(
     try:
         # An array that is not an argument would be exported as a constant.
         _export(recorder.take, call, [leaf.array for leaf in leaves])
+    except ValueError as error:
+        # mlx/export.cpp names the primitive.
+        if _NOT_EXPORTED not in str(error):
+            raise
+        primitive = printable(str(error).rpartition(_NOT_EXPORTED)[2])
+        raise GraphError(f"MLX does not export its operation {primitive}") from None
     finally:
         for leaf, placeholder in placed:
             # What the call itself has put into a cache stays there.
@@ -75,13 +84,13 @@ def count_nodes(function: Callable[[], list[Any]]) -> int:
 
 
 def reject_large_loop(nodes: int) -> None:
-    """Raise `LargeGraphError` when the graphs of a loop over tokens have too many ``nodes``."""
+    """Raise `GraphError` when the graphs of a loop over tokens have too many ``nodes``."""
     if nodes > MAX_LOOP_NODES:
         raise _too_large(f"would have about {nodes} operations, above the {MAX_LOOP_NODES}")
 
 
-def _too_large(found: str) -> LargeGraphError:
-    return LargeGraphError(
+def _too_large(found: str) -> GraphError:
+    return GraphError(
         f"the graphs of the run {found} that are traced; shorten the prompt or the prefill step"
     )
 

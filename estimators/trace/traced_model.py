@@ -21,7 +21,7 @@ from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import versions
 from memfit.estimators.trace.model_builder import build, class_errors, unread_format
-from memfit.estimators.trace.recording import LargeGraphError
+from memfit.estimators.trace.recording import GraphError
 
 
 class TracedShapes(NamedTuple):
@@ -104,7 +104,7 @@ class TracedModel:
         """Return the graphs of a workload's calls, and the bytes at its end.
 
         Raises:
-            LargeGraphError: also, when the graphs of the calls are too large.
+            GraphError: also, when the graphs of the calls cannot be recorded.
         """
         with self._tracing():
             running = Running(self._model, self._modules, workload, target)
@@ -122,9 +122,9 @@ class TracedModel:
     def _calls(self, running: Running) -> tuple[Call, ...]:
         try:
             return tuple(running.calls())
-        except LargeGraphError as error:
+        except GraphError as error:
             model_type = self._config["model_type"]
-            raise LargeGraphError(f"{self._name}: {model_type}: {error}") from None
+            raise GraphError(f"{self._name}: {model_type}: {error}") from None
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from memfit.estimators.trace import kernel_stubs
 from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, write_config
 
-MAMBA = json.loads((Path(__file__).parents[1] / "arch" / "cases" / "mamba.json").read_text())
+CASES = Path(__file__).parents[1] / "arch" / "cases"
+MAMBA, QWEN3_5 = (json.loads((CASES / f"{n}.json").read_text()) for n in ("mamba", "qwen3_5"))
 SMALL = {**QWEN3_4B, "num_hidden_layers": 3, "vocab_size": 4096}
 
 
@@ -92,10 +94,25 @@ def test_a_loop_too_long_to_trace_still_gives_traced_weights_and_states(
     assert traced["workspace"] == derived["workspace"]
     assert traced["workspace"]["basis"] == "derived"
     notes = {note["code"]: note["message"] for note in by_trace["notes"]}
-    assert notes["graph-too-large"].startswith(f"{path}")
-    assert "mamba" in notes["graph-too-large"]
+    assert notes["not-traced"].startswith(f"{path}")
+    assert "mamba" in notes["not-traced"]
     assert "run" not in by_trace
     assert "by formula" in reasons(by_trace)["context"]
+
+
+def test_a_graph_that_mlx_cannot_export_still_gives_traced_weights_and_caches(
+    memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if a newer MLX had made contiguous copies a primitive that this memfit does not know.
+    monkeypatch.delitem(kernel_stubs._NOT_EXPORTED, "contiguous")
+    path = write_config(tmp_path, QWEN3_5)
+    arguments = ("estimate", path, "--context", "1k", "--memory", "16GB", "--json", "--method")
+    by_trace, by_formula = (memfit(*arguments, method).json for method in ("trace", "formula"))
+    traced, derived = by_trace["components"], by_formula["components"]
+    assert traced["kv"] == {**derived["kv"], "basis": "traced"}
+    assert traced["workspace"] == derived["workspace"]
+    notes = {note["code"]: note["message"] for note in by_trace["notes"]}
+    assert "does not export its operation Contiguous: weights" in notes["not-traced"]
 
 
 @pytest.mark.parametrize(("device", "percent"), [("m4-max-64", 10), ("rtx-4090", 0)])

@@ -35,6 +35,21 @@ def test_formula_and_trace_agree(path: Path) -> None:
     assert shapes.ssm_bytes == state_bytes(formula.model, WORKLOAD.batch)
 
 
+@pytest.mark.parametrize("mode", ["affine", "nvfp4", "mxfp8"])
+@pytest.mark.parametrize("name", ["qwen3_5", "llama"])
+def test_formula_and_trace_agree_on_a_quantization_block(name: str, mode: str) -> None:
+    sizes = {"affine": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
+    bits, group = sizes[mode]
+    config = json.loads((CASES[0].parent / f"{name}.json").read_text())
+    config["quantization"] = {"bits": bits, "group_size": group, "mode": mode}
+    checkpoint = Checkpoint(id=name, source="config", config=config, config_name=name)
+    formula, traced = (
+        size(checkpoint, device=None, method=method) for method in ("formula", "trace")
+    )
+    assert traced.footprint.loaded_bytes == formula.footprint.loaded_bytes
+    assert traced.workspace_basis(WORKLOAD)[0] == "traced"
+
+
 @pytest.mark.parametrize("method", ["awq", "gptq", "mxfp4", "compressed-tensors"])
 @pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
 def test_formula_and_trace_agree_on_foreign_quantisation_methods(path: Path, method: str) -> None:

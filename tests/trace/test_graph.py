@@ -24,7 +24,7 @@ pytest.importorskip("mlx_lm")
 from memfit.estimators.trace import recording  # noqa: E402
 from memfit.estimators.trace.isolation import tracing  # noqa: E402
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded  # noqa: E402
-from memfit.estimators.trace.recording import record_call  # noqa: E402
+from memfit.estimators.trace.recording import GraphError, record_call  # noqa: E402
 from tests.oracle import Oracle  # noqa: E402
 from tests.trace.tracing import record  # noqa: E402
 
@@ -269,16 +269,20 @@ def _operations(labels: list[str]) -> Counter[str]:
 
 
 def _recorded(module: str, function: str, arguments: Callable[[], list[Any]]) -> Counter[str]:
+    with tracing():
+        called = getattr(library_for("cpu").load(f"mlx_lm.models.{module}"), function)
+    return _recorded_call(called, arguments())
+
+
+def _recorded_call(called: Callable[..., Any], given: list[Any]) -> Counter[str]:
     from memfit.estimators.trace.leaves import Leaf
 
-    given = arguments()
     leaves = [
         Leaf(value, "weight", str(index), given, index)
         for index, value in enumerate(given)
         if isinstance(value, mx.array)
     ]
     with tracing():
-        called = getattr(library_for("cpu").load(f"mlx_lm.models.{module}"), function)
 
         def run() -> list[Any]:
             with recorded(CPU):
@@ -289,6 +293,31 @@ def _recorded(module: str, function: str, arguments: Callable[[], list[Any]]) ->
     return _operations(
         [str(node.arguments[0]) if node.name == "Compiled" else node.name for node in graph.nodes]
     )
+
+
+@pytest.mark.parametrize(("mode", "words", "groups"), [("nvfp4", 32, 16), ("mxfp8", 64, 8)])
+def test_fp8_on_the_cpu_is_unpacked_by_the_operations_of_mlx(
+    mode: str, words: int, groups: int
+) -> None:
+    packed = [_rows(7, words, dtype=mx.uint32), _rows(7, groups, dtype=mx.uint8)]
+    mx.eval(packed)
+    drawn = io.StringIO()
+    mx.export_to_dot(drawn, mx.dequantize(*packed, mode=mode))
+    wanted = _operations(re.findall(r'label ="(\w+)', drawn.getvalue()))
+    wanted["BitwiseBinary"] = wanted.pop("BitwiseAnd", 0) + wanted.pop("RightShift", 0)
+
+    def unpack(*arrays: Any) -> Any:
+        return library_for("cpu").core.dequantize(*arrays, mode=mode)
+
+    found = _recorded_call(unpack, packed)
+    views = ("Broadcast", "Reshape", "Squeeze", "View")
+    assert {**found, **dict.fromkeys(views)} == {**+wanted, **dict.fromkeys(views)}
+    assert found["FromFP8"] == 1
+
+
+def test_an_operation_that_mlx_does_not_export_is_named() -> None:
+    with pytest.raises(GraphError, match=r"^MLX does not export its operation BitwiseInvert$"):
+        _recorded_call(mx.bitwise_invert, [_rows(4, dtype=mx.int32)])
 
 
 def test_the_size_of_a_token_loop_is_checked_before_recording() -> None:
