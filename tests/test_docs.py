@@ -20,6 +20,9 @@ from unittest import mock
 
 import pytest
 
+from memfit.estimators.base import errors
+from memfit.estimators.base.errors import MemfitError
+
 ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs" / "index.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -155,6 +158,30 @@ def test_every_path_in_the_glossary_exists() -> None:
         if name:
             code = file.read_text(encoding="utf-8")
             assert re.search(rf"^((class|def) )?{name}\b", code, re.M), name
+
+
+def test_the_page_of_errors_has_every_slug_and_every_code_of_a_note() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    slugs, notes = (
+        set(re.findall(r"`([a-z-]+)`", " ".join(re.findall(r"^\| (`.*?) \|", part, re.M))))
+        for part in text.split("## Slugs")[1].split("## Notes")
+    )
+    assert {*slugs, MemfitError.slug} == {
+        error.slug for error in vars(errors).values() if hasattr(error, "slug")
+    }
+    code = [
+        path.read_text(encoding="utf-8")
+        for folder in ("estimators", "probes", "cli")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    assert set(_codes("\n".join(code))) <= notes
+    assert [name for name in notes if f'"{name}"' not in "".join(code)] == []
+
+
+def _codes(code: str) -> Iterator[str]:
+    """Yield the codes of notes that are written out, as the second argument of their call."""
+    for call in re.findall(r"\b(?:Note|bounded)\((.{1,80})", code, re.DOTALL):
+        yield from re.findall(r'"([a-z-]+)"', ",".join(call.split(",")[1:2]))
 
 
 def rewrite(page: Path) -> None:
