@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 from memfit.estimators.machine.data.apple import CHIPS
 from memfit.estimators.machine.device import GpuClass
@@ -21,6 +22,8 @@ class Chip:
     gpu_class: GpuClass
     memory_gib: tuple[int, ...]
     needs_macos_26: bool
+    bandwidth_bytes: int
+    """Bytes a second that its memory can deliver."""
 
 
 @cache
@@ -33,6 +36,7 @@ def chips() -> dict[str, Chip]:
             *architecture_parts(row["architecture"]),
             tuple(row["memory_gib"]),
             row.get("needs_macos_26", False),
+            prod(row["memory_bus"]) * 10**6 // 8,
         )
         for chip_id, row in CHIPS.items()
     }

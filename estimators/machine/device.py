@@ -30,3 +30,4 @@ class Device:
     used_by_others_bytes: int | None = None  # only when the device is this host
     budget: str = WORKING_SET  # what working_set_bytes is, in words
     note: str | None = None
+    bandwidth_bytes: int | None = None  # bytes a second from memory; None: the chip is not known

@@ -131,6 +131,7 @@ def chip_device(
         name=f"{chip.id}-{memory_bytes // GIB}",
         gpu_class=chip.gpu_class,
         generation=chip.generation,
+        bandwidth_bytes=chip.bandwidth_bytes,
     )
 
 
@@ -184,6 +185,7 @@ def _cuda_device(model: GpuModel) -> Device:
         source="table",
         generation=model.compute_capability,
         note=note,
+        bandwidth_bytes=model.bandwidth_bytes,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from memfit.estimators.machine.apple import architecture_parts, chips
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import chip_device, unknown_mac, with_wired_limit
-from memfit.estimators.machine.nvidia import compute_capability, cuda_working_set
+from memfit.estimators.machine.nvidia import cuda_working_set, listed_gpu
 from memfit.estimators.machine.readings import (
     Gpu,
     MacFacts,
@@ -101,7 +101,7 @@ def linux_from(memory: Memory, cgroup_limit: int | None, gpus: tuple[Gpu, ...] |
 
 def _cuda_from(gpus: tuple[Gpu, ...], system: Memory) -> Device:
     gpu = gpus[0]
-    memory = gpu.memory or system
+    memory, listed = gpu.memory or system, listed_gpu(gpu.name)
     notes = [] if gpu.memory else ["shares its memory with the system"]
     if len(gpus) > 1:
         notes.append(f"the first of {len(gpus)} GPUs; MLX runs a model on one")
@@ -112,7 +112,8 @@ def _cuda_from(gpus: tuple[Gpu, ...], system: Memory) -> Device:
         working_set_bytes=cuda_working_set(memory.total_bytes),
         max_buffer_bytes=None,
         source="detected",
-        generation=compute_capability(gpu.name),
+        generation=listed.compute_capability if listed else None,
+        bandwidth_bytes=listed.bandwidth_bytes if listed else None,
         used_by_others_bytes=memory.used_bytes,
         note="; ".join(notes) or None,
     )

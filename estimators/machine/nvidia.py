@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from memfit.estimators.machine.data.nvidia import GPUS
+from memfit.estimators.machine.data.nvidia import GPUS, UNIFIED_GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,20 +16,20 @@ class GpuModel:
     memory_bytes: int
     compute_capability: int
     unified_memory: bool
+    bandwidth_bytes: int
+    """Bytes a second that its memory can deliver."""
 
 
 @cache
 def gpu_models() -> dict[str, GpuModel]:
     """Return every GPU by its id, such as ``rtx-4090`` or ``h100-80``."""
+    tables = (GPUS, 2**20), (UNIFIED_GPUS, 10**9)
     return {
         gpu_id: GpuModel(
-            gpu_id,
-            row["name"],
-            row["memory_mib"] * 2**20 if "memory_mib" in row else row["memory_gb"] * 10**9,
-            row["compute_capability"],
-            unified_memory="memory_gb" in row,
+            gpu_id, name, memory * unit, capability, rows is UNIFIED_GPUS, bandwidth * 10**6
         )
-        for gpu_id, row in GPUS.items()
+        for rows, unit in tables
+        for gpu_id, (name, memory, capability, bandwidth) in rows.items()
     }
 
 
@@ -41,16 +41,15 @@ def cuda_working_set(memory_bytes: int) -> int:
     return memory_bytes * 95 // 100
 
 
-def compute_capability(reported_name: str) -> int | None:
-    """Return the compute capability of a GPU by the name nvidia-smi prints, None when not listed.
+def listed_gpu(reported_name: str) -> GpuModel | None:
+    """Return the GPU that nvidia-smi prints under this name, None when it is not listed.
 
-    >>> compute_capability("NVIDIA GeForce RTX 4090"), compute_capability("Tesla T4")
-    (89, 75)
+    >>> [listed_gpu(name).id for name in ("NVIDIA GeForce RTX 4090", "Tesla T4")]
+    ['rtx-4090', 't4']
     """
     matches = [
         model
         for model in gpu_models().values()
         if re.search(rf"\b{re.escape(model.name)}\b", reported_name, re.IGNORECASE)
     ]
-    longest = max(matches, key=lambda model: len(model.name), default=None)
-    return longest.compute_capability if longest else None
+    return max(matches, key=lambda model: len(model.name), default=None)

@@ -135,6 +135,19 @@ class Note:
 
 
 @record(frozen=True, slots=True, kw_only=True)
+class DecodeSpeed:
+    """How fast tokens can be generated, all sequences together."""
+
+    bytes_per_step: int
+    """Bytes of weights and cache that a decode step reads at least."""
+    bandwidth_bytes_per_second: int
+    most_tokens_per_second: float
+    """An upper bound: bandwidth x batch / bytes."""
+    expected_tokens_per_second: tuple[float, ...] | None
+    """The 10th percentile, median and 90th of what measured runs reach; None: never measured."""
+
+
+@record(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The answer of ``memfit estimate``."""
 
@@ -153,6 +166,8 @@ class Estimate:
     notes: tuple[Note, ...]
     schema: str = SCHEMA
     method: str = "formula"
+    decode_speed: DecodeSpeed | None = None
+    """None where the chip of the device or the layers of the model are not known."""
 
     @property
     def peak_basis(self) -> Basis:

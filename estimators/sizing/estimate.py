@@ -25,6 +25,7 @@ from memfit.estimators.results.estimate import (
 )
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.recommend import recommend
 from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -55,6 +56,7 @@ def estimate(sized: SizedModel, workload: Workload, *, units: Units = Units.GB) 
         assumptions=tuple(_assumptions(sized, workload, units)),
         notes=tuple(_notes(sized, workload, units)),
         method=runtime_model.method,
+        decode_speed=decode_speed(sized, workload),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.recommend import capacity_of
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -19,6 +20,7 @@ def explain(sized: SizedModel, workload: Workload, units: Units) -> tuple[str, .
         _workspace(sized, workload),
         *_verdict(sized, workload, units),
         *_capacity(sized),
+        *_decode_speed(sized, workload),
     )
 
 
@@ -80,4 +82,13 @@ def _capacity(sized: SizedModel) -> Iterator[str]:
             f"expert capacity = (71 / 100 x {sized.device.working_set_bytes}"
             f" - {sized.footprint.loaded_bytes - experts}) x {capacity.of} / {experts}"
             f" rounded down = {capacity.experts}"
+        )
+
+
+def _decode_speed(sized: SizedModel, workload: Workload) -> Iterator[str]:
+    if speed := decode_speed(sized, workload):
+        yield (
+            f"decode speed <= bandwidth {speed.bandwidth_bytes_per_second} x batch {workload.batch}"
+            f" / bytes read in a step {speed.bytes_per_step}"
+            f" = {speed.most_tokens_per_second:.1f} tokens a second"
         )

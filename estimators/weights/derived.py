@@ -61,7 +61,7 @@ class WeightTotals:
     by_part: Counter[Part] = field(default_factory=Counter)
     sizes: Counter[int] = field(default_factory=Counter)
     """How many loaded tensors there are of each size in bytes."""
-    unloaded: int = 0
+    unloaded_by_part: Counter[Part] = field(default_factory=Counter)
     """Bytes of what the runtime drops at load."""
     unloaded_parameters: int = 0
 
@@ -72,13 +72,18 @@ class WeightTotals:
         if loaded:
             self.sizes[nbytes] += 1
         else:
-            self.unloaded += nbytes
+            self.unloaded_by_part[part] += nbytes
             self.unloaded_parameters += parameters
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, those the runtime drops included."""
         return self.by_part.total()
+
+    @property
+    def unloaded(self) -> int:
+        """Bytes of what the runtime drops at load."""
+        return self.unloaded_by_part.total()
 
     @property
     def loaded_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part, linear
@@ -38,13 +38,22 @@ class WeightFootprint:
     plan: QuantizationPlan | None
     """Their format after loading."""
     notes: tuple[Note, ...] = ()
-    unloaded_bytes: int = 0
-    """Bytes on disk that the runtime does not load."""
+    unloaded_by_part: Mapping[str, int] = field(default_factory=dict)
+    """Bytes on disk of each part that the runtime does not load."""
 
     @property
     def loaded_bytes(self) -> int:
         """Bytes the runtime keeps, before its allocator rounds them."""
         return sum(size * count for size, count in self.sizes.items())
+
+    @property
+    def unloaded_bytes(self) -> int:
+        """Bytes on disk that the runtime does not load."""
+        return sum(self.unloaded_by_part.values())
+
+    def kept(self, part: Part) -> int:
+        """Return the bytes on disk of what the runtime loads of a part."""
+        return self.by_part[part.value] - self.unloaded_by_part.get(part.value, 0)
 
 
 def load_footprint(checkpoint: Checkpoint, model: Model, declared: Declared) -> WeightFootprint:
@@ -108,7 +117,7 @@ def _result(totals: WeightTotals, basis: Basis, plan: QuantizationPlan | None) -
         totals.sizes,
         basis,
         plan,
-        unloaded_bytes=totals.unloaded,
+        unloaded_by_part={part.value: size for part, size in totals.unloaded_by_part.items()},
     )
 
 

@@ -34,12 +34,12 @@ def gguf_footprint(tensors: tuple[Tensor, ...], trunk: int) -> WeightFootprint:
     """Return the weights of a file; blocks from ``trunk`` on stay on disk (prediction layers)."""
     by_part: Counter[Part] = Counter()
     sizes: Counter[int] = Counter()
-    unloaded = 0
+    unloaded: Counter[str] = Counter()
     for tensor in tensors:
         by_part[part_of(tensor.name)] += tensor.nbytes
         block = _BLOCK.match(tensor.name)
         if block and int(block[1]) >= trunk:
-            unloaded += tensor.nbytes
+            unloaded[part_of(tensor.name).value] += tensor.nbytes
         else:
             sizes[tensor.nbytes] += 1
     return WeightFootprint(
@@ -49,7 +49,7 @@ def gguf_footprint(tensors: tuple[Tensor, ...], trunk: int) -> WeightFootprint:
         sizes=sizes,
         basis="exact",
         plan=None,
-        unloaded_bytes=unloaded,
+        unloaded_by_part=unloaded,
     )
 
 

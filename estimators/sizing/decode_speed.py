@@ -1,0 +1,80 @@
+"""Decode speed: an upper bound from the bytes that each token has to read from memory.
+
+At small batches decoding is limited by memory: a step reads all weights it uses once, and the
+cache of each sequence. Batch x bandwidth / bytes is never exceeded; how much of it runs reach was
+measured (`python -m benchmarks.decode_speed`).
+"""
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Part
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.estimate import DecodeSpeed
+from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.weights.footprint import WeightFootprint
+
+# What every step reads whole. Of the embedding it reads a row, of a vision tower nothing; what is
+# of no known part counts as nothing, so that the bound stays one.
+_READ = (Part.ATTENTION, Part.MLP, Part.SHARED_EXPERTS, Part.ROUTER, Part.NORM, Part.HEAD)
+
+# Percent of the bound that published runs of mlx_lm reach: 10th percentile, median, 90th. Runs of
+# one sequence on an M5 Max with 128 GB, 4 to 8 bits, prompts of 128 to 8,192 tokens; a smaller chip
+# comes closer to its bound. Computed by benchmarks/decode_speed.py.
+REACHED_PERCENT = {
+    "dense": (43, 56, 79),
+    "moe": (45, 49, 53),
+    "hybrid dense": (69, 81, 84),
+    "hybrid moe": (33, 39, 48),
+}
+
+
+def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
+    """Return how fast a workload can decode at most, None where device or model do not say.
+
+    Raises:
+        UnsupportedError: when the runtime cannot run the workload.
+    """
+    bandwidth = sized.device.bandwidth_bytes if sized.device else None
+    if bandwidth is None or not sized.model.layers:
+        return None
+    figures = sized.figures_for(workload)
+    # The cache when the prompt is done: the smallest of the run.
+    generated = workload.max_tokens * workload.batch * figures.kv.bytes_per_token
+    cached = max(0, figures.kv.held_bytes - generated) + figures.ssm_bytes
+    read = weight_bytes_read(sized.footprint, sized.model) + cached
+    most = -(-10 * workload.batch * bandwidth // read)
+    reached = REACHED_PERCENT[kind(sized.model)] if sized.runtime_model.is_mlx_lm else None
+    return DecodeSpeed(
+        bytes_per_step=read,
+        bandwidth_bytes_per_second=bandwidth,
+        most_tokens_per_second=most / 10,
+        expected_tokens_per_second=(
+            tuple(most * percent // 100 / 10 for percent in reached) if reached else None
+        ),
+    )
+
+
+def weight_bytes_read(footprint: WeightFootprint, model: Model) -> int:
+    """Return the bytes of weights that a decode step of one sequence reads at least."""
+    read = sum(footprint.kept(part) for part in _READ)
+    if not footprint.by_part[Part.HEAD.value]:
+        read += _tied_head(footprint, model)
+    routed = tuple(model.experts().values())
+    if routed:
+        chosen, there = sum(e.top_k for e in routed), sum(e.experts for e in routed)
+        read += footprint.kept(Part.EXPERTS) * min(chosen, there) // there
+    return read
+
+
+def _tied_head(footprint: WeightFootprint, model: Model) -> int:
+    """The embedding as the head reads it, without tables of other inputs (Gemma 3n, Gemma 4)."""
+    tables = [module for module in model.modules if module.part is Part.EMBEDDING]
+    head = [m.elements for m in tables if m.shape == (model.vocab_size, model.hidden_size)]
+    if not head:
+        return 0
+    return footprint.kept(Part.EMBEDDING) * head[0] // sum(m.elements for m in tables)
+
+
+def kind(model: Model) -> str:
+    """Return the group of models whose measured share applies."""
+    mixture = "moe" if model.experts() else "dense"
+    return f"hybrid {mixture}" if any(True for _ in model.states()) else mixture

@@ -1,0 +1,141 @@
+"""The bound of decode speed: above every published run, and never above the bytes a step reads."""
+
+from math import floor
+from pathlib import Path
+from statistics import quantiles
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.decode_speed import Run, runs
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.devices import find_device, list_devices, memory_device
+from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.decode_speed import (
+    REACHED_PERCENT,
+    decode_speed,
+    kind,
+    weight_bytes_read,
+)
+from memfit.estimators.sizing.sized_model import SizedModel
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "sample_configs"
+PUBLISHED = ROOT.parent / "shared" / "published"
+CATALOG = Catalog()
+
+
+def sized(sample: str, bits: int | None = None, device: str = "m5-max-128") -> SizedModel:
+    quantize = Quantization(bits, 64) if bits else None
+    path = str(SAMPLES / f"{sample}.yaml")
+    return CATALOG.sized(path, quantize=quantize, device=find_device(device))
+
+
+# Tokens a second of mlx_lm on an M5 Max with 128 GB, published by the ax-engine project.
+@pytest.mark.parametrize(
+    ("sample", "bits", "prompt", "measured"),
+    [
+        ("qwen3-4b-4bit", None, 4096, 152.1),
+        ("gemma-4-26b-a4b", 4, 128, 127.6),
+        ("gemma-4-26b-a4b", 6, 2048, 96.8),
+        ("qwen3.5-35b-a3b", 8, 128, 105.1),
+        ("qwen3-next-80b-a3b-4bit", None, 128, 100.9),
+    ],
+)
+def test_published_runs_stay_below_the_bound(
+    sample: str, bits: int | None, prompt: int, measured: float
+) -> None:
+    model = sized(sample, bits)
+    speed = decode_speed(model, Workload(prompt_tokens=prompt))
+    assert speed
+    assert measured < speed.most_tokens_per_second < 4 * measured
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published measurements are not here")
+def test_no_published_run_exceeds_the_bound_and_the_shares_are_theirs() -> None:
+    found = list(runs(PUBLISHED))
+    assert len(found) == 72
+    assert all(run.share < 1 for run in found)
+    for group, shares in REACHED_PERCENT.items():
+        assert shares == tuple(map(floor, _tenths([r for r in found if r.kind == group])))
+
+
+def _tenths(found: list[Run]) -> list[float]:
+    tenths = quantiles((100 * run.share for run in found), n=10, method="inclusive")
+    return [tenths[0], tenths[4], tenths[8]]
+
+
+def test_a_dense_model_reads_all_but_its_embedding() -> None:
+    footprint = sized("llama-3.1-8b").footprint
+    read = weight_bytes_read(footprint, sized("llama-3.1-8b").model)
+    assert read == footprint.nbytes - footprint.by_part["embedding"]
+
+
+def test_a_tied_head_reads_the_embedding() -> None:
+    model = sized("qwen3-0.6b")
+    assert weight_bytes_read(model.footprint, model.model) == model.footprint.nbytes
+
+
+def test_a_head_does_not_read_tables_of_other_inputs() -> None:
+    model = sized("gemma-3n-e4b")  # 262,144 x 2,048 of the head, 262,144 x 35 x 256 of the layers
+    head, layers = 2048, 35 * 256
+    read = weight_bytes_read(model.footprint, model.model)
+    without = sum(size for part, size in model.footprint.by_part.items() if part != "embedding")
+    embedding = model.footprint.by_part["embedding"]
+    assert read <= without + embedding * head // (head + layers)
+
+
+def test_a_mixture_reads_the_chosen_experts() -> None:
+    model = sized("qwen3-30b-a3b-4bit")  # 8 of 128 experts
+    parts = model.footprint.by_part
+    rest = sum(size for part, size in parts.items() if part not in ("experts", "embedding"))
+    read = weight_bytes_read(model.footprint, model.model)
+    assert read == rest + parts["experts"] * 8 // 128
+
+
+@given(
+    st.sampled_from(["qwen3-4b-4bit", "qwen3.5-35b-a3b", "gemma-3-27b", "deepseek-v2-lite"]),
+    st.integers(1, 100_000),
+    st.integers(0, 2000),
+    st.integers(1, 8),
+)
+def test_a_step_reads_no_more_than_what_is_resident(
+    sample: str, prompt: int, generated: int, batch: int
+) -> None:
+    model = sized(sample)
+    workload = Workload(prompt_tokens=prompt, max_tokens=generated, batch=batch)
+    speed, figures = decode_speed(model, workload), model.figures_for(workload)
+    assert speed
+    most = model.resident_bytes + figures.kv.nbytes + figures.ssm_bytes
+    assert 0 < speed.bytes_per_step <= most
+    bound = batch * speed.bandwidth_bytes_per_second / speed.bytes_per_step
+    assert bound <= speed.most_tokens_per_second <= bound + 0.1
+    longer = Workload(prompt_tokens=prompt + generated, batch=batch)
+    later = decode_speed(model, longer)
+    assert later
+    assert later.bytes_per_step >= speed.bytes_per_step
+
+
+def test_without_a_chip_or_a_measured_runtime_nothing_is_made_up() -> None:
+    mac = sized("qwen3-0.6b").on(memory_device(32 * 10**9))
+    assert decode_speed(mac, Workload(prompt_tokens=9)) is None
+    vllm = sized("qwen3-0.6b", device="rtx-4090").with_runtime(get_runtime("vllm"))
+    speed = decode_speed(vllm, Workload(prompt_tokens=9))
+    assert speed
+    assert speed.expected_tokens_per_second is None
+
+
+def test_every_machine_of_the_tables_has_a_bandwidth() -> None:
+    assert all(device.bandwidth_bytes for device in list_devices())
+    # Apple, technical specifications: 68.25, 819 and 546 GB/s; NVIDIA's data sheet: 1,008 GB/s.
+    rounded = {"m1-8": 68, "m3-ultra-512": 819, "m4-max-128": 546, "rtx-4090": 1008}
+    for name, gigabytes in rounded.items():
+        assert (find_device(name).bandwidth_bytes or 0) // 10**9 == gigabytes
+
+
+def test_every_kind_has_its_share() -> None:
+    kinds = {kind(sized(path.stem).model) for path in SAMPLES.glob("*.yaml")}
+    assert kinds == set(REACHED_PERCENT)
