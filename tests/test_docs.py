@@ -143,9 +143,9 @@ def test_names_in_contributing_exist() -> None:
     for name, path in re.findall(r"`([A-Z_]+)`(?: of\s`([^`]*)`)?", text):
         if path:
             assert f"\n{name}: dict" in (ROOT / path).read_text(encoding="utf-8")
-    decorator = re.search(r"`(@record\([^`]*)`", text)
-    assert decorator
-    assert decorator[1] in (ROOT / "estimators/arch/specs.py").read_text(encoding="utf-8")
+    base = re.search(r"`(\(Struct[^`]*)`", text)
+    assert base
+    assert base[1] in (ROOT / "estimators/arch/specs.py").read_text(encoding="utf-8")
 
 
 def test_every_path_in_the_glossary_exists() -> None:

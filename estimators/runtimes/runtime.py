@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.machine.device import Device
 
 Growth = Literal["steps", "doubling", "contiguous", "paged"]
@@ -10,8 +11,7 @@ Charges = Literal["its own caches", "attention layers", "every layer"]
 Limited = Literal["working_set", "working_set_for_cache", "memory", "cache"]
 
 
-@record(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """The memory that a runtime gives itself."""
 
     of: Limited
@@ -43,8 +43,7 @@ class Budget:
         return self.of != "working_set"
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Runtime:
+class Runtime(Struct, frozen=True, kw_only=True):
     """A runtime with its settings; all counts are tokens."""
 
     name: str

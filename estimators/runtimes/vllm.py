@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -34,8 +33,7 @@ VLLM = Runtime(
 _FLOAT8_BITS = 8
 
 
-@record(frozen=True, slots=True)
-class Vllm(TokenCacheModel):
+class Vllm(TokenCacheModel, frozen=True):
     """vLLM; its cache is quantised to float8 only."""
 
     defaults = VLLM

@@ -1,8 +1,9 @@
 """An estimate as a document, and as data."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any, NamedTuple
+
+from msgspec import to_builtins
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
@@ -34,7 +35,7 @@ class EstimateView(NamedTuple):
         if data["components"]["draft"] is None:
             del data["components"]["draft"]
         if self.plots:
-            data |= {name: rows for name, rows in asdict(self.plots).items() if rows}
+            data |= {name: rows for name, rows in to_builtins(self.plots).items() if rows}
         if self.explanation:
             data["explanation"] = list(self.explanation)
         return data
