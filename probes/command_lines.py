@@ -9,8 +9,7 @@ mlx_lm/server.py.
 
 import shlex
 from collections.abc import Iterator
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload

@@ -1,9 +1,7 @@
 """Check that a run fits this machine, before anything is loaded."""
 
 from collections.abc import Iterator
-
-from msgspec import Struct
-from msgspec.structs import replace
+from dataclasses import dataclass, replace
 
 from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
@@ -20,7 +18,8 @@ class RefusedError(MachineError):
     """This machine has too little memory for the run; the caller can force it."""
 
 
-class Obstacle(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Obstacle:
     """Why a workload cannot run here."""
 
     reason: str

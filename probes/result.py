@@ -4,9 +4,8 @@ The fields are the keys of ``memfit tune --json`` (docs/schema/tune.schema.json)
 bytes, tokens or nanoseconds.
 """
 
+from dataclasses import dataclass
 from typing import Literal
-
-from msgspec import Struct
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import (
@@ -24,7 +23,8 @@ SCHEMA = "memfit.tune/1"
 PointStatus = Literal["measured", "skipped", "failed"]
 
 
-class TuneFigure(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneFigure:
     """One figure, measured and estimated; None where that value does not exist."""
 
     name: str
@@ -40,7 +40,8 @@ class TuneFigure(Struct, frozen=True, kw_only=True):
     """Largest repeat minus smallest."""
 
 
-class Speed(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
     """Medians over the repeats, each with its spread: largest minus smallest."""
 
     first_token_ns: int
@@ -54,7 +55,8 @@ class Speed(Struct, frozen=True, kw_only=True):
     """Tokens per second."""
 
 
-class Point(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
     """One workload: measured, skipped because it cannot run, or failed during the run."""
 
     workload: Workload
@@ -73,7 +75,8 @@ class Point(Struct, frozen=True, kw_only=True):
     wired_limit_bytes: int | None = None
 
 
-class TuneResult(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult:
     """The answer of ``memfit tune``."""
 
     memfit_version: str

@@ -1,9 +1,8 @@
 """Run workloads one after another, compare each with its estimate, save complete measurements."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
-
-from msgspec import Struct, field
 
 from memfit.estimators.base.errors import InputError, MachineError, MemfitError, UnsupportedError
 from memfit.estimators.base.version import __version__
@@ -32,7 +31,8 @@ def ignore_progress() -> None:
     """Do nothing when a run is finished."""
 
 
-class MeasurementSession(Struct):
+@dataclass(slots=True)
+class MeasurementSession:
     """A sized model and the worker that runs the same model."""
 
     sized: SizedModel
@@ -190,7 +190,8 @@ class MeasurementSession(Struct):
         return measurement.id
 
 
-class _RunState(Struct):
+@dataclass(slots=True)
+class _RunState:
     """What is known so far about one workload."""
 
     workload: Workload

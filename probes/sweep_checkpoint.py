@@ -7,9 +7,8 @@ import hashlib
 import json
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-
-from msgspec import Struct
 
 from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.files import read_whole
@@ -70,7 +69,8 @@ class SweepCheckpoint:
         return [id for id in ids if isinstance(id, str)]
 
 
-class Sweeps(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Sweeps:
     """The directory of unfinished sweeps, and the store of their measurements."""
 
     directory: Path

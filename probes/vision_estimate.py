@@ -1,8 +1,7 @@
 """The estimate for a prompt with an image: the vision tower is loaded too."""
 
 from collections import Counter
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.measurement import Measurement

@@ -15,6 +15,7 @@ from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.progress import Progress
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 SAMPLE = "qwen3-4b-4bit.yaml"
 
 
-class EstimatedModel(ModelOptions, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class EstimatedModel(ModelOptions):
     """The model, and what is loaded with it."""
 
     model: Annotated[
@@ -46,7 +48,8 @@ class EstimatedModel(ModelOptions, frozen=True, kw_only=True):
     ] = None
 
 
-class EstimateRuntime(RuntimeOptions, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class EstimateRuntime(RuntimeOptions):
     """The runtime, and how its figures are computed."""
 
     cache_type: Annotated[
@@ -70,7 +73,8 @@ class EstimateRuntime(RuntimeOptions, frozen=True, kw_only=True):
         return parsed("--cache-type", parse_cache_types, self.cache_type)
 
 
-class EstimateReport(OptionGroup, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class EstimateReport(OptionGroup):
     """What is shown in addition to the figures."""
 
     explain: Annotated[
@@ -82,7 +86,8 @@ class EstimateReport(OptionGroup, frozen=True, kw_only=True):
     ] = False
 
 
-class EstimateOutput(OutputOptions, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class EstimateOutput(OutputOptions):
     """The output of an estimate, which can be YAML."""
 
     format_: Annotated[Literal["table", "json", "yaml", "markdown"], FORMAT] = "table"
@@ -112,8 +117,8 @@ def estimate(
 
     if runtime.runtime is None:
         rules = catalog.native_runtime(reference)
-    run = asked.under(rules)
     sized = size(catalog, reference, runtime=rules)
+    run = asked.under(sized.runtime_model.runtime)
     if runtime.method == "auto" and model.quantize is None and model.adapter is None:
         sized = _measured(sized, run)
     result = answer(sized, run, units=output.units)

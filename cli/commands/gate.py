@@ -13,6 +13,7 @@ from memfit.cli.options.output import FORMAT, Verbose
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.progress import Progress
+from memfit.estimators.base.records import record
 
 if TYPE_CHECKING:
     from memfit.estimators.gate.baseline import Baseline
@@ -42,14 +43,16 @@ gate = typer.Typer(
 )
 
 
-class Upgrade(OptionGroup, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Upgrade(OptionGroup):
     """Two models in place of those of the policy."""
 
     old: Annotated[str | None, typer.Argument(metavar="[OLD]", help="The model to replace.")] = None
     new: Annotated[str | None, typer.Argument(metavar="[NEW]", help="The new model.")] = None
 
 
-class CheckOptions(OptionGroup, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class CheckOptions(OptionGroup):
     """What is checked."""
 
     policy: Annotated[Path, typer.Option(help="The policy file.")] = POLICY
@@ -66,7 +69,8 @@ class CheckOptions(OptionGroup, frozen=True, kw_only=True):
     ] = False
 
 
-class GateOutput(OptionGroup, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class GateOutput(OptionGroup):
     """How and where the report is written."""
 
     panel = "Output options"

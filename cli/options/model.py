@@ -7,9 +7,11 @@ import typer
 from memfit.cli.options.groups import OptionGroup
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import Quantization, converted
+from memfit.estimators.base.records import record
 
 
-class ModelOptions(OptionGroup, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class ModelOptions(OptionGroup):
     """How models are converted before they are sized."""
 
     panel = "Model options"

@@ -8,6 +8,7 @@ import typer
 from memfit.cli.options.groups import OptionGroup
 from memfit.cli.render.output import Format, deliver
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units
 
 Verbose = Annotated[
@@ -24,7 +25,8 @@ def _reject_format_and_json(ctx: typer.Context, json_: bool) -> bool:
     return json_
 
 
-class OutputOptions(OptionGroup, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class OutputOptions(OptionGroup):
     """How and where a result is written."""
 
     panel = "Output options"
@@ -60,13 +62,15 @@ class OutputOptions(OptionGroup, frozen=True, kw_only=True):
         deliver(view, self.form, self.file)
 
 
-class TabularOutput(OutputOptions, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class TabularOutput(OutputOptions):
     """The output of a command with rows, which can be CSV."""
 
     format_: Annotated[Literal["table", "json", "csv", "markdown"], FORMAT] = "table"
 
 
-class PlanOutput(OutputOptions, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class PlanOutput(OutputOptions):
     """The output of a plan."""
 
     format_: Annotated[Literal["table", "json", "markdown"], FORMAT] = "table"

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memfit.cli.options.groups import OptionGroup, parsed
-from memfit.estimators.base.units import parse_size
+from memfit.estimators.base.records import record
+from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.runtime import Runtime
 
 
-class RuntimeOptions(OptionGroup, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions(OptionGroup):
     """The runtime that runs a model."""
 
     panel = "Runtime options"
@@ -24,6 +26,12 @@ class RuntimeOptions(OptionGroup, frozen=True, kw_only=True):
             show_default=False,
         ),
     ] = None
+    gpu_memory_utilization: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE", help="Share of the GPU's memory that vllm takes. Default: 0.92."
+        ),
+    ] = None
     margin: Annotated[str, typer.Option(help="Memory to keep free above the peak.")] = (
         f"{MARGIN_BYTES // 10**6}MB"
     )
@@ -32,11 +40,19 @@ class RuntimeOptions(OptionGroup, frozen=True, kw_only=True):
         """Return the runtime of --runtime, else mlx-lm.
 
         Raises:
-            InputError: as `named_runtime`.
+            InputError: as `named_runtime`, or for a setting that is wrong or not the runtime's.
         """
         from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
 
-        return named_runtime(self.runtime or DEFAULT_RUNTIME)
+        runtime = named_runtime(self.runtime or DEFAULT_RUNTIME)
+        return (
+            parsed(
+                "--gpu-memory-utilization",
+                lambda text: runtime.with_memory_share(parse_share(text)),
+                self.gpu_memory_utilization,
+            )
+            or runtime
+        )
 
     def margin_bytes(self) -> int:
         """Return the bytes to keep free.

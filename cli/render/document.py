@@ -6,7 +6,7 @@ No text in a document is escaped: each writer does that for its format.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from msgspec import Struct
+from memfit.estimators.base.records import record
 
 VERDICT_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 
@@ -22,14 +22,16 @@ Cell = str | int | bool
 """A text, an amount that is drawn as a bar, or whether a check passed."""
 
 
-class Part(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Part:
     """A part of a document."""
 
     only: Literal["", "terminal", "page"] = ""
     """Where it is shown; a page is Markdown. Empty: everywhere."""
 
 
-class Heading(Part, frozen=True):
+@record(frozen=True, slots=True)
+class Heading(Part):
     """The title of the document, or of a section."""
 
     text: str
@@ -40,7 +42,8 @@ class Heading(Part, frozen=True):
     """The colour of the status."""
 
 
-class Text(Part, frozen=True):
+@record(frozen=True, slots=True)
+class Text(Part):
     """Lines of text, with a heading of their own or without; not shown without lines."""
 
     lines: Sequence[str | Pair]
@@ -58,7 +61,8 @@ class Text(Part, frozen=True):
     """Whether a page stresses the text."""
 
 
-class Table(Part, frozen=True):
+@record(frozen=True, slots=True)
+class Table(Part):
     """Rows of cells below headings."""
 
     headings: Sequence[str]
@@ -79,7 +83,8 @@ class Table(Part, frozen=True):
         return self.align[min(column, len(self.align) - 1)]
 
 
-class Column(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Column:
     """A column of cells that have several parts, which are aligned."""
 
     heading: str
@@ -90,7 +95,8 @@ class Column(Struct, frozen=True):
     """Headings on a page: one for each part, or one for all."""
 
 
-class Columns(Part, frozen=True):
+@record(frozen=True, slots=True)
+class Columns(Part):
     """Columns side by side; a narrow terminal shows them in blocks that repeat the fixed ones."""
 
     fixed: Sequence[Column]
@@ -98,7 +104,8 @@ class Columns(Part, frozen=True):
     gap: bool = False
 
 
-class Verdict(Part, frozen=True):
+@record(frozen=True, slots=True)
+class Verdict(Part):
     """The answer in one sentence, which a page shows first."""
 
     text: str
@@ -109,13 +116,15 @@ class Verdict(Part, frozen=True):
     """Whether it is the title of a page, with a mark of success or failure."""
 
 
-class Commands(Part, frozen=True):
+@record(frozen=True, slots=True)
+class Commands(Part):
     """Lines to paste into a shell; they are never wrapped."""
 
     lines: Sequence[str]
 
 
-class Chart(Part, frozen=True):
+@record(frozen=True, slots=True)
+class Chart(Part):
     """A drawing with characters."""
 
     draw: Callable[[int, bool], Iterator[str]]

@@ -5,8 +5,7 @@ Sources: mlx-lm models/jamba.py and mamba.py (Mamba), ssm.py, mamba2.py and gran
 """
 
 from collections.abc import Iterable
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.fields import Fields

@@ -5,7 +5,7 @@ How much room a buffer has after some tokens is in mlx/cache_growth.py.
 
 from enum import Enum
 
-from msgspec import Struct
+from memfit.estimators.base.records import record
 
 STEP = 256
 """Tokens by which every cache of mlx-lm grows (models/cache.py, ``step``)."""
@@ -19,7 +19,8 @@ class Growth(Enum):
     CHUNKED = "chunked"  # ChunkedKVCache: trimmed to a chunk before each call
 
 
-class KVBuffer(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class KVBuffer:
     """Keys and values of one layer: (batch, heads, tokens, key_dim + value_dim)."""
 
     heads: int
@@ -41,7 +42,8 @@ class KVBuffer(Struct, frozen=True):
         return tokens if self.limit is None else min(tokens, self.limit)
 
 
-class StateBuffer(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class StateBuffer:
     """A recurrent or convolution state; its size does not depend on tokens."""
 
     elements: int

@@ -5,16 +5,16 @@ Code that treats the kinds differently uses ``match`` and ends with `assert_neve
 lists every place where a new kind must be handled.
 """
 
+from dataclasses import replace
 from enum import Enum
 from typing import ClassVar
 
-from msgspec import Struct
-from msgspec.structs import replace
-
 from memfit.estimators.arch.caches import Growth, KVBuffer, StateBuffer
+from memfit.estimators.base.records import record
 
 
-class Attention(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Attention:
     """Attention over keys and values of heads (MHA, GQA, MQA)."""
 
     heads: int
@@ -71,7 +71,8 @@ class Attention(Struct, frozen=True, kw_only=True):
         return ()
 
 
-class Indexer(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Indexer:
     """What picks the tokens that sparse attention reads (DSA); it has a key cache of its own."""
 
     heads: int
@@ -80,7 +81,8 @@ class Indexer(Struct, frozen=True, kw_only=True):
     """Tokens it picks."""
 
 
-class LatentAttention(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
     """Multi-head latent attention: one latent and one rope key per token for all heads."""
 
     owns_cache: ClassVar[bool] = True
@@ -118,7 +120,8 @@ class LatentAttention(Struct, frozen=True, kw_only=True):
         return ()
 
 
-class GatedDelta(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class GatedDelta:
     """Gated delta net: a convolution state, and a float32 matrix per value head."""
 
     kind: ClassVar[str] = "gated_delta"
@@ -156,7 +159,8 @@ class Scan(Enum):
     MATRIX = "matrix"  # Mamba-2's matrix form, in chunks (mlx-lm ssm.py, ssm_attn)
 
 
-class Recurrent(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Recurrent:
     """Any other recurrence: Mamba, linear attention, RG-LRU, RWKV, short convolution."""
 
     owns_cache: ClassVar[bool] = True
@@ -182,7 +186,8 @@ class Recurrent(Struct, frozen=True, kw_only=True):
 Mixer = Attention | LatentAttention | GatedDelta | Recurrent
 
 
-class DenseMLP(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class DenseMLP:
     """A dense feed-forward block."""
 
     intermediate: int
@@ -190,7 +195,8 @@ class DenseMLP(Struct, frozen=True, kw_only=True):
     """Whether it has two input projections."""
 
 
-class MixtureOfExperts(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class MixtureOfExperts:
     """Routed experts, and shared ones if any."""
 
     experts: int

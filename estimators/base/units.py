@@ -3,12 +3,14 @@
 import re
 from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 
 from memfit.estimators.base.errors import InputError
 
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})")
+_SHARE = re.compile(r"[0-9](?:\.[0-9]{1,9})?")
 _COUNT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kKmM]?)")
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,3})")
 _MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000}
@@ -94,6 +96,20 @@ def parse_count(text: str) -> int:
     if value > MAX_COUNT:
         raise InputError(f"{text!r} is more than {MAX_COUNT} tokens")
     return int(value)
+
+
+def parse_share(text: str) -> Fraction:
+    """Return the percent of a share such as ``0.92``.
+
+    Raises:
+        InputError: when it is not above 0 and at most 1.
+
+    >>> parse_share("0.925")
+    Fraction(185, 2)
+    """
+    if not _SHARE.fullmatch(text.strip()) or not 0 < (share := Fraction(text.strip())) <= 1:
+        raise InputError(f"{text[:40]!r} is not a share above 0 and up to 1, such as 0.92")
+    return 100 * share
 
 
 def parse_duration(text: str) -> int:

@@ -1,9 +1,7 @@
 """A workload: prompt, generation, and the runtime settings it runs with."""
 
 from collections.abc import Iterator
-
-from msgspec import Struct
-from msgspec.structs import replace
+from dataclasses import dataclass, replace
 
 from memfit.estimators.base.errors import InputError
 
@@ -12,7 +10,8 @@ KV_BITS = (2, 3, 4, 5, 6, 8)
 KV_GROUP_SIZES = (32, 64, 128)
 
 
-class Workload(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
     """One generation as mlx-lm runs it; all counts are tokens or sequences.
 
     Raises:

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import list_names, printable
+from memfit.estimators.base.records import record
 from memfit.estimators.checkpoint.config import read_config
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.checkpoint.safetensors import read_header
@@ -17,7 +16,8 @@ MLX_WEIGHTS = "adapters.safetensors"  # the one file that mlx_lm/tuner/utils.py 
 PEFT_WEIGHTS = "adapter_model.safetensors"
 
 
-class Adapter(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Adapter:
     """An adapter's config and tensors; its sizes are bytes."""
 
     id: str

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from msgspec import Struct
+from memfit.estimators.base.records import record
 
 Source = Literal["local", "hub", "config", "sample", "gguf"]
 
@@ -32,7 +32,8 @@ class SkippedFile(NamedTuple):
     reason: str
 
 
-class Checkpoint(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Checkpoint:
     """A model's config and, where there are weight files, their tensors.
 
     ``tensors`` is None when no header could be read: a bare config, or only files whose

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
-
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import FLOAT_MODES, Quantization, converted
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_count, parse_size
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
@@ -29,7 +28,8 @@ _COUNTS = {
 AXES = (*_COUNTS, "quantize", "device", "memory")
 
 
-class Scenario(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Scenario:
     """What is run where."""
 
     workload: PartialWorkload
@@ -41,7 +41,8 @@ class Scenario(Struct, frozen=True):
     """Kept free above the peak."""
 
 
-class AxisValue(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class AxisValue:
     """One value of an axis, and the field of the workload or the scenario that it sets."""
 
     value: SettingValue
@@ -49,7 +50,8 @@ class AxisValue(Struct, frozen=True):
     change: int | Device | Quantization | None
 
 
-class MatrixAxis(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class MatrixAxis:
     """A setting that is varied, with its values as they were given."""
 
     name: str

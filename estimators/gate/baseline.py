@@ -6,18 +6,17 @@ The bytes are stable, with sorted names and no dates: a diff of the file is a ch
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct, to_builtins
-from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.base.reading.section import Reading, Section, json_section
 from memfit.estimators.base.reading.typed import Parsers, to_record
 from memfit.estimators.base.reading.values import as_count, as_object, as_text
+from memfit.estimators.base.records import record
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import config_sha256
@@ -44,7 +43,8 @@ _COMPARED = (
 )
 
 
-class Fingerprint(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Fingerprint:
     """Which checkpoint the figures are of: its revision, and digests of config and headers."""
 
     revision: str | None
@@ -53,7 +53,8 @@ class Fingerprint(Struct, frozen=True):
     """By file name."""
 
 
-class BaselineEntry(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class BaselineEntry:
     """One target as it was."""
 
     model: str
@@ -65,7 +66,8 @@ class BaselineEntry(Struct, frozen=True):
     figures: GateFigures
 
 
-class Baseline(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Baseline:
     """The entries of all targets."""
 
     memfit_version: str
@@ -81,7 +83,7 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
 
 def asked(device: Device, runtime: Runtime, workload: Workload) -> dict[str, Any]:
     """Return the question without its model: figures of different questions do not compare."""
-    return {"device": device.name, "runtime": runtime.name, "workload": to_builtins(workload)}
+    return {"device": device.name, "runtime": runtime.name, "workload": asdict(workload)}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -120,7 +122,7 @@ def changes(before: GateFigures, now: GateFigures) -> Iterator[FigureChange]:
 
 def to_text(baseline: Baseline) -> str:
     """Return the text of the baseline's file."""
-    data = {"schema": SCHEMA, **to_builtins(baseline)}
+    data = {"schema": SCHEMA, **asdict(baseline)}
     return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 

@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
 from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.reading.values import one_of
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.gate.limit_value import LimitValue, parse_experts, parse_limit_value
@@ -51,7 +50,8 @@ BASES: tuple[RequiredBasis, ...] = ("exact", "derived", "bound")
 OS_REGIMES = tuple(regime.value for regime in OsRegime)
 
 
-class PolicyLimit(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class PolicyLimit:
     """One limit of a target."""
 
     name: str
@@ -62,7 +62,8 @@ class PolicyLimit(Struct, frozen=True):
     ``expert_capacity`` of the experts a layer has, of ``growth`` of the baseline's figure."""
 
 
-class BasisLimit(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class BasisLimit:
     """A limit on the basis of the weights."""
 
     least: RequiredBasis
@@ -70,7 +71,8 @@ class BasisLimit(Struct, frozen=True):
     line: int
 
 
-class PolicyTarget(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class PolicyTarget:
     """A model on a machine at a workload, and its limits."""
 
     name: str
@@ -92,7 +94,8 @@ class PolicyTarget(Struct, frozen=True, kw_only=True):
         return any(limit.name.startswith("growth.") for limit in self.limits)
 
 
-class Policy(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Policy:
     """The targets of one file, in its order."""
 
     path: Path

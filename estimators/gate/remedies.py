@@ -1,11 +1,10 @@
 """Settings that make a broken limit pass, each one tried."""
 
 from collections.abc import Callable, Iterator, Sequence
-
-from msgspec import Struct
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.base.quantization import AFFINE_BITS
+from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.gate import Remedy, RemedySetting
 from memfit.estimators.sizing.search import (
@@ -33,7 +32,8 @@ SETTINGS: dict[str, tuple[RemedySetting, ...]] = {
 }
 
 
-class Question(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Question:
     """A workload, and the bits of its weights."""
 
     workload: Workload

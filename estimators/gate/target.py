@@ -1,12 +1,11 @@
 """One target of a policy: its figures, their checks, and what makes broken limits pass."""
 
 from collections.abc import Iterator
-
-from msgspec import Struct
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.gate.baseline import (
@@ -30,7 +29,8 @@ from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
-class TargetModel(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class TargetModel:
     """A model in a target's place."""
 
     catalog: Catalog
@@ -46,7 +46,7 @@ class TargetModel(Struct, frozen=True):
     @property
     def workload(self) -> Workload:
         """The target's workload with the runtime's defaults."""
-        return self.target.workload.under(self.runtime)
+        return self.target.workload.under(self.runtime.on(self.target.device))
 
     def sized(self, quantize: int | None) -> SizedModel:
         """Return the model as it is, or converted to ``quantize`` bits."""
@@ -71,7 +71,8 @@ class TargetModel(Struct, frozen=True):
         )
 
 
-class Evaluation(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Evaluation:
     """One target with its present figures and those of the baseline."""
 
     subject: TargetModel

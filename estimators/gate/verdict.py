@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.gate.policy import BasisLimit, PolicyLimit
 from memfit.estimators.results.gate import (
     GateFigures,
@@ -25,7 +24,8 @@ _WORST_FIRST: tuple[TargetStatus, ...] = (
 )
 
 
-class Totals(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Totals:
     """What shares are of."""
 
     working_set_bytes: int
@@ -82,7 +82,8 @@ def _judge_basis(limit: BasisLimit, figures: GateFigures) -> LimitCheck:
     )
 
 
-class _Rule(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class _Rule:
     figure: Callable[[GateFigures], int | None]
     allowed: Callable[[PolicyLimit, GateFigures, Totals], int]
     sense: Sense = "at most"

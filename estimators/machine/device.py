@@ -1,8 +1,7 @@
 """Machines a model could run on, and the memory each gives it."""
 
+from dataclasses import dataclass
 from typing import Literal
-
-from msgspec import Struct
 
 Backend = Literal["metal", "cuda", "cpu"]
 DeviceSource = Literal["detected", "table", "flag"]
@@ -10,7 +9,8 @@ GpuClass = Literal["p", "g", "s", "d"]
 WORKING_SET = "working set"
 
 
-class Device(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Device:
     """A machine, with its memory in bytes.
 
     ``gpu_class`` and ``generation`` choose MLX's scheduling and kernel rules on Metal: class

@@ -2,7 +2,7 @@
 
 import re
 
-from msgspec import Struct
+from memfit.estimators.base.records import record
 
 MIB = 2**20
 MAX_BYTES = 2**60
@@ -13,21 +13,24 @@ _VM_STAT_LINE = re.compile(r'^"?([A-Z][A-Za-z -]{1,64})"?:\s+([0-9]{1,15})\.?$',
 _CGROUP_LINE = re.compile(r"^[0-9]{1,9}:([a-z0-9_=,]{0,256}):(/[^\n]{0,4096})$", re.MULTILINE)
 
 
-class Memory(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Memory:
     """Memory of a machine or a GPU in bytes; ``used_bytes`` is what is not available now."""
 
     total_bytes: int
     used_bytes: int | None
 
 
-class Gpu(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Gpu:
     """A row of nvidia-smi; ``memory`` is None where the GPU shares the system's."""
 
     name: str
     memory: Memory | None
 
 
-class MacFacts(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class MacFacts:
     """A Mac by its sysctl values; ``wired_limit_mebibytes`` 0 is stock."""
 
     memory_bytes: int

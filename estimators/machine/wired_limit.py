@@ -1,14 +1,14 @@
 """The wired limit to set, and the system setting for it."""
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Device
 
 MEBIBYTE = 2**20
 
 
-class WiredLimit(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class WiredLimit:
     """A limit for memory that MLX keeps resident."""
 
     nbytes: int

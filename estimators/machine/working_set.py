@@ -3,8 +3,7 @@
 from enum import Enum
 from typing import Any
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.machine.data.apple import WORKING_SETS
 
@@ -23,7 +22,8 @@ class OsRegime(str, Enum):
 DEFAULT_REGIME = OsRegime.MACOS_26
 
 
-class WorkingSet(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class WorkingSet:
     """The recommended working set in bytes; ``measured`` when a machine reported exactly it."""
 
     bytes: int

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device, GpuClass
 from memfit.estimators.mlx.data.scheduling import SCHEDULING
 
@@ -21,7 +20,8 @@ CPU_DISPATCHES_PER_TASK: int = SCHEDULING["cpu_dispatches_per_task"]
 Work = TypeVar("Work")
 
 
-class BatchLimits(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class BatchLimits:
     """What closes a batch: more than these kernels, or more than these elements."""
 
     max_ops: int

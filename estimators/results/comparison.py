@@ -6,10 +6,9 @@ docs/schema/compare.schema.json describes it; integers are bytes or tokens.
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import UnreachableError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import (
     Basis,
     DeviceSummary,
@@ -25,7 +24,8 @@ SettingValue = int | str | None
 Answer = TypeVar("Answer")
 
 
-class Unavailable(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Unavailable:
     """Why there is no figure: the slug of docs/errors.md, and the reason in one line."""
 
     slug: str
@@ -40,7 +40,8 @@ def try_or_reason(make: Callable[[], Answer]) -> Answer | Unavailable:
         return Unavailable(error.slug, str(error))
 
 
-class Difference(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Difference:
     """A figure less the first model's."""
 
     amount: int
@@ -48,7 +49,8 @@ class Difference(Struct, frozen=True):
     """For display; None where the first model's figure is 0."""
 
 
-class ComparedValue(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class ComparedValue:
     """One model's figure."""
 
     value: int
@@ -57,7 +59,8 @@ class ComparedValue(Struct, frozen=True):
     """None for the first model, and where the first model has no such figure."""
 
 
-class ComparedFigure(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class ComparedFigure:
     """One figure of every model."""
 
     name: str
@@ -66,7 +69,8 @@ class ComparedFigure(Struct, frozen=True):
     """In the order of the models; None where a model has no such figure."""
 
 
-class Compared(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Compared:
     """One model; everything but ``label`` and ``undecided`` is empty when it is undecided."""
 
     label: str
@@ -83,7 +87,8 @@ class Compared(Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
 
 
-class ComparedCell(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class ComparedCell:
     """One model under one combination of settings."""
 
     settings: dict[str, SettingValue]
@@ -97,14 +102,16 @@ class ComparedCell(Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
 
 
-class Matrix(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Matrix:
     """Every combination of the axes for every model, the last axis changing fastest."""
 
     axes: dict[str, tuple[SettingValue, ...]]
     cells: tuple[ComparedCell, ...]
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Comparison:
     """The answer of ``memfit compare``.
 
     Workload, quantisation and device are those of ``models`` and ``figures``: as given, with the

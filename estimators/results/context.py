@@ -5,8 +5,7 @@ The fields are those of docs/schema/plan-context.schema.json.
 
 from typing import Literal
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import (
     DeviceSummary,
     ModelSummary,
@@ -20,7 +19,8 @@ SCHEMA = "memfit.plan-context/1"
 MemoryStatus = Literal["ok", "warn", "fail"]
 
 
-class MemoryProfile(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class MemoryProfile:
     """Memory of a runtime without weights, in bytes: a fixed part, and a part for each token."""
 
     fixed_device_local_bytes: int
@@ -31,7 +31,8 @@ class MemoryProfile(Struct, frozen=True, kw_only=True):
     """Recurrent states, part of ``fixed_device_local_bytes``."""
 
 
-class Ceilings(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Ceilings:
     """Upper bounds of a context in tokens, None where there is none."""
 
     model: int | None
@@ -41,7 +42,8 @@ class Ceilings(Struct, frozen=True):
     """The lowest of them."""
 
 
-class LargestContext(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class LargestContext:
     """The largest context within a budget."""
 
     budget_bytes: int
@@ -49,7 +51,8 @@ class LargestContext(Struct, frozen=True):
     """0 where nothing fits."""
 
 
-class AutoContext(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class AutoContext:
     """The context that a runtime chooses by itself, and the right one."""
 
     budget_bytes: int
@@ -61,7 +64,8 @@ class AutoContext(Struct, frozen=True):
     """Why they differ; empty when they do not."""
 
 
-class ContextFit(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class ContextFit:
     """The need of the workload compared with the machine."""
 
     status: MemoryStatus
@@ -74,7 +78,8 @@ class ContextFit(Struct, frozen=True):
     """The working set less the need; negative when it does not fit."""
 
 
-class MatrixCell(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class MatrixCell:
     """A number of requests at once, each with the same number of tokens."""
 
     context_tokens: int
@@ -84,7 +89,8 @@ class MatrixCell(Struct, frozen=True):
     verdict: Verdict
 
 
-class Distribution(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Distribution:
     """Nearest-rank percentiles of token counts."""
 
     mean: int
@@ -96,7 +102,8 @@ class Distribution(Struct, frozen=True):
     largest: int
 
 
-class TrafficPlan(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class TrafficPlan:
     """What a recorded set of requests needs; None where it takes a device to say."""
 
     requests: int
@@ -115,7 +122,8 @@ class TrafficPlan(Struct, frozen=True):
     """How many requests of the mean length fit at once."""
 
 
-class ContextPlan(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class ContextPlan:
     """The answer of ``memfit plan context``; what depends on a device is None without one."""
 
     memfit_version: str

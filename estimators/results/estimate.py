@@ -6,7 +6,7 @@ integers are bytes or tokens.
 
 from typing import Literal
 
-from msgspec import Struct
+from memfit.estimators.base.records import record
 
 Basis = Literal["exact", "traced", "derived", "measured", "bound"]
 Verdict = Literal["fits", "tight", "exceeds", "unknown"]
@@ -17,14 +17,16 @@ SCHEMA = "memfit.estimate/1"
 _WEAKEST_FIRST: tuple[Basis, ...] = ("bound", "derived", "traced", "measured", "exact")
 
 
-class Component(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Component:
     """Bytes of one kind, and how far to trust them."""
 
     bytes: int
     basis: Basis
 
 
-class Weights(Component, frozen=True):
+@record(frozen=True, slots=True)
+class Weights(Component):
     """``bytes`` are of the checkpoint's tensors; ``loaded_bytes`` of those the runtime keeps,
     in the form it keeps them; ``resident_bytes`` the same as its allocator rounds them."""
 
@@ -33,7 +35,8 @@ class Weights(Component, frozen=True):
     resident_bytes: int
 
 
-class KV(Component, frozen=True):
+@record(frozen=True, slots=True)
+class KV(Component):
     """``bytes`` are allocated when the workload ends, ``held_bytes`` are of tokens needed."""
 
     held_bytes: int
@@ -42,13 +45,37 @@ class KV(Component, frozen=True):
     allocated_tokens: int
 
 
-class Workspace(Component, frozen=True):
+@record(frozen=True, slots=True)
+class Workspace(Component):
     """``error_percent`` is how far the figure has been from measurements, docs/accuracy.md."""
 
     error_percent: int
 
 
-class Components(Struct, frozen=True):
+@record(frozen=True, slots=True, kw_only=True)
+class MemoryPool:
+    """How a runtime divides the memory that it takes at its start."""
+
+    budget_bytes: int
+    weights_bytes: int
+    activation_bytes: int
+    """An upper bound."""
+    graph_bytes: int
+    """CUDA graphs: a bound of their buffers, and the least that the runtime charges for each."""
+    pool_bytes: int
+    """What is left for caches; 0 where nothing is."""
+    block_bytes: int
+    """Bytes of one block of all layers together."""
+    request_bytes: int
+    """Bytes of the blocks of one request of the workload."""
+    tokens: int
+    """Tokens that the pool holds in requests of that length."""
+    requests: int
+    """The most requests of that length at once."""
+
+
+@record(frozen=True, slots=True)
+class Components:
     """What the memory is made of; ``draft`` is everything a draft model adds."""
 
     weights: Weights
@@ -59,7 +86,8 @@ class Components(Struct, frozen=True):
     draft: Component | None = None
 
 
-class ModelSummary(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class ModelSummary:
     """The model as the estimate understood it."""
 
     id: str
@@ -72,7 +100,8 @@ class ModelSummary(Struct, frozen=True):
     layers: dict[str, int]
 
 
-class WorkloadSummary(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class WorkloadSummary:
     """The workload the figures are for."""
 
     prompt_tokens: int
@@ -85,14 +114,16 @@ class WorkloadSummary(Struct, frozen=True):
     max_kv_size: int | None
 
 
-class RuntimeSummary(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class RuntimeSummary:
     """The runtime whose allocation rules were applied."""
 
     name: str
     version: str
 
 
-class DeviceSummary(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class DeviceSummary:
     """The machine the verdict is about."""
 
     name: str
@@ -104,7 +135,8 @@ class DeviceSummary(Struct, frozen=True):
     used_by_others_bytes: int | None = None
 
 
-class Recommendation(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Recommendation:
     """Settings that follow from the figures; None where nothing fits or nothing applies."""
 
     context_tokens: int | None = None
@@ -115,7 +147,8 @@ class Recommendation(Struct, frozen=True):
     reasons: tuple[str, ...] = ()
 
 
-class Note(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Note:
     """Something the reader of a figure must know; ``code`` is stable."""
 
     level: Level
@@ -123,7 +156,8 @@ class Note(Struct, frozen=True):
     message: str
 
 
-class DecodeSpeed(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class DecodeSpeed:
     """How fast tokens can be generated, all sequences together."""
 
     bytes_per_step: int
@@ -135,7 +169,8 @@ class DecodeSpeed(Struct, frozen=True, kw_only=True):
     """The 10th percentile, median and 90th of what measured runs reach; None: never measured."""
 
 
-class Estimate(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Estimate:
     """The answer of ``memfit estimate``."""
 
     memfit_version: str
@@ -155,6 +190,7 @@ class Estimate(Struct, frozen=True, kw_only=True):
     method: str = "formula"
     decode_speed: DecodeSpeed | None = None
     """None where the chip of the device or the layers of the model are not known."""
+    pool: MemoryPool | None = None
 
     @property
     def peak_basis(self) -> Basis:
@@ -165,7 +201,8 @@ class Estimate(Struct, frozen=True, kw_only=True):
         return next(basis for basis in _WEAKEST_FIRST if basis in found)
 
 
-class CurvePoint(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class CurvePoint:
     """Memory at one context length, for plots."""
 
     context_tokens: int
@@ -175,7 +212,8 @@ class CurvePoint(Struct, frozen=True):
     peak_bytes: int
 
 
-class RunCall(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class RunCall:
     """Memory over one call of a traced run, which begins after ``position`` tokens.
 
     ``bytes`` are the most in use during each of equal spans of its operations, in their order.
@@ -188,7 +226,8 @@ class RunCall(Struct, frozen=True):
     bytes: tuple[int, ...]
 
 
-class Plots(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Plots:
     """What is plotted: memory against context, and where it was traced over the calls of a run.
 
     ``curve_method`` is given where the curve is not by the method of the estimate.

@@ -3,14 +3,14 @@
 The fields are those of docs/schema/plan-experts.schema.json.
 """
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import Basis, DeviceSummary, Note, Verdict
 
 SCHEMA = "memfit.plan-experts/1"
 
 
-class RegimeCapacity(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class RegimeCapacity:
     """The capacity under one macOS release."""
 
     os_regime: str
@@ -22,7 +22,8 @@ class RegimeCapacity(Struct, frozen=True):
     capacity: int
 
 
-class ExpertMisses(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class ExpertMisses:
     """Routed experts that are not in a slot, per token; percentages are for display."""
 
     coverage_percent: float
@@ -33,7 +34,8 @@ class ExpertMisses(Struct, frozen=True):
     basis: Basis
 
 
-class CapacityRow(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class CapacityRow:
     """Memory when every layer keeps ``capacity`` experts."""
 
     capacity: int
@@ -58,7 +60,8 @@ class CapacityRow(Struct, frozen=True):
     """Codes of the plan's notes."""
 
 
-class LayerCapacities(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class LayerCapacities:
     """Slots per layer chosen by use, within the bytes of the uniform capacity."""
 
     capacities: tuple[int, ...]
@@ -66,7 +69,8 @@ class LayerCapacities(Struct, frozen=True):
     misses: ExpertMisses
 
 
-class Worth(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Worth:
     """Whether keeping only a part of the experts pays off."""
 
     pays: bool | None
@@ -74,7 +78,8 @@ class Worth(Struct, frozen=True):
     reasons: tuple[str, ...]
 
 
-class ExpertsPlan(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class ExpertsPlan:
     """The result of ``memfit plan experts``."""
 
     memfit_version: str

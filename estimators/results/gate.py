@@ -5,8 +5,7 @@ The fields mirror the JSON of ``memfit gate --format json`` (docs/schema/gate.sc
 
 from typing import Literal
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import Basis, Note
 
 SCHEMA = "memfit.gate/1"
@@ -19,7 +18,8 @@ Unit = Literal["bytes", "tokens", "experts", "basis"]
 RemedySetting = Literal["context", "kv_bits", "prefill_step", "quantize"]
 
 
-class GateFigures(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class GateFigures:
     """The figures that limits are set on and that a baseline keeps: bytes or tokens."""
 
     weights_bytes: int
@@ -43,7 +43,8 @@ class GateFigures(Struct, frozen=True, kw_only=True):
     """How far the figure of the weights can be trusted."""
 
 
-class FigureChange(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class FigureChange:
     """One figure in the baseline and now; None where there is none."""
 
     figure: str
@@ -53,7 +54,8 @@ class FigureChange(Struct, frozen=True):
     """Now less before."""
 
 
-class Remedy(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Remedy:
     """One setting that alone makes a limit pass."""
 
     setting: RemedySetting
@@ -62,7 +64,8 @@ class Remedy(Struct, frozen=True):
     first token on."""
 
 
-class LimitCheck(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class LimitCheck:
     """One limit and its figure."""
 
     limit: str
@@ -83,7 +86,8 @@ class LimitCheck(Struct, frozen=True, kw_only=True):
     mends: tuple[Remedy, ...] = ()
 
 
-class TargetReport(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class TargetReport:
     """One target of a policy."""
 
     name: str
@@ -101,7 +105,8 @@ class TargetReport(Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
 
 
-class GateReport(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class GateReport:
     """All targets that were checked, in the order of the policy; there is at least one."""
 
     memfit_version: str

@@ -3,9 +3,8 @@
 The fields are those of docs/schema/plan-growth.schema.json.
 """
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import MAX_TOKENS
 
 SCHEMA = "memfit.plan-growth/1"
@@ -13,7 +12,8 @@ MAX_SESSIONS = 100_000
 MAX_TURNS = 100_000
 
 
-class Sessions(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Sessions:
     """Identical sessions: a shared prefix, then turns of equal length.
 
     Raises:
@@ -46,7 +46,8 @@ class Sessions(Struct, frozen=True, kw_only=True):
         return self.prefix_tokens + turn * self.turn_tokens
 
 
-class Turn(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Turn:
     """All sessions after one turn."""
 
     turn: int
@@ -56,7 +57,8 @@ class Turn(Struct, frozen=True):
     """Bytes of tokens that are still needed."""
 
 
-class Crossing(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Crossing:
     """Where the caches first exceed the budget."""
 
     tokens: int
@@ -64,7 +66,8 @@ class Crossing(Struct, frozen=True):
     alive_bytes: int
 
 
-class GrowthRow(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class GrowthRow:
     """Sessions under one growth rule; runtimes with equal figures share a row."""
 
     runtimes: tuple[str, ...]
@@ -84,14 +87,16 @@ class GrowthRow(Struct, frozen=True, kw_only=True):
     turns: tuple[Turn, ...]
 
 
-class UnsupportedRuntime(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class UnsupportedRuntime:
     """A runtime that has no cache for this model."""
 
     runtime: str
     reason: str
 
 
-class GrowthPlan(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class GrowthPlan:
     """The result of ``memfit plan growth``."""
 
     memfit_version: str

@@ -3,14 +3,14 @@
 The fields are those of docs/schema/plan-offload.schema.json.
 """
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import DeviceSummary, Note
 
 SCHEMA = "memfit.plan-offload/1"
 
 
-class SizeRow(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class SizeRow:
     """One conversation of ``tokens``: exact bytes, and bytes in whole blocks."""
 
     tokens: int
@@ -24,7 +24,8 @@ class SizeRow(Struct, frozen=True):
     next_chunk_tokens: int
 
 
-class Pool(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Pool:
     """Memory for conversations, in blocks of 256 tokens of one layer."""
 
     budget_bytes: int
@@ -32,7 +33,8 @@ class Pool(Struct, frozen=True):
     blocks: int
 
 
-class Restore(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Restore:
     """Peaks while one conversation is restored, alone and with everything else in memory.
 
     In bulk, all layers are dequantized before any stored layer is freed; streaming frees each
@@ -47,7 +49,8 @@ class Restore(Struct, frozen=True):
     streaming_fits: bool | None
 
 
-class Times(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Times:
     """Milliseconds for one conversation; None when a speed is not known."""
 
     save_ms: int | None
@@ -57,7 +60,8 @@ class Times(Struct, frozen=True):
     """Prefill time divided by the time to save and load."""
 
 
-class Disk(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Disk:
     """Files of all conversations."""
 
     stored_bytes: int
@@ -66,7 +70,8 @@ class Disk(Struct, frozen=True):
     """How many the free disk space holds."""
 
 
-class Threshold(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Threshold:
     """The longest conversation that stays in memory, and agent-memory's fixed threshold."""
 
     tokens: int | None
@@ -75,7 +80,8 @@ class Threshold(Struct, frozen=True):
     fixed_stored_bytes: int
 
 
-class Simulation(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Simulation:
     """The result of replaying a request trace; milliseconds are None without a speed."""
 
     requests: int
@@ -101,7 +107,8 @@ class Simulation(Struct, frozen=True):
     """Prefill time without any cache."""
 
 
-class OffloadPlan(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class OffloadPlan:
     """The result of ``memfit plan offload``."""
 
     memfit_version: str

@@ -6,15 +6,15 @@ The fields are those of docs/schema/plan-static.schema.json.
 from collections.abc import Mapping
 from typing import Literal
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import Note
 
 SCHEMA = "memfit.plan-static/1"
 StorageMode = Literal["private", "shared"]
 
 
-class CallArena(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class CallArena:
     """The arena of one call of the graph."""
 
     phase: str
@@ -32,7 +32,8 @@ class CallArena(Struct, frozen=True):
     constant_bytes: int
 
 
-class Placement(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Placement:
     """One intermediate in the arena, alive from operation ``first`` to ``last``."""
 
     operation: str
@@ -42,7 +43,8 @@ class Placement(Struct, frozen=True):
     last: int
 
 
-class Provision(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Provision:
     """One allocation; ``lasting`` is False for memory that is freed after loading."""
 
     name: str
@@ -51,7 +53,8 @@ class Provision(Struct, frozen=True):
     lasting: bool = True
 
 
-class StaticPlan(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class StaticPlan:
     """The result of ``memfit plan static``."""
 
     memfit_version: str

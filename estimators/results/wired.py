@@ -5,8 +5,7 @@ The fields are those of docs/schema/plan-wired.schema.json.
 
 from typing import Literal
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.base.version import __version__
 
 SCHEMA = "memfit.plan-wired/1"
@@ -15,7 +14,8 @@ TicketOutcome = Literal["admitted", "refused", "gave_up", "waiting", "left_out"]
 WiredVerdict = Literal["holds", "waits", "fails"]
 
 
-class TicketPlan(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class TicketPlan:
     """What happens to one ticket; times are milliseconds from the start of the scenario."""
 
     name: str
@@ -32,7 +32,8 @@ class TicketPlan(Struct, frozen=True):
     reason: str | None
 
 
-class WiredMoment(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class WiredMoment:
     """The state after all events of one time; counts are of tickets."""
 
     at_ms: int
@@ -48,7 +49,8 @@ class WiredMoment(Struct, frozen=True):
     waiting: int
 
 
-class WiredMachine(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class WiredMachine:
     """The machine of a plan, in bytes."""
 
     name: str
@@ -57,7 +59,8 @@ class WiredMachine(Struct, frozen=True):
     working_set_bytes: int
 
 
-class WiredPlan(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class WiredPlan:
     """The result of ``memfit plan wired``."""
 
     scenario: str

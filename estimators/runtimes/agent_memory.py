@@ -1,12 +1,12 @@
 """agent-memory: mlx-lm's classes over a pool of 4-bit blocks, with chunks that shrink."""
 
 from collections.abc import Iterator
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, ceil_div, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -41,7 +41,8 @@ AGENT_MEMORY = Runtime(
 CHUNK_POSITIONS = (0, 2000, 8000, 20000)
 
 
-class AgentMemory(TokenCacheModel, frozen=True):
+@record(frozen=True, slots=True)
+class AgentMemory(TokenCacheModel):
     """agent-memory; a window's cache is quantised too, its operations are counted as plain ones."""
 
     defaults = AGENT_MEMORY
@@ -101,10 +102,10 @@ class AgentMemory(TokenCacheModel, frozen=True):
             yield Note("warning", "pool", f"agent-memory would evict: {text}")
 
     def automatic_context(
-        self, device: Device, figures: MemoryFigures, *, most: int, longest: int
+        self, device: Device, workload: Workload, *, most: int, longest: int
     ) -> AutoContext:
         """Return what its pool of blocks holds."""
-        token, step = figures.kv.bytes_per_token, self.runtime.kv_step
+        token, step = self.figures(workload).kv.bytes_per_token, self.runtime.kv_step
         budget = self.runtime.budget.of_device(device)
         return within(pool_context(budget, token, most, step), longest)
 

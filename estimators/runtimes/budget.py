@@ -1,7 +1,6 @@
 """Whether a need fits a device, by its memory and by what the runtime gives itself."""
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Verdict
 from memfit.estimators.runtimes.runtime import Budget
@@ -11,7 +10,8 @@ from memfit.estimators.runtimes.runtime import Budget
 COMFORTABLE = (9, 10)
 
 
-class Need(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Need:
     """The bytes a run needs, and the budget of the runtime that runs it."""
 
     peak_bytes: int
@@ -39,6 +39,9 @@ def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[str, ...]]:
         exceeded.append("cache_budget" if budget.for_cache else "runtime_budget")
     if exceeded:
         return "exceeds", tuple(exceeded)
+    if budget and budget.of == "memory":
+        # It takes its share in any case, and leaves the rest free.
+        return "fits", ()
     share, whole = COMFORTABLE
     tight = need.peak_bytes * whole > device.working_set_bytes * share
     return ("tight" if tight else "fits"), ()

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -28,7 +28,8 @@ SHARED_BY = {
 }
 
 
-class FoundryRuntime(Runtime, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class FoundryRuntime(Runtime):
     """Foundry with the settings of an environment."""
 
     decode_batch: int = 64
@@ -58,7 +59,8 @@ FOUNDRY = FoundryRuntime(
 )
 
 
-class Foundry(TokenCacheModel, frozen=True):
+@record(frozen=True, slots=True)
+class Foundry(TokenCacheModel):
     """Foundry; a window's layer keeps every token all the same."""
 
     runtime: FoundryRuntime
@@ -118,10 +120,10 @@ class Foundry(TokenCacheModel, frozen=True):
         return plain
 
     def automatic_context(
-        self, device: Device, figures: MemoryFigures, *, most: int, longest: int
+        self, device: Device, workload: Workload, *, most: int, longest: int
     ) -> AutoContext:
         """Return what its budget for the cache holds."""
-        token = figures.kv.bytes_per_token
+        token = self.figures(workload).kv.bytes_per_token
         return within(foundry_context(self.runtime.budget.of_device(device), token, most), longest)
 
     def context_notes(

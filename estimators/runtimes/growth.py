@@ -7,13 +7,13 @@ arch/caches.py; the rule of steps here is their growth during decoding.
 
 from collections.abc import Iterator
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_down, round_up
 from memfit.estimators.runtimes.runtime import Growth, Runtime
 
 
-class GrowthRule(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class GrowthRule:
     """A way to grow; all counts are tokens."""
 
     kind: Growth
@@ -53,7 +53,8 @@ class GrowthRule(Struct, frozen=True):
         return align_capacity(wanted, self.step)
 
 
-class GrowthEvent(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class GrowthEvent:
     """One reallocation; all counts are tokens."""
 
     tokens: int

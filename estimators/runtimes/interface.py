@@ -4,20 +4,19 @@ One file per runtime has its facts, a `Runtime`, and its rules, a subclass of `R
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.allocator import PAGE, allocated
 from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.results.estimate import Basis, Note, RunCall
+from memfit.estimators.results.estimate import Basis, MemoryPool, Note, RunCall
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.workspace.peak import PeakMoment
@@ -32,7 +31,8 @@ Figure = Literal["weights", "cache", "workspace"]
 Bound = TypeVar("Bound", bound="RuntimeModel")
 
 
-class MemoryFigures(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class MemoryFigures:
     """What one workload takes."""
 
     kv: KVCache
@@ -41,7 +41,8 @@ class MemoryFigures(Struct, frozen=True):
     """The largest moment."""
 
 
-class Subject(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Subject:
     """What a runtime is to run: a checkpoint as it was understood, and the machine."""
 
     checkpoint: Checkpoint
@@ -61,7 +62,8 @@ class Subject(Struct, frozen=True):
         return sum(count * allocated(size, backend) for size, count in sizes.items())
 
 
-class RuntimeModel(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class RuntimeModel:
     """A model as one runtime runs it on one machine."""
 
     runtime: Runtime
@@ -172,7 +174,7 @@ class RuntimeModel(Struct, frozen=True):
         """Yield what an estimate assumes."""
         if self.subject.checkpoint.tensors is None:
             yield f"floating parameters are {self.subject.model.dtype}, from the config"
-        if self.subject.device is None:
+        if self.subject.device is None and self.on_mlx:
             yield (
                 "no device is named: the workspace follows MLX's rules for a Metal GPU of Max class"
             )
@@ -228,7 +230,7 @@ class RuntimeModel(Struct, frozen=True):
         )
 
     def automatic_context(
-        self, device: Device, figures: MemoryFigures, *, most: int, longest: int
+        self, device: Device, workload: Workload, *, most: int, longest: int
     ) -> "AutoContext":
         """Return the context that the runtime chooses by itself, and the right one.
 
@@ -238,6 +240,10 @@ class RuntimeModel(Struct, frozen=True):
         from memfit.estimators.results.context import AutoContext
 
         return AutoContext(self.runtime.budget.of_device(device), None, longest)
+
+    def pool(self, workload: Workload) -> MemoryPool | None:
+        """Return how the runtime divides a device's memory, where it does so at its start."""
+        return None
 
     def context_notes(
         self, workload: Workload, figures: MemoryFigures, units: Units

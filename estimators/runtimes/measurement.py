@@ -3,15 +3,15 @@
 Bytes are as MLX counts them, weights included in every peak.
 """
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend
 
 SCHEMA = "memfit.measurement/1"
 
 
-class Loaded(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Loaded:
     """A model once loaded.
 
     ``weights_bytes`` is the sum of its arrays' nbytes, ``active_bytes`` what MLX's allocator holds
@@ -25,7 +25,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
     load_ns: int
 
 
-class Run(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Run:
     """One generation by mlx-lm's own loop.
 
     ``prefill_*`` are of the moment when every chunk of the prompt is done, its last token not yet;
@@ -50,7 +51,8 @@ class Run(Struct, frozen=True, kw_only=True):
         return max(self.prefill_peak_bytes, self.decode_peak_bytes)
 
 
-class Measurement(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Measurement:
     """Repeated runs of one workload, with all that has to be equal for them to hold again."""
 
     id: str

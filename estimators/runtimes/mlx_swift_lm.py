@@ -1,10 +1,10 @@
 """mlx-swift-lm: caches and workspace as mlx-lm's, prompts in chunks of 512 tokens."""
 
 from collections.abc import Iterator
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.arch.specs import GatedDelta
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.recurrent_state import state_bytes
@@ -38,7 +38,8 @@ MLX_SWIFT_LM = Runtime(
 )
 
 
-class MlxSwiftLm(MlxLm, frozen=True):
+@record(frozen=True, slots=True)
+class MlxSwiftLm(MlxLm):
     """mlx-swift-lm; its notes compare the formulas of its guide with the bytes it allocates."""
 
     defaults = MLX_SWIFT_LM

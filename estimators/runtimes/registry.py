@@ -23,7 +23,7 @@ _CLASSES: dict[str, tuple[str, str]] = {
     "zinc": ("zinc.runtime", "Zinc"),
     "foundry": ("foundry", "Foundry"),
     "llama.cpp": ("llama_cpp.runtime", "LlamaCpp"),
-    "vllm": ("vllm", "Vllm"),
+    "vllm": ("vllm.runtime", "Vllm"),
 }
 DEFAULT_RUNTIME = "mlx-lm"
 # Where a checkpoint is sized for no other runtime: the first that loads it.

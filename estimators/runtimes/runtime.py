@@ -1,9 +1,11 @@
 """What is known of a runtime: its defaults, its budget and where its rules were read."""
 
+from dataclasses import replace
+from fractions import Fraction
 from typing import Literal
 
-from msgspec import Struct
-
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 
 Growth = Literal["steps", "doubling", "contiguous", "paged"]
@@ -11,12 +13,13 @@ Charges = Literal["its own caches", "attention layers", "every layer"]
 Limited = Literal["working_set", "working_set_for_cache", "memory", "cache"]
 
 
-class Budget(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Budget:
     """The memory that a runtime gives itself."""
 
     of: Limited
     """The memory the share is of, and whether it is for everything or for the cache alone."""
-    share: int = 100
+    share: int | Fraction = 100
     """Percent of that memory."""
     bytes: int | None = None
     """A fixed size, in place of a share."""
@@ -26,7 +29,7 @@ class Budget(Struct, frozen=True):
         if self.bytes is not None:
             return self.bytes
         whole = device.memory_bytes if self.of == "memory" else device.working_set_bytes
-        return whole * self.share // 100
+        return int(whole * self.share // 100)
 
     @property
     def for_cache(self) -> bool:
@@ -43,7 +46,8 @@ class Budget(Struct, frozen=True):
         return self.of != "working_set"
 
 
-class Runtime(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Runtime:
     """A runtime with its settings; all counts are tokens."""
 
     name: str
@@ -87,3 +91,17 @@ class Runtime(Struct, frozen=True, kw_only=True):
     """A limit that the runtime was set to."""
     faults: tuple[str, ...] = ()
     """What is wrong in its own answers; memfit shows its answer and the right one."""
+
+    def on(self, device: Device | None) -> "Runtime":
+        """Return the runtime with the defaults that it has on a device."""
+        return self
+
+    def with_memory_share(self, percent: int | Fraction) -> "Runtime":
+        """Return the runtime with another share of the memory.
+
+        Raises:
+            InputError: when its budget is not a share of the memory.
+        """
+        if self.budget.of != "memory":
+            raise InputError(f"{self.name} has no such setting")
+        return replace(self, budget=Budget("memory", percent))

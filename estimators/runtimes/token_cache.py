@@ -8,6 +8,7 @@ from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.mlx.recurrent_state import state_bytes
@@ -19,7 +20,8 @@ from memfit.estimators.runtimes.token_cost import TokenCost, attention_buffers
 from memfit.estimators.workspace.peak import PeakMoment
 
 
-class TokenCacheModel(RuntimeModel, frozen=True):
+@record(frozen=True, slots=True)
+class TokenCacheModel(RuntimeModel):
     """The rules that such runtimes share; a runtime overrides where it differs."""
 
     kv_bits: ClassVar[tuple[int, ...]] = ()
@@ -63,7 +65,7 @@ class TokenCacheModel(RuntimeModel, frozen=True):
     @classmethod
     def buffers(cls, model: Model) -> Iterable[KVBuffer]:
         """Return the buffers of all layers that it keeps a cache for."""
-        return attention_buffers(model)
+        return attention_buffers(model.mixers())
 
     @classmethod
     def token_bytes(

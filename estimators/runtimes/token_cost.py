@@ -1,14 +1,14 @@
 """What one token adds to a cache: the layers that keep it, and their bytes."""
 
-from collections.abc import Iterator
-
-from msgspec import Struct
+from collections.abc import Iterable, Iterator
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
-from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import Mixer
+from memfit.estimators.base.records import record
 
 
-class TokenCost(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class TokenCost:
     """Equal layers, and the bytes of a token in one of them."""
 
     layers: int
@@ -40,9 +40,9 @@ class TokenCost(Struct, frozen=True):
         return self.bytes_per_token * self.allocated_tokens(capacity)
 
 
-def attention_buffers(model: Model) -> Iterator[KVBuffer]:
+def attention_buffers(mixers: Iterable[Mixer]) -> Iterator[KVBuffer]:
     """Yield the buffers of layers that attend, with windows that mlx-lm may not use."""
-    for mixer in model.mixers():
+    for mixer in mixers:
         growth = Growth.STEPS if mixer.window is None else Growth.ROTATING
         for buffer in mixer.kv_buffers() if mixer.owns_cache else ():
             yield KVBuffer(buffer.heads, buffer.key_dim, buffer.value_dim, growth, mixer.window)

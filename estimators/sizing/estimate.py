@@ -1,9 +1,7 @@
 """An estimate: a sized model and a workload in, an `Estimate` out."""
 
 from collections.abc import Iterator
-
-from msgspec import to_builtins
-from msgspec.structs import replace
+from dataclasses import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
@@ -46,7 +44,7 @@ def estimate(sized: SizedModel, workload: Workload, *, units: Units = Units.GB) 
     return Estimate(
         memfit_version=__version__,
         model=model_summary(sized),
-        workload=WorkloadSummary(**to_builtins(workload)),
+        workload=WorkloadSummary(**asdict(workload)),
         runtime=RuntimeSummary(runtime_model.name, runtime_model.runtime.version),
         device=device_summary(sized.device) if sized.device else None,
         components=_components(sized, workload, figures),
@@ -59,6 +57,7 @@ def estimate(sized: SizedModel, workload: Workload, *, units: Units = Units.GB) 
         notes=tuple(_notes(sized, workload, units)),
         method=runtime_model.method,
         decode_speed=decode_speed(sized, workload),
+        pool=runtime_model.pool(workload),
     )
 
 

@@ -1,13 +1,12 @@
 """Settings recommended for a workload, each with its reason and what would change it."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import WORKING_SET, Device
@@ -76,7 +75,8 @@ def capacity_of(sized: SizedModel) -> ExpertCapacity | None:
     )
 
 
-class DirectSearch(Struct):
+@dataclass(slots=True)
+class DirectSearch:
     """The search for settings of a workload, each judged by the figures of one model."""
 
     sized: SizedModel
@@ -127,7 +127,8 @@ def _by_trace_alone(
     return Recommendation(prefill_step=step, reasons=(why_step, other))
 
 
-class _Recommender(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class _Recommender:
     """One method for each setting: its value, and the reason in words."""
 
     sized: SizedModel
@@ -222,11 +223,14 @@ class _Recommender(Struct, frozen=True):
         except UnsupportedError as error:
             return f"{tokens} cannot be run: {error}"
         by = " by formula" if self.search.caveat(longer) else ""
-        if need.budget and "cache_budget" in judge(need, self.device)[1]:
+        exceeded = judge(need, self.device)[1]
+        if need.budget and {"cache_budget", "runtime_budget"}.intersection(exceeded):
+            for_cache = need.budget.for_cache
             return (
-                f"{tokens} would need{by} a cache of {self._size(need.budgeted_bytes)}, above"
+                f"{tokens} would need{by} {'a cache of ' if for_cache else ''}"
+                f"{self._size(need.budgeted_bytes)}, above"
                 f" {self._size(need.budget.of_device(self.device))}, what {self.sized.runtime}"
-                " gives its cache"
+                f" gives {'its cache' if for_cache else 'itself'}"
             )
         largest = self.device.max_buffer_bytes
         if largest is not None and need.largest_buffer_bytes > largest:

@@ -1,9 +1,7 @@
 """A model on a runtime and a device: every byte it takes at any workload."""
 
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
-
-from msgspec import Struct, field
-from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
@@ -38,7 +36,8 @@ if TYPE_CHECKING:
 Method = Literal["auto", "formula", "trace"]
 
 
-class SizedModel(Struct):
+@dataclass(slots=True)
+class SizedModel:
     """A model ready for questions about workloads; answers are kept."""
 
     runtime_model: RuntimeModel

@@ -1,11 +1,10 @@
 """A workload as it was asked for, before the runtime is known, and the margin of every answer."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
-
+from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.runtime import Runtime
 
@@ -14,7 +13,8 @@ MARGIN_BYTES = 64_000_000
 RUNTIME_DEFAULTS = ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start")
 
 
-class PartialWorkload(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class PartialWorkload:
     """A workload with settings that depend on the runtime."""
 
     values: Workload

@@ -6,8 +6,7 @@ element-wise operations, as long as nothing outside needs the results between th
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-
-from msgspec import Struct, field
+from dataclasses import dataclass, field
 
 from memfit.estimators.trace.graph_format import Array, Node
 
@@ -76,7 +75,8 @@ def broadcast_all(tape: Sequence[Node], outputs: Iterable[int], arrays: list[Arr
     return [node for node in made if node.name != _BROADCAST or node.outputs[0] in used]
 
 
-class _Fusion(Struct):
+@dataclass(slots=True)
+class _Fusion:
     """The state over one tape; ``users`` are the results computed from an array."""
 
     tape: Sequence[Node]

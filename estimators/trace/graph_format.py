@@ -6,11 +6,10 @@ it and another can use it.
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from math import prod
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
-
-from msgspec import Struct, to_builtins
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError
@@ -18,6 +17,7 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.reading.section import json_section
 from memfit.estimators.base.reading.typed import Parsers, to_record
 from memfit.estimators.base.reading.values import as_count, as_text
+from memfit.estimators.base.records import record
 from memfit.estimators.mlx.call_plan import CallPhase
 from memfit.estimators.mlx.versions import MLX_VERSION
 
@@ -72,7 +72,8 @@ class Node(NamedTuple):
     """The primitive's state as MLX exports it."""
 
 
-class Call(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Call:
     """One call of the model by mlx-lm's loop, up to what it evaluates."""
 
     phase: CallPhase
@@ -101,7 +102,8 @@ class Call(Struct, frozen=True):
         return tuple(i for i, array in enumerate(self.arrays) if array.role == role)
 
 
-class Trace(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Trace:
     """The calls of one workload."""
 
     model_type: str
@@ -124,7 +126,7 @@ class Trace(Struct, frozen=True):
 def to_json(trace: Trace) -> str:
     """Return a trace as JSON, one array or node per line so that a diff can be read."""
     # asdict keeps named tuples, which JSON writes as lists: short, and in the order of fields.
-    content = {"schema": SCHEMA, **to_builtins(trace)}
+    content = {"schema": SCHEMA, **asdict(trace)}
     calls = content.pop("calls")
     # Without its last brace, so that the calls can follow line by line.
     lines = [json.dumps(content)[:-1] + ', "calls": [']

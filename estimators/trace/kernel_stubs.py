@@ -11,8 +11,7 @@ from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any
 
-from msgspec import Struct
-
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import is_fused
 from memfit.estimators.mlx.versions import MLX_VERSION
@@ -57,7 +56,8 @@ class _CompiledCalls:
 _CALLS: ContextVar[_CompiledCalls | None] = ContextVar("compiled calls", default=None)
 
 
-class TraceTarget(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class TraceTarget:
     """The machine and version of MLX that a graph is recorded for."""
 
     backend: Backend = "metal"

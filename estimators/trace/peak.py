@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from memfit.estimators.base import dtypes
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.call_plan import CHUNKS, CallPhase
@@ -36,7 +35,8 @@ class FollowedCall(NamedTuple):
     """The most in use during each of its operations."""
 
 
-class TracedPeak(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class TracedPeak:
     """The largest moment of a run."""
 
     nbytes: int
@@ -57,7 +57,8 @@ class TracedPeak(Struct, frozen=True):
     """The most in use from the last token of the prompt on."""
 
 
-class _Highest(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class _Highest:
     """The highest moment of one call; weights are not in it."""
 
     call: Call

@@ -2,17 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-
-from msgspec import Struct, field
+from dataclasses import dataclass, field
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.records import record
 
 
-class QuantizationPlan(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class QuantizationPlan:
     """Which module is quantised, and how (mlx-lm utils.py, quantize_model and load_model)."""
 
     default: Quantization
@@ -51,7 +52,8 @@ class QuantizationPlan(Struct, frozen=True):
         return self.default
 
 
-class WeightTotals(Struct):
+@dataclass(slots=True)
+class WeightTotals:
     """Sums over the tensors of a model."""
 
     parameters: int = 0

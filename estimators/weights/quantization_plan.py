@@ -1,20 +1,20 @@
 """The quantisation a config declares, as mlx-lm reads it when it loads."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base.errors import ConfigError, InputError
 from memfit.estimators.base.quantization import DEFAULTS, Quantization
+from memfit.estimators.base.records import record
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.weights.sanitize_conversions import DEQUANTISES_FP8, UNPACKS_INTEGERS
 
 
-class Declared(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Declared:
     """The format of the weights as a config declares it."""
 
     method: str | None = None
@@ -39,7 +39,7 @@ def declared(config: Mapping[str, Any], model: Model, name: str) -> Declared:
     block = config.get("quantization")
     if block is not None:
         return _mlx(_mapping(block, name, "quantization"), name, "quantization")
-    block = _legacy_block(config)
+    block = foreign_block(config)
     if not block:
         return Declared()
     block = _mapping(block, name, "quantization_config")
@@ -50,7 +50,7 @@ def declared(config: Mapping[str, Any], model: Model, name: str) -> Declared:
     return _foreign(block, model, name, text_class(config, model))
 
 
-def _legacy_block(config: Mapping[str, Any]) -> Any:
+def foreign_block(config: Mapping[str, Any]) -> Any:
     text = config.get("text_config")
     if "quantization_config" not in config and isinstance(text, Mapping):
         return text.get("quantization_config")

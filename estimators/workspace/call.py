@@ -1,14 +1,14 @@
 """One call of the model: how many tokens, on what, and what is in the caches."""
 
-from msgspec import Struct
-
 from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import is_fused
 from memfit.estimators.mlx.kv_cache import KVFormat
 
 
-class BackendTraits(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class BackendTraits:
     """What decides which kernels MLX has."""
 
     backend: Backend
@@ -17,7 +17,8 @@ class BackendTraits(Struct, frozen=True):
     """Whether the GPU has neural accelerators."""
 
 
-class Occupancy(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Occupancy:
     """A buffer around one call, in tokens."""
 
     before: int
@@ -30,7 +31,8 @@ class Occupancy(Struct, frozen=True):
     """How the buffer stores its elements."""
 
 
-class CallShape(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class CallShape:
     """One call of the model on ``tokens`` tokens of ``batch`` sequences."""
 
     tokens: int

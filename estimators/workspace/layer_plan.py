@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
-
 from memfit.estimators.arch.model import Layer
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.arch.specs import FeedForward, Mixer
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.records import record
 from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
 
 # Which quantisation a module at a path has; None: none.
@@ -16,7 +15,8 @@ QuantizationOf = Callable[[str, Module], Quantization | None]
 _UINT32_BITS = 32
 
 
-class Projection(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Projection:
     """A matrix product: the last name of its path, its widths and touched elements."""
 
     name: str
@@ -31,7 +31,8 @@ class Projection(Struct, frozen=True):
     """Kernels and views of the product."""
 
 
-class MixerPlan(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class MixerPlan:
     """One token mixer with its projections, the one back to the hidden size last."""
 
     mixer: Mixer
@@ -48,7 +49,8 @@ class MixerPlan(Struct, frozen=True):
         return self.projections[-1]
 
 
-class LayerPlan(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class LayerPlan:
     """Everything about a layer that does not depend on tokens."""
 
     mixers: tuple[MixerPlan, ...]

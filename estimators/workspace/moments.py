@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from msgspec import Struct
-
 from memfit.estimators.base import dtypes
+from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.call_plan import PlannedCall, planned_chunks
 from memfit.estimators.results.estimate import Phase
@@ -22,7 +21,8 @@ from memfit.estimators.workspace.schedule import (
 )
 
 
-class RunMoment(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class RunMoment:
     """The most in use during one call of a run, or while it loads."""
 
     phase: Phase

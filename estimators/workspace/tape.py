@@ -5,10 +5,10 @@ buffer of an input with a single consumer: mlx array.h, is_donatable).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from msgspec import Struct, field
-
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.operation_counts import ELEMENTWISE, OperationCount
 
@@ -30,7 +30,8 @@ class Step(NamedTuple):
     """The most steps of these."""
 
 
-class Program(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Program:
     """The steps of a layer and the largest single allocation among them."""
 
     steps: tuple[Step, ...]
@@ -49,7 +50,8 @@ class Program(Struct, frozen=True):
 _Unreleased = tuple[int, int, int, tuple[tuple[int, int], ...], int]
 
 
-class Tape(Struct):
+@dataclass(slots=True)
+class Tape:
     """Records operations; arrays are numbered, 0 is the layer's input."""
 
     backend: Backend

@@ -7,10 +7,12 @@ import pytest
 import typer
 
 from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.estimators.base.records import record
 from tests.cli.running import Memfit
 
 
-class Colours(OptionGroup, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class Colours(OptionGroup):
     """Two options and an argument."""
 
     panel = "Colour options"

@@ -97,7 +97,7 @@ def test_a_window_stops_growing() -> None:
     full = 10 * 16 * 2 * 128 * 2
     windows = 52 * 16 * 2 * 128 * 2
     # vLLM keeps window - 1 tokens, those of a chunk and a page; Foundry knows no windows.
-    assert paged.allocated_bytes == 32768 * full + (3072 + 16) * windows
+    assert paged.allocated_bytes == 32768 * full + (1024 + 2 * 2048 + 16) * windows
     assert doubled.allocated_bytes == 32768 * (full + windows)
 
 

@@ -13,6 +13,7 @@ from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.runtime import RuntimeOptions, named_runtime
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 _MAX_VALUES = 64
 
 
-class ContextOptions(OptionGroup, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class ContextOptions(OptionGroup):
     """The table of contexts and requests."""
 
     contexts: Annotated[
@@ -102,8 +104,8 @@ def context(
     )
     if runtime.runtime is None:
         rules = named_runtime(sized.runtime)
-    run = workload.partial().under(rules)
     sized = sized.with_runtime(rules)
+    run = workload.partial().under(sized.runtime_model.runtime)
     result = plan_context(sized, run, question, units=output.units)
     points = curve(sized, run) if asked.plot else ()
     output.write(Answer(result, to_document(result, output.units, points)))

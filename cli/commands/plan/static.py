@@ -13,6 +13,7 @@ from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.render.output import write_whole
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.records import record
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import SizedModel
@@ -23,7 +24,8 @@ FOUNDRY_CHUNK = 32
 _LARGEST_TRACE = 2**30
 
 
-class TraceOptions(OptionGroup, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class TraceOptions(OptionGroup):
     """The recorded graph."""
 
     trace: Annotated[

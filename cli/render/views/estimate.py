@@ -1,9 +1,8 @@
 """An estimate as a document, and as data."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, NamedTuple
-
-from msgspec import to_builtins
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
@@ -34,8 +33,10 @@ class EstimateView(NamedTuple):
         data = as_data(self.result)
         if data["components"]["draft"] is None:
             del data["components"]["draft"]
+        if data["pool"] is None:
+            del data["pool"]
         if self.plots:
-            data |= {name: rows for name, rows in to_builtins(self.plots).items() if rows}
+            data |= {name: rows for name, rows in asdict(self.plots).items() if rows}
         if self.explanation:
             data["explanation"] = list(self.explanation)
         return data
@@ -51,6 +52,7 @@ class EstimateView(NamedTuple):
             _components(result, units),
             _bytes(result, units),
             Verdict(verdict, VERDICT_COLOURS[result.verdict], gap=False),
+            *_pool(result, units),
             section("Recommended", result.recommendation.reasons),
             section("Notes", notes),
             *self._charts(),
@@ -96,6 +98,27 @@ def _rows(result: Estimate, units: Units, whole: int) -> Iterator[tuple[str | in
     share = estimate_text.percent(peak, whole)
     yield f"Peak, in {result.peak_phase}", format_bytes(peak, units), peak, share, ""
     yield "Margin", format_bytes(result.components.margin.bytes, units), 0, "", ""
+
+
+def _pool(result: Estimate, units: Units) -> Iterator[Table]:
+    """How the runtime divides the memory that it takes at its start."""
+    pool = result.pool
+    if pool is None:
+        return
+    sizes = (
+        (f"What {result.runtime.name} takes", pool.budget_bytes, "its share of the memory"),
+        ("Weights", pool.weights_bytes, result.components.weights.basis),
+        ("Activations", pool.activation_bytes, "upper bound"),
+        ("CUDA graphs", pool.graph_bytes, "can be more"),
+        ("KV pool", pool.pool_bytes, "the rest"),
+    )
+    rows = [(name, format_bytes(nbytes, units), basis) for name, nbytes, basis in sizes]
+    tokens = result.workload.prompt_tokens + result.workload.max_tokens
+    rows += [
+        ("Tokens in the pool", str(pool.tokens), "of the rest"),
+        (f"Requests of {tokens} tokens at once", str(pool.requests), "of the rest"),
+    ]
+    yield Table(("Pool", "Size", "Basis"), tuple(rows), align="lrl")
 
 
 def _bytes(result: Estimate, units: Units) -> Table:

@@ -86,10 +86,9 @@ def machine(result: "Estimate | Comparison | ContextPlan | TuneResult", units: U
     device = result.device
     if device is None:
         return "no device: add --device m4-max-64 or --memory 32GB for a verdict"
-    text = (
-        f"{device.name}, {format_bytes(device.memory_bytes, Units.GIB)} memory,"
-        f" working set {format_bytes(device.working_set_bytes, units)}"
-    )
+    text = f"{device.name}, {format_bytes(device.memory_bytes, Units.GIB)} memory"
+    if device.working_set_bytes != device.memory_bytes:
+        text += f", working set {format_bytes(device.working_set_bytes, units)}"
     if device.used_by_others_bytes is not None:
         text += f", {format_bytes(device.used_by_others_bytes, units)} in use by others now"
     return text

@@ -3,8 +3,6 @@
 Source: the mlx-lm module of the model type's name.
 """
 
-from msgspec import Struct
-
 from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.families.dense_models import MODELS
 from memfit.estimators.arch.families.dense_traits import Dense, Flag, HeadDim, QKNorm, Width
@@ -24,6 +22,7 @@ from memfit.estimators.arch.modules import (
 from memfit.estimators.arch.specs import Attention, DenseMLP
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.reading.section import MAX_VALUE
+from memfit.estimators.base.records import record
 
 # A norm for each head is a module for each head; no published model comes near this many.
 MAX_NORMED_HEADS = 256
@@ -37,7 +36,8 @@ _WINDOW_KEYS = (
 )
 
 
-class _Sizes(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class _Sizes:
     """The sizes that shape a layer."""
 
     hidden: int

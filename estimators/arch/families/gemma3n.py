@@ -4,8 +4,7 @@ Source: mlx-lm models/gemma3n.py.
 """
 
 from collections.abc import Iterator
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.arch.blocks import attention, dense_mlp, grouped_attention
 from memfit.estimators.arch.families.vision import with_towers

@@ -5,8 +5,7 @@ for small dense models.
 """
 
 from collections.abc import Iterator
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.caches import Growth

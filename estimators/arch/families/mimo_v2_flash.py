@@ -3,7 +3,7 @@
 Source: mlx-lm models/mimo_v2_flash.py.
 """
 
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields

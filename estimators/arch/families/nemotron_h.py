@@ -4,8 +4,7 @@ Source: mlx-lm models/nemotron_h.py.
 """
 
 from collections.abc import Callable
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields

@@ -4,8 +4,7 @@ Source: mlx-lm models/qwen3_next.py; qwen3_5.py imports its attention and expert
 """
 
 from collections.abc import Sequence
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields

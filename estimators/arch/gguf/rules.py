@@ -7,10 +7,11 @@ it reads are matched whole, under the file's own architecture.
 
 from enum import Enum
 
-from msgspec import Struct
+from memfit.estimators.base.records import record
 
 
-class Sliding(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Sliding:
     """Which layers slide."""
 
     period: int | None = None
@@ -50,7 +51,8 @@ class State(Enum):
     LINEAR = "linear"  # a matrix per head, no convolution
 
 
-class Rule(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Rule:
     """The memory of one architecture."""
 
     sliding: Sliding | None = None

@@ -1,12 +1,11 @@
 """``memfit plan context``: which contexts fit, for how many requests, under a runtime's rules."""
 
 from collections.abc import Iterator, Sequence
-
-from msgspec import Struct, to_builtins
-from msgspec.structs import replace
+from dataclasses import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, round_up
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
@@ -40,7 +39,8 @@ REQUESTS = (1, 2, 4, 8, 16)
 MAX_REQUESTS = 4096
 
 
-class ContextQuestion(Struct, frozen=True, kw_only=True):
+@record(frozen=True, slots=True, kw_only=True)
+class ContextQuestion:
     """What a plan answers, in addition to the workload."""
 
     contexts: Sequence[int] = CONTEXTS
@@ -69,7 +69,8 @@ def plan_context(
     return _Plan(sized, workload, asked or ContextQuestion(), units).answer()
 
 
-class _Plan(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class _Plan:
     sized: SizedModel
     workload: Workload
     asked: ContextQuestion
@@ -86,7 +87,7 @@ class _Plan(Struct, frozen=True):
             model=model_summary(sized),
             runtime=RuntimeSummary(runtime_model.name, runtime_model.runtime.version),
             device=device_summary(device) if device else None,
-            workload=WorkloadSummary(**to_builtins(workload)),
+            workload=WorkloadSummary(**asdict(workload)),
             margin_bytes=sized.margin_bytes,
             weights_bytes=sized.resident_bytes,
             profile=profile,
@@ -136,9 +137,8 @@ class _Plan(Struct, frozen=True):
 
         most = ceilings.effective
         longest = first_fitting(context_lengths(most), fits, monotone=True) or 0
-        figures = self.sized.figures_for(self.workload)
         return self.sized.runtime_model.automatic_context(
-            device, figures, most=most, longest=longest
+            device, self.workload, most=most, longest=longest
         )
 
     def _fit(self, device: Device) -> ContextFit:

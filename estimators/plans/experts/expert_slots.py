@@ -5,11 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.results.estimate import Basis
@@ -35,7 +34,8 @@ class Piece(NamedTuple):
     """Whether it has all experts of the layer, and has to be read whole to copy some."""
 
 
-class ExpertLayer(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class ExpertLayer:
     """The experts of one layer."""
 
     index: int
@@ -46,7 +46,8 @@ class ExpertLayer(Struct, frozen=True):
     """Gate, up and down projection of one expert, with scales and biases."""
 
 
-class Inventory(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Inventory:
     """A model's experts, its other weights, and all tensors in the order of the files."""
 
     layers: tuple[ExpertLayer, ...]

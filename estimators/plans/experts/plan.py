@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import ceil
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.version import __version__
 from memfit.estimators.machine.apple import chips
@@ -38,7 +37,8 @@ from memfit.estimators.sizing.search import first_fitting
 _TABLE_PARTS = 8
 
 
-class RunMemory(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class RunMemory:
     """Memory of a run in addition to weights, at ``context_tokens``."""
 
     context_tokens: int
@@ -47,7 +47,8 @@ class RunMemory(Struct, frozen=True):
     workspace_bytes: int
 
 
-class ExpertQuestion(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class ExpertQuestion:
     """The run to plan for."""
 
     run: RunMemory

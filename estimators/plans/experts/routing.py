@@ -6,11 +6,10 @@ from fractions import Fraction
 from math import lcm
 from pathlib import Path
 
-from msgspec import Struct
-
 from memfit.estimators.base.files import read_whole
 from memfit.estimators.base.reading.section import Section, json_section
 from memfit.estimators.base.reading.values import MAX_FIGURE
+from memfit.estimators.base.records import record
 from memfit.estimators.plans.experts.expert_slots import ExpertLayer
 
 # 1000 layers of 1000 experts; a name and a count take about 20 bytes.
@@ -21,7 +20,8 @@ LEAST_GAIN = 10**9
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 
-class RoutingProfile(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class RoutingProfile:
     """How often each expert was used."""
 
     counts: tuple[tuple[int, ...], ...]

@@ -2,17 +2,18 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-
-from msgspec import Struct, field
+from dataclasses import dataclass, field
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.plans.offload.session_cache import Storage
 from memfit.estimators.results.offload import Simulation
 
 
-class Speeds(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Speeds:
     """Disk bytes per second and prefill tokens per second; None when not known.
 
     Raises:
@@ -29,7 +30,8 @@ class Speeds(Struct, frozen=True):
                 raise InputError(f"{name} speed {speed}: must be at least 1 per second")
 
 
-class Tiers(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Tiers:
     """Bytes for conversations in memory and on disk."""
 
     hot_bytes: int
@@ -45,7 +47,8 @@ def milliseconds(amount: int, per_second: int | None) -> int | None:
     return None if per_second is None else ceil_div(amount * 1000, per_second)
 
 
-class _Store(Struct):
+@dataclass(slots=True)
+class _Store:
     """Both tiers evict the least recently used conversation first."""
 
     storage: Storage

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_up
 from memfit.estimators.trace.graph_format import Call, Node
 
@@ -50,7 +49,8 @@ class PlacedBuffer(NamedTuple):
     buffer: Lifetime
 
 
-class Arena(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Arena:
     """The offsets of a call's intermediates."""
 
     nbytes: int
@@ -123,7 +123,8 @@ def lower_bound(buffers: Iterable[Lifetime]) -> int:
     return most
 
 
-class Needs(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Needs:
     """What a call needs in addition to weights and caches."""
 
     intermediates: tuple[Lifetime, ...]

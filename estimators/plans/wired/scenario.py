@@ -6,8 +6,6 @@ docs/wired.md lists every key; tests/plans/test_wired_scenario.py compares it wi
 from collections.abc import Mapping
 from pathlib import Path
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.reading.values import (
@@ -18,6 +16,7 @@ from memfit.estimators.base.reading.values import (
     as_text,
     one_of,
 )
+from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
@@ -55,14 +54,16 @@ KINDS: tuple[TicketKind, ...] = ("active", "reservation")
 OVER_BUDGET: tuple[OverBudget, ...] = ("allow", "fallback", "fail")
 
 
-class Draft(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Draft:
     """How a draft model is admitted: its policy, and the ticket of its main model."""
 
     policy: SpeculativePolicy
     main: str
 
 
-class ScheduledTicket(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class ScheduledTicket:
     """A ticket with its times in milliseconds; without ``end_ms`` and ``runs_ms`` it never ends."""
 
     ticket: Ticket
@@ -75,7 +76,8 @@ class ScheduledTicket(Struct, frozen=True):
     draft: Draft | None
 
 
-class WiredScenario(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class WiredScenario:
     """A machine, how its limit moves, and which ticket starts when."""
 
     name: str

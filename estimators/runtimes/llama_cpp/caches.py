@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import (
     Attention,
@@ -20,6 +18,7 @@ from memfit.estimators.arch.specs import (
 )
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME, GgmlType
@@ -39,7 +38,8 @@ class CacheTypes(NamedTuple):
     values: str
 
 
-class Cells(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Cells:
     """Room for tokens of one sequence; ``sequences`` have each their own."""
 
     full: int
@@ -56,7 +56,8 @@ class Cells(Struct, frozen=True):
         return round_up(min(self.full, window + self.microbatch), self.padding)
 
 
-class Buffer(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Buffer:
     """Keys and values of one layer: elements a cell, the cells, and the tokens held in them."""
 
     key_width: int
@@ -70,7 +71,8 @@ class Buffer(Struct, frozen=True):
         return keys.nbytes(self.key_width) + values.nbytes(self.value_width)
 
 
-class Caches(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class Caches:
     """All caches together; ``bytes_per_token`` is one more token where no window is full."""
 
     nbytes: int

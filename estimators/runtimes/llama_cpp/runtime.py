@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -44,7 +45,8 @@ LLAMA_CPP = Runtime(
 _TENSOR_ALIGNMENT = 32  # general.alignment's default, and ggml's own (ggml-backend)
 
 
-class LlamaCpp(TokenCacheModel, frozen=True):
+@record(frozen=True, slots=True)
+class LlamaCpp(TokenCacheModel):
     """llama.cpp on a conversion of the checkpoint."""
 
     defaults = LLAMA_CPP
@@ -68,7 +70,7 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         return recurrent_bytes(self.subject.model, workload.batch)
 
     def automatic_context(
-        self, device: Device, figures: MemoryFigures, *, most: int, longest: int
+        self, device: Device, workload: Workload, *, most: int, longest: int
     ) -> AutoContext:
         """Return the model's own context, and the longest that fits."""
         reason = ""
@@ -77,7 +79,8 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         return AutoContext(self.runtime.budget.of_device(device), most, longest, reason)
 
 
-class LlamaCppGguf(LlamaCpp, frozen=True):
+@record(frozen=True, slots=True)
+class LlamaCppGguf(LlamaCpp):
     """llama.cpp on a GGUF file; a moment is the first micro-batch."""
 
     types: CacheTypes | None = None

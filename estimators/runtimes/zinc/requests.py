@@ -6,9 +6,8 @@ src/gpu/memory_plan.zig; the functions have its exported names, in snake case.
 
 from typing import Literal
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import MAX_COUNT
 from memfit.estimators.base.version import __version__
 
@@ -16,14 +15,16 @@ SCHEMA = "memfit.plan-request/1"
 RequestAdmission = Literal["admitted", "shortened", "refused"]
 
 
-class RequestBudget(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class RequestBudget:
     """The tokens a request may generate, and the context to allocate."""
 
     completion_tokens: int
     context_tokens: int
 
 
-class RequestPlan(Struct, frozen=True):
+@record(frozen=True, slots=True)
+class RequestPlan:
     """The result of ``memfit plan request``."""
 
     used_tokens: int

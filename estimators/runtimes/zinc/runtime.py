@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import GatedDelta
+from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -53,7 +53,8 @@ ZINC = Runtime(
 )
 
 
-class Zinc(TokenCacheModel, frozen=True):
+@record(frozen=True, slots=True)
+class Zinc(TokenCacheModel):
     """zinc; its notes show what it charges to layers that do not attend."""
 
     defaults = ZINC
@@ -63,7 +64,8 @@ class Zinc(TokenCacheModel, frozen=True):
     @classmethod
     def buffers(cls, model: Model) -> Iterable[KVBuffer]:
         """Return one full cache a layer, as wide as the widest of those that attend."""
-        widest = max(attention_buffers(model), key=lambda b: b.elements_per_token, default=None)
+        found = attention_buffers(model.mixers())
+        widest = max(found, key=lambda buffer: buffer.elements_per_token, default=None)
         if widest is None:
             return ()
         full = KVBuffer(widest.heads, widest.key_dim, widest.value_dim)
@@ -130,11 +132,11 @@ class Zinc(TokenCacheModel, frozen=True):
             layers
             * self.token_bytes(model, self.runtime, workload, buffer)
             * buffer.held_tokens(tokens)
-            for buffer, layers in Counter(attention_buffers(model)).items()
+            for buffer, layers in Counter(attention_buffers(model.mixers())).items()
         )
 
     def automatic_context(
-        self, device: Device, figures: MemoryFigures, *, most: int, longest: int
+        self, device: Device, workload: Workload, *, most: int, longest: int
     ) -> AutoContext:
         """Return zinc's own choice, which has a floor, and the one without it."""
         memory, weights = self._profile, self.resident_bytes

@@ -1,0 +1,327 @@
+"""vLLM on an NVIDIA GPU: of a share of its memory, what weights and a profiled run leave is a pool.
+
+Source: vLLM 0.33.0 (4ba787ec9); vllm/v1/worker/gpu_worker.py, determine_available_memory.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Mixer,
+    Recurrent,
+)
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.dispatch import assert_never
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.records import record
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.kv_cache import KVCache
+from memfit.estimators.results.context import AutoContext
+from memfit.estimators.results.estimate import MemoryPool
+from memfit.estimators.runtimes.activation_bound import activation_bound
+from memfit.estimators.runtimes.auto_context import within
+from memfit.estimators.runtimes.interface import MemoryFigures, Subject
+from memfit.estimators.runtimes.runtime import Budget, Runtime
+from memfit.estimators.runtimes.token_cache import TokenCacheModel
+from memfit.estimators.runtimes.token_cost import attention_buffers
+from memfit.estimators.runtimes.vllm.pool import BLOCK, BlockLayout, block_layout, graph_counts
+from memfit.estimators.runtimes.vllm.weights import computed_dtype, vllm_footprint
+from memfit.estimators.workspace.peak import PeakMoment
+
+_GIB = 2**30
+_MIB = 2**20
+_FLOAT8_BITS = 8
+# engine/arg_utils.py, get_batch_defaults for a server: from this memory on, the tokens of a batch
+# and its requests; an A100 and a GB10 stay with the least.
+_BATCHES = ((160 * _GIB, 16384, 1024), (70 * _GIB, 8192, 1024), (0, 2048, 256))
+_SMALL_BATCHES = (80, 121)
+# config/vllm.py, _set_cudagraph_sizes: the largest batch that is captured.
+_GRAPH_TOKENS, _GRAPH_TOKENS_BLACKWELL = 512, 1024
+_DATA_CENTER_BLACKWELL = (100, 103)
+_GRAPH_BYTES = _MIB  # v1/worker/gpu/cudagraph_utils.py, _MIN_PER_GRAPH_BYTES
+# Scheduled and not yet computed: scheduling is asynchronous (config/vllm.py,
+# max_concurrent_batches).
+_BATCHES_IN_FLIGHT = 2
+# model_executor/models/config.py, mamba_ssm_cache_dtype of their configs; mamba_utils.py,
+# kda_state_dtype. States of all others have the type of the activations.
+_FLOAT32_STATES = ("qwen3_5", "qwen3_5_moe", "nemotron_h", "kimi_linear")
+# v1/worker/gpu/sample: of each logit a float32 copy, a count, a float32 buffer and a mask's bit.
+_SAMPLER_BYTES = 13
+# layers/attention/mla_attention.py, determine_chunked_prefill_workspace_size.
+_LATENT_TOKENS = 64 * 1024
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class VllmRuntime(Runtime):
+    """vLLM with the defaults that depend on the GPU."""
+
+    requests: int = 256
+    """The most requests at once, max_num_seqs."""
+
+    def on(self, device: Device | None) -> "VllmRuntime":
+        """Return it with the batches it takes by default on a device."""
+        memory = device.memory_bytes if device else 0
+        if device is not None and device.generation in _SMALL_BATCHES:
+            memory = 0
+        tokens, requests = next(rest for least, *rest in _BATCHES if memory >= least)
+        return replace(self, prefill_step=tokens, requests=requests)
+
+
+VLLM = VllmRuntime(
+    name="vllm",
+    version="0.33.0",
+    prefill_step=2048,
+    kv_step=BLOCK,
+    kv_group_size=64,
+    quantized_kv_start=0,
+    growth="paged",
+    charges="attention layers",
+    budget=Budget("memory", 92),  # config/cache.py, gpu_memory_utilization
+    shares_prefix=True,  # config/cache.py, enable_prefix_caching
+    keeps="everything on the GPU, quantised weights packed",
+    allocates="blocks of 16 tokens, from a pool that takes all the memory it may",
+    source="https://github.com/vllm-project/vllm, vllm/v1 and vllm/config",
+)
+
+
+@record(frozen=True, slots=True)
+class Vllm(TokenCacheModel):
+    """vLLM; its cache is quantised to float8 only."""
+
+    runtime: VllmRuntime
+
+    defaults = VLLM
+    kv_bits = (_FLOAT8_BITS,)
+
+    @classmethod
+    def loads(cls, checkpoint: Checkpoint) -> None:
+        """Do nothing when vLLM loads the checkpoint.
+
+        Raises:
+            UnsupportedError: for a GGUF file.
+        """
+        if checkpoint.source == "gguf":
+            raise UnsupportedError(
+                f"{checkpoint.id}: vllm loads no GGUF file; size the model it was made from"
+            )
+
+    @classmethod
+    def bound(cls, runtime: Runtime, subject: Subject) -> "Vllm":
+        """Return the model under vLLM, with the weights that it keeps.
+
+        Raises:
+            UnsupportedError: when vLLM cannot load it.
+        """
+        cls.loads(subject.checkpoint)
+        footprint = vllm_footprint(subject.checkpoint, subject.model, subject.footprint)
+        subject = replace(subject, footprint=footprint)
+        assert isinstance(runtime, VllmRuntime)
+        return cls(runtime, subject).on(subject.device)
+
+    def on(self, device: Device | None) -> "Vllm":
+        """Return the same on another machine."""
+        subject = replace(self.subject, device=device and _whole(device))
+        return replace(self, runtime=self.runtime.on(device), subject=subject)
+
+    @classmethod
+    def buffers(cls, model: Model) -> Iterator[KVBuffer]:
+        """Return the buffers of all layers: of latent attention always the latent."""
+        return attention_buffers(map(_on_latent, model.mixers()))
+
+    @classmethod
+    def token_bytes(
+        cls, model: Model, runtime: Runtime, workload: Workload, buffer: KVBuffer
+    ) -> int:
+        """Return the bytes of a token in one buffer: one an element in float8."""
+        if workload.kv_bits == _FLOAT8_BITS:
+            return buffer.elements_per_token
+        return dtypes.nbytes(buffer.elements_per_token, computed_dtype(model))
+
+    @classmethod
+    def window_capacity(cls, runtime: Runtime, workload: Workload, window: int) -> int:
+        """Return the capacity. Source: SlidingWindowSpec.max_admission_blocks_per_request."""
+        kept = window - 1 + _BATCHES_IN_FLIGHT * workload.prefill_step
+        return BLOCK * (-(-kept // BLOCK) + 1)
+
+    def figures(self, workload: Workload) -> MemoryFigures:
+        """Return what a workload takes.
+
+        Raises:
+            UnsupportedError: for KV bits that it has no cache of, or a limit of a rotating cache.
+        """
+        layout, batch, tokens = self._layout(workload), workload.batch, workload.total_tokens
+        costs = self.token_costs(self.subject.model, self.runtime, workload)
+        states = batch * layout.request_bytes(tokens, states=True)
+        kv = KVCache(
+            nbytes=batch * layout.request_bytes(tokens, states=False),
+            held_bytes=batch * sum(cost.needed_bytes(tokens) for cost in costs),
+            bytes_per_token=sum(cost.bytes_per_token for cost in costs),
+            held_tokens=max((cost.needed_tokens(tokens) for cost in costs), default=0),
+            allocated_tokens=layout.allocated_tokens(tokens),
+        )
+        work = self.activations(workload) + self.graphs(workload)
+        total = self.resident_bytes + kv.nbytes + states + work
+        sizes = self.subject.footprint.sizes
+        moment = PeakMoment(
+            "prefill",
+            total,
+            work,
+            max((*sizes, kv.nbytes)),
+            "weight or cache",
+            tuple(self._lines(workload, layout, kv.nbytes + states, total)),
+        )
+        return MemoryFigures(kv, states, moment)
+
+    def _layout(self, workload: Workload) -> BlockLayout:
+        model = self.subject.model
+        return block_layout(
+            self.token_costs(model, self.runtime, workload),
+            [page for mixer in model.mixers() if (page := self._state_bytes(mixer))],
+            in_flight=_BATCHES_IN_FLIGHT * workload.prefill_step,
+        )
+
+    def _state_bytes(self, mixer: Mixer) -> int:
+        wide = self.subject.model.model_type in _FLOAT32_STATES
+        return sum(s.elements * (4 if wide and s.float32 else self._width) for s in mixer.states())
+
+    @property
+    def _width(self) -> int:
+        """Bytes of an activation."""
+        return dtypes.nbytes(1, computed_dtype(self.subject.model))
+
+    def activations(self, workload: Workload) -> int:
+        """Return a bound of the profiled run: a full batch, then logits of all requests."""
+        model, width, rows = self.subject.model, self._width, workload.prefill_step
+        layers = activation_bound(model, rows=rows, logit_rows=0, width=width)
+        hidden = 2 * rows * model.hidden_size * width
+        sampler = min(self.runtime.requests, rows) * model.vocab_size * (width + _SAMPLER_BYTES)
+        return max(layers + self._expanded_bytes(), hidden + sampler)
+
+    def _expanded_bytes(self) -> int:
+        """Keys and values of all heads that a layer of latent attention computes at once."""
+        limit = self.subject.model.max_context
+        tokens = min(_LATENT_TOKENS, 8 * limit) if limit else _LATENT_TOKENS
+        widest = max(map(_expanded_width, self.subject.model.mixers()), default=0)
+        return tokens * self._width * widest
+
+    def graphs(self, workload: Workload) -> int:
+        """Return what CUDA graphs are charged: their buffers, and the least that each takes."""
+        model, rows = self.subject.model, self._largest_graph(workload)
+        buffers = activation_bound(model, rows=rows, logit_rows=0, width=self._width)
+        return buffers + sum(self._graph_counts(workload)) * _GRAPH_BYTES
+
+    def _largest_graph(self, workload: Workload) -> int:
+        device = self.subject.device
+        is_blackwell = device is not None and device.generation in _DATA_CENTER_BLACKWELL
+        most = _GRAPH_TOKENS_BLACKWELL if is_blackwell else _GRAPH_TOKENS
+        return min(most, 2 * self.runtime.requests, workload.prefill_step)
+
+    def _graph_counts(self, workload: Workload) -> tuple[int, int]:
+        return graph_counts(self._largest_graph(workload), self.runtime.requests)
+
+    def pool(self, workload: Workload) -> MemoryPool | None:
+        """Return what a device's budget leaves for the cache, and what that holds."""
+        device = self.subject.device
+        if device is None:
+            return None
+        layout, tokens = self._layout(workload), workload.total_tokens
+        budget, weights = self.runtime.budget.of_device(device), self.resident_bytes
+        activations, graphs = self.activations(workload), self.graphs(workload)
+        left = max(0, budget - weights - activations - graphs)
+        request = layout.request_bytes(tokens)
+        blocks = left // layout.block_bytes if layout.block_bytes else 0
+        # core/kv_cache_utils.py, get_kv_cache_capacity: of requests of this length.
+        requests = blocks * layout.block_bytes // request if request else 0
+        return MemoryPool(
+            budget_bytes=budget,
+            weights_bytes=weights,
+            activation_bytes=activations,
+            graph_bytes=graphs,
+            pool_bytes=left,
+            block_bytes=layout.block_bytes,
+            request_bytes=request,
+            tokens=blocks * layout.block_bytes * tokens // request if request else 0,
+            requests=min(requests, self.runtime.requests),
+        )
+
+    def automatic_context(
+        self, device: Device, workload: Workload, *, most: int, longest: int
+    ) -> AutoContext:
+        """Return the longest request that the pool holds."""
+        budget = self.runtime.budget.of_device(device)
+        work = self.activations(workload) + self.graphs(workload)
+        left = max(0, budget - self.resident_bytes - work)
+        tokens = self._layout(workload).longest(left, most)
+        return within(AutoContext(left, tokens, tokens), longest)
+
+    def allocation_rules(self) -> Iterator[str]:
+        """Yield how it allocates, and which figures are bounds."""
+        yield f"vllm: {self.runtime.allocates}; keeps {self.runtime.keeps}"
+        if self.subject.device is None:
+            yield "no device is named: the batches are those of a GPU with less than 70 GiB"
+        yield (
+            "the activations are an upper bound: all results of the widest layer for"
+            " --max-num-batched-tokens, or the logits of --max-num-seqs requests if those are more"
+        )
+        yield (
+            "CUDA graphs can take more: 1 MiB for each is the least that vllm charges, which"
+            " measures them at its start; their buffers are an upper bound"
+        )
+        yield "not counted: what the CUDA driver and libraries take while kernels are loaded"
+
+    def _lines(
+        self, workload: Workload, layout: BlockLayout, cached: int, total: int
+    ) -> Iterator[str]:
+        captured, decoding = self._graph_counts(workload)
+        yield (
+            f"blocks = {layout.request_bytes(workload.total_tokens)} bytes a request of"
+            f" {workload.total_tokens} tokens, {layout.block_bytes} bytes each, x batch"
+            f" {workload.batch} = {cached} bytes"
+        )
+        yield (
+            f"activations <= {self.activations(workload)} bytes in a batch of"
+            f" {workload.prefill_step} tokens, with logits of {self.runtime.requests} requests"
+        )
+        yield (
+            f"CUDA graphs = buffers of {self._largest_graph(workload)} tokens"
+            f" + {captured} + {decoding} graphs x {_GRAPH_BYTES}"
+            f" = {self.graphs(workload)} bytes"
+        )
+        yield f"peak = weights {self.resident_bytes} + these three = {total} bytes"
+
+
+def _whole(device: Device) -> Device:
+    """A GPU without the limit that MLX sets itself."""
+    if device.backend != "cuda":
+        return device
+    return replace(device, working_set_bytes=device.memory_bytes, budget="memory", note=None)
+
+
+def _on_latent(mixer: Mixer) -> Mixer:
+    """Latent attention as vLLM caches it."""
+    match mixer:
+        case LatentAttention():
+            return replace(mixer, caches_expanded=False)
+        case Attention() | GatedDelta() | Recurrent():
+            return mixer
+        case _:
+            assert_never(mixer)
+
+
+def _expanded_width(mixer: Mixer) -> int:
+    """Elements of a token's keys and values of all heads, with its latent."""
+    match mixer:
+        case LatentAttention():
+            expanded = mixer.heads * (mixer.nope_dim + mixer.value_dim)
+            return expanded + mixer.latent_dim + mixer.rope_dim
+        case Attention() | GatedDelta() | Recurrent():
+            return 0
+        case _:
+            assert_never(mixer)

@@ -1,0 +1,58 @@
+"""``--runtime vllm`` on the command line: its settings, its pool, and nothing of other runtimes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Memfit
+from tests.models import QWEN3_4B, write_config
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+
+
+def test_no_sentence_is_about_another_runtime(memfit: Memfit, tmp_path: Path) -> None:
+    model = write_config(tmp_path / "model", {**QWEN3_4B, "quantization_config": GPTQ})
+    for where in (("--device", "rtx-3060"), ("--device", "t4"), ()):
+        run = memfit("estimate", model, "--runtime", "vllm", "--explain", *where)
+        assert run.code == 0
+        assert "mlx" not in run.out.lower()
+        assert "wired" not in run.out.lower()
+    assert "mlx" not in memfit("plan", "context", model, "--runtime", "vllm").out.lower()
+
+
+def test_the_share_of_the_memory_can_be_set(memfit: Memfit) -> None:
+    llama = str(SAMPLES / "llama-3.1-8b.yaml")
+    arguments = ("estimate", llama, "--runtime", "vllm", "--device", "rtx-4090", "--json")
+    shares = {
+        share: memfit(*arguments, "--gpu-memory-utilization", share).json["pool"]
+        for share in ("0.9", "0.95")
+    }
+    assert shares["0.9"]["budget_bytes"] == 24564 * 2**20 * 90 // 100
+    assert shares["0.95"]["tokens"] > shares["0.9"]["tokens"]
+    run = memfit(*arguments[:-1], "--gpu-memory-utilization", "1.1")
+    assert (run.code, run.err.count("\n")) == (2, 1)
+    assert "--gpu-memory-utilization: '1.1' is not a share" in run.err
+    run = memfit("estimate", llama, "--gpu-memory-utilization", "0.9")
+    assert run.code == 2
+    assert "--gpu-memory-utilization: mlx-lm has no such setting" in run.err
+
+
+@pytest.mark.parametrize(
+    ("device", "tokens"),
+    [
+        ("rtx-4090", 2048),
+        ("a100-80", 2048),
+        ("dgx-spark", 2048),
+        ("h100-80", 8192),
+        ("b200", 16384),
+    ],
+)
+def test_batches_are_those_of_the_gpu(memfit: Memfit, device: str, tokens: int) -> None:
+    arguments = ("estimate", str(SAMPLES / "llama-3.1-8b.yaml"), "--runtime", "vllm", "--json")
+    assert memfit(*arguments, "--device", device).json["workload"]["prefill_step"] == tokens
+
+
+def test_weights_of_mlx_are_not_loadable(memfit: Memfit) -> None:
+    run = memfit("estimate", str(SAMPLES / "qwen3-4b-4bit.yaml"), "--runtime", "vllm", "--json")
+    assert "not-loadable" in {note["code"] for note in run.json["notes"]}
