@@ -60,6 +60,16 @@ def planned_calls(workload: Workload) -> tuple[PlannedCall, ...]:
     return tuple(PlannedCall(*calls[position], position) for position in sorted(calls))
 
 
+def held_samples(sampled: int) -> int:
+    """Return of how many earlier tokens a step finds the log-probabilities held.
+
+    generate_step holds those of the token before, its caller those of the one before that, until it
+    gets the next. ``sampled`` tokens were sampled before the step. GenerationBatch and its caller
+    do the same.
+    """
+    return min(2, sampled)
+
+
 def planned_chunks(workload: Workload) -> tuple[PlannedCall, ...]:
     """Return the chunks the formula follows; of quantisation the first that reads what it made.
 

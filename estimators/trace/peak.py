@@ -12,7 +12,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.mlx.call_plan import CHUNKS, CallPhase
+from memfit.estimators.mlx.call_plan import CHUNKS, CallPhase, held_samples
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.scheduler import compiled_copies
 from memfit.estimators.trace.buffers import rule_of
@@ -23,6 +23,10 @@ from memfit.estimators.trace.operation import Operation
 from memfit.estimators.trace.schedule import evaluation_order
 from memfit.estimators.trace.streams import Stream
 from memfit.estimators.trace.undo_cse import unmerged
+
+# What a call finds in use, in place of the operation that allocated it.
+_SAMPLES = "log-probabilities"
+_BUFFER_NAMES = {"cache": "caches", "computed": _SAMPLES}
 
 
 class FollowedCall(NamedTuple):
@@ -103,16 +107,24 @@ def _in_prefill(moment: _Highest) -> bool:
 
 def _kept(call: Call) -> int:
     """Return the bytes of caches and states when a call has ended."""
+    kept = set(call.held).difference(_sample(call))
+    return sum(call.arrays[position].nbytes for position in kept)
+
+
+def _sample(call: Call) -> tuple[int, ...]:
+    """Return the positions of the token and its log-probabilities; a chunk samples none."""
     # After a token the evaluated arrays are the sample, after a chunk they are the caches.
-    held = set(call.held) - (set() if call.phase in CHUNKS else set(call.evaluated))
-    return sum(call.arrays[position].nbytes for position in held)
+    return () if call.phase in CHUNKS else call.evaluated
 
 
 def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
     run = _Replay(device, trace.mlx_version)
     reached = -1
+    last = trace.calls[-1].position
+    first_token = next((c.position for c in trace.calls if c.phase not in CHUNKS), last)
     for call in trace.calls:
-        yield run.follow(unmerged(call), jumped=call.position != reached)
+        jumped = call.position != reached
+        yield run.follow(unmerged(call), jumped=jumped, sampled=max(0, call.position - first_token))
         # mx.eval waits after a chunk; mx.async_eval after a token does not (generate_step).
         if call.phase in CHUNKS:
             run.wait()
@@ -132,18 +144,21 @@ class _Replay:
             compiled_copies=compiled_copies(mlx_version),
         )
         self._held: list[View] = []
+        self._samples: list[list[View]] = []
 
-    def follow(self, call: Call, *, jumped: bool) -> _Highest:
+    def follow(self, call: Call, *, jumped: bool, sampled: int) -> _Highest:
         """Evaluate one call; what it leaves in the caches is there for the next.
 
         When it has ``jumped``, calls before it were left out, and nothing is under way.
+        ``sampled`` calls before it have sampled a token.
         """
         memory = self._memory
         order = evaluation_order(call)
-        views = [View(array.shape, dtypes.BITS[array.dtype] // 8) for array in call.arrays]
+        views = [_view(array) for array in call.arrays]
         self._hand_over(call, views)
         if jumped:
             self.wait()
+        self._hold_samples(call, held_samples(sampled))
         memory.begin(call.nodes[order[0]].name if order else "")
         self._place_inputs(call, views)
         _count_users(call, order, views)
@@ -156,10 +171,12 @@ class _Replay:
         for position in (*call.evaluated, *call.of_role("tokens")):
             _drop_user(views[position], memory)
         # An array can be held in two places, and is one buffer all the same.
-        self._held = [views[position] for position in dict.fromkeys(call.held)]
-        for view in self._held:
-            if view.buffer is not None:
-                view.buffer.operation = "caches"
+        sample = _sample(call)
+        self._held = [views[i] for i in dict.fromkeys(call.held) if i not in sample]
+        _name_buffers(self._held, "caches")
+        if sample:
+            self._samples.append([views[i] for i in sample])
+            _name_buffers(self._samples[-1], _SAMPLES)
         return _highest(call, memory, tuple(curve))
 
     def _evaluate(self, call: Call, position: int, views: list[View]) -> int:
@@ -206,6 +223,19 @@ class _Replay:
         for before in left:
             _free(before, self._memory)
 
+    def _hold_samples(self, call: Call, count: int) -> None:
+        """Keep what the last ``count`` calls have sampled, also of calls that were left out."""
+        while len(self._samples) > count:
+            for view in self._samples.pop(0):
+                _free(view, self._memory)
+        while len(self._samples) < count:
+            self._samples.append([self._made_before(call.arrays[i]) for i in call.evaluated])
+
+    def _made_before(self, array: Array) -> View:
+        view = _view(array)
+        self._place(view, array)
+        return view
+
     def _place_inputs(self, call: Call, views: list[View]) -> None:
         """Give buffers to the other arrays of before the call: tokens, constants, weights."""
         for view, array in zip(views, call.arrays, strict=True):
@@ -221,9 +251,19 @@ class _Replay:
             view.references = 1
         else:
             view.buffer = self._memory.allocate(array.nbytes)
-            view.buffer.operation = "caches" if array.role == "cache" else array.role
+            view.buffer.operation = _BUFFER_NAMES.get(array.role, array.role)
             view.references = int(array.role == "tokens")
         view.buffer.references = 1
+
+
+def _view(array: Array) -> View:
+    return View(array.shape, dtypes.BITS[array.dtype] // 8)
+
+
+def _name_buffers(views: list[View], name: str) -> None:
+    for view in views:
+        if view.buffer is not None:
+            view.buffer.operation = name
 
 
 def _is_same(before: View, view: View) -> bool:

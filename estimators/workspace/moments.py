@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.call_plan import PlannedCall, planned_chunks
+from memfit.estimators.mlx.call_plan import PlannedCall, held_samples, planned_chunks
 from memfit.estimators.results.estimate import Phase
 from memfit.estimators.workspace.attention import KV_BUFFER, needs_array_mask
 from memfit.estimators.workspace.call import CallShape
@@ -89,6 +89,7 @@ class RunMoments:
             caches.bytes_during(call.occupancy, simulated),
             caches.state_bytes + caches.view_bytes(call, simulated, decoding=decoding),
             call.rows * hidden * self._width + self._mask_bytes(call),
+            self._sample_bytes() if decoding else 0,
             deferred_bytes + transient_peak(steps, prepared.limits),
         )
         largest, name = max(
@@ -96,6 +97,11 @@ class RunMoments:
             *((program.largest, program.largest_name) for program in followed),
         )
         return RunMoment(phase, sum(parts), largest, name, _explain(phase, planned, parts))
+
+    def _sample_bytes(self) -> int:
+        """Log-probabilities of earlier tokens, which the last step finds held."""
+        held = held_samples(self._workload.max_tokens) * self._workload.batch
+        return held * self._prepared.model.vocab_size * self._width
 
     def _shape(self, planned: PlannedCall, *, decoding: bool) -> CallShape:
         workload = self._workload
@@ -137,7 +143,10 @@ class RunMoments:
 
 
 def _explain(phase: Phase, call: PlannedCall, parts: tuple[int, ...]) -> str:
-    names = ("weights", "caches", "states", "input and masks", "in flight")
+    names = (
+        *("weights", "caches", "states", "input and masks"),
+        *("earlier log-probabilities", "in flight"),
+    )
     where = (
         f"prefill of {call.tokens} tokens after {call.position}"
         if phase == "prefill"

@@ -1,6 +1,7 @@
 """The transient memory of a run, compared with published peaks and with MLX itself."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -131,6 +132,16 @@ def test_a_decode_step_that_grows_the_cache_needs_old_and_new() -> None:
     layer = 8192 * 147456 // 36
     assert grown.phase == "decode"
     assert grown.nbytes - inside.nbytes > 2 * layer
+
+
+def test_a_step_finds_the_log_probabilities_of_two_earlier_tokens_held() -> None:
+    # The prompt is so long that no step grows the cache.
+    decode = [
+        moment(QWEN3_4B_2507, Workload(prompt_tokens=300, max_tokens=tokens))[0].decode_bytes or 0
+        for tokens in (0, 1, 2, 3)
+    ]
+    row = 151936 * 2  # its vocabulary, at 16 bits
+    assert [after - before for before, after in pairwise(decode)] == [row, row, 0]
 
 
 def test_loading_is_the_peak_only_when_nothing_else_is_alive() -> None:
