@@ -12,11 +12,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+
+from msgspec import to_builtins
 
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.workload import Workload
@@ -55,11 +56,13 @@ class Child:
 
     def load(self) -> dict[str, Any]:
         """Load the model."""
-        return asdict(self._runner.load())
+        loaded: dict[str, Any] = to_builtins(self._runner.load())
+        return loaded
 
     def run(self, workload: dict[str, Any], wired_limit_bytes: int | None) -> dict[str, Any]:
         """Generate once."""
-        return asdict(self._runner.run(Workload(**workload), wired_limit_bytes))
+        run: dict[str, Any] = to_builtins(self._runner.run(Workload(**workload), wired_limit_bytes))
+        return run
 
     def swift_workspace(self, workload: dict[str, Any]) -> int:
         """Measure the workspace by the rule of mlx-swift-lm's tune."""

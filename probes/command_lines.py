@@ -9,7 +9,8 @@ mlx_lm/server.py.
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload

@@ -4,10 +4,10 @@ A peak is the measured one where there is one, else that of the line through mea
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
-from memfit.estimators.base.records import record
+from msgspec.structs import replace
+
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Basis, Recommendation
@@ -25,8 +25,7 @@ from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.result import Point
 
 
-@record(frozen=True, slots=True)
-class MeasuredLine(MlxLm):
+class MeasuredLine(MlxLm, frozen=True):
     """A runtime with measured peaks, then those of the line through them, then estimates."""
 
     inner: RuntimeModel

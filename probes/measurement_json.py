@@ -8,9 +8,10 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
+
+from msgspec import to_builtins
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, short
@@ -51,7 +52,14 @@ def measurement_id(
     It is a hash of everything that must be equal for a measurement to be valid again, so that a
     new measurement replaces the old one. The first half depends on the checkpoint only.
     """
-    key = (fingerprint, device, mlx_version, mlx_lm_version, asdict(workload), wired_limit_bytes)
+    key = (
+        fingerprint,
+        device,
+        mlx_version,
+        mlx_lm_version,
+        to_builtins(workload),
+        wired_limit_bytes,
+    )
     text = json.dumps(key, sort_keys=True, separators=(",", ":"))
     return f"{fingerprint[:8]}-{hashlib.sha256(text.encode('utf-8')).hexdigest()[:8]}"
 
@@ -99,7 +107,7 @@ def parse_collection(content: bytes, path: PurePath) -> tuple[Measurement, ...]:
 
 
 def _as_data(measurement: Measurement) -> dict[str, Any]:
-    return {"schema": measurement.schema, **asdict(measurement)}
+    return {"schema": measurement.schema, **to_builtins(measurement)}
 
 
 def _dumped(data: Mapping[str, Any]) -> str:

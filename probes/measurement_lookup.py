@@ -1,7 +1,8 @@
 """Use measurements of this machine for estimates, where they are valid."""
 
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+
+from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of

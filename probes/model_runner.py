@@ -8,10 +8,11 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
+
+from msgspec import to_builtins
 
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.files import printable
@@ -101,7 +102,7 @@ class ModelRunner:
             run = self._generate(prompt, workload)
         del prompt
         _settle()
-        figures = {**asdict(run), "peak_bytes": run.peak_bytes}
+        figures = {**to_builtins(run), "peak_bytes": run.peak_bytes}
         self._require_within_limit(run.peak_bytes, figures, "in this workload")
         return run
 

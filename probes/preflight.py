@@ -1,7 +1,9 @@
 """Check that a run fits this machine, before anything is loaded."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
@@ -18,8 +20,7 @@ class RefusedError(MachineError):
     """This machine has too little memory for the run; the caller can force it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
+class Obstacle(Struct, frozen=True):
     """Why a workload cannot run here."""
 
     reason: str

@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import IO, Any, NamedTuple
+
+from msgspec import to_builtins
 
 from memfit.estimators.base.errors import (
     CheckpointError,
@@ -182,7 +183,9 @@ class ModelProcess:
             )
         if wired_limit_bytes is not None and self.versions["backend"] != "metal":
             raise MachineError("a wired limit can be set on Metal only")
-        answer = self._call("run", workload=asdict(workload), wired_limit_bytes=wired_limit_bytes)
+        answer = self._call(
+            "run", workload=to_builtins(workload), wired_limit_bytes=wired_limit_bytes
+        )
         return Run(**answer)
 
     def swift_workspace(self, workload: Workload) -> int:
@@ -195,7 +198,7 @@ class ModelProcess:
             UnsupportedError: as `run`.
             ProbeStopped: as `run`.
         """
-        answer: int = self._call("swift_workspace", workload=asdict(workload))
+        answer: int = self._call("swift_workspace", workload=to_builtins(workload))
         return answer
 
     def _setup(self) -> dict[str, Any]:

@@ -4,8 +4,9 @@ The fields are the keys of ``memfit tune --json`` (docs/schema/tune.schema.json)
 bytes, tokens or nanoseconds.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import (
@@ -23,8 +24,7 @@ SCHEMA = "memfit.tune/1"
 PointStatus = Literal["measured", "skipped", "failed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneFigure:
+class TuneFigure(Struct, frozen=True, kw_only=True):
     """One figure, measured and estimated; None where that value does not exist."""
 
     name: str
@@ -40,8 +40,7 @@ class TuneFigure:
     """Largest repeat minus smallest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class Speed(Struct, frozen=True, kw_only=True):
     """Medians over the repeats, each with its spread: largest minus smallest."""
 
     first_token_ns: int
@@ -55,8 +54,7 @@ class Speed:
     """Tokens per second."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(Struct, frozen=True, kw_only=True):
     """One workload: measured, skipped because it cannot run, or failed during the run."""
 
     workload: Workload
@@ -75,8 +73,7 @@ class Point:
     wired_limit_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneResult:
+class TuneResult(Struct, frozen=True, kw_only=True):
     """The answer of ``memfit tune``."""
 
     memfit_version: str

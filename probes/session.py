@@ -1,8 +1,9 @@
 """Run workloads one after another, compare each with its estimate, save complete measurements."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
+
+from msgspec import Struct, field
 
 from memfit.estimators.base.errors import InputError, MachineError, MemfitError, UnsupportedError
 from memfit.estimators.base.version import __version__
@@ -31,8 +32,7 @@ def ignore_progress() -> None:
     """Do nothing when a run is finished."""
 
 
-@dataclass(slots=True)
-class MeasurementSession:
+class MeasurementSession(Struct):
     """A sized model and the worker that runs the same model."""
 
     sized: SizedModel
@@ -190,8 +190,7 @@ class MeasurementSession:
         return measurement.id
 
 
-@dataclass(slots=True)
-class _RunState:
+class _RunState(Struct):
     """What is known so far about one workload."""
 
     workload: Workload

@@ -8,8 +8,9 @@ point. Speeds of a single run are not compared.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload

@@ -5,10 +5,11 @@ sweep_workloads(axes, requested, quantized_kv_start=0) -> tuple[Workload, ...]
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable

@@ -7,8 +7,9 @@ import hashlib
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.files import read_whole
@@ -69,8 +70,7 @@ class SweepCheckpoint:
         return [id for id in ids if isinstance(id, str)]
 
 
-@dataclass(frozen=True, slots=True)
-class Sweeps:
+class Sweeps(Struct, frozen=True):
     """The directory of unfinished sweeps, and the store of their measurements."""
 
     directory: Path

@@ -7,9 +7,11 @@ Nothing is loaded before the estimate says that it fits.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
@@ -40,8 +42,7 @@ from memfit.probes.wired_trial import with_wired_reason, with_wired_trial
 from memfit.probes.worker import Worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneRequest:
+class TuneRequest(Struct, frozen=True, kw_only=True):
     """What to measure, and how to run it."""
 
     model: str

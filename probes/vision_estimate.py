@@ -1,7 +1,8 @@
 """The estimate for a prompt with an image: the vision tower is loaded too."""
 
 from collections import Counter
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.measurement import Measurement

@@ -4,7 +4,7 @@ with_wired_trial(session, points, recommendation, units) -> points and recommend
 with_wired_reason(recommendation, reason) -> Recommendation
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.machine.device import Device

@@ -33,16 +33,33 @@ _LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 _NAME = re.compile(r"\bmemfit\.(?:cli|estimators|probes)(?:\.\w+)*")
 _MODULE = re.compile(r"python -m ((?:tests|benchmarks)[.\w]*)")
 _BLOCK = re.compile(r"^```console\n\$ (memfit [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_QUOTED = re.compile(r"^<!-- \$ (memfit [^\n]*) -->\n(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
+_SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+SHOWN_WITHOUT_OUTPUT = [
+    line
+    for block in _SHELL.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    for line in block.splitlines()
+    if line.startswith("memfit ")
+]
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Yield each command of a page with the output it shows."""
-    for match in _BLOCK.finditer(page.read_text(encoding="utf-8")):
+    """Yield each command of a page with the output it shows; Markdown is shown as a quotation."""
+    text = page.read_text(encoding="utf-8")
+    for match in _BLOCK.finditer(text):
         yield match[1], match[2]
+    for match in _QUOTED.finditer(text):
+        yield match[1], re.sub("^> ?", "", match[2], flags=re.MULTILINE)
 
 
 def output_of(command: str) -> str:
-    """Return what a command prints, run from the project's root at a fixed width."""
+    """Return what a command prints."""
+    return run(command)[0]
+
+
+def run(command: str) -> tuple[str, int | str | None]:
+    """Run a command from the project's root at a fixed width; return its output and exit code."""
     from memfit.cli.app import main
 
     # The console needs a file with an encoding; a StringIO has none.
@@ -57,13 +74,13 @@ def output_of(command: str) -> str:
             mock.patch.dict(os.environ, environment),
             redirect_stdout(out),
             redirect_stderr(out),
-            pytest.raises(SystemExit),
+            pytest.raises(SystemExit) as exit_,
         ):
             main()
     finally:
         os.chdir(here)
     out.seek(0)
-    return "".join(f"{line.rstrip()}\n" for line in out)
+    return "".join(f"{line.rstrip()}\n" for line in out), exit_.value.code
 
 
 @pytest.mark.parametrize(
@@ -73,6 +90,12 @@ def output_of(command: str) -> str:
 )
 def test_a_documented_command_prints_the_shown_output(command: str, shown: str) -> None:
     assert output_of(command) == shown
+
+
+@pytest.mark.parametrize("command", SHOWN_WITHOUT_OUTPUT)
+def test_a_command_of_the_readme_has_an_answer(command: str) -> None:
+    _, code = run(command)
+    assert code in (None, 0, 1)
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
@@ -143,9 +166,9 @@ def test_names_in_contributing_exist() -> None:
     for name, path in re.findall(r"`([A-Z_]+)`(?: of\s`([^`]*)`)?", text):
         if path:
             assert f"\n{name}: dict" in (ROOT / path).read_text(encoding="utf-8")
-    decorator = re.search(r"`(@record\([^`]*)`", text)
-    assert decorator
-    assert decorator[1] in (ROOT / "estimators/arch/specs.py").read_text(encoding="utf-8")
+    base = re.search(r"`(\(Struct[^`]*)`", text)
+    assert base
+    assert base[1] in (ROOT / "estimators/arch/specs.py").read_text(encoding="utf-8")
 
 
 def test_every_path_in_the_glossary_exists() -> None:
@@ -188,8 +211,13 @@ def rewrite(page: Path) -> None:
     """Write the current outputs into a page."""
     text = page.read_text(encoding="utf-8")
     fresh = _BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", text)
+    fresh = _QUOTED.sub(lambda m: f"<!-- $ {m[1]} -->\n{_quoted(m[1])}<!-- end -->", fresh)
     if fresh != text:
         page.write_text(fresh, encoding="utf-8")
+
+
+def _quoted(command: str) -> str:
+    return "".join(f"> {line}".rstrip() + "\n" for line in output_of(command).splitlines())
 
 
 if __name__ == "__main__":

@@ -89,14 +89,9 @@ def test_every_module_in_the_banned_list_exists(name: str) -> None:
     assert importlib.util.find_spec(name)
 
 
-def test_modules_of_an_estimate_define_records_not_frozen_dataclasses(
-    after_an_estimate: set[str],
-) -> None:
-    loaded = [path for path in LIBRARY if _module_of(path) in after_an_estimate]
-    assert len(loaded) > 50
-    frozen = [path.name for path in loaded if "@dataclass(frozen=True" in path.read_text()]
-    # Shared by callers, or validated when created: these four reject assignment.
-    assert set(frozen) <= {"workload.py", "device.py", "apple.py", "nvidia.py"}
+def test_classes_are_structs_which_take_a_tenth_of_the_time_to_define() -> None:
+    assert len(LIBRARY) > 250
+    assert not [path for path in LIBRARY if "dataclass(" in path.read_text()]
 
 
 def _module_of(path: Path) -> str:

@@ -74,9 +74,10 @@ def test_constraints_have_only_names_and_versions() -> None:
     assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9.]+", line)] == []
 
 
-def test_every_development_tool_is_pinned() -> None:
+def test_every_development_tool_is_pinned_and_what_else_memfit_needs_may_be() -> None:
     project = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     wanted = project["optional-dependencies"]["dev"] + project["optional-dependencies"]["mlx"]
     tools = {re.split(r"[\[><=; ]", line)[0] for line in wanted}
-    assert tools - {"memfit"} == names
+    needed = {re.split(r"[><=]", line)[0] for line in project["dependencies"]}
+    assert tools - {"memfit"} == names - needed

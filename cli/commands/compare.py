@@ -1,11 +1,11 @@
 """``memfit compare``: compare models side by side, or over combinations of settings."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import OptionGroup, grouped, parsed
@@ -17,7 +17,6 @@ from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
-from memfit.estimators.base.records import record
 
 if TYPE_CHECKING:
     from memfit.estimators.compare.axes import MatrixAxis, Scenario
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.catalog import Catalog
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class ComparedModels(ModelOptions):
+class ComparedModels(ModelOptions, frozen=True, kw_only=True):
     """The models, and how they are converted."""
 
     models: Annotated[
@@ -36,8 +34,7 @@ class ComparedModels(ModelOptions):
     ]
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class CompareOptions(OptionGroup):
+class CompareOptions(OptionGroup, frozen=True, kw_only=True):
     """What is compared in place of models, or in addition to them."""
 
     matrix: Annotated[

@@ -15,7 +15,6 @@ from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.progress import Progress
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 SAMPLE = "qwen3-4b-4bit.yaml"
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class EstimatedModel(ModelOptions):
+class EstimatedModel(ModelOptions, frozen=True, kw_only=True):
     """The model, and what is loaded with it."""
 
     model: Annotated[
@@ -48,8 +46,7 @@ class EstimatedModel(ModelOptions):
     ] = None
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class EstimateRuntime(RuntimeOptions):
+class EstimateRuntime(RuntimeOptions, frozen=True, kw_only=True):
     """The runtime, and how its figures are computed."""
 
     cache_type: Annotated[
@@ -73,8 +70,7 @@ class EstimateRuntime(RuntimeOptions):
         return parsed("--cache-type", parse_cache_types, self.cache_type)
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class EstimateReport(OptionGroup):
+class EstimateReport(OptionGroup, frozen=True, kw_only=True):
     """What is shown in addition to the figures."""
 
     explain: Annotated[
@@ -86,8 +82,7 @@ class EstimateReport(OptionGroup):
     ] = False
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class EstimateOutput(OutputOptions):
+class EstimateOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of an estimate, which can be YAML."""
 
     format_: Annotated[Literal["table", "json", "yaml", "markdown"], FORMAT] = "table"

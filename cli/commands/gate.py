@@ -13,7 +13,6 @@ from memfit.cli.options.output import FORMAT, Verbose
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.progress import Progress
-from memfit.estimators.base.records import record
 
 if TYPE_CHECKING:
     from memfit.estimators.gate.baseline import Baseline
@@ -43,16 +42,14 @@ gate = typer.Typer(
 )
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Upgrade(OptionGroup):
+class Upgrade(OptionGroup, frozen=True, kw_only=True):
     """Two models in place of those of the policy."""
 
     old: Annotated[str | None, typer.Argument(metavar="[OLD]", help="The model to replace.")] = None
     new: Annotated[str | None, typer.Argument(metavar="[NEW]", help="The new model.")] = None
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class CheckOptions(OptionGroup):
+class CheckOptions(OptionGroup, frozen=True, kw_only=True):
     """What is checked."""
 
     policy: Annotated[Path, typer.Option(help="The policy file.")] = POLICY
@@ -69,8 +66,7 @@ class CheckOptions(OptionGroup):
     ] = False
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class GateOutput(OptionGroup):
+class GateOutput(OptionGroup, frozen=True, kw_only=True):
     """How and where the report is written."""
 
     panel = "Output options"

@@ -4,12 +4,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from msgspec.structs import replace
 
 from memfit.cli.exits import CommandStopped, Exit
 from memfit.cli.local_model import local_model
@@ -21,7 +21,6 @@ from memfit.cli.progress import reporting
 from memfit.cli.prompts import prompt_file, prompt_text
 from memfit.cli.render.output import emit, rendered, require_writable
 from memfit.estimators.base.errors import InputError, MachineError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
@@ -37,8 +36,7 @@ _PROMPT = Only(
 )
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class PromptOptions(WorkloadOptions):
+class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
     """The prompt to run, and the settings to run it with."""
 
     prompt: Annotated[
@@ -69,8 +67,7 @@ class PromptOptions(WorkloadOptions):
         return replace(self, prompt_tokens=self.prompt_tokens or "1").partial().values
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class RunOptions(OptionGroup):
+class RunOptions(OptionGroup, frozen=True, kw_only=True):
     """How the model is run."""
 
     force: Annotated[
@@ -98,8 +95,7 @@ class RunOptions(OptionGroup):
     ] = False
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class TuneOutput(TabularOutput):
+class TuneOutput(TabularOutput, frozen=True, kw_only=True):
     """The output of a run."""
 
     plot: Annotated[

@@ -5,6 +5,7 @@ from copy import copy
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
+from msgspec import Struct
 from typer.core import TyperCommand
 
 from memfit.estimators.base.errors import InputError
@@ -12,10 +13,9 @@ from memfit.estimators.base.errors import InputError
 Value = TypeVar("Value")
 
 
-class OptionGroup:
-    """A frozen class; each field is an argument or an option of a command."""
+class OptionGroup(Struct, frozen=True):
+    """Each field is an argument or an option of a command."""
 
-    __slots__ = ()
     panel: ClassVar[str] = "Options"
     """The heading of the group in --help."""
 

@@ -6,14 +6,12 @@ import typer
 
 from memfit.cli.options.groups import OptionGroup, parsed
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_size
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class MachineOptions(OptionGroup):
+class MachineOptions(OptionGroup, frozen=True, kw_only=True):
     """The machine that has to run a model."""
 
     panel = "Machine options"

@@ -7,11 +7,9 @@ import typer
 from memfit.cli.options.groups import OptionGroup
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import Quantization, converted
-from memfit.estimators.base.records import record
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class ModelOptions(OptionGroup):
+class ModelOptions(OptionGroup, frozen=True, kw_only=True):
     """How models are converted before they are sized."""
 
     panel = "Model options"

@@ -8,7 +8,6 @@ import typer
 from memfit.cli.options.groups import OptionGroup
 from memfit.cli.render.output import Format, deliver
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units
 
 Verbose = Annotated[
@@ -25,8 +24,7 @@ def _reject_format_and_json(ctx: typer.Context, json_: bool) -> bool:
     return json_
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class OutputOptions(OptionGroup):
+class OutputOptions(OptionGroup, frozen=True, kw_only=True):
     """How and where a result is written."""
 
     panel = "Output options"
@@ -62,15 +60,13 @@ class OutputOptions(OptionGroup):
         deliver(view, self.form, self.file)
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class TabularOutput(OutputOptions):
+class TabularOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of a command with rows, which can be CSV."""
 
     format_: Annotated[Literal["table", "json", "csv", "markdown"], FORMAT] = "table"
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class PlanOutput(OutputOptions):
+class PlanOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of a plan."""
 
     format_: Annotated[Literal["table", "json", "markdown"], FORMAT] = "table"

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memfit.cli.options.groups import OptionGroup, parsed
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     from memfit.estimators.runtimes.runtime import Runtime
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class RuntimeOptions(OptionGroup):
+class RuntimeOptions(OptionGroup, frozen=True, kw_only=True):
     """The runtime that runs a model."""
 
     panel = "Runtime options"

@@ -6,7 +6,6 @@ import typer
 
 from memfit.cli.options.groups import OptionGroup, parsed
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS, PartialWorkload
@@ -27,8 +26,7 @@ def _kv_bits(text: str) -> int:
     return bits
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class WorkloadOptions(OptionGroup):
+class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
     """What a model is asked to do."""
 
     panel = "Workload options"

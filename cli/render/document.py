@@ -6,7 +6,7 @@ No text in a document is escaped: each writer does that for its format.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
 
 VERDICT_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 
@@ -22,16 +22,14 @@ Cell = str | int | bool
 """A text, an amount that is drawn as a bar, or whether a check passed."""
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True):
     """A part of a document."""
 
     only: Literal["", "terminal", "page"] = ""
     """Where it is shown; a page is Markdown. Empty: everywhere."""
 
 
-@record(frozen=True, slots=True)
-class Heading(Part):
+class Heading(Part, frozen=True):
     """The title of the document, or of a section."""
 
     text: str
@@ -42,8 +40,7 @@ class Heading(Part):
     """The colour of the status."""
 
 
-@record(frozen=True, slots=True)
-class Text(Part):
+class Text(Part, frozen=True):
     """Lines of text, with a heading of their own or without; not shown without lines."""
 
     lines: Sequence[str | Pair]
@@ -61,8 +58,7 @@ class Text(Part):
     """Whether a page stresses the text."""
 
 
-@record(frozen=True, slots=True)
-class Table(Part):
+class Table(Part, frozen=True):
     """Rows of cells below headings."""
 
     headings: Sequence[str]
@@ -83,8 +79,7 @@ class Table(Part):
         return self.align[min(column, len(self.align) - 1)]
 
 
-@record(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column of cells that have several parts, which are aligned."""
 
     heading: str
@@ -95,8 +90,7 @@ class Column:
     """Headings on a page: one for each part, or one for all."""
 
 
-@record(frozen=True, slots=True)
-class Columns(Part):
+class Columns(Part, frozen=True):
     """Columns side by side; a narrow terminal shows them in blocks that repeat the fixed ones."""
 
     fixed: Sequence[Column]
@@ -104,8 +98,7 @@ class Columns(Part):
     gap: bool = False
 
 
-@record(frozen=True, slots=True)
-class Verdict(Part):
+class Verdict(Part, frozen=True):
     """The answer in one sentence, which a page shows first."""
 
     text: str
@@ -116,15 +109,13 @@ class Verdict(Part):
     """Whether it is the title of a page, with a mark of success or failure."""
 
 
-@record(frozen=True, slots=True)
-class Commands(Part):
+class Commands(Part, frozen=True):
     """Lines to paste into a shell; they are never wrapped."""
 
     lines: Sequence[str]
 
 
-@record(frozen=True, slots=True)
-class Chart(Part):
+class Chart(Part, frozen=True):
     """A drawing with characters."""
 
     draw: Callable[[int, bool], Iterator[str]]

@@ -5,10 +5,10 @@ import re
 import sys
 import textwrap
 
+from msgspec import Struct
 from rich.console import Console
 
 from memfit.cli.render.escape import visible
-from memfit.estimators.base.records import record
 
 # One character for one, so that columns stay aligned.
 _ASCII = str.maketrans("±…−", "~~-")
@@ -17,8 +17,7 @@ _NO_BREAK = "\ue000"  # a private-use character, in no text
 _MAX_COLUMNS = 1000  # COLUMNS may be any number; no screen has more
 
 
-@record(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """A buffered console."""
 
     console: Console

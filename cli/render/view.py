@@ -1,25 +1,23 @@
 """A result in the forms that writers ask for."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from msgspec import Struct, to_builtins
 
 from memfit.cli.render.document import Document
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
-
-def as_data(result: "DataclassInstance") -> dict[str, Any]:
+def as_data(result: Struct) -> dict[str, Any]:
     """Return a result as a mapping, its schema and version first."""
-    data = asdict(result)
+    data: dict[str, Any] = to_builtins(result)
     return {"schema": data.pop("schema"), "memfit_version": data.pop("memfit_version"), **data}
 
 
 class Answer(NamedTuple):
     """A result for programs, and its document for people."""
 
-    result: "DataclassInstance"
+    result: Struct
     shown: Document
 
     def data(self) -> Mapping[str, Any]:

@@ -5,7 +5,8 @@ Sources: mlx-lm models/jamba.py and mamba.py (Mamba), ssm.py, mamba2.py and gran
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.fields import Fields

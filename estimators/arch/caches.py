@@ -5,7 +5,7 @@ How much room a buffer has after some tokens is in mlx/cache_growth.py.
 
 from enum import Enum
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
 
 STEP = 256
 """Tokens by which every cache of mlx-lm grows (models/cache.py, ``step``)."""
@@ -19,8 +19,7 @@ class Growth(Enum):
     CHUNKED = "chunked"  # ChunkedKVCache: trimmed to a chunk before each call
 
 
-@record(frozen=True, slots=True)
-class KVBuffer:
+class KVBuffer(Struct, frozen=True):
     """Keys and values of one layer: (batch, heads, tokens, key_dim + value_dim)."""
 
     heads: int
@@ -42,8 +41,7 @@ class KVBuffer:
         return tokens if self.limit is None else min(tokens, self.limit)
 
 
-@record(frozen=True, slots=True)
-class StateBuffer:
+class StateBuffer(Struct, frozen=True):
     """A recurrent or convolution state; its size does not depend on tokens."""
 
     elements: int

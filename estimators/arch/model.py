@@ -3,15 +3,15 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from memfit.estimators.arch.caches import KVBuffer, StateBuffer
 from memfit.estimators.arch.modules import Module, Modules, Part
 from memfit.estimators.arch.specs import DenseMLP, FeedForward, Mixer, MixtureOfExperts
 from memfit.estimators.base.dispatch import assert_never
-from memfit.estimators.base.records import record
 
 
-@record(frozen=True, slots=True)
-class Layer:
+class Layer(Struct, frozen=True):
     """One decoder layer; a layer may have several mixers (Falcon-H1) or none (Nemotron-H MLPs)."""
 
     mixers: tuple[Mixer, ...]
@@ -35,8 +35,7 @@ class Layer:
                 assert_never(self.feed_forward)
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(Struct, frozen=True, kw_only=True):
     """An architecture with every size filled in."""
 
     model_type: str

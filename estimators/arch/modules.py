@@ -1,12 +1,13 @@
 """Parameters of a model by module, and short ways to write the common blocks."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from enum import Enum
 from math import prod
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.records import record
 
 
 class Part(str, Enum):
@@ -28,8 +29,7 @@ class Part(str, Enum):
 ROUTER_8BIT = Quantization(8, 64)
 
 
-@record(frozen=True, slots=True)
-class Module:
+class Module(Struct, frozen=True):
     """One weight of the mlx-lm model class, with its bias."""
 
     path: str

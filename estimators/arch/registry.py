@@ -1,9 +1,10 @@
 """From a config to a model: which family describes which ``model_type``."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import Fields, config_fields
 from memfit.estimators.arch.model import Model

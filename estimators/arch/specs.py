@@ -5,16 +5,16 @@ Code that treats the kinds differently uses ``match`` and ends with `assert_neve
 lists every place where a new kind must be handled.
 """
 
-from dataclasses import replace
 from enum import Enum
 from typing import ClassVar
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from memfit.estimators.arch.caches import Growth, KVBuffer, StateBuffer
-from memfit.estimators.base.records import record
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Attention:
+class Attention(Struct, frozen=True, kw_only=True):
     """Attention over keys and values of heads (MHA, GQA, MQA)."""
 
     heads: int
@@ -71,8 +71,7 @@ class Attention:
         return ()
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Indexer:
+class Indexer(Struct, frozen=True, kw_only=True):
     """What picks the tokens that sparse attention reads (DSA); it has a key cache of its own."""
 
     heads: int
@@ -81,8 +80,7 @@ class Indexer:
     """Tokens it picks."""
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(Struct, frozen=True, kw_only=True):
     """Multi-head latent attention: one latent and one rope key per token for all heads."""
 
     owns_cache: ClassVar[bool] = True
@@ -120,8 +118,7 @@ class LatentAttention:
         return ()
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class GatedDelta:
+class GatedDelta(Struct, frozen=True, kw_only=True):
     """Gated delta net: a convolution state, and a float32 matrix per value head."""
 
     kind: ClassVar[str] = "gated_delta"
@@ -159,8 +156,7 @@ class Scan(Enum):
     MATRIX = "matrix"  # Mamba-2's matrix form, in chunks (mlx-lm ssm.py, ssm_attn)
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Recurrent:
+class Recurrent(Struct, frozen=True, kw_only=True):
     """Any other recurrence: Mamba, linear attention, RG-LRU, RWKV, short convolution."""
 
     owns_cache: ClassVar[bool] = True
@@ -186,8 +182,7 @@ class Recurrent:
 Mixer = Attention | LatentAttention | GatedDelta | Recurrent
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class DenseMLP:
+class DenseMLP(Struct, frozen=True, kw_only=True):
     """A dense feed-forward block."""
 
     intermediate: int
@@ -195,8 +190,7 @@ class DenseMLP:
     """Whether it has two input projections."""
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class MixtureOfExperts:
+class MixtureOfExperts(Struct, frozen=True, kw_only=True):
     """Routed experts, and shared ones if any."""
 
     experts: int

@@ -1,7 +1,8 @@
 """Bytes of a quantised matrix, as MLX packs it."""
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
@@ -12,8 +13,7 @@ MODES = ("affine", *FLOAT_MODES)
 DEFAULTS = {"affine": (4, 64), **FLOAT_MODES}
 
 
-@record(frozen=True, slots=True)
-class Quantization:
+class Quantization(Struct, frozen=True):
     """Bits, group size and mode of one matrix.
 
     Raises:

@@ -1,7 +1,9 @@
 """A workload: prompt, generation, and the runtime settings it runs with."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 
@@ -10,8 +12,7 @@ KV_BITS = (2, 3, 4, 5, 6, 8)
 KV_GROUP_SIZES = (32, 64, 128)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Struct, frozen=True, kw_only=True):
     """One generation as mlx-lm runs it; all counts are tokens or sequences.
 
     Raises:

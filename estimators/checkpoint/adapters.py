@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import list_names, printable
-from memfit.estimators.base.records import record
 from memfit.estimators.checkpoint.config import read_config
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.checkpoint.safetensors import read_header
@@ -16,8 +17,7 @@ MLX_WEIGHTS = "adapters.safetensors"  # the one file that mlx_lm/tuner/utils.py 
 PEFT_WEIGHTS = "adapter_model.safetensors"
 
 
-@record(frozen=True, slots=True)
-class Adapter:
+class Adapter(Struct, frozen=True):
     """An adapter's config and tensors; its sizes are bytes."""
 
     id: str

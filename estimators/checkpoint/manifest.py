@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
 
 Source = Literal["local", "hub", "config", "sample", "gguf"]
 
@@ -32,8 +32,7 @@ class SkippedFile(NamedTuple):
     reason: str
 
 
-@record(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """A model's config and, where there are weight files, their tensors.
 
     ``tensors`` is None when no header could be read: a bare config, or only files whose

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import FLOAT_MODES, Quantization, converted
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_count, parse_size
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
@@ -28,8 +29,7 @@ _COUNTS = {
 AXES = (*_COUNTS, "quantize", "device", "memory")
 
 
-@record(frozen=True, slots=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """What is run where."""
 
     workload: PartialWorkload
@@ -41,8 +41,7 @@ class Scenario:
     """Kept free above the peak."""
 
 
-@record(frozen=True, slots=True)
-class AxisValue:
+class AxisValue(Struct, frozen=True):
     """One value of an axis, and the field of the workload or the scenario that it sets."""
 
     value: SettingValue
@@ -50,8 +49,7 @@ class AxisValue:
     change: int | Device | Quantization | None
 
 
-@record(frozen=True, slots=True)
-class MatrixAxis:
+class MatrixAxis(Struct, frozen=True):
     """A setting that is varied, with its values as they were given."""
 
     name: str

@@ -1,10 +1,11 @@
 """Models side by side: the same figures under the same conditions, and a matrix of verdicts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
 from functools import partial
 
-from memfit.estimators.base.records import record
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
@@ -30,8 +31,7 @@ from memfit.estimators.sizing.estimate import device_summary, estimate, workload
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
-@record(frozen=True, slots=True)
-class ComparedModel:
+class ComparedModel(Struct, frozen=True):
     """A model to compare."""
 
     label: str
@@ -69,7 +69,7 @@ def compare(
     estimates = [_estimate(one, units) for one in ready]
     return Comparison(
         memfit_version=__version__,
-        workload=WorkloadSummary(**asdict(first.workload.under(runtime.on(first.device)))),
+        workload=WorkloadSummary(**to_builtins(first.workload.under(runtime.on(first.device)))),
         runtime=RuntimeSummary(runtime.name, runtime.version),
         device=device_summary(first.device) if first.device else None,
         quantize=first.quantize,
@@ -93,8 +93,7 @@ def _native(
     return [replace(model, runtime=runtime) for model, runtime in pairs], default
 
 
-@record(frozen=True, slots=True)
-class _Ready:
+class _Ready(Struct, frozen=True):
     """A model under a runtime, with its workload."""
 
     sized: SizedModel

@@ -6,17 +6,18 @@ The bytes are stable, with sorted names and no dates: a diff of the file is a ch
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.base.reading.section import Reading, Section, json_section
 from memfit.estimators.base.reading.typed import Parsers, to_record
 from memfit.estimators.base.reading.values import as_count, as_object, as_text
-from memfit.estimators.base.records import record
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import config_sha256
@@ -43,8 +44,7 @@ _COMPARED = (
 )
 
 
-@record(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(Struct, frozen=True):
     """Which checkpoint the figures are of: its revision, and digests of config and headers."""
 
     revision: str | None
@@ -53,8 +53,7 @@ class Fingerprint:
     """By file name."""
 
 
-@record(frozen=True, slots=True)
-class BaselineEntry:
+class BaselineEntry(Struct, frozen=True):
     """One target as it was."""
 
     model: str
@@ -66,8 +65,7 @@ class BaselineEntry:
     figures: GateFigures
 
 
-@record(frozen=True, slots=True)
-class Baseline:
+class Baseline(Struct, frozen=True):
     """The entries of all targets."""
 
     memfit_version: str
@@ -83,7 +81,7 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
 
 def asked(device: Device, runtime: Runtime, workload: Workload) -> dict[str, Any]:
     """Return the question without its model: figures of different questions do not compare."""
-    return {"device": device.name, "runtime": runtime.name, "workload": asdict(workload)}
+    return {"device": device.name, "runtime": runtime.name, "workload": to_builtins(workload)}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -122,7 +120,7 @@ def changes(before: GateFigures, now: GateFigures) -> Iterator[FigureChange]:
 
 def to_text(baseline: Baseline) -> str:
     """Return the text of the baseline's file."""
-    data = {"schema": SCHEMA, **asdict(baseline)}
+    data = {"schema": SCHEMA, **to_builtins(baseline)}
     return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 

@@ -1,7 +1,9 @@
 """The gate: the figures of every target of a policy, its limits and its baseline."""
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import (
     InputError,
@@ -13,7 +15,6 @@ from memfit.estimators.base.errors import (
 )
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.records import record
 from memfit.estimators.base.version import __version__
 from memfit.estimators.gate.baseline import (
     Baseline,
@@ -29,8 +30,7 @@ from memfit.estimators.sizing.catalog import Catalog
 Before = Callable[[PolicyTarget, BaselineEntry], BaselineEntry | None]
 
 
-@record(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The report, and the baseline that could be made of it."""
 
     report: GateReport

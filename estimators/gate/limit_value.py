@@ -3,15 +3,15 @@
 import re
 from typing import Any
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div, parse_size
 
 _SHARE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)\s*%")
 
 
-@record(frozen=True, slots=True)
-class LimitValue:
+class LimitValue(Struct, frozen=True):
     """An amount as the policy has it."""
 
     text: str

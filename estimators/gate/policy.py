@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
 from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.reading.values import one_of
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.gate.limit_value import LimitValue, parse_experts, parse_limit_value
@@ -50,8 +51,7 @@ BASES: tuple[RequiredBasis, ...] = ("exact", "derived", "bound")
 OS_REGIMES = tuple(regime.value for regime in OsRegime)
 
 
-@record(frozen=True, slots=True)
-class PolicyLimit:
+class PolicyLimit(Struct, frozen=True):
     """One limit of a target."""
 
     name: str
@@ -62,8 +62,7 @@ class PolicyLimit:
     ``expert_capacity`` of the experts a layer has, of ``growth`` of the baseline's figure."""
 
 
-@record(frozen=True, slots=True)
-class BasisLimit:
+class BasisLimit(Struct, frozen=True):
     """A limit on the basis of the weights."""
 
     least: RequiredBasis
@@ -71,8 +70,7 @@ class BasisLimit:
     line: int
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class PolicyTarget:
+class PolicyTarget(Struct, frozen=True, kw_only=True):
     """A model on a machine at a workload, and its limits."""
 
     name: str
@@ -94,8 +92,7 @@ class PolicyTarget:
         return any(limit.name.startswith("growth.") for limit in self.limits)
 
 
-@record(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """The targets of one file, in its order."""
 
     path: Path

@@ -1,10 +1,11 @@
 """Settings that make a broken limit pass, each one tried."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.quantization import AFFINE_BITS
-from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.gate import Remedy, RemedySetting
 from memfit.estimators.sizing.search import (
@@ -32,8 +33,7 @@ SETTINGS: dict[str, tuple[RemedySetting, ...]] = {
 }
 
 
-@record(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """A workload, and the bits of its weights."""
 
     workload: Workload

@@ -1,11 +1,12 @@
 """One target of a policy: its figures, their checks, and what makes broken limits pass."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import converted
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.gate.baseline import (
@@ -29,8 +30,7 @@ from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
-@record(frozen=True, slots=True)
-class TargetModel:
+class TargetModel(Struct, frozen=True):
     """A model in a target's place."""
 
     catalog: Catalog
@@ -71,8 +71,7 @@ class TargetModel:
         )
 
 
-@record(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Struct, frozen=True):
     """One target with its present figures and those of the baseline."""
 
     subject: TargetModel

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.gate.policy import BasisLimit, PolicyLimit
 from memfit.estimators.results.gate import (
     GateFigures,
@@ -24,8 +25,7 @@ _WORST_FIRST: tuple[TargetStatus, ...] = (
 )
 
 
-@record(frozen=True, slots=True)
-class Totals:
+class Totals(Struct, frozen=True):
     """What shares are of."""
 
     working_set_bytes: int
@@ -82,8 +82,7 @@ def _judge_basis(limit: BasisLimit, figures: GateFigures) -> LimitCheck:
     )
 
 
-@record(frozen=True, slots=True)
-class _Rule:
+class _Rule(Struct, frozen=True):
     figure: Callable[[GateFigures], int | None]
     allowed: Callable[[PolicyLimit, GateFigures, Totals], int]
     sense: Sense = "at most"

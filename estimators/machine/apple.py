@@ -1,9 +1,10 @@
 """Apple's chips: their GPU's architecture as MLX reads it, and the memory they were sold with."""
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from math import prod
+
+from msgspec import Struct
 
 from memfit.estimators.machine.data.apple import CHIPS
 from memfit.estimators.machine.device import GpuClass
@@ -12,8 +13,7 @@ _ARCHITECTURE = re.compile(r"applegpu_g([0-9]{2})([pgsd])")
 _CLASSES: dict[str, GpuClass] = {"p": "p", "g": "g", "s": "s", "d": "d"}
 
 
-@dataclass(frozen=True, slots=True)
-class Chip:
+class Chip(Struct, frozen=True):
     """One chip and tier, such as M4 Max; ``memory_gib`` lists the memory sizes it was sold with."""
 
     id: str

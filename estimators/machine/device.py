@@ -1,7 +1,8 @@
 """Machines a model could run on, and the memory each gives it."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 Backend = Literal["metal", "cuda", "cpu"]
 DeviceSource = Literal["detected", "table", "flag"]
@@ -9,8 +10,7 @@ GpuClass = Literal["p", "g", "s", "d"]
 WORKING_SET = "working set"
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """A machine, with its memory in bytes.
 
     ``gpu_class`` and ``generation`` choose MLX's scheduling and kernel rules on Metal: class

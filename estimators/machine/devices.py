@@ -1,8 +1,9 @@
 """Machines by name, by memory and by working set."""
 
 import re
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.apple import Chip, chips

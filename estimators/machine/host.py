@@ -3,9 +3,10 @@
 import platform
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from memfit.estimators.machine.apple import architecture_parts, chips
 from memfit.estimators.machine.device import Device

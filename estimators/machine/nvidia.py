@@ -1,14 +1,14 @@
 """NVIDIA GPUs by memory."""
 
 import re
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 from memfit.estimators.machine.data.nvidia import GPUS, UNIFIED_GPUS
 
 
-@dataclass(frozen=True, slots=True)
-class GpuModel:
+class GpuModel(Struct, frozen=True):
     """A GPU as sold; ``compute_capability`` has major and minor in one number, 89 for 8.9."""
 
     id: str

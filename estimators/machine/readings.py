@@ -2,7 +2,7 @@
 
 import re
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
 
 MIB = 2**20
 MAX_BYTES = 2**60
@@ -13,24 +13,21 @@ _VM_STAT_LINE = re.compile(r'^"?([A-Z][A-Za-z -]{1,64})"?:\s+([0-9]{1,15})\.?$',
 _CGROUP_LINE = re.compile(r"^[0-9]{1,9}:([a-z0-9_=,]{0,256}):(/[^\n]{0,4096})$", re.MULTILINE)
 
 
-@record(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """Memory of a machine or a GPU in bytes; ``used_bytes`` is what is not available now."""
 
     total_bytes: int
     used_bytes: int | None
 
 
-@record(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """A row of nvidia-smi; ``memory`` is None where the GPU shares the system's."""
 
     name: str
     memory: Memory | None
 
 
-@record(frozen=True, slots=True)
-class MacFacts:
+class MacFacts(Struct, frozen=True):
     """A Mac by its sysctl values; ``wired_limit_mebibytes`` 0 is stock."""
 
     memory_bytes: int

@@ -1,14 +1,14 @@
 """The wired limit to set, and the system setting for it."""
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Device
 
 MEBIBYTE = 2**20
 
 
-@record(frozen=True, slots=True)
-class WiredLimit:
+class WiredLimit(Struct, frozen=True):
     """A limit for memory that MLX keeps resident."""
 
     nbytes: int

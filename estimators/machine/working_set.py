@@ -3,7 +3,8 @@
 from enum import Enum
 from typing import Any
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.machine.data.apple import WORKING_SETS
 
@@ -22,8 +23,7 @@ class OsRegime(str, Enum):
 DEFAULT_REGIME = OsRegime.MACOS_26
 
 
-@record(frozen=True, slots=True)
-class WorkingSet:
+class WorkingSet(Struct, frozen=True):
     """The recommended working set in bytes; ``measured`` when a machine reported exactly it."""
 
     bytes: int

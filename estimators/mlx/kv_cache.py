@@ -2,17 +2,17 @@
 
 from collections import Counter
 
+from msgspec import Struct
+
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.cache_growth import capacity_at
 
 
-@record(frozen=True, slots=True)
-class KVCache:
+class KVCache(Struct, frozen=True):
     """The cache when a workload ends; ``held_bytes`` are of tokens still needed.
 
     ``bytes_per_token`` is what one more token adds where no window is full.
@@ -25,8 +25,7 @@ class KVCache:
     allocated_tokens: int
 
 
-@record(frozen=True, slots=True)
-class KVFormat:
+class KVFormat(Struct, frozen=True):
     """How keys and values are stored."""
 
     width: int

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.machine.device import Device, GpuClass
 from memfit.estimators.mlx.data.scheduling import SCHEDULING
 
@@ -20,8 +21,7 @@ CPU_DISPATCHES_PER_TASK: int = SCHEDULING["cpu_dispatches_per_task"]
 Work = TypeVar("Work")
 
 
-@record(frozen=True, slots=True)
-class BatchLimits:
+class BatchLimits(Struct, frozen=True):
     """What closes a batch: more than these kernels, or more than these elements."""
 
     max_ops: int

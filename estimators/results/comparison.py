@@ -6,9 +6,10 @@ docs/schema/compare.schema.json describes it; integers are bytes or tokens.
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import UnreachableError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.records import record
 from memfit.estimators.results.estimate import (
     Basis,
     DeviceSummary,
@@ -24,8 +25,7 @@ SettingValue = int | str | None
 Answer = TypeVar("Answer")
 
 
-@record(frozen=True, slots=True)
-class Unavailable:
+class Unavailable(Struct, frozen=True):
     """Why there is no figure: the slug of docs/errors.md, and the reason in one line."""
 
     slug: str
@@ -40,8 +40,7 @@ def try_or_reason(make: Callable[[], Answer]) -> Answer | Unavailable:
         return Unavailable(error.slug, str(error))
 
 
-@record(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """A figure less the first model's."""
 
     amount: int
@@ -49,8 +48,7 @@ class Difference:
     """For display; None where the first model's figure is 0."""
 
 
-@record(frozen=True, slots=True)
-class ComparedValue:
+class ComparedValue(Struct, frozen=True):
     """One model's figure."""
 
     value: int
@@ -59,8 +57,7 @@ class ComparedValue:
     """None for the first model, and where the first model has no such figure."""
 
 
-@record(frozen=True, slots=True)
-class ComparedFigure:
+class ComparedFigure(Struct, frozen=True):
     """One figure of every model."""
 
     name: str
@@ -69,8 +66,7 @@ class ComparedFigure:
     """In the order of the models; None where a model has no such figure."""
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Compared:
+class Compared(Struct, frozen=True, kw_only=True):
     """One model; everything but ``label`` and ``undecided`` is empty when it is undecided."""
 
     label: str
@@ -87,8 +83,7 @@ class Compared:
     notes: tuple[Note, ...] = ()
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class ComparedCell:
+class ComparedCell(Struct, frozen=True, kw_only=True):
     """One model under one combination of settings."""
 
     settings: dict[str, SettingValue]
@@ -102,16 +97,14 @@ class ComparedCell:
     notes: tuple[Note, ...] = ()
 
 
-@record(frozen=True, slots=True)
-class Matrix:
+class Matrix(Struct, frozen=True):
     """Every combination of the axes for every model, the last axis changing fastest."""
 
     axes: dict[str, tuple[SettingValue, ...]]
     cells: tuple[ComparedCell, ...]
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Struct, frozen=True, kw_only=True):
     """The answer of ``memfit compare``.
 
     Workload, quantisation and device are those of ``models`` and ``figures``: as given, with the

@@ -5,7 +5,8 @@ The fields are those of docs/schema/plan-context.schema.json.
 
 from typing import Literal
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.results.estimate import (
     DeviceSummary,
     ModelSummary,
@@ -19,8 +20,7 @@ SCHEMA = "memfit.plan-context/1"
 MemoryStatus = Literal["ok", "warn", "fail"]
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class MemoryProfile:
+class MemoryProfile(Struct, frozen=True, kw_only=True):
     """Memory of a runtime without weights, in bytes: a fixed part, and a part for each token."""
 
     fixed_device_local_bytes: int
@@ -31,8 +31,7 @@ class MemoryProfile:
     """Recurrent states, part of ``fixed_device_local_bytes``."""
 
 
-@record(frozen=True, slots=True)
-class Ceilings:
+class Ceilings(Struct, frozen=True):
     """Upper bounds of a context in tokens, None where there is none."""
 
     model: int | None
@@ -42,8 +41,7 @@ class Ceilings:
     """The lowest of them."""
 
 
-@record(frozen=True, slots=True)
-class LargestContext:
+class LargestContext(Struct, frozen=True):
     """The largest context within a budget."""
 
     budget_bytes: int
@@ -51,8 +49,7 @@ class LargestContext:
     """0 where nothing fits."""
 
 
-@record(frozen=True, slots=True)
-class AutoContext:
+class AutoContext(Struct, frozen=True):
     """The context that a runtime chooses by itself, and the right one."""
 
     budget_bytes: int
@@ -64,8 +61,7 @@ class AutoContext:
     """Why they differ; empty when they do not."""
 
 
-@record(frozen=True, slots=True)
-class ContextFit:
+class ContextFit(Struct, frozen=True):
     """The need of the workload compared with the machine."""
 
     status: MemoryStatus
@@ -78,8 +74,7 @@ class ContextFit:
     """The working set less the need; negative when it does not fit."""
 
 
-@record(frozen=True, slots=True)
-class MatrixCell:
+class MatrixCell(Struct, frozen=True):
     """A number of requests at once, each with the same number of tokens."""
 
     context_tokens: int
@@ -89,8 +84,7 @@ class MatrixCell:
     verdict: Verdict
 
 
-@record(frozen=True, slots=True)
-class Distribution:
+class Distribution(Struct, frozen=True):
     """Nearest-rank percentiles of token counts."""
 
     mean: int
@@ -102,8 +96,7 @@ class Distribution:
     largest: int
 
 
-@record(frozen=True, slots=True)
-class TrafficPlan:
+class TrafficPlan(Struct, frozen=True):
     """What a recorded set of requests needs; None where it takes a device to say."""
 
     requests: int
@@ -122,8 +115,7 @@ class TrafficPlan:
     """How many requests of the mean length fit at once."""
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class ContextPlan:
+class ContextPlan(Struct, frozen=True, kw_only=True):
     """The answer of ``memfit plan context``; what depends on a device is None without one."""
 
     memfit_version: str

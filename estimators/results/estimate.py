@@ -6,7 +6,7 @@ integers are bytes or tokens.
 
 from typing import Literal
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
 
 Basis = Literal["exact", "traced", "derived", "measured", "bound"]
 Verdict = Literal["fits", "tight", "exceeds", "unknown"]
@@ -17,16 +17,14 @@ SCHEMA = "memfit.estimate/1"
 _WEAKEST_FIRST: tuple[Basis, ...] = ("bound", "derived", "traced", "measured", "exact")
 
 
-@record(frozen=True, slots=True)
-class Component:
+class Component(Struct, frozen=True):
     """Bytes of one kind, and how far to trust them."""
 
     bytes: int
     basis: Basis
 
 
-@record(frozen=True, slots=True)
-class Weights(Component):
+class Weights(Component, frozen=True):
     """``bytes`` are of the checkpoint's tensors; ``loaded_bytes`` of those the runtime keeps,
     in the form it keeps them; ``resident_bytes`` the same as its allocator rounds them."""
 
@@ -35,8 +33,7 @@ class Weights(Component):
     resident_bytes: int
 
 
-@record(frozen=True, slots=True)
-class KV(Component):
+class KV(Component, frozen=True):
     """``bytes`` are allocated when the workload ends, ``held_bytes`` are of tokens needed."""
 
     held_bytes: int
@@ -45,15 +42,13 @@ class KV(Component):
     allocated_tokens: int
 
 
-@record(frozen=True, slots=True)
-class Workspace(Component):
+class Workspace(Component, frozen=True):
     """``error_percent`` is how far the figure has been from measurements, docs/accuracy.md."""
 
     error_percent: int
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class MemoryPool:
+class MemoryPool(Struct, frozen=True, kw_only=True):
     """How a runtime divides the memory that it takes at its start."""
 
     budget_bytes: int
@@ -74,8 +69,7 @@ class MemoryPool:
     """The most requests of that length at once."""
 
 
-@record(frozen=True, slots=True)
-class Components:
+class Components(Struct, frozen=True):
     """What the memory is made of; ``draft`` is everything a draft model adds."""
 
     weights: Weights
@@ -86,8 +80,7 @@ class Components:
     draft: Component | None = None
 
 
-@record(frozen=True, slots=True)
-class ModelSummary:
+class ModelSummary(Struct, frozen=True):
     """The model as the estimate understood it."""
 
     id: str
@@ -100,8 +93,7 @@ class ModelSummary:
     layers: dict[str, int]
 
 
-@record(frozen=True, slots=True)
-class WorkloadSummary:
+class WorkloadSummary(Struct, frozen=True):
     """The workload the figures are for."""
 
     prompt_tokens: int
@@ -114,16 +106,14 @@ class WorkloadSummary:
     max_kv_size: int | None
 
 
-@record(frozen=True, slots=True)
-class RuntimeSummary:
+class RuntimeSummary(Struct, frozen=True):
     """The runtime whose allocation rules were applied."""
 
     name: str
     version: str
 
 
-@record(frozen=True, slots=True)
-class DeviceSummary:
+class DeviceSummary(Struct, frozen=True):
     """The machine the verdict is about."""
 
     name: str
@@ -135,8 +125,7 @@ class DeviceSummary:
     used_by_others_bytes: int | None = None
 
 
-@record(frozen=True, slots=True)
-class Recommendation:
+class Recommendation(Struct, frozen=True):
     """Settings that follow from the figures; None where nothing fits or nothing applies."""
 
     context_tokens: int | None = None
@@ -147,8 +136,7 @@ class Recommendation:
     reasons: tuple[str, ...] = ()
 
 
-@record(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """Something the reader of a figure must know; ``code`` is stable."""
 
     level: Level
@@ -156,8 +144,7 @@ class Note:
     message: str
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class DecodeSpeed:
+class DecodeSpeed(Struct, frozen=True, kw_only=True):
     """How fast tokens can be generated, all sequences together."""
 
     bytes_per_step: int
@@ -169,8 +156,7 @@ class DecodeSpeed:
     """The 10th percentile, median and 90th of what measured runs reach; None: never measured."""
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(Struct, frozen=True, kw_only=True):
     """The answer of ``memfit estimate``."""
 
     memfit_version: str
@@ -201,8 +187,7 @@ class Estimate:
         return next(basis for basis in _WEAKEST_FIRST if basis in found)
 
 
-@record(frozen=True, slots=True)
-class CurvePoint:
+class CurvePoint(Struct, frozen=True):
     """Memory at one context length, for plots."""
 
     context_tokens: int
@@ -212,8 +197,7 @@ class CurvePoint:
     peak_bytes: int
 
 
-@record(frozen=True, slots=True)
-class RunCall:
+class RunCall(Struct, frozen=True):
     """Memory over one call of a traced run, which begins after ``position`` tokens.
 
     ``bytes`` are the most in use during each of equal spans of its operations, in their order.
@@ -226,8 +210,7 @@ class RunCall:
     bytes: tuple[int, ...]
 
 
-@record(frozen=True, slots=True)
-class Plots:
+class Plots(Struct, frozen=True):
     """What is plotted: memory against context, and where it was traced over the calls of a run.
 
     ``curve_method`` is given where the curve is not by the method of the estimate.

@@ -3,14 +3,14 @@
 The fields are those of docs/schema/plan-experts.schema.json.
 """
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.results.estimate import Basis, DeviceSummary, Note, Verdict
 
 SCHEMA = "memfit.plan-experts/1"
 
 
-@record(frozen=True, slots=True)
-class RegimeCapacity:
+class RegimeCapacity(Struct, frozen=True):
     """The capacity under one macOS release."""
 
     os_regime: str
@@ -22,8 +22,7 @@ class RegimeCapacity:
     capacity: int
 
 
-@record(frozen=True, slots=True)
-class ExpertMisses:
+class ExpertMisses(Struct, frozen=True):
     """Routed experts that are not in a slot, per token; percentages are for display."""
 
     coverage_percent: float
@@ -34,8 +33,7 @@ class ExpertMisses:
     basis: Basis
 
 
-@record(frozen=True, slots=True)
-class CapacityRow:
+class CapacityRow(Struct, frozen=True):
     """Memory when every layer keeps ``capacity`` experts."""
 
     capacity: int
@@ -60,8 +58,7 @@ class CapacityRow:
     """Codes of the plan's notes."""
 
 
-@record(frozen=True, slots=True)
-class LayerCapacities:
+class LayerCapacities(Struct, frozen=True):
     """Slots per layer chosen by use, within the bytes of the uniform capacity."""
 
     capacities: tuple[int, ...]
@@ -69,8 +66,7 @@ class LayerCapacities:
     misses: ExpertMisses
 
 
-@record(frozen=True, slots=True)
-class Worth:
+class Worth(Struct, frozen=True):
     """Whether keeping only a part of the experts pays off."""
 
     pays: bool | None
@@ -78,8 +74,7 @@ class Worth:
     reasons: tuple[str, ...]
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class ExpertsPlan:
+class ExpertsPlan(Struct, frozen=True, kw_only=True):
     """The result of ``memfit plan experts``."""
 
     memfit_version: str

@@ -5,7 +5,8 @@ The fields mirror the JSON of ``memfit gate --format json`` (docs/schema/gate.sc
 
 from typing import Literal
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.results.estimate import Basis, Note
 
 SCHEMA = "memfit.gate/1"
@@ -18,8 +19,7 @@ Unit = Literal["bytes", "tokens", "experts", "basis"]
 RemedySetting = Literal["context", "kv_bits", "prefill_step", "quantize"]
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class GateFigures:
+class GateFigures(Struct, frozen=True, kw_only=True):
     """The figures that limits are set on and that a baseline keeps: bytes or tokens."""
 
     weights_bytes: int
@@ -43,8 +43,7 @@ class GateFigures:
     """How far the figure of the weights can be trusted."""
 
 
-@record(frozen=True, slots=True)
-class FigureChange:
+class FigureChange(Struct, frozen=True):
     """One figure in the baseline and now; None where there is none."""
 
     figure: str
@@ -54,8 +53,7 @@ class FigureChange:
     """Now less before."""
 
 
-@record(frozen=True, slots=True)
-class Remedy:
+class Remedy(Struct, frozen=True):
     """One setting that alone makes a limit pass."""
 
     setting: RemedySetting
@@ -64,8 +62,7 @@ class Remedy:
     first token on."""
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class LimitCheck:
+class LimitCheck(Struct, frozen=True, kw_only=True):
     """One limit and its figure."""
 
     limit: str
@@ -86,8 +83,7 @@ class LimitCheck:
     mends: tuple[Remedy, ...] = ()
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class TargetReport:
+class TargetReport(Struct, frozen=True, kw_only=True):
     """One target of a policy."""
 
     name: str
@@ -105,8 +101,7 @@ class TargetReport:
     notes: tuple[Note, ...] = ()
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class GateReport:
+class GateReport(Struct, frozen=True, kw_only=True):
     """All targets that were checked, in the order of the policy; there is at least one."""
 
     memfit_version: str

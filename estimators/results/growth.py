@@ -3,8 +3,9 @@
 The fields are those of docs/schema/plan-growth.schema.json.
 """
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import MAX_TOKENS
 
 SCHEMA = "memfit.plan-growth/1"
@@ -12,8 +13,7 @@ MAX_SESSIONS = 100_000
 MAX_TURNS = 100_000
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Sessions:
+class Sessions(Struct, frozen=True, kw_only=True):
     """Identical sessions: a shared prefix, then turns of equal length.
 
     Raises:
@@ -46,8 +46,7 @@ class Sessions:
         return self.prefix_tokens + turn * self.turn_tokens
 
 
-@record(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """All sessions after one turn."""
 
     turn: int
@@ -57,8 +56,7 @@ class Turn:
     """Bytes of tokens that are still needed."""
 
 
-@record(frozen=True, slots=True)
-class Crossing:
+class Crossing(Struct, frozen=True):
     """Where the caches first exceed the budget."""
 
     tokens: int
@@ -66,8 +64,7 @@ class Crossing:
     alive_bytes: int
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class GrowthRow:
+class GrowthRow(Struct, frozen=True, kw_only=True):
     """Sessions under one growth rule; runtimes with equal figures share a row."""
 
     runtimes: tuple[str, ...]
@@ -87,16 +84,14 @@ class GrowthRow:
     turns: tuple[Turn, ...]
 
 
-@record(frozen=True, slots=True)
-class UnsupportedRuntime:
+class UnsupportedRuntime(Struct, frozen=True):
     """A runtime that has no cache for this model."""
 
     runtime: str
     reason: str
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class GrowthPlan:
+class GrowthPlan(Struct, frozen=True, kw_only=True):
     """The result of ``memfit plan growth``."""
 
     memfit_version: str

@@ -3,14 +3,14 @@
 The fields are those of docs/schema/plan-offload.schema.json.
 """
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.results.estimate import DeviceSummary, Note
 
 SCHEMA = "memfit.plan-offload/1"
 
 
-@record(frozen=True, slots=True)
-class SizeRow:
+class SizeRow(Struct, frozen=True):
     """One conversation of ``tokens``: exact bytes, and bytes in whole blocks."""
 
     tokens: int
@@ -24,8 +24,7 @@ class SizeRow:
     next_chunk_tokens: int
 
 
-@record(frozen=True, slots=True)
-class Pool:
+class Pool(Struct, frozen=True):
     """Memory for conversations, in blocks of 256 tokens of one layer."""
 
     budget_bytes: int
@@ -33,8 +32,7 @@ class Pool:
     blocks: int
 
 
-@record(frozen=True, slots=True)
-class Restore:
+class Restore(Struct, frozen=True):
     """Peaks while one conversation is restored, alone and with everything else in memory.
 
     In bulk, all layers are dequantized before any stored layer is freed; streaming frees each
@@ -49,8 +47,7 @@ class Restore:
     streaming_fits: bool | None
 
 
-@record(frozen=True, slots=True)
-class Times:
+class Times(Struct, frozen=True):
     """Milliseconds for one conversation; None when a speed is not known."""
 
     save_ms: int | None
@@ -60,8 +57,7 @@ class Times:
     """Prefill time divided by the time to save and load."""
 
 
-@record(frozen=True, slots=True)
-class Disk:
+class Disk(Struct, frozen=True):
     """Files of all conversations."""
 
     stored_bytes: int
@@ -70,8 +66,7 @@ class Disk:
     """How many the free disk space holds."""
 
 
-@record(frozen=True, slots=True)
-class Threshold:
+class Threshold(Struct, frozen=True):
     """The longest conversation that stays in memory, and agent-memory's fixed threshold."""
 
     tokens: int | None
@@ -80,8 +75,7 @@ class Threshold:
     fixed_stored_bytes: int
 
 
-@record(frozen=True, slots=True)
-class Simulation:
+class Simulation(Struct, frozen=True):
     """The result of replaying a request trace; milliseconds are None without a speed."""
 
     requests: int
@@ -107,8 +101,7 @@ class Simulation:
     """Prefill time without any cache."""
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class OffloadPlan:
+class OffloadPlan(Struct, frozen=True, kw_only=True):
     """The result of ``memfit plan offload``."""
 
     memfit_version: str

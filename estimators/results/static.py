@@ -6,15 +6,15 @@ The fields are those of docs/schema/plan-static.schema.json.
 from collections.abc import Mapping
 from typing import Literal
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.results.estimate import Note
 
 SCHEMA = "memfit.plan-static/1"
 StorageMode = Literal["private", "shared"]
 
 
-@record(frozen=True, slots=True)
-class CallArena:
+class CallArena(Struct, frozen=True):
     """The arena of one call of the graph."""
 
     phase: str
@@ -32,8 +32,7 @@ class CallArena:
     constant_bytes: int
 
 
-@record(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """One intermediate in the arena, alive from operation ``first`` to ``last``."""
 
     operation: str
@@ -43,8 +42,7 @@ class Placement:
     last: int
 
 
-@record(frozen=True, slots=True)
-class Provision:
+class Provision(Struct, frozen=True):
     """One allocation; ``lasting`` is False for memory that is freed after loading."""
 
     name: str
@@ -53,8 +51,7 @@ class Provision:
     lasting: bool = True
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class StaticPlan:
+class StaticPlan(Struct, frozen=True, kw_only=True):
     """The result of ``memfit plan static``."""
 
     memfit_version: str

@@ -5,7 +5,8 @@ The fields are those of docs/schema/plan-wired.schema.json.
 
 from typing import Literal
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.base.version import __version__
 
 SCHEMA = "memfit.plan-wired/1"
@@ -14,8 +15,7 @@ TicketOutcome = Literal["admitted", "refused", "gave_up", "waiting", "left_out"]
 WiredVerdict = Literal["holds", "waits", "fails"]
 
 
-@record(frozen=True, slots=True)
-class TicketPlan:
+class TicketPlan(Struct, frozen=True):
     """What happens to one ticket; times are milliseconds from the start of the scenario."""
 
     name: str
@@ -32,8 +32,7 @@ class TicketPlan:
     reason: str | None
 
 
-@record(frozen=True, slots=True)
-class WiredMoment:
+class WiredMoment(Struct, frozen=True):
     """The state after all events of one time; counts are of tickets."""
 
     at_ms: int
@@ -49,8 +48,7 @@ class WiredMoment:
     waiting: int
 
 
-@record(frozen=True, slots=True)
-class WiredMachine:
+class WiredMachine(Struct, frozen=True):
     """The machine of a plan, in bytes."""
 
     name: str
@@ -59,8 +57,7 @@ class WiredMachine:
     working_set_bytes: int
 
 
-@record(frozen=True, slots=True)
-class WiredPlan:
+class WiredPlan(Struct, frozen=True):
     """The result of ``memfit plan wired``."""
 
     scenario: str

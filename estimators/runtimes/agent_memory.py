@@ -1,12 +1,12 @@
 """agent-memory: mlx-lm's classes over a pool of 4-bit blocks, with chunks that shrink."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, ceil_div, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -41,8 +41,7 @@ AGENT_MEMORY = Runtime(
 CHUNK_POSITIONS = (0, 2000, 8000, 20000)
 
 
-@record(frozen=True, slots=True)
-class AgentMemory(TokenCacheModel):
+class AgentMemory(TokenCacheModel, frozen=True):
     """agent-memory; a window's cache is quantised too, its operations are counted as plain ones."""
 
     defaults = AGENT_MEMORY

@@ -1,8 +1,7 @@
 """Contexts by fixed bytes and bytes a token: the longest in a budget, and a runtime's own."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_down
 from memfit.estimators.results.context import AutoContext, MemoryProfile
 
@@ -22,8 +21,7 @@ def pool_context(budget_bytes: int, bytes_per_token: int, ceiling: int, step: in
     return AutoContext(max(0, budget_bytes), tokens, tokens)
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class RuntimeMemoryProfile(MemoryProfile):
+class RuntimeMemoryProfile(MemoryProfile, frozen=True, kw_only=True):
     """A memory profile with the contexts that follow from it, under zinc's names."""
 
     def device_local_context_bytes(self, context_tokens: int) -> int:

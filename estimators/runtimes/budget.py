@@ -1,6 +1,7 @@
 """Whether a need fits a device, by its memory and by what the runtime gives itself."""
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Verdict
 from memfit.estimators.runtimes.runtime import Budget
@@ -10,8 +11,7 @@ from memfit.estimators.runtimes.runtime import Budget
 COMFORTABLE = (9, 10)
 
 
-@record(frozen=True, slots=True)
-class Need:
+class Need(Struct, frozen=True):
     """The bytes a run needs, and the budget of the runtime that runs it."""
 
     peak_bytes: int

@@ -1,16 +1,15 @@
 """How many experts of each layer to keep resident when not all fit, by mlx-moe's rule."""
 
-from memfit.estimators.base.records import record
-
 # Source: mlx-moe, select_capacity: 71 % of the recommended working set, and multiples of 8 from
 # 16 up. memfit computes in whole bytes; the original divides decimal units by 1024.
+from msgspec import Struct
+
 BUDGET = (71, 100)
 MULTIPLE = 8
 LEAST_MULTIPLE = 16
 
 
-@record(frozen=True, slots=True)
-class ExpertCapacity:
+class ExpertCapacity(Struct, frozen=True):
     """Experts of each layer that fit in the budget, 71 % of the working set."""
 
     experts: int

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -28,8 +28,7 @@ SHARED_BY = {
 }
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class FoundryRuntime(Runtime):
+class FoundryRuntime(Runtime, frozen=True, kw_only=True):
     """Foundry with the settings of an environment."""
 
     decode_batch: int = 64
@@ -59,8 +58,7 @@ FOUNDRY = FoundryRuntime(
 )
 
 
-@record(frozen=True, slots=True)
-class Foundry(TokenCacheModel):
+class Foundry(TokenCacheModel, frozen=True):
     """Foundry; a window's layer keeps every token all the same."""
 
     runtime: FoundryRuntime

@@ -7,13 +7,13 @@ arch/caches.py; the rule of steps here is their growth during decoding.
 
 from collections.abc import Iterator
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.base.units import round_down, round_up
 from memfit.estimators.runtimes.runtime import Growth, Runtime
 
 
-@record(frozen=True, slots=True)
-class GrowthRule:
+class GrowthRule(Struct, frozen=True):
     """A way to grow; all counts are tokens."""
 
     kind: Growth
@@ -53,8 +53,7 @@ class GrowthRule:
         return align_capacity(wanted, self.step)
 
 
-@record(frozen=True, slots=True)
-class GrowthEvent:
+class GrowthEvent(Struct, frozen=True):
     """One reallocation; all counts are tokens."""
 
     tokens: int

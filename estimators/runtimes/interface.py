@@ -4,12 +4,13 @@ One file per runtime has its facts, a `Runtime`, and its rules, a subclass of `R
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -31,8 +32,7 @@ Figure = Literal["weights", "cache", "workspace"]
 Bound = TypeVar("Bound", bound="RuntimeModel")
 
 
-@record(frozen=True, slots=True)
-class MemoryFigures:
+class MemoryFigures(Struct, frozen=True):
     """What one workload takes."""
 
     kv: KVCache
@@ -41,8 +41,7 @@ class MemoryFigures:
     """The largest moment."""
 
 
-@record(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """What a runtime is to run: a checkpoint as it was understood, and the machine."""
 
     checkpoint: Checkpoint
@@ -62,8 +61,7 @@ class Subject:
         return sum(count * allocated(size, backend) for size, count in sizes.items())
 
 
-@record(frozen=True, slots=True)
-class RuntimeModel:
+class RuntimeModel(Struct, frozen=True):
     """A model as one runtime runs it on one machine."""
 
     runtime: Runtime

@@ -1,10 +1,10 @@
 """mlx-lm measured: what a real run took, in place of what would be computed."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import ClassVar
 
-from memfit.estimators.base.records import record
+from msgspec.structs import replace
+
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -16,8 +16,7 @@ from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.workspace.peak import PeakMoment
 
 
-@record(frozen=True, slots=True)
-class Measured(MlxLm):
+class Measured(MlxLm, frozen=True):
     """The figures of a measurement for its own workload, of ``inner`` for every other.
 
     Figures are medians over the repeats.

@@ -3,15 +3,15 @@
 Bytes are as MLX counts them, weights included in every peak.
 """
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend
 
 SCHEMA = "memfit.measurement/1"
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class Loaded(Struct, frozen=True, kw_only=True):
     """A model once loaded.
 
     ``weights_bytes`` is the sum of its arrays' nbytes, ``active_bytes`` what MLX's allocator holds
@@ -25,8 +25,7 @@ class Loaded:
     load_ns: int
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """One generation by mlx-lm's own loop.
 
     ``prefill_*`` are of the moment when every chunk of the prompt is done, its last token not yet;
@@ -51,8 +50,7 @@ class Run:
         return max(self.prefill_peak_bytes, self.decode_peak_bytes)
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Struct, frozen=True, kw_only=True):
     """Repeated runs of one workload, with all that has to be equal for them to hold again."""
 
     id: str

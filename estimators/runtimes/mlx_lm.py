@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
@@ -36,8 +35,7 @@ MLX_LM = Runtime(
 )
 
 
-@record(frozen=True, slots=True)
-class MlxLm(RuntimeModel):
+class MlxLm(RuntimeModel, frozen=True):
     """mlx-lm by formula; what runs on its classes inherits its rules."""
 
     defaults = MLX_LM

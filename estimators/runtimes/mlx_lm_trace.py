@@ -2,15 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import context_limit
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -39,8 +40,7 @@ _NAMED_ALIVE = 8
 MAX_SPANS = 240
 
 
-@record(frozen=True, slots=True)
-class ClassTrace:
+class ClassTrace(Struct, frozen=True, eq=False):
     """mlx-lm's class of a model, built once for a backend and run lazily."""
 
     checkpoint: Checkpoint
@@ -48,10 +48,8 @@ class ClassTrace:
     dtype: str
     is_described: bool
     """Whether formulas know the model too: they find what needs many workloads."""
-    _built: dict[Backend, "TracedModel"] = field(default_factory=dict, compare=False, repr=False)
-    _runs: dict[tuple[Workload, Device], "TracedRun"] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    _built: dict[Backend, "TracedModel"] = {}
+    _runs: dict[tuple[Workload, Device], "TracedRun"] = {}
 
     def run(self, workload: Workload, device: Device | None) -> "TracedRun":
         """Return what the class holds when a workload ends, and its largest moment on the way."""
@@ -115,8 +113,7 @@ class ClassTrace:
         return three.kv_held_bytes - two.kv_held_bytes
 
 
-@record(frozen=True, slots=True)
-class MlxLmTrace(MlxLm):
+class MlxLmTrace(MlxLm, frozen=True):
     """mlx-lm by trace: shapes from its class, the peak from its graph."""
 
     trace: ClassTrace

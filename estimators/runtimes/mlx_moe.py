@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Note
@@ -33,8 +32,7 @@ MLX_MOE = Runtime(
 _LOOKUP_BYTES = 8  # of each expert of each layer: its table of slots and its mask
 
 
-@record(frozen=True, slots=True)
-class MlxMoe(MlxLm):
+class MlxMoe(MlxLm, frozen=True):
     """mlx-moe, for a model with the same number of experts in every layer that has them."""
 
     experts: int = 0

@@ -1,10 +1,10 @@
 """mlx-swift-lm: caches and workspace as mlx-lm's, prompts in chunks of 512 tokens."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch.specs import GatedDelta
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.recurrent_state import state_bytes
@@ -38,8 +38,7 @@ MLX_SWIFT_LM = Runtime(
 )
 
 
-@record(frozen=True, slots=True)
-class MlxSwiftLm(MlxLm):
+class MlxSwiftLm(MlxLm, frozen=True):
     """mlx-swift-lm; its notes compare the formulas of its guide with the bytes it allocates."""
 
     defaults = MLX_SWIFT_LM

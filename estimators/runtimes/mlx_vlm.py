@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.allocator import allocated
@@ -34,8 +33,7 @@ MLX_VLM = Runtime(
 )
 
 
-@record(frozen=True, slots=True)
-class MlxVlm(MlxLm):
+class MlxVlm(MlxLm, frozen=True):
     """mlx-vlm; what it does with an image is not estimated."""
 
     tower_sizes: tuple[int, ...] = ()

@@ -1,11 +1,12 @@
 """What is known of a runtime: its defaults, its budget and where its rules were read."""
 
-from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 
 Growth = Literal["steps", "doubling", "contiguous", "paged"]
@@ -13,8 +14,7 @@ Charges = Literal["its own caches", "attention layers", "every layer"]
 Limited = Literal["working_set", "working_set_for_cache", "memory", "cache"]
 
 
-@record(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """The memory that a runtime gives itself."""
 
     of: Limited
@@ -46,8 +46,7 @@ class Budget:
         return self.of != "working_set"
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Runtime:
+class Runtime(Struct, frozen=True, kw_only=True):
     """A runtime with its settings; all counts are tokens."""
 
     name: str

@@ -8,7 +8,6 @@ from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.mlx.recurrent_state import state_bytes
@@ -20,8 +19,7 @@ from memfit.estimators.runtimes.token_cost import TokenCost, attention_buffers
 from memfit.estimators.workspace.peak import PeakMoment
 
 
-@record(frozen=True, slots=True)
-class TokenCacheModel(RuntimeModel):
+class TokenCacheModel(RuntimeModel, frozen=True):
     """The rules that such runtimes share; a runtime overrides where it differs."""
 
     kv_bits: ClassVar[tuple[int, ...]] = ()

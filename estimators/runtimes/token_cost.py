@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
+from msgspec import Struct
+
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.specs import Mixer
-from memfit.estimators.base.records import record
 
 
-@record(frozen=True, slots=True)
-class TokenCost:
+class TokenCost(Struct, frozen=True):
     """Equal layers, and the bytes of a token in one of them."""
 
     layers: int

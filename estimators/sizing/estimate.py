@@ -1,7 +1,9 @@
 """An estimate: a sized model and a workload in, an `Estimate` out."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
@@ -44,7 +46,7 @@ def estimate(sized: SizedModel, workload: Workload, *, units: Units = Units.GB) 
     return Estimate(
         memfit_version=__version__,
         model=model_summary(sized),
-        workload=WorkloadSummary(**asdict(workload)),
+        workload=WorkloadSummary(**to_builtins(workload)),
         runtime=RuntimeSummary(runtime_model.name, runtime_model.runtime.version),
         device=device_summary(sized.device) if sized.device else None,
         components=_components(sized, workload, figures),

@@ -4,10 +4,12 @@ All arithmetic uses fractions: a line goes exactly through the points it was sol
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
@@ -25,8 +27,7 @@ class Peak(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(Struct, frozen=True, kw_only=True):
     """``peak = fixed + per_token * tokens + per_chunk_token * prefill step``, all in bytes.
 
     It holds along the two axes it was measured on, prompts at ``prefill_step`` and steps at
@@ -66,8 +67,7 @@ class Line:
         return ceil_div(abs(self.residual_bytes or 0) * distance, longest - shortest)
 
 
-@dataclass(frozen=True, slots=True)
-class ShortPrompt:
+class ShortPrompt(Struct, frozen=True):
     """A prompt with too few chunks for a line; a change of either setting is enough."""
 
     least_tokens: int

@@ -1,12 +1,13 @@
 """Settings recommended for a workload, each with its reason and what would change it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import WORKING_SET, Device
@@ -75,8 +76,7 @@ def capacity_of(sized: SizedModel) -> ExpertCapacity | None:
     )
 
 
-@dataclass(slots=True)
-class DirectSearch:
+class DirectSearch(Struct):
     """The search for settings of a workload, each judged by the figures of one model."""
 
     sized: SizedModel
@@ -127,8 +127,7 @@ def _by_trace_alone(
     return Recommendation(prefill_step=step, reasons=(why_step, other))
 
 
-@record(frozen=True, slots=True)
-class _Recommender:
+class _Recommender(Struct, frozen=True):
     """One method for each setting: its value, and the reason in words."""
 
     sized: SizedModel

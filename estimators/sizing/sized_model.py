@@ -1,7 +1,9 @@
 """A model on a runtime and a device: every byte it takes at any workload."""
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
@@ -36,8 +38,7 @@ if TYPE_CHECKING:
 Method = Literal["auto", "formula", "trace"]
 
 
-@dataclass(slots=True)
-class SizedModel:
+class SizedModel(Struct):
     """A model ready for questions about workloads; answers are kept."""
 
     runtime_model: RuntimeModel

@@ -1,6 +1,7 @@
 """Settings searched by trace: the formulas search, and a few traces confirm."""
 
-from dataclasses import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.workload import Workload
@@ -20,8 +21,7 @@ _HALVED_FROM = 3  # scaling has failed twice by then: something other than the p
 _NEAR = 16  # a sixteenth more context is not worth another trace
 
 
-@dataclass(slots=True)
-class TraceSearch:
+class TraceSearch(Struct):
     """The search for settings of a workload, confirmed by trace.
 
     The workspace of the formulas is scaled to that of the last trace.

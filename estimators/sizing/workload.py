@@ -1,10 +1,11 @@
 """A workload as it was asked for, before the runtime is known, and the margin of every answer."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+from msgspec.structs import replace
+
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.runtime import Runtime
 
@@ -13,8 +14,7 @@ MARGIN_BYTES = 64_000_000
 RUNTIME_DEFAULTS = ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start")
 
 
-@record(frozen=True, slots=True)
-class PartialWorkload:
+class PartialWorkload(Struct, frozen=True):
     """A workload with settings that depend on the runtime."""
 
     values: Workload

@@ -5,8 +5,9 @@ mlx/cache_growth.py. A class of cache that is not described there is refused.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.base.errors import UnsupportedError
@@ -53,8 +54,7 @@ def length_of(cache: Any) -> int:
     return int((keys[0] if isinstance(keys, (list, tuple)) else keys).shape[-2])
 
 
-@dataclass(slots=True)
-class Stepper:
+class Stepper(Struct):
     """The caches of one model under one workload."""
 
     caches: list[Any]

@@ -6,7 +6,8 @@ element-wise operations, as long as nothing outside needs the results between th
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from memfit.estimators.trace.graph_format import Array, Node
 
@@ -75,8 +76,7 @@ def broadcast_all(tape: Sequence[Node], outputs: Iterable[int], arrays: list[Arr
     return [node for node in made if node.name != _BROADCAST or node.outputs[0] in used]
 
 
-@dataclass(slots=True)
-class _Fusion:
+class _Fusion(Struct):
     """The state over one tape; ``users`` are the results computed from an array."""
 
     tape: Sequence[Node]

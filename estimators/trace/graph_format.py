@@ -6,10 +6,11 @@ it and another can use it.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from math import prod
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct, to_builtins
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError
@@ -17,7 +18,6 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.reading.section import json_section
 from memfit.estimators.base.reading.typed import Parsers, to_record
 from memfit.estimators.base.reading.values import as_count, as_text
-from memfit.estimators.base.records import record
 from memfit.estimators.mlx.call_plan import CallPhase
 from memfit.estimators.mlx.versions import MLX_VERSION
 
@@ -72,8 +72,7 @@ class Node(NamedTuple):
     """The primitive's state as MLX exports it."""
 
 
-@record(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One call of the model by mlx-lm's loop, up to what it evaluates."""
 
     phase: CallPhase
@@ -102,8 +101,7 @@ class Call:
         return tuple(i for i, array in enumerate(self.arrays) if array.role == role)
 
 
-@record(frozen=True, slots=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """The calls of one workload."""
 
     model_type: str
@@ -126,7 +124,7 @@ class Trace:
 def to_json(trace: Trace) -> str:
     """Return a trace as JSON, one array or node per line so that a diff can be read."""
     # asdict keeps named tuples, which JSON writes as lists: short, and in the order of fields.
-    content = {"schema": SCHEMA, **asdict(trace)}
+    content = {"schema": SCHEMA, **to_builtins(trace)}
     calls = content.pop("calls")
     # Without its last brace, so that the calls can follow line by line.
     lines = [json.dumps(content)[:-1] + ', "calls": [']

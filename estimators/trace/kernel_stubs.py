@@ -11,7 +11,8 @@ from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import is_fused
 from memfit.estimators.mlx.versions import MLX_VERSION
@@ -56,8 +57,7 @@ class _CompiledCalls:
 _CALLS: ContextVar[_CompiledCalls | None] = ContextVar("compiled calls", default=None)
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class TraceTarget:
+class TraceTarget(Struct, frozen=True, kw_only=True):
     """The machine and version of MLX that a graph is recorded for."""
 
     backend: Backend = "metal"

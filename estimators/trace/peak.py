@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.call_plan import CHUNKS, CallPhase, held_samples
@@ -39,8 +40,7 @@ class FollowedCall(NamedTuple):
     """The most in use during each of its operations."""
 
 
-@record(frozen=True, slots=True)
-class TracedPeak:
+class TracedPeak(Struct, frozen=True):
     """The largest moment of a run."""
 
     nbytes: int
@@ -61,8 +61,7 @@ class TracedPeak:
     """The most in use from the last token of the prompt on."""
 
 
-@record(frozen=True, slots=True)
-class _Highest:
+class _Highest(Struct, frozen=True):
     """The highest moment of one call; weights are not in it."""
 
     call: Call

@@ -6,7 +6,8 @@ in the recording and one for each user in a run, each of which counts as work gi
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.trace.graph_format import Array, Call, Node
 

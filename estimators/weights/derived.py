@@ -2,18 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.records import record
 
 
-@record(frozen=True, slots=True)
-class QuantizationPlan:
+class QuantizationPlan(Struct, frozen=True):
     """Which module is quantised, and how (mlx-lm utils.py, quantize_model and load_model)."""
 
     default: Quantization
@@ -52,8 +51,7 @@ class QuantizationPlan:
         return self.default
 
 
-@dataclass(slots=True)
-class WeightTotals:
+class WeightTotals(Struct):
     """Sums over the tensors of a model."""
 
     parameters: int = 0

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part, linear
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.records import record
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
@@ -21,8 +22,7 @@ from memfit.estimators.weights.sanitize_names import sanitize_names
 from memfit.estimators.weights.tensor_groups import TensorGroup, sizes, tensor_groups
 
 
-@record(frozen=True, slots=True)
-class WeightFootprint:
+class WeightFootprint(Struct, frozen=True):
     """Weights as the checkpoint holds them and as the runtime does."""
 
     nbytes: int

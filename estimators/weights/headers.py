@@ -1,8 +1,9 @@
 """Bytes and parameters of a checkpoint's tensors, read from shard headers."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from math import prod
+
+from msgspec import field
 
 from memfit.estimators.arch.modules import Module
 from memfit.estimators.weights.derived import WeightTotals
@@ -37,7 +38,6 @@ _COMPANIONS = (
 )
 
 
-@dataclass(slots=True)
 class HeaderTotals(WeightTotals):
     """Totals of headers."""
 

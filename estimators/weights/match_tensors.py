@@ -5,8 +5,9 @@ Source: mlx-lm utils.py, load_model; mlx nn/layers/base.py, load_weights.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from math import prod
+
+from msgspec import Struct, field
 
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base.errors import InputError
@@ -21,8 +22,7 @@ _NOT_LINEAR = (Part.EMBEDDING, Part.EXPERTS)
 TensorParts = dict[str, TensorGroup]
 
 
-@dataclass(slots=True)
-class Match:
+class Match(Struct):
     """How the tensors fit the class, and where not, why mlx-lm refuses to load them."""
 
     formats: dict[str, Quantization | None] = field(default_factory=dict)

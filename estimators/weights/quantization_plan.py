@@ -1,20 +1,20 @@
 """The quantisation a config declares, as mlx-lm reads it when it loads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base.errors import ConfigError, InputError
 from memfit.estimators.base.quantization import DEFAULTS, Quantization
-from memfit.estimators.base.records import record
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.weights.sanitize_conversions import DEQUANTISES_FP8, UNPACKS_INTEGERS
 
 
-@record(frozen=True, slots=True)
-class Declared:
+class Declared(Struct, frozen=True):
     """The format of the weights as a config declares it."""
 
     method: str | None = None

@@ -1,6 +1,6 @@
 """The operations of attention over keys and values of heads (mlx-lm models/base.py and others)."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Mixer, Recurrent

@@ -1,14 +1,14 @@
 """One call of the model: how many tokens, on what, and what is in the caches."""
 
+from msgspec import Struct
+
 from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import is_fused
 from memfit.estimators.mlx.kv_cache import KVFormat
 
 
-@record(frozen=True, slots=True)
-class BackendTraits:
+class BackendTraits(Struct, frozen=True):
     """What decides which kernels MLX has."""
 
     backend: Backend
@@ -17,8 +17,7 @@ class BackendTraits:
     """Whether the GPU has neural accelerators."""
 
 
-@record(frozen=True, slots=True)
-class Occupancy:
+class Occupancy(Struct, frozen=True):
     """A buffer around one call, in tokens."""
 
     before: int
@@ -31,8 +30,7 @@ class Occupancy:
     """How the buffer stores its elements."""
 
 
-@record(frozen=True, slots=True)
-class CallShape:
+class CallShape(Struct, frozen=True):
     """One call of the model on ``tokens`` tokens of ``batch`` sequences."""
 
     tokens: int

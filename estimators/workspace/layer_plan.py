@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct
+
 from memfit.estimators.arch.model import Layer
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.arch.specs import FeedForward, Mixer
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.records import record
 from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
 
 # Which quantisation a module at a path has; None: none.
@@ -15,8 +16,7 @@ QuantizationOf = Callable[[str, Module], Quantization | None]
 _UINT32_BITS = 32
 
 
-@record(frozen=True, slots=True)
-class Projection:
+class Projection(Struct, frozen=True):
     """A matrix product: the last name of its path, its widths and touched elements."""
 
     name: str
@@ -31,8 +31,7 @@ class Projection:
     """Kernels and views of the product."""
 
 
-@record(frozen=True, slots=True)
-class MixerPlan:
+class MixerPlan(Struct, frozen=True):
     """One token mixer with its projections, the one back to the hidden size last."""
 
     mixer: Mixer
@@ -49,8 +48,7 @@ class MixerPlan:
         return self.projections[-1]
 
 
-@record(frozen=True, slots=True)
-class LayerPlan:
+class LayerPlan(Struct, frozen=True):
     """Everything about a layer that does not depend on tokens."""
 
     mixers: tuple[MixerPlan, ...]

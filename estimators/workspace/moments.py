@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.call_plan import PlannedCall, held_samples, planned_chunks
 from memfit.estimators.results.estimate import Phase
@@ -21,8 +22,7 @@ from memfit.estimators.workspace.schedule import (
 )
 
 
-@record(frozen=True, slots=True)
-class RunMoment:
+class RunMoment(Struct, frozen=True):
     """The most in use during one call of a run, or while it loads."""
 
     phase: Phase

@@ -4,11 +4,11 @@ The transient is derived, not fitted: each layer's operations are written down a
 makes them, and follow MLX's scheduler. docs/accuracy.md compares it with measurements.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
+from msgspec import Struct
+
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MLX_VERSION
@@ -23,8 +23,7 @@ ERROR_PERCENT = 25
 _ANY_MAC = Device("any Mac", "metal", 0, 0, None, "flag", "s")
 
 
-@record(frozen=True, slots=True)
-class PeakMoment:
+class PeakMoment(Struct, frozen=True):
     """The most memory in use at once during a run, with the phase it falls in."""
 
     phase: Phase
@@ -80,8 +79,7 @@ def peak(
     )
 
 
-@dataclass(slots=True, eq=False)
-class _Same:
+class _Same(Struct, eq=False):
     """A key that compares by identity: to hash a whole model costs more than a peak."""
 
     value: object

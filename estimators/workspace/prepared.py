@@ -2,11 +2,12 @@
 
 from collections import Counter
 
+from msgspec import Struct
+
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.recurrent_state import state_bytes
@@ -21,8 +22,7 @@ from memfit.estimators.workspace.layer_plan import (
 from memfit.estimators.workspace.schedule import formula_limits
 
 
-@record(frozen=True, slots=True)
-class PreparedModel:
+class PreparedModel(Struct, frozen=True):
     """A model on one device; the peak of a workload is then cheap."""
 
     model: Model

@@ -5,10 +5,10 @@ buffer of an input with a single consumer: mlx array.h, is_donatable).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from memfit.estimators.base.records import record
+from msgspec import Struct, field
+
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.operation_counts import ELEMENTWISE, OperationCount
 
@@ -30,8 +30,7 @@ class Step(NamedTuple):
     """The most steps of these."""
 
 
-@record(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     """The steps of a layer and the largest single allocation among them."""
 
     steps: tuple[Step, ...]
@@ -50,8 +49,7 @@ class Program:
 _Unreleased = tuple[int, int, int, tuple[tuple[int, int], ...], int]
 
 
-@dataclass(slots=True)
-class Tape:
+class Tape(Struct):
     """Records operations; arrays are numbered, 0 is the layer's input."""
 
     backend: Backend

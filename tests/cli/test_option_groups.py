@@ -7,12 +7,10 @@ import pytest
 import typer
 
 from memfit.cli.options.groups import Only, OptionGroup, grouped
-from memfit.estimators.base.records import record
 from tests.cli.running import Memfit
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Colours(OptionGroup):
+class Colours(OptionGroup, frozen=True, kw_only=True):
     """Two options and an argument."""
 
     panel = "Colour options"

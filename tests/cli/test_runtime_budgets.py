@@ -1,9 +1,9 @@
 """One budget for each runtime: every command uses it for the verdict, to the byte."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload

@@ -1,10 +1,10 @@
 """Caches, states and the workspace bound, compared with llama.cpp's own log."""
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from memfit.estimators.arch.gguf.model import build_gguf_model
 from memfit.estimators.arch.model import Model

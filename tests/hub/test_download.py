@@ -2,10 +2,10 @@
 
 import shutil
 from collections import namedtuple
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, MachineError, UnreachableError
 from memfit.estimators.checkpoint.hub.settings import Hub

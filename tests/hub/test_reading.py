@@ -1,10 +1,10 @@
 """A model on the Hub is read like its directory, with a limited number of requests and bytes."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, UnreachableError, UnsupportedError
 from memfit.estimators.checkpoint.local.directory import read_directory

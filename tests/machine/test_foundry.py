@@ -1,10 +1,9 @@
 """Foundry's METALLIC_* variables: the documented table of its environment."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.device import Device

@@ -1,7 +1,8 @@
 """Invented measurements for tests."""
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload

@@ -1,9 +1,8 @@
 """Both sides of every figure: medians, spreads, differences and unaccounted bytes."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
 from memfit.probes.figures import (

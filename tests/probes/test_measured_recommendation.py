@@ -1,9 +1,9 @@
 """Recommendations after a measurement use the measured figures, and say so."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload

@@ -1,10 +1,10 @@
 """Runs that do not fit are rejected before loading, and the error says what would fit."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload

@@ -1,6 +1,6 @@
 """Sentences on speed and memory agree with their points."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
 from memfit.probes.speed_tradeoff import speed_tradeoffs

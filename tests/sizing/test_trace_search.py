@@ -1,9 +1,9 @@
 """The longest prompt by trace: the result of the formulas is confirmed, even if they are wrong."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.directory import read_directory

@@ -1,12 +1,12 @@
 """The transient memory of a run, compared with published peaks and with MLX itself."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.quantization import Quantization

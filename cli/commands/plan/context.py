@@ -13,7 +13,6 @@ from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.runtime import RuntimeOptions, named_runtime
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 _MAX_VALUES = 64
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class ContextOptions(OptionGroup):
+class ContextOptions(OptionGroup, frozen=True, kw_only=True):
     """The table of contexts and requests."""
 
     contexts: Annotated[

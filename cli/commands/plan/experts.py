@@ -11,7 +11,6 @@ from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.workload import WorkloadOptions
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_count, parse_rate
 from memfit.estimators.base.workload import Workload
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import SizedModel
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class ExpertOptions(OptionGroup):
+class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
     """The experts to keep in memory."""
 
     capacity: Annotated[

@@ -11,7 +11,6 @@ from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.runtime import named_runtime
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_count, parse_size
 
 if TYPE_CHECKING:
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 _DEFAULT_TOKENS = "32k"
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class GrowthOptions(OptionGroup):
+class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
     """Sessions, and the runtimes that serve them."""
 
     tokens: Annotated[

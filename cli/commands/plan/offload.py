@@ -11,15 +11,13 @@ from memfit.cli.options.groups import OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.workload import DEFAULT_CONTEXT
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import parse_count, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from memfit.estimators.plans.offload.plan import OffloadQuestion
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class OffloadOptions(OptionGroup):
+class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
     """The conversations, and where they are stored."""
 
     conversations: Annotated[int, typer.Option(help="Number of conversations.")] = 8

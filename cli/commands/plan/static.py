@@ -13,7 +13,6 @@ from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.render.output import write_whole
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.records import record
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import SizedModel
@@ -24,8 +23,7 @@ FOUNDRY_CHUNK = 32
 _LARGEST_TRACE = 2**30
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class TraceOptions(OptionGroup):
+class TraceOptions(OptionGroup, frozen=True, kw_only=True):
     """The recorded graph."""
 
     trace: Annotated[

@@ -7,7 +7,6 @@ import typer
 from memfit.cli.options.model import ModelOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import Method, SizedModel
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class PlanModel(ModelOptions):
+class PlanModel(ModelOptions, frozen=True, kw_only=True):
     """A model, and how it is converted."""
 
     model: Annotated[

@@ -50,7 +50,7 @@ class DevicesView(NamedTuple):
 
 def _as_entry(device: Device) -> dict[str, Any]:
     # "budget" names a limit of one process; it is not a property of the machine.
-    names = (name for name in Device.__dataclass_fields__ if name != "budget")
+    names = (name for name in Device.__struct_fields__ if name != "budget")
     return {name: getattr(device, name) for name in names}
 
 

@@ -1,8 +1,9 @@
 """An estimate as a document, and as data."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any, NamedTuple
+
+from msgspec import to_builtins
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
@@ -36,7 +37,7 @@ class EstimateView(NamedTuple):
         if data["pool"] is None:
             del data["pool"]
         if self.plots:
-            data |= {name: rows for name, rows in asdict(self.plots).items() if rows}
+            data |= {name: rows for name, rows in to_builtins(self.plots).items() if rows}
         if self.explanation:
             data["explanation"] = list(self.explanation)
         return data

@@ -1,8 +1,9 @@
 """A gate's report as a document, as annotations and as suites of test cases."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any, NamedTuple
+
+from msgspec import to_builtins
 
 from memfit.cli.render.document import Document, Heading, Pair, Table, Text, Verdict
 from memfit.cli.render.views import gate_text
@@ -27,7 +28,7 @@ class GateView(NamedTuple):
 
     def data(self) -> dict[str, Any]:
         """Return the fields of the report."""
-        data = asdict(self.report)
+        data = to_builtins(self.report)
         return {"schema": data.pop("schema"), **data}
 
     def document(self) -> Document:

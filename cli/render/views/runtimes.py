@@ -1,8 +1,9 @@
 """The known runtimes as a document, and as data."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
 from typing import Any, NamedTuple
+
+from msgspec import to_builtins
 
 from memfit.cli.render.document import Document, Table, Text
 from memfit.estimators.base.units import Units, format_bytes
@@ -26,9 +27,8 @@ class RuntimesView(NamedTuple):
 
     def data(self) -> dict[str, Any]:
         """Return what all runtimes have, without the settings of one."""
-        names = [field.name for field in fields(Runtime)]
-        every = map(asdict, self.found)
-        rows = [{name: facts[name] for name in names} for facts in every]
+        every = map(to_builtins, self.found)
+        rows = [{name: facts[name] for name in Runtime.__struct_fields__} for facts in every]
         return {"schema": SCHEMA, "memfit_version": __version__, "runtimes": rows}
 
     def document(self) -> Document:

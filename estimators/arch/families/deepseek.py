@@ -4,14 +4,15 @@ Source: mlx-lm models/deepseek_v2.py, deepseek_v3.py, deepseek_v32.py and glm_mo
 """
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, array, linear, multi_linear, norm, under
 from memfit.estimators.arch.specs import Indexer, LatentAttention
-from memfit.estimators.base.records import record
 
 _SIZES = {
     "vocab_size": 102400,
@@ -30,8 +31,7 @@ _SIZES = {
 }
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Traits:
+class Traits(Struct, frozen=True, kw_only=True):
     """How one class differs from the others."""
 
     absorbed: bool = True

@@ -3,6 +3,8 @@
 Source: the mlx-lm module of the model type's name.
 """
 
+from msgspec import Struct
+
 from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.families.dense_models import MODELS
 from memfit.estimators.arch.families.dense_traits import Dense, Flag, HeadDim, QKNorm, Width
@@ -22,7 +24,6 @@ from memfit.estimators.arch.modules import (
 from memfit.estimators.arch.specs import Attention, DenseMLP
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.reading.section import MAX_VALUE
-from memfit.estimators.base.records import record
 
 # A norm for each head is a module for each head; no published model comes near this many.
 MAX_NORMED_HEADS = 256
@@ -36,8 +37,7 @@ _WINDOW_KEYS = (
 )
 
 
-@record(frozen=True, slots=True)
-class _Sizes:
+class _Sizes(Struct, frozen=True):
     """The sizes that shape a layer."""
 
     hidden: int

@@ -1,6 +1,6 @@
 """Dense transformers by model type: what each mlx-lm class has that the others have not."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from memfit.estimators.arch.families import windows
 from memfit.estimators.arch.families.dense_traits import Dense, HeadDim, Key, QKNorm, Width

@@ -1,18 +1,17 @@
 """The traits in which dense transformers differ; the defaults are what most of them share."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from enum import Enum, auto
 
+from msgspec import Struct, field
+
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.base.records import record
 
 # The window in tokens of each layer, None for full attention.
 Windows = Callable[[Fields, int], tuple[int | None, ...]]
 
 
-@record(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """A flag that the config gives; without a default the key must be there."""
 
     name: str
@@ -49,8 +48,7 @@ class QKNorm(Enum):
     EACH_HEAD = auto()  # a list of norms, one per head
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Dense:
+class Dense(Struct, frozen=True, kw_only=True):
     """One model class of mlx-lm; every path and every key as that class has it."""
 
     hidden_key: str = "hidden_size"

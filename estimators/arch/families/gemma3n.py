@@ -4,7 +4,8 @@ Source: mlx-lm models/gemma3n.py.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import attention, dense_mlp, grouped_attention
 from memfit.estimators.arch.families.vision import with_towers

@@ -4,8 +4,9 @@ Source: mlx-lm models/gemma4_text.py.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import grouped_attention, mixture, router_8bit
 from memfit.estimators.arch.families.gemma3n import (

@@ -3,7 +3,7 @@
 Source: mlx-lm models/gpt_oss.py.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.families.windows import FULL, SLIDING

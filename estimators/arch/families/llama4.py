@@ -5,7 +5,8 @@ for small dense models.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.caches import Growth

@@ -3,7 +3,7 @@
 Source: mlx-lm models/mimo_v2_flash.py.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields

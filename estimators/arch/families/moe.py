@@ -1,6 +1,6 @@
 """Decoders of grouped-query attention with experts, one description for all (moe_models.py)."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.families.dense_traits import HeadDim, QKNorm

@@ -5,11 +5,12 @@ granitemoe.py, minimax.py, glm4_moe.py, solar_open.py and ernie4_5_moe.py.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from memfit.estimators.arch.families.dense_traits import HeadDim, QKNorm
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.base.records import record
 
 
 def _none(fields: Fields, count: int) -> frozenset[int]:
@@ -38,8 +39,7 @@ def _outside_span(fields: Fields, count: int) -> frozenset[int]:
     return frozenset(index for index in range(count) if index not in span or (index + 1) % step)
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class MoE:
+class MoE(Struct, frozen=True, kw_only=True):
     """The traits of one model class; every path and every key as that class has it."""
 
     experts: str

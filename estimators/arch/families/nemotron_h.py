@@ -4,7 +4,8 @@ Source: mlx-lm models/nemotron_h.py.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields

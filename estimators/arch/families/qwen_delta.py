@@ -4,7 +4,8 @@ Source: mlx-lm models/qwen3_next.py; qwen3_5.py imports its attention and expert
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.fields import Fields

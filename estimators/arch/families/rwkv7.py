@@ -3,7 +3,7 @@
 Source: mlx-lm models/rwkv7.py.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import decoder, ends
 from memfit.estimators.arch.caches import StateBuffer

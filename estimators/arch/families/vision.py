@@ -1,7 +1,8 @@
 """What a multimodal checkpoint holds besides its text model: counted on disk, never loaded."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch.families import towers_gemma, towers_llama, towers_qwen
 from memfit.estimators.arch.families.tower_blocks import Tower

@@ -5,8 +5,10 @@ as qwen2_vl and `gemma4_unified` as gemma4: mlx-lm utils.py, MODEL_REMAPPING).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.families import llama4
@@ -18,13 +20,11 @@ from memfit.estimators.arch.registry import FAMILIES, family
 from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Mixer, Recurrent
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 
 _PREFIX = "language_model"
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Wrapper:
+class Wrapper(Struct, frozen=True, kw_only=True):
     """One wrapper class of mlx-lm."""
 
     text_type: str

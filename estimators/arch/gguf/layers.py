@@ -4,7 +4,7 @@ Source: llama.cpp src/llama-hparams.cpp, n_embd_k_gqa, n_embd_v_gqa, n_embd_r an
 (commit 0c1e57098).
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import Growth, StateBuffer
 from memfit.estimators.arch.fields import Fields

@@ -7,11 +7,10 @@ it reads are matched whole, under the file's own architecture.
 
 from enum import Enum
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
 
 
-@record(frozen=True, slots=True)
-class Sliding:
+class Sliding(Struct, frozen=True):
     """Which layers slide."""
 
     period: int | None = None
@@ -51,8 +50,7 @@ class State(Enum):
     LINEAR = "linear"  # a matrix per head, no convolution
 
 
-@record(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """The memory of one architecture."""
 
     sliding: Sliding | None = None

@@ -1,7 +1,6 @@
 """Typed conversion: a mapping becomes a record when every field is there, of its declared type."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import repeat
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -46,7 +45,7 @@ def to_record(
 def _field_types(kind: Any) -> dict[str, Any]:
     """The declared type of each field of a record or a named tuple."""
     hints = get_type_hints(kind)
-    names = kind._fields if hasattr(kind, "_fields") else [each.name for each in fields(kind)]
+    names = kind._fields if hasattr(kind, "_fields") else kind.__struct_fields__
     return {name: hints[name] for name in names}
 
 
@@ -59,8 +58,7 @@ def _value(kind: Any, value: Any, reading: Reading, parsers: Parsers, place: Pla
     """Convert a value to the declared type of its field."""
     if parse := parsers.get(kind):
         return _parsed(parse, value, reading, place)
-    if is_dataclass(kind):
-        assert isinstance(kind, type)
+    if hasattr(kind, "__struct_fields__"):
         return to_record(kind, value, reading, parsers, place)
     origin, arguments = _shape(kind)
     if origin is Literal:

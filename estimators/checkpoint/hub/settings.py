@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.records import record
 
 if TYPE_CHECKING:
     import httpx2
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 _OF_CONNECTIONS = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
-@record(frozen=True, slots=True)
-class Hub:
+class Hub(Struct, frozen=True):
     """Which Hub to use, and how; the token is read with the first request."""
 
     endpoint: str

@@ -1,8 +1,9 @@
 """Names on the Hub: ``org/name[@revision]``, answered from headers alone; docs/hub.md."""
 
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable

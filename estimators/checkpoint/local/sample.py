@@ -4,21 +4,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.base.reading.section import Reading, Section
 from memfit.estimators.base.reading.strict_json import plain
 from memfit.estimators.base.reading.strict_yaml import parse_document
 from memfit.estimators.base.reading.values import as_text
-from memfit.estimators.base.records import record
 
 MAX_SAMPLE_BYTES = 1_000_000
 SCHEMA = "memfit.sample/1"
 _KEYS = ("schema", "name", "source", "config", "expected")
 
 
-@record(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """A config with its origin, and the figures that are known of it."""
 
     name: str

@@ -1,11 +1,12 @@
 """``memfit plan context``: which contexts fit, for how many requests, under a runtime's rules."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, round_up
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
@@ -39,8 +40,7 @@ REQUESTS = (1, 2, 4, 8, 16)
 MAX_REQUESTS = 4096
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class ContextQuestion:
+class ContextQuestion(Struct, frozen=True, kw_only=True):
     """What a plan answers, in addition to the workload."""
 
     contexts: Sequence[int] = CONTEXTS
@@ -69,8 +69,7 @@ def plan_context(
     return _Plan(sized, workload, asked or ContextQuestion(), units).answer()
 
 
-@record(frozen=True, slots=True)
-class _Plan:
+class _Plan(Struct, frozen=True):
     sized: SizedModel
     workload: Workload
     asked: ContextQuestion
@@ -87,7 +86,7 @@ class _Plan:
             model=model_summary(sized),
             runtime=RuntimeSummary(runtime_model.name, runtime_model.runtime.version),
             device=device_summary(device) if device else None,
-            workload=WorkloadSummary(**asdict(workload)),
+            workload=WorkloadSummary(**to_builtins(workload)),
             margin_bytes=sized.margin_bytes,
             weights_bytes=sized.resident_bytes,
             profile=profile,

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.plans.experts.expert_slots import Inventory
@@ -19,8 +20,7 @@ LEAST_COVERED = (3, 4)  # of the experts, in models without a shared expert
 MOST_UNIVERSAL = (1, 2)  # published: 15 % and 44 % work, 95 % and 100 % do not
 
 
-@record(frozen=True, slots=True)
-class Published:
+class Published(Struct, frozen=True):
     """Measurements of one model; capacities are experts per layer."""
 
     model_type: str

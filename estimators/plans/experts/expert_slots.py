@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.results.estimate import Basis
@@ -34,8 +35,7 @@ class Piece(NamedTuple):
     """Whether it has all experts of the layer, and has to be read whole to copy some."""
 
 
-@record(frozen=True, slots=True)
-class ExpertLayer:
+class ExpertLayer(Struct, frozen=True):
     """The experts of one layer."""
 
     index: int
@@ -46,8 +46,7 @@ class ExpertLayer:
     """Gate, up and down projection of one expert, with scales and biases."""
 
 
-@record(frozen=True, slots=True)
-class Inventory:
+class Inventory(Struct, frozen=True):
     """A model's experts, its other weights, and all tensors in the order of the files."""
 
     layers: tuple[ExpertLayer, ...]

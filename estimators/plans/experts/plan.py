@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import ceil
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.version import __version__
 from memfit.estimators.machine.apple import chips
@@ -37,8 +38,7 @@ from memfit.estimators.sizing.search import first_fitting
 _TABLE_PARTS = 8
 
 
-@record(frozen=True, slots=True)
-class RunMemory:
+class RunMemory(Struct, frozen=True):
     """Memory of a run in addition to weights, at ``context_tokens``."""
 
     context_tokens: int
@@ -47,8 +47,7 @@ class RunMemory:
     workspace_bytes: int
 
 
-@record(frozen=True, slots=True)
-class ExpertQuestion:
+class ExpertQuestion(Struct, frozen=True):
     """The run to plan for."""
 
     run: RunMemory

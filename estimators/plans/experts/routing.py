@@ -6,10 +6,11 @@ from fractions import Fraction
 from math import lcm
 from pathlib import Path
 
+from msgspec import Struct
+
 from memfit.estimators.base.files import read_whole
 from memfit.estimators.base.reading.section import Section, json_section
 from memfit.estimators.base.reading.values import MAX_FIGURE
-from memfit.estimators.base.records import record
 from memfit.estimators.plans.experts.expert_slots import ExpertLayer
 
 # 1000 layers of 1000 experts; a name and a count take about 20 bytes.
@@ -20,8 +21,7 @@ LEAST_GAIN = 10**9
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 
-@record(frozen=True, slots=True)
-class RoutingProfile:
+class RoutingProfile(Struct, frozen=True):
     """How often each expert was used."""
 
     counts: tuple[tuple[int, ...], ...]

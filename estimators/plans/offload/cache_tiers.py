@@ -2,18 +2,17 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.plans.offload.session_cache import Storage
 from memfit.estimators.results.offload import Simulation
 
 
-@record(frozen=True, slots=True)
-class Speeds:
+class Speeds(Struct, frozen=True):
     """Disk bytes per second and prefill tokens per second; None when not known.
 
     Raises:
@@ -30,8 +29,7 @@ class Speeds:
                 raise InputError(f"{name} speed {speed}: must be at least 1 per second")
 
 
-@record(frozen=True, slots=True)
-class Tiers:
+class Tiers(Struct, frozen=True):
     """Bytes for conversations in memory and on disk."""
 
     hot_bytes: int
@@ -47,8 +45,7 @@ def milliseconds(amount: int, per_second: int | None) -> int | None:
     return None if per_second is None else ceil_div(amount * 1000, per_second)
 
 
-@dataclass(slots=True)
-class _Store:
+class _Store(Struct):
     """Both tiers evict the least recently used conversation first."""
 
     storage: Storage

@@ -5,11 +5,11 @@ by the threshold that the budget allows.
 """
 
 from collections.abc import Iterator
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.version import __version__
 from memfit.estimators.machine.device import Device
@@ -48,8 +48,7 @@ _UNBOUNDED = 2**20
 _FIRST_ROW = 1024
 
 
-@record(frozen=True, slots=True)
-class OffloadQuestion:
+class OffloadQuestion(Struct, frozen=True):
     """The conversations to plan for, and the memory and disk for them.
 
     Raises:
@@ -76,8 +75,7 @@ class OffloadQuestion:
             raise InputError("a conversation of 0 tokens: give at least 1")
 
 
-@record(frozen=True, slots=True)
-class Server:
+class Server(Struct, frozen=True):
     """The model that serves the conversations."""
 
     model: str

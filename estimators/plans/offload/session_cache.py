@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.runtimes.agent_memory import block_bytes
@@ -17,8 +18,7 @@ STORED_BITS = (4, 8, PLAIN_BITS)
 GROUP_SIZES = (32, 64, 128)
 
 
-@record(frozen=True, slots=True)
-class LayerShape:
+class LayerShape(Struct, frozen=True):
     """Keys and values of one layer."""
 
     heads: int
@@ -46,8 +46,7 @@ class LayerShape:
         return tokens if self.window is None else min(tokens, self.window)
 
 
-@record(frozen=True, slots=True)
-class Storage:
+class Storage(Struct, frozen=True):
     """How the conversations of a model are stored.
 
     Raises:

@@ -5,9 +5,10 @@ A cache that is copied to grow exists twice during the copy; sessions grow one a
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
@@ -68,8 +69,7 @@ def plan_growth(
     )
 
 
-@record(frozen=True, slots=True)
-class _Growing:
+class _Growing(Struct, frozen=True):
     sessions: Sessions
     rule: GrowthRule
     kept: tuple[TokenCost, ...]

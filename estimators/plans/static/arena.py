@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_up
 from memfit.estimators.trace.graph_format import Call, Node
 
@@ -49,8 +50,7 @@ class PlacedBuffer(NamedTuple):
     buffer: Lifetime
 
 
-@record(frozen=True, slots=True)
-class Arena:
+class Arena(Struct, frozen=True):
     """The offsets of a call's intermediates."""
 
     nbytes: int
@@ -123,8 +123,7 @@ def lower_bound(buffers: Iterable[Lifetime]) -> int:
     return most
 
 
-@record(frozen=True, slots=True)
-class Needs:
+class Needs(Struct, frozen=True):
     """What a call needs in addition to weights and caches."""
 
     intermediates: tuple[Lifetime, ...]

@@ -6,13 +6,13 @@ simulated plan run the same code.
 """
 
 from collections.abc import Callable
-from dataclasses import field
 from fractions import Fraction
 from typing import Literal, Protocol
 from uuid import uuid4
 
+from msgspec import Struct, field
+
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.plans.wired.policies import WiredPolicy
 from memfit.estimators.results.wired import TicketKind
 
@@ -20,8 +20,7 @@ Admission = Literal["started", "waiting", "refused"]
 EventKind = Literal["started", "waiting", "refused", "cancelled", "ended", "limit", "limit_refused"]
 
 
-@record(frozen=True, slots=True)
-class Ticket:
+class Ticket(Struct, frozen=True):
     """A request for ``size`` bytes of wired memory."""
 
     policy: WiredPolicy
@@ -36,8 +35,7 @@ class Ticket:
             raise InputError(f"ticket {self.name}: a size of {self.size} bytes is negative")
 
 
-@record(frozen=True, slots=True)
-class WiredSettings:
+class WiredSettings(Struct, frozen=True):
     """How the limit moves."""
 
     shrink_threshold: Fraction = Fraction(1, 4)
@@ -73,8 +71,7 @@ class WiredBackend(Protocol):
         """Set the limit; return whether it was accepted."""
 
 
-@record(frozen=True, slots=True)
-class SimulatedBackend:
+class SimulatedBackend(Struct, frozen=True):
     """A machine known only by its figures: it accepts what MLX would accept there."""
 
     supported: bool
@@ -85,8 +82,7 @@ class SimulatedBackend:
         return self.recommended_bytes is None or limit <= self.recommended_bytes
 
 
-@record(frozen=True, slots=True)
-class WiredEvent:
+class WiredEvent(Struct, frozen=True):
     """Something that happened to a ticket, or to the limit (``limit_bytes``)."""
 
     at_ms: int

@@ -2,7 +2,6 @@
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.machine.device import Device
@@ -91,30 +90,24 @@ def _notes(
         )
 
 
-@dataclass(slots=True)
 class _Simulation:
     """A scenario while it runs: scheduled starts and ends, and what happened so far."""
 
-    scenario: WiredScenario
-    units: Units
-    ledger: WiredLedger = field(init=False)
-    events: list[WiredEvent] = field(default_factory=list)
-    moments: list[WiredMoment] = field(default_factory=list)
-    _backend: SimulatedBackend = field(init=False)
-    _tickets: dict[str, ScheduledTicket] = field(default_factory=dict)
-    _reasons: dict[str, str] = field(default_factory=dict)
-    _times: dict[tuple[str, str], int] = field(default_factory=dict)
-    """When each kind of event happened to a ticket."""
-    _queue: list[tuple[int, int, int, ScheduledTicket]] = field(default_factory=list)
-    """Time, end or start, order of scheduling, ticket."""
-    _scheduled: int = 0
-
-    def __post_init__(self) -> None:
-        device = self.scenario.device
+    def __init__(self, scenario: WiredScenario, units: Units) -> None:
+        self.scenario, self.units = scenario, units
+        device = scenario.device
         recommended = device.working_set_bytes if device and device.backend == "metal" else None
-        self._backend = SimulatedBackend(self.scenario.mode == "wired", recommended)
-        self.ledger = WiredLedger(self._backend, self.scenario.settings, self._observe)
-        self._tickets = {each.ticket.name: each for each in self.scenario.tickets}
+        self._backend = SimulatedBackend(scenario.mode == "wired", recommended)
+        self.ledger = WiredLedger(self._backend, scenario.settings, self._observe)
+        self.events: list[WiredEvent] = []
+        self.moments: list[WiredMoment] = []
+        self._tickets = {each.ticket.name: each for each in scenario.tickets}
+        self._reasons: dict[str, str] = {}
+        # When each kind of event happened to a ticket.
+        self._times: dict[tuple[str, str], int] = {}
+        # Time, end or start, order of scheduling, ticket.
+        self._queue: list[tuple[int, int, int, ScheduledTicket]] = []
+        self._scheduled = 0
 
     def run(self) -> None:
         """Run all events, and record a moment after each time at which something happens."""

@@ -5,12 +5,12 @@ SpeculativeDecoding.swift, and of mlx-swift's own max policy. All amounts are by
 """
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Literal, Protocol
 from uuid import uuid4
 
+from msgspec import Struct, field
+
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 
 
 class WiredPolicy(Protocol):
@@ -34,8 +34,7 @@ def clamp(value: int, cap: int | None, recommended: int | None) -> int:
     return value if most is None else min(value, most)
 
 
-@record(frozen=True, slots=True)
-class SumPolicy:
+class SumPolicy(Struct, frozen=True):
     """Baseline plus all tickets, at most the cap; admits what stays within it.
 
     >>> SumPolicy(200).limit(100, [50, 100])
@@ -61,8 +60,7 @@ class SumPolicy:
         return clamp(projected, self.cap, recommended) == projected
 
 
-@record(frozen=True, slots=True)
-class MaxPolicy:
+class MaxPolicy(Struct, frozen=True):
     """The largest ticket alone; always admits.
 
     >>> MaxPolicy().limit(100, [20, 150, 60]), MaxPolicy(on_baseline=True).limit(100, [20, 150])
@@ -85,8 +83,7 @@ class MaxPolicy:
         return True
 
 
-@record(frozen=True, slots=True)
-class FixedPolicy:
+class FixedPolicy(Struct, frozen=True):
     """One limit for any tickets; always admits.
 
     >>> FixedPolicy(123).limit(100, [50])
@@ -111,8 +108,7 @@ class FixedPolicy:
         return True
 
 
-@record(frozen=True, slots=True)
-class BudgetPolicy:
+class BudgetPolicy(Struct, frozen=True, eq=False):
     """Baseline plus a base budget (weights and workspace) plus all tickets, at most the cap.
 
     Two budgets are one group only when their ``group`` is the same; by default it is unique.
@@ -121,13 +117,20 @@ class BudgetPolicy:
     225
     """
 
-    base: int = field(compare=False)
-    cap: int | None = field(default=None, compare=False)
+    base: int
+    cap: int | None = None
     group: str = field(default_factory=lambda: uuid4().hex)
 
     def __post_init__(self) -> None:
         """Reject negative amounts."""
         _check(base=self.base, cap=self.cap)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the other is a budget of the same group."""
+        return isinstance(other, BudgetPolicy) and self.group == other.group
+
+    def __hash__(self) -> int:
+        return hash(self.group)
 
     def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
         """Return the clamped sum."""
@@ -143,8 +146,7 @@ class BudgetPolicy:
 OverBudget = Literal["allow", "fallback", "fail"]
 
 
-@record(frozen=True, slots=True)
-class PairEvaluation:
+class PairEvaluation(Struct, frozen=True):
     """A main and a draft model compared with a limit."""
 
     estimated_bytes: int
@@ -154,8 +156,7 @@ class PairEvaluation:
     use_draft: bool
 
 
-@record(frozen=True, slots=True)
-class SpeculativePolicy:
+class SpeculativePolicy(Struct, frozen=True):
     """Whether a draft model is loaded next to a main model.
 
     >>> SpeculativePolicy(1000, 100).evaluate(600, 250).estimated_bytes

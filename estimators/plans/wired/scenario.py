@@ -6,6 +6,8 @@ docs/wired.md lists every key; tests/plans/test_wired_scenario.py compares it wi
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.reading.values import (
@@ -16,7 +18,6 @@ from memfit.estimators.base.reading.values import (
     as_text,
     one_of,
 )
-from memfit.estimators.base.records import record
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
@@ -54,16 +55,14 @@ KINDS: tuple[TicketKind, ...] = ("active", "reservation")
 OVER_BUDGET: tuple[OverBudget, ...] = ("allow", "fallback", "fail")
 
 
-@record(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """How a draft model is admitted: its policy, and the ticket of its main model."""
 
     policy: SpeculativePolicy
     main: str
 
 
-@record(frozen=True, slots=True)
-class ScheduledTicket:
+class ScheduledTicket(Struct, frozen=True):
     """A ticket with its times in milliseconds; without ``end_ms`` and ``runs_ms`` it never ends."""
 
     ticket: Ticket
@@ -76,8 +75,7 @@ class ScheduledTicket:
     draft: Draft | None
 
 
-@record(frozen=True, slots=True)
-class WiredScenario:
+class WiredScenario(Struct, frozen=True):
     """A machine, how its limit moves, and which ticket starts when."""
 
     name: str

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import (
     Attention,
@@ -18,7 +20,6 @@ from memfit.estimators.arch.specs import (
 )
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME, GgmlType
@@ -38,8 +39,7 @@ class CacheTypes(NamedTuple):
     values: str
 
 
-@record(frozen=True, slots=True)
-class Cells:
+class Cells(Struct, frozen=True):
     """Room for tokens of one sequence; ``sequences`` have each their own."""
 
     full: int
@@ -56,8 +56,7 @@ class Cells:
         return round_up(min(self.full, window + self.microbatch), self.padding)
 
 
-@record(frozen=True, slots=True)
-class Buffer:
+class Buffer(Struct, frozen=True):
     """Keys and values of one layer: elements a cell, the cells, and the tokens held in them."""
 
     key_width: int
@@ -71,8 +70,7 @@ class Buffer:
         return keys.nbytes(self.key_width) + values.nbytes(self.value_width)
 
 
-@record(frozen=True, slots=True)
-class Caches:
+class Caches(Struct, frozen=True):
     """All caches together; ``bytes_per_token`` is one more token where no window is full."""
 
     nbytes: int

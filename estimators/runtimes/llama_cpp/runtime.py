@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -45,8 +44,7 @@ LLAMA_CPP = Runtime(
 _TENSOR_ALIGNMENT = 32  # general.alignment's default, and ggml's own (ggml-backend)
 
 
-@record(frozen=True, slots=True)
-class LlamaCpp(TokenCacheModel):
+class LlamaCpp(TokenCacheModel, frozen=True):
     """llama.cpp on a conversion of the checkpoint."""
 
     defaults = LLAMA_CPP
@@ -79,8 +77,7 @@ class LlamaCpp(TokenCacheModel):
         return AutoContext(self.runtime.budget.of_device(device), most, longest, reason)
 
 
-@record(frozen=True, slots=True)
-class LlamaCppGguf(LlamaCpp):
+class LlamaCppGguf(LlamaCpp, frozen=True):
     """llama.cpp on a GGUF file; a moment is the first micro-batch."""
 
     types: CacheTypes | None = None

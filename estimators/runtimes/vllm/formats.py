@@ -6,11 +6,12 @@ Source: vLLM 0.33.0 (4ba787ec9), vllm/model_executor/layers/quantization.
 import re
 from collections.abc import Callable, Iterable
 
+from msgspec import Struct
+
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.weights.derived import tensor_bytes
 
 Excludes = Callable[[str, Module], bool]
@@ -20,8 +21,7 @@ _MOST_WILDCARDS = 4
 _KEPT = frozenset((Part.EMBEDDING, Part.HEAD, Part.ROUTER, Part.VISION))
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Packing:
+class Packing(Struct, frozen=True, kw_only=True):
     """How quantised matrices are stored, and which ones."""
 
     bits: int

@@ -7,7 +7,8 @@ platforms/interface.py.
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from memfit.estimators.base.records import record
+from msgspec import Struct
+
 from memfit.estimators.runtimes.token_cost import TokenCost
 
 BLOCK = 16  # config/cache.py, DEFAULT_BLOCK_SIZE
@@ -16,8 +17,7 @@ BLOCK = 16  # config/cache.py, DEFAULT_BLOCK_SIZE
 _STATES_CACHED, _STATES_ALONE = 2, 1
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class LayerGroup:
+class LayerGroup(Struct, frozen=True, kw_only=True):
     """Layers that take their blocks together."""
 
     block_tokens: int
@@ -35,8 +35,7 @@ class LayerGroup:
         return -(-kept // self.block_tokens) + self.blocks
 
 
-@record(frozen=True, slots=True)
-class BlockLayout:
+class BlockLayout(Struct, frozen=True):
     """The blocks of a model's cache."""
 
     block_bytes: int

@@ -4,7 +4,8 @@ Source: vLLM 0.33.0 (4ba787ec9); vllm/v1/worker/gpu_worker.py, determine_availab
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
@@ -18,7 +19,6 @@ from memfit.estimators.arch.specs import (
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
@@ -58,8 +58,7 @@ _SAMPLER_BYTES = 13
 _LATENT_TOKENS = 64 * 1024
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class VllmRuntime(Runtime):
+class VllmRuntime(Runtime, frozen=True, kw_only=True):
     """vLLM with the defaults that depend on the GPU."""
 
     requests: int = 256
@@ -91,8 +90,7 @@ VLLM = VllmRuntime(
 )
 
 
-@record(frozen=True, slots=True)
-class Vllm(TokenCacheModel):
+class Vllm(TokenCacheModel, frozen=True):
     """vLLM; its cache is quantised to float8 only."""
 
     runtime: VllmRuntime

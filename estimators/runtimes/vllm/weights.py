@@ -7,7 +7,8 @@ models.
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model

@@ -5,7 +5,7 @@ its own name in snake case, here or in ``requests.py``. ``profile`` repeats that
 included: activations and cache in float32, cache and recurrent state charged to every layer.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import (
@@ -29,8 +29,7 @@ _FLOAT = 4
 _HEADROOM = 2**30
 
 
-@dataclass(slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Struct, kw_only=True):
     """A model's dimensions as zinc normalises them; 0 where it has none of the kind."""
 
     n_layers: int

@@ -6,8 +6,9 @@ src/gpu/memory_plan.zig; the functions have its exported names, in snake case.
 
 from typing import Literal
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import MAX_COUNT
 from memfit.estimators.base.version import __version__
 
@@ -15,16 +16,14 @@ SCHEMA = "memfit.plan-request/1"
 RequestAdmission = Literal["admitted", "shortened", "refused"]
 
 
-@record(frozen=True, slots=True)
-class RequestBudget:
+class RequestBudget(Struct, frozen=True):
     """The tokens a request may generate, and the context to allocate."""
 
     completion_tokens: int
     context_tokens: int
 
 
-@record(frozen=True, slots=True)
-class RequestPlan:
+class RequestPlan(Struct, frozen=True):
     """The result of ``memfit plan request``."""
 
     used_tokens: int

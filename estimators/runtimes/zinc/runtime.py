@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import GatedDelta
-from memfit.estimators.base.records import record
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -53,8 +53,7 @@ ZINC = Runtime(
 )
 
 
-@record(frozen=True, slots=True)
-class Zinc(TokenCacheModel):
+class Zinc(TokenCacheModel, frozen=True):
     """zinc; its notes show what it charges to layers that do not attend."""
 
     defaults = ZINC
