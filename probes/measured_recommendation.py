@@ -20,7 +20,7 @@ from memfit.estimators.sizing.peak_fit import (
     calibration,
     line_through,
 )
-from memfit.estimators.sizing.recommend import recommend
+from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.result import Point
 
@@ -88,13 +88,13 @@ def by_measurement(sized: SizedModel, points: Sequence[Point], line: Line | None
 
 
 def advise(sized: SizedModel, points: Sequence[Point], units: Units = Units.GB) -> Recommendation:
-    """Return the settings for the first point's workload; the first reason is their basis.
+    """Return the settings for the first point's workload; ``basis`` says what they rest on.
 
     ``sized`` is the estimate that the points were compared with.
     """
     asked, line = points[0].workload, line_of(points)
-    found = recommend(by_measurement(sized, points, line), asked, units)
-    return replace(found, reasons=(*_basis(sized, points, line, units), *found.reasons))
+    found = recommend_here(by_measurement(sized, points, line), asked, units)
+    return replace(found, basis=tuple(_basis(sized, points, line, units)))
 
 
 def _counts(point: Point) -> bool:

@@ -10,7 +10,7 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.budget import Need
-from memfit.estimators.sizing.recommend import recommend
+from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.sized_model import SizedModel
 
 MEMORY_LIMIT = "memory limit"
@@ -100,10 +100,11 @@ def _would_fit(sized: SizedModel, workload: Workload, units: Units) -> Iterator[
     if searching is None or device is None:
         return
     room = min(device.working_set_bytes, free_bytes(device))
-    advice = recommend(searching.on(replace(device, working_set_bytes=room)), workload, units)
-    if advice.context_tokens and advice.context_tokens < workload.prompt_tokens:
-        yield f"a prompt of {advice.context_tokens} tokens"
-    if advice.prefill_step and advice.prefill_step < workload.prefill_step:
-        yield f"a prefill step of {advice.prefill_step}"
-    if advice.kv_bits and advice.kv_bits != workload.kv_bits:
-        yield f"a KV cache of {advice.kv_bits} bits"
+    here = searching.on(replace(device, working_set_bytes=room))
+    advice = recommend_here(here, workload, units)
+    if advice.context_tokens.state == "change":
+        yield f"a prompt of {advice.context_tokens.value} tokens"
+    if advice.prefill_step.state == "change":
+        yield f"a prefill step of {advice.prefill_step.value}"
+    if advice.kv_bits.state == "change":
+        yield f"a KV cache of {advice.kv_bits.value} bits"

@@ -20,7 +20,7 @@ from memfit.estimators.results.estimate import (
 from memfit.estimators.runtimes.measurement import Loaded
 from memfit.estimators.sizing.peak_fit import Line
 
-SCHEMA = "memfit.tune/1"
+SCHEMA = "memfit.tune/2"
 PointStatus = Literal["measured", "skipped", "failed"]
 
 

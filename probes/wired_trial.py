@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.wired_limit import wired_limit
-from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.results.estimate import Advice, Recommendation
 from memfit.probes.measured_recommendation import by_measurement, line_of
 from memfit.probes.result import Point
 from memfit.probes.session import MeasurementSession
@@ -31,15 +31,16 @@ def with_wired_trial(
         return points, with_wired_reason(recommendation, "not tried: the workload was not measured")
     if device.backend != "metal":
         return points, _without_wired_limit(session, points, recommendation, device, units)
-    if (limit := recommendation.wired_limit_bytes) is None:
+    if (limit := recommendation.wired_limit_bytes.value) is None:
         return points, with_wired_reason(recommendation, "none is recommended, so none was tried")
     return (*points, session.measure(first.workload, wired_limit_bytes=limit)), recommendation
 
 
 def with_wired_reason(recommendation: Recommendation, reason: str) -> Recommendation:
     """Return the recommendation with a reason for its wired limit."""
-    reasons = (*recommendation.reasons, f"wired limit: {reason}")
-    return replace(recommendation, reasons=reasons)
+    advice = recommendation.wired_limit_bytes
+    reasons = "; ".join(filter(None, (advice.reason, reason)))
+    return replace(recommendation, wired_limit_bytes=replace(advice, reason=reasons))
 
 
 def _without_wired_limit(
@@ -49,7 +50,7 @@ def _without_wired_limit(
     device: Device,
     units: Units,
 ) -> Recommendation:
-    first, context = points[0].workload, recommendation.context_tokens
+    first, context = points[0].workload, recommendation.context_tokens.value
     workload = replace(first, prompt_tokens=context, max_tokens=0) if context else first
     sized = by_measurement(session.sized, points, line_of(points))
     figures, need = sized.figures_for(workload), sized.requirement(workload)
@@ -63,4 +64,4 @@ def _without_wired_limit(
         f" tokens ({listed}, margin {format_bytes(sized.margin_bytes, units)}); the"
         f" {device.backend} backend has no wired limit, nothing was set"
     )
-    return replace(with_wired_reason(recommendation, reason), wired_limit_bytes=limit)
+    return replace(recommendation, wired_limit_bytes=Advice("keep", limit, reason))

@@ -28,6 +28,7 @@ from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate, workload_notes
+from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -67,6 +68,7 @@ def compare(
         models, runtime = _native(catalog, models)
     ready = [_ready(catalog, model, first, runtime) for model in models]
     estimates = [_estimate(one, units) for one in ready]
+    contexts = [_context(one) for one in ready]
     return Comparison(
         memfit_version=__version__,
         workload=WorkloadSummary(**to_builtins(first.workload.under(runtime.on(first.device)))),
@@ -75,7 +77,7 @@ def compare(
         quantize=first.quantize,
         margin_bytes=first.margin_bytes,
         models=tuple(map(_compared, models, estimates)),
-        figures=tuple(_figures(estimates)),
+        figures=tuple(_figures(estimates, contexts)),
         matrix=_matrix(catalog, models, axes, combinations, runtime) if axes else None,
     )
 
@@ -121,7 +123,13 @@ def _ready(
 def _estimate(ready: _Ready | Unavailable, units: Units) -> Estimate | Unavailable:
     if isinstance(ready, Unavailable):
         return ready
-    return try_or_reason(lambda: estimate(ready.sized, ready.workload, units=units))
+    return try_or_reason(lambda: estimate(ready.sized, ready.workload, units=units, advises=False))
+
+
+def _context(ready: _Ready | Unavailable) -> int | None:
+    return (
+        None if isinstance(ready, Unavailable) else recommended_context(ready.sized, ready.workload)
+    )
 
 
 def _compared(model: ComparedModel, result: Estimate | Unavailable) -> Compared:
@@ -140,9 +148,12 @@ def _compared(model: ComparedModel, result: Estimate | Unavailable) -> Compared:
     )
 
 
-def _figures(estimates: Sequence[Estimate | Unavailable]) -> Iterator[ComparedFigure]:
+def _figures(
+    estimates: Sequence[Estimate | Unavailable], contexts: Sequence[int | None]
+) -> Iterator[ComparedFigure]:
     columns = [
-        {} if isinstance(result, Unavailable) else dict(_amounts(result)) for result in estimates
+        {} if isinstance(result, Unavailable) else dict(_amounts(result, context))
+        for result, context in zip(estimates, contexts, strict=True)
     ]
     names = {name: None for column in columns for name in column}
     for name in names:
@@ -153,7 +164,9 @@ def _figures(estimates: Sequence[Estimate | Unavailable]) -> Iterator[ComparedFi
         yield ComparedFigure(name, "tokens" if name == "recommended_context" else "bytes", values)
 
 
-def _amounts(result: Estimate) -> Iterator[tuple[str, tuple[int, Basis] | None]]:
+def _amounts(
+    result: Estimate, context: int | None
+) -> Iterator[tuple[str, tuple[int, Basis] | None]]:
     """The figures that are compared, in their order; every model has the same names."""
     parts = result.components
     weights, kv, workspace = parts.weights, parts.kv, parts.workspace
@@ -166,7 +179,6 @@ def _amounts(result: Estimate) -> Iterator[tuple[str, tuple[int, Basis] | None]]
     yield "state", (parts.ssm.bytes, parts.ssm.basis)
     yield "workspace", (workspace.bytes, workspace.basis)
     yield "peak", (result.peak_bytes, result.peak_basis)
-    context = result.recommendation.context_tokens
     yield "recommended_context", None if context is None else (context, result.peak_basis)
 
 

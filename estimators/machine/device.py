@@ -31,3 +31,8 @@ class Device(Struct, frozen=True):
     budget: str = WORKING_SET  # what working_set_bytes is, in words
     note: str | None = None
     bandwidth_bytes: int | None = None  # bytes a second from memory; None: the chip is not known
+
+    @property
+    def gpu(self) -> tuple[Backend, GpuClass | None, int | None]:
+        """What MLX's rules depend on."""
+        return self.backend, self.gpu_class, self.generation

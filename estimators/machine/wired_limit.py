@@ -6,6 +6,14 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Device
 
 MEBIBYTE = 2**20
+# github.com/ml-explore/mlx/issues/3186, github.com/ml-explore/mlx-lm/issues/883 and 1666: macOS
+# panics in IOGPUMemory.cpp on M1 to M4, with long prompts or several requests at a time, also with
+# memory left; without a wired limit ten of ten runs of one reporter passed. The cause is not known.
+RISK = (
+    "macOS resets it at restart; with too little left the system slows down or hangs, and kernel"
+    " panics are reported while MLX keeps memory wired (mlx issue 3186, mlx-lm issues 883, 1666)"
+)
+"""What to know before the setting is changed."""
 
 
 class WiredLimit(Struct, frozen=True):

@@ -12,8 +12,10 @@ Basis = Literal["exact", "traced", "derived", "measured", "bound"]
 Verdict = Literal["fits", "tight", "exceeds", "unknown"]
 Phase = Literal["load", "prefill", "decode"]
 Level = Literal["info", "warning"]
+State = Literal["change", "keep", "impossible", "not_applicable"]
+Cost = Literal["none", "speed", "quality", "hardware"]
 
-SCHEMA = "memfit.estimate/1"
+SCHEMA = "memfit.estimate/2"
 _WEAKEST_FIRST: tuple[Basis, ...] = ("bound", "derived", "traced", "measured", "exact")
 
 
@@ -125,15 +127,119 @@ class DeviceSummary(Struct, frozen=True):
     used_by_others_bytes: int | None = None
 
 
-class Recommendation(Struct, frozen=True):
-    """Settings that follow from the figures; None where nothing fits or nothing applies."""
+class Advice(Struct, frozen=True):
+    """What to do with one setting; ``value`` is None only where there is nothing to set."""
 
-    context_tokens: int | None = None
-    wired_limit_bytes: int | None = None
-    prefill_step: int | None = None
-    kv_bits: int | None = None
-    expert_capacity: int | None = None
-    reasons: tuple[str, ...] = ()
+    state: State
+    value: int | None
+    reason: str
+
+
+class Recommendation(Struct, frozen=True, kw_only=True):
+    """Each setting by the cheapest set of them that makes the request fit."""
+
+    context_tokens: Advice
+    """The longest prompt that fits, all else as requested."""
+    prefill_step: Advice
+    kv_bits: Advice
+    weight_bits: Advice
+    memory_bytes: Advice
+    """Of the machine; a Mac's."""
+    wired_limit_bytes: Advice
+    """The limit that MLX is to set for `context_tokens`."""
+    wired_limit_mb: Advice
+    """The system setting iogpu.wired_limit_mb, in MiB, that makes room for the request."""
+    basis: tuple[str, ...] = ()
+    """What the figures rest on, where it is not the estimate alone."""
+
+    def advice(self) -> dict[str, Advice]:
+        """Return the advice of each setting, by its name."""
+        names = (name for name in self.__struct_fields__ if name != "basis")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons of all settings that apply, each after its name."""
+        return (
+            *self.basis,
+            *(
+                f"{NAMES[name]}: {advice.reason}"
+                for name, advice in self.advice().items()
+                if advice.state != "not_applicable"
+            ),
+        )
+
+
+NAMES = {
+    "context_tokens": "context",
+    "prefill_step": "prefill step",
+    "kv_bits": "KV bits",
+    "weight_bits": "weight bits",
+    "memory_bytes": "memory",
+    "wired_limit_bytes": "wired limit",
+    "wired_limit_mb": "iogpu.wired_limit_mb",
+}
+"""What people call each setting."""
+
+
+class Action(Struct, frozen=True, kw_only=True):
+    """Settings that make the request fit, or allow a longer prompt."""
+
+    goal: Literal["request", "longer_prompt"]
+    settings: dict[str, int]
+    """Those to change, by the names of `Recommendation`; empty when nothing has to change."""
+    commands: tuple[str, ...]
+    """To paste into a shell; empty for a runtime without a command."""
+    cost: Cost
+    verdict: Verdict
+    """Of the request with these settings."""
+    peak_bytes: int
+    needed_bytes: int
+    """The peak with the margin."""
+    context_tokens: int | None
+    """The longest prompt that fits with these settings, 0 when none does; None: not searched."""
+
+
+class Cell(Struct, frozen=True):
+    """A row's settings at one column, with the largest prefill step that fits."""
+
+    verdict: Verdict
+    needed_bytes: int | None
+    """The peak with the margin; None where the runtime cannot run it."""
+    prefill_step: int
+    reason: str = ""
+    """Why the runtime cannot run it."""
+
+
+class GridRow(Struct, frozen=True, kw_only=True):
+    """Settings, and what they need at each column."""
+
+    label: str
+    settings: dict[str, int]
+    """Those that differ from the request."""
+    weights_bytes: int
+    cells: tuple[Cell, ...]
+    context_tokens: int
+    """The longest prompt that fits, 0 when none does or no device is known."""
+    context_step: int
+    """The prefill step of that prompt."""
+
+
+class LeftOut(Struct, frozen=True):
+    """A row, a column or a setting that is not shown, and why."""
+
+    what: str
+    reason: str
+
+
+class Grid(Struct, frozen=True):
+    """What needs how much where; its columns are prompts, or Macs when no device is known."""
+
+    axis: Literal["context_tokens", "memory_bytes"]
+    columns: tuple[int, ...]
+    rows: tuple[GridRow, ...]
+    left_out: tuple[LeftOut, ...]
+    method: Literal["formula", "trace", "measure"]
 
 
 class Note(Struct, frozen=True):
@@ -166,10 +272,17 @@ class Estimate(Struct, frozen=True, kw_only=True):
     device: DeviceSummary | None
     components: Components
     peak_bytes: int
+    peak_range_bytes: tuple[int, int]
+    """The peak with its workspace wrong by ``error_percent``; of a bound, what is exact and all."""
     peak_phase: Phase
+    needed_bytes: int
+    """The peak with the margin."""
     verdict: Verdict
     exceeded: tuple[str, ...]
     recommendation: Recommendation
+    actions: tuple[Action, ...]
+    """Cheapest first."""
+    grid: Grid
     assumptions: tuple[str, ...]
     notes: tuple[Note, ...]
     schema: str = SCHEMA

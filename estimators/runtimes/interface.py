@@ -154,6 +154,30 @@ class RuntimeModel(Struct, frozen=True):
         """
         raise NotImplementedError
 
+    def least_bytes(self, workload: Workload) -> int:
+        """Return a part of what a workload takes that is cheap to compute.
+
+        Raises:
+            UnsupportedError: when the runtime cannot run it.
+        """
+        return self.resident_bytes
+
+    def runs_kv_bits(self, workload: Workload) -> bool:
+        """Whether it quantises the cache of such a workload; ``figures`` rejects single bits."""
+        return True
+
+    def is_alike_on(self, device: Device | None) -> bool:
+        """Whether figures on another machine are the same: its GPU is of the same kind."""
+        own = self.subject.device
+        return own is not None and device is not None and own.gpu == device.gpu
+
+    def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
+        """Return commands for a shell that run a model with the settings of a workload.
+
+        ``kept_caches`` is how many caches of earlier prompts fit in addition.
+        """
+        return ()
+
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return what a figure rests on, and by how many percent it may be wrong."""
         if figure == "weights":

@@ -45,6 +45,14 @@ class Measured(MlxLm, frozen=True):
             return estimated
         return self._measured(estimated, self.subject.device)
 
+    def least_bytes(self, workload: Workload) -> int:
+        """Return nothing: a run may have taken less than what is computed."""
+        return 0
+
+    def is_alike_on(self, device: Device | None) -> bool:
+        """Whether it is the machine that was measured."""
+        return device == self.subject.device
+
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return the basis of every figure."""
         return self.workspace_basis

@@ -11,6 +11,7 @@ from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION
 from memfit.estimators.results.estimate import Basis
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
+from memfit.estimators.runtimes.mlx_lm_commands import STDIN, generate_command, server_command
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
 
@@ -72,6 +73,24 @@ class MlxLm(RuntimeModel, frozen=True):
         )
         states = state_bytes(subject.model, workload.batch)
         return MemoryFigures(kv_cache(subject.model, workload), states, moment)
+
+    def least_bytes(self, workload: Workload) -> int:
+        """Return weights, states and the tokens in the caches, which the last step reads."""
+        model = self.subject.model
+        kept = kv_cache(model, workload).held_bytes + state_bytes(model, workload.batch)
+        return self.resident_bytes + kept
+
+    def runs_kv_bits(self, workload: Workload) -> bool:
+        """Whether it is one sequence: BatchGenerator (mlx_lm/generate.py) has no KV bits."""
+        return workload.batch == 1
+
+    def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
+        """Return the command of the server; with a rotating cache, which it lacks, of generate."""
+        if not self.is_mlx_lm:
+            return ()
+        if workload.max_kv_size is not None:
+            return (generate_command(model, workload, STDIN),)
+        return (server_command(model, workload, kept_caches),)
 
     def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
         """Yield the lines that derive resident weights, caches and states."""

@@ -6,6 +6,7 @@ from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
@@ -67,6 +68,10 @@ class MlxMoe(MlxLm, frozen=True):
         kept, _ = self._capacities()
         others = self.subject.allocated_bytes - self._expert_bytes
         return others + self._bytes_of(kept) + self.layers * self.experts * _LOOKUP_BYTES
+
+    def is_alike_on(self, device: Device | None) -> bool:
+        """Whether it is the same machine: the experts that are kept depend on its memory."""
+        return device == self.subject.device
 
     def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
         """Yield the capacity, and mlx-moe's own where it is another."""

@@ -6,7 +6,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, ceil_div, format_bytes
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -27,22 +27,29 @@ from memfit.estimators.results.estimate import (
 )
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
-from memfit.estimators.sizing.recommend import recommend
 from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
 SHORTEST_PLOTTED = 1024
 
 
-def estimate(sized: SizedModel, workload: Workload, *, units: Units = Units.GB) -> Estimate:
+def estimate(
+    sized: SizedModel, workload: Workload, *, units: Units = Units.GB, advises: bool = True
+) -> Estimate:
     """Return what a workload takes and what follows; ``units`` are of the sentences in it.
+
+    Without ``advises`` no other settings are searched.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
     figures, runtime_model = sized.figures_for(workload), sized.runtime_model
-    verdict, exceeded = judge(sized.requirement(workload), sized.device)
+    need = sized.requirement(workload)
+    verdict, exceeded = judge(need, sized.device)
+    peak_bytes = figures.moment.nbytes + sized.draft_bytes(workload)
+    advice = advise(sized, workload, units) if advises else NO_ADVICE
     return Estimate(
         memfit_version=__version__,
         model=model_summary(sized),
@@ -50,17 +57,32 @@ def estimate(sized: SizedModel, workload: Workload, *, units: Units = Units.GB) 
         runtime=RuntimeSummary(runtime_model.name, runtime_model.runtime.version),
         device=device_summary(sized.device) if sized.device else None,
         components=_components(sized, workload, figures),
-        peak_bytes=figures.moment.nbytes + sized.draft_bytes(workload),
+        peak_bytes=peak_bytes,
+        peak_range_bytes=_peak_range(sized, workload, figures, peak_bytes),
         peak_phase=figures.moment.phase,
+        needed_bytes=need.peak_bytes,
         verdict=verdict,
         exceeded=exceeded,
-        recommendation=recommend(sized, workload, units),
+        recommendation=advice.recommendation,
+        actions=advice.actions,
+        grid=advice.grid,
         assumptions=tuple(_assumptions(sized, workload, units)),
         notes=tuple(_notes(sized, workload, units)),
         method=runtime_model.method,
         decode_speed=decode_speed(sized, workload),
         pool=runtime_model.pool(workload),
     )
+
+
+def _peak_range(
+    sized: SizedModel, workload: Workload, figures: MemoryFigures, peak_bytes: int
+) -> tuple[int, int]:
+    workspace = figures.moment.workspace_bytes
+    basis, percent = sized.workspace_basis(workload)
+    if basis == "bound":
+        return peak_bytes - workspace, peak_bytes
+    error = ceil_div(workspace * percent, 100)
+    return peak_bytes - error, peak_bytes + error
 
 
 def plots(sized: SizedModel, workload: Workload) -> Plots:

@@ -1,57 +1,61 @@
 """Settings recommended for a workload, each with its reason and what would change it."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from memfit.estimators.arch.modules import Part
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import WORKING_SET, Device
-from memfit.estimators.machine.wired_limit import wired_limit
-from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.machine.wired_limit import RISK, wired_limit
+from memfit.estimators.results.estimate import Advice, Recommendation
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
-from memfit.estimators.sizing.search import (
-    CONTEXT_STEP,
-    KV_BITS,
-    PREFILL_STEPS,
-    first_fitting,
-    fits_comfortably,
-    longest_context,
-    longest_prompt,
-    with_kv_bits,
-)
+from memfit.estimators.sizing.actions import Answer
+from memfit.estimators.sizing.joint import JointSearch, Settings
+from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.trace_search import TraceSearch
 
+_NO_DEVICE = Advice("not_applicable", None, "no device is named")
+_BY_TRACE_ALONE = "formulas do not describe this model, and this setting is searched by them"
+_NOT_SEARCHED = Advice("not_applicable", None, "other machines are not searched")
 
-def recommend(sized: SizedModel, workload: Workload, units: Units) -> Recommendation:
-    """Return the settings for a workload on the model's device; empty without a device."""
-    device = sized.device
+
+def recommend(
+    search: JointSearch, units: Units, answer: Answer, *, memory: Advice = _NOT_SEARCHED
+) -> Recommendation:
+    """Return what to do with each setting, by the answer that a search found.
+
+    Without a device nothing but the ``memory`` of the machine is known.
+    """
+    device = search.sized.device
     if device is None:
-        return Recommendation(reasons=("name a device or a memory size for recommendations",))
-    formula = sized.formula_view()
-    if formula is None:
-        return _by_trace_alone(sized, workload, device, units)
-    recommender = _Recommender(sized, workload, device, units, _search(sized, formula, workload))
-    context, why_context = recommender.context()
-    step, why_step = recommender.prefill_step()
-    bits, why_bits = recommender.kv_bits()
-    wired, why_wired = recommender.wired_limit(context)
-    experts, why_experts = recommender.expert_capacity()
+        return Recommendation(
+            context_tokens=_NO_DEVICE,
+            prefill_step=_NO_DEVICE,
+            kv_bits=_NO_DEVICE,
+            weight_bits=_NO_DEVICE,
+            memory_bytes=memory,
+            wired_limit_bytes=_NO_DEVICE,
+            wired_limit_mb=_NO_DEVICE,
+        )
+    contexts = _context_search(search.sized, search.workload)
+    recommender = _Recommender(search, answer, device, units, contexts)
+    context = recommender.context()
     return Recommendation(
         context_tokens=context,
-        wired_limit_bytes=wired,
-        prefill_step=step,
-        kv_bits=bits,
-        expert_capacity=experts,
-        reasons=(why_context, *why_wired, why_step, why_bits, *why_experts),
+        prefill_step=recommender.prefill_step(),
+        kv_bits=recommender.kv_bits(),
+        weight_bits=recommender.weight_bits(),
+        memory_bytes=memory,
+        wired_limit_bytes=recommender.wired_limit(context.value),
+        wired_limit_mb=recommender.system_limit(),
     )
 
 
@@ -92,10 +96,6 @@ class DirectSearch(Struct):
         self.too_long = (found or 0) + CONTEXT_STEP
         return found
 
-    def fits(self, workload: Workload) -> bool:
-        """Return whether a workload fits."""
-        return fits_comfortably(self.sized, workload)
-
     def requirement(self, workload: Workload) -> Need:
         """Return what a workload needs."""
         return self.sized.requirement(workload)
@@ -105,9 +105,40 @@ class DirectSearch(Struct):
         return ""
 
 
-def _search(
-    sized: SizedModel, formula: SizedModel, workload: Workload
-) -> "DirectSearch | TraceSearch":
+def memory_advice(search: JointSearch, answer: Answer, units: Units) -> Advice:
+    """Return the memory that a machine must have."""
+    device = search.sized.device
+    if device and device.backend != "metal":
+        return Advice("not_applicable", None, "only Macs are looked through")
+    if device and answer.settings:
+        return Advice("keep", device.memory_bytes, "the memory of this machine is enough")
+    found = answer.smallest
+    if found is None or found[0].sized.device is None:
+        return Advice("impossible", None, "no Mac is large enough")
+    on_mac, settings = found
+    need, mac = on_mac.need(settings).peak_bytes, found[0].sized.device
+    why = f"the smallest Mac that fits has {format_bytes(mac.memory_bytes, Units.GIB)}"
+    return Advice("change", mac.memory_bytes, f"{why}, for {format_bytes(need, units)}")
+
+
+def recommend_here(sized: SizedModel, workload: Workload, units: Units) -> Recommendation:
+    """Return what to do with each setting on the model's device, without other weights."""
+    formula = sized.formula_view() if sized.runtime_model.method == "trace" else None
+    search = JointSearch(sized, workload, formula=formula)
+    return recommend(search, units, Answer(search.cheapest() if sized.device else ()))
+
+
+def recommended_context(sized: SizedModel, workload: Workload) -> int | None:
+    """Return the longest prompt that fits, all else as in the workload; None when none does."""
+    search = _context_search(sized, workload)
+    return search.longest_context(longest_prompt(sized)) if search and sized.device else None
+
+
+def _context_search(sized: SizedModel, workload: Workload) -> "DirectSearch | TraceSearch | None":
+    """The search for the longest context; None where only a trace knows the model."""
+    formula = sized.formula_view()
+    if formula is None:
+        return None
     if sized.runtime_model.method != "trace":
         return DirectSearch(formula, workload)
     # The formulas alone need none of it.
@@ -116,119 +147,164 @@ def _search(
     return TraceSearch(sized, formula, workload)
 
 
-def _by_trace_alone(
-    sized: SizedModel, workload: Workload, device: Device, units: Units
-) -> Recommendation:
-    recommender = _Recommender(sized, workload, device, units, DirectSearch(sized, workload))
-    # A trace takes long, and finds no less than the weights.
-    has_room = judge(Need(sized.resident_bytes, 0), device)[0] == "fits"
-    step, why_step = recommender.prefill_step(has_room=has_room)
-    other = "formulas do not describe this model, and other settings are searched by them"
-    return Recommendation(prefill_step=step, reasons=(why_step, other))
-
-
 class _Recommender(Struct, frozen=True):
-    """One method for each setting: its value, and the reason in words."""
+    """One method for each setting."""
 
-    sized: SizedModel
-    workload: Workload
+    joint: JointSearch
+    answer: Answer
     device: Device
     units: Units
-    search: "DirectSearch | TraceSearch"
+    search: "DirectSearch | TraceSearch | None"
 
-    def context(self) -> tuple[int | None, str]:
+    @property
+    def _sized(self) -> SizedModel:
+        return self.joint.sized
+
+    @property
+    def _workload(self) -> Workload:
+        return self.joint.workload
+
+    @property
+    def _chosen(self) -> Settings | None:
+        """The cheapest settings that fit, else those that fit tightly."""
+        return self.answer.settings[-1] if self.answer.settings else None
+
+    def context(self) -> Advice:
         """The longest prompt that fits, everything else as in the workload."""
-        limit = self.sized.model.max_context
-        most = longest_prompt(self.sized)
+        if self.search is None:
+            return Advice("not_applicable", None, _BY_TRACE_ALONE)
+        most = longest_prompt(self._sized)
         context = self.search.longest_context(most)
         if self.search.too_long is not None and self.search.too_long <= most:
             found = f"{context} tokens" if context else "none"
-            return context, f"context: {found}; {self._obstacle(self.search.too_long)}"
-        if context is None:
-            text = f"no multiple of {CONTEXT_STEP} is within the limit of {most} tokens"
-        elif most == self.sized.runtime_model.runtime.max_context != limit:
-            text = f"{context} tokens fit; {self.sized.runtime} is set to at most {most}"
-        elif most != limit:
-            text = f"{context} tokens, the longest that is searched, fit"
-        elif context == limit:
-            text = f"{context} tokens, the model's own limit, fit"
+            reason = f"{found}; {self._obstacle(self.search, self.search.too_long)}"
         else:
-            text = f"{context} tokens fit; the model's own limit is {limit}"
-        return context, f"context: {text}{self._caveat(context, '; ')}"
-
-    def wired_limit(self, context: int | None) -> tuple[int | None, list[str]]:
-        """The wired limit for the recommended context, else for the workload."""
-        if self.device.backend != "metal" or not self.sized.runtime_model.on_mlx:
-            return None, []
+            reason = self._within_limits(context, most)
+            reason += self._caveat(context, "; ")
         if context is None:
-            tokens = self.workload.total_tokens
-            need = self.search.sized.requirement(self.workload).peak_bytes
+            return Advice("impossible", None, reason)
+        is_enough = context >= self._workload.total_tokens
+        return Advice("keep" if is_enough else "change", context, reason)
+
+    def _within_limits(self, context: int | None, most: int) -> str:
+        limit = self._sized.model.max_context
+        if context is None:
+            return f"no multiple of {CONTEXT_STEP} is within the limit of {most} tokens"
+        if most == self._sized.runtime_model.runtime.max_context != limit:
+            return f"{context} tokens fit; {self._sized.runtime} is set to at most {most}"
+        if most != limit:
+            return f"{context} tokens, the longest that is searched, fit"
+        if context == limit:
+            return f"{context} tokens, the model's own limit, fit"
+        return f"{context} tokens fit; the model's own limit is {limit}"
+
+    def prefill_step(self) -> Advice:
+        """The largest step of the cheapest settings."""
+        asked = self._workload.prefill_step
+        if self._chosen is None:
+            least = self.joint.steps()[-1]
+            why = f"none from {asked} down to {least} makes this workload fit"
+            return Advice("impossible", None, why + self._dearer_steps())
+        step = self._chosen.prefill_step
+        if step == asked:
+            return Advice("keep", step, f"{step} fits{self._dearer_steps()}")
+        why = f"{step} is the largest that fits{self._dearer_steps()}"
+        return Advice("change", step, why)
+
+    def kv_bits(self) -> Advice:
+        """The most bits of the cache in the cheapest settings."""
+        asked = self._workload.kv_bits
+        plain = dtypes.BITS[self._sized.model.dtype]
+        if self.search is None:
+            return Advice("not_applicable", None, _BY_TRACE_ALONE)
+        if not self._sized.runtime_model.runs_kv_bits(self._workload):
+            why = f"{self._sized.runtime} does not quantise the cache of this workload"
+            return Advice("not_applicable", None, why)
+        if self._chosen is None:
+            why = "no quantisation of the cache makes this workload fit"
+            return Advice("impossible", None, why)
+        bits = self._chosen.kv_bits
+        if bits == asked:
+            kept = f"the cache of {bits} bits" if bits else "the unquantised cache"
+            return Advice("keep", bits or plain, f"{kept} fits")
+        why = f"{bits} bits from the first token on make this workload fit"
+        return Advice("change", bits, why)
+
+    def weight_bits(self) -> Advice:
+        """The most bits of the weights in the cheapest settings."""
+        choices = self.joint.weight_bits
+        if not choices:
+            why = "the weights are quantised already, or mlx_lm.convert does not make them"
+            return Advice("not_applicable", None, why)
+        plan = self._sized.footprint.plan
+        now = plan.default.bits if plan else dtypes.BITS[self._sized.model.dtype]
+        if self._chosen is None:
+            return Advice("impossible", None, f"none from {now} down to {choices[-1]} fits")
+        bits = self._chosen.weight_bits
+        if bits is None:
+            return Advice("keep", now, f"the weights of {now} bits fit")
+        return Advice("change", bits, f"{bits} is the most that fits; mlx_lm.convert makes them")
+
+    def wired_limit(self, context: int | None) -> Advice:
+        """The wired limit for the recommended context, else for the workload."""
+        if self.device.backend != "metal" or not self._sized.runtime_model.on_mlx:
+            return Advice("not_applicable", None, "MLX has a wired limit on Macs only")
+        if context is None or self.search is None:
+            tokens = self._workload.total_tokens
+            need = self._sized.requirement(self._workload).peak_bytes
         else:
             tokens = context
-            need = self.search.requirement(self.workload.prompt_only(context)).peak_bytes
+            need = self.search.requirement(self._workload.prompt_only(context)).peak_bytes
         limit = wired_limit(need, self.device).nbytes
         if limit == need:
             text = f"{self._size(need)} keeps all of {tokens} tokens resident"
-            text += self._caveat(context, ", ")
-        else:
-            text = (
-                f"{self._size(limit)}, the {self.device.budget}, is the most"
-                f" MLX accepts; {tokens} tokens need {self._size(need)}"
-            )
-        return limit, [f"wired limit: {text}", *self._larger_working_set()]
-
-    def prefill_step(self, *, has_room: bool = True) -> tuple[int | None, str]:
-        """The largest step whose peak fits."""
-        usual = self.sized.runtime_model.runtime.prefill_step
-        steps = [usual, *(step for step in PREFILL_STEPS if step < usual)]
-        step = first_fitting(steps if has_room else (), self._fits_with_step)
-        if step is None:
-            least = min(usual, PREFILL_STEPS[-1])
-            text = f"none from {usual} down to {least} makes this workload fit"
-        elif step == usual:
-            text = f"{step}, the runtime's default, fits"
-        else:
-            text = f"{step} is the largest whose workspace fits"
-        return step, f"prefill step: {text}"
-
-    def kv_bits(self) -> tuple[int | None, str]:
-        """The most bits of a cache that fit; None is unquantised."""
-        choices = [with_kv_bits(self.workload, bits) for bits in KV_BITS]
-        found = first_fitting(choices, self.search.fits)
-        if found is None:
-            return None, "KV bits: no quantisation of the cache makes this workload fit"
-        if found.kv_bits is None:
-            return None, "KV bits: the unquantised cache fits"
-        text = f"{found.kv_bits} bits from the first token on make this workload fit"
-        return found.kv_bits, f"KV bits: {text}"
-
-    def expert_capacity(self) -> tuple[int | None, list[str]]:
-        """Experts of each layer to keep resident, for runtimes that load the rest on demand."""
-        capacity = capacity_of(self.sized)
-        if capacity is None:
-            return None, []
+            return Advice("keep", limit, text + self._caveat(context, ", "))
         text = (
-            f"expert capacity, where experts are loaded on demand: {capacity.experts} of"
-            f" {capacity.of} a layer take {self._size(capacity.resident_bytes)} of 71 % of the"
-            f" working set and leave {self._size(capacity.left_bytes)} of it for the cache"
+            f"{self._size(limit)}, the {self.device.budget}, is the most"
+            f" MLX accepts; {tokens} tokens need {self._size(need)}"
         )
-        return capacity.experts, [text]
+        return Advice("keep", limit, text)
 
-    def _obstacle(self, tokens: int) -> str:
-        """Why a prompt of ``tokens`` is too long, and what would change it."""
-        longer = self.workload.prompt_only(tokens)
+    def system_limit(self) -> Advice:
+        """The sysctl that makes room for the workload, where only the working set is too small."""
+        if self.device.backend != "metal" or self.device.budget != WORKING_SET:
+            return Advice("not_applicable", None, "iogpu.wired_limit_mb is a setting of macOS")
+        need = self._sized.requirement(self._workload)
+        larger = wired_limit(need.peak_bytes, self.device)
+        exceeded = judge(need, self.device)[1]
+        if "working_set" not in exceeded:
+            return Advice("keep", 0, f"the default, {self._size(self.device.working_set_bytes)}")
+        if larger.sysctl_mebibytes is None or exceeded != ("working_set",):
+            why = f"{self._size(need.peak_bytes)} do not fit this Mac with any value of it"
+            return Advice("impossible", None, why)
+        why = (
+            f"sudo sysctl iogpu.wired_limit_mb={larger.sysctl_mebibytes} would make room for the"
+            f" {self._workload.total_tokens} tokens asked for and leave the system"
+            f" {self._size(larger.left_for_system_bytes)}; {RISK}"
+        )
+        return Advice("change", larger.sysctl_mebibytes, why)
+
+    def _dearer_steps(self) -> str:
+        dearer = self.joint.dearer_steps()
+        if not dearer:
+            return ""
+        return f"; a step of {' or '.join(map(str, dearer))} takes more memory, not less"
+
+    def _obstacle(self, search: "DirectSearch | TraceSearch", tokens: int) -> str:
+        """Why a prompt of ``tokens`` is too long."""
+        longer = self._workload.prompt_only(tokens)
         try:
-            need = self.search.requirement(longer)
+            need = search.requirement(longer)
         except UnsupportedError as error:
             return f"{tokens} cannot be run: {error}"
-        by = " by formula" if self.search.caveat(longer) else ""
+        by = " by formula" if search.caveat(longer) else ""
         exceeded = judge(need, self.device)[1]
         if need.budget and {"cache_budget", "runtime_budget"}.intersection(exceeded):
             for_cache = need.budget.for_cache
             return (
                 f"{tokens} would need{by} {'a cache of ' if for_cache else ''}"
                 f"{self._size(need.budgeted_bytes)}, above"
-                f" {self._size(need.budget.of_device(self.device))}, what {self.sized.runtime}"
+                f" {self._size(need.budget.of_device(self.device))}, what {self._sized.runtime}"
                 f" gives {'its cache' if for_cache else 'itself'}"
             )
         largest = self.device.max_buffer_bytes
@@ -238,41 +314,18 @@ class _Recommender(Struct, frozen=True):
                 f" {self._size(need.largest_buffer_bytes)}, above {self._size(largest)}, the"
                 " largest the device gives"
             )
-        remedy = "a quantised KV cache or a" if self._fits_quantised(longer) else "a"
         budget = self._size(self.device.working_set_bytes * 9 // 10)
         return (
             f"{tokens} would need {self._size(need.peak_bytes)}{by}, above {budget}, nine tenths"
-            f" of the {self.device.budget}; {remedy} larger {self.device.budget} raises it"
+            f" of the {self.device.budget}"
         )
-
-    def _fits_quantised(self, workload: Workload) -> bool:
-        """Whether a quantised cache helps; not worth a trace."""
-        quantised = [with_kv_bits(workload, bits) for bits in KV_BITS if bits]
-        search = self.search if isinstance(self.search, DirectSearch) else None
-        return search is not None and first_fitting(quantised, search.fits) is not None
 
     def _caveat(self, context: int | None, separator: str) -> str:
         """How a context was found that no trace confirmed."""
-        caveat = context and self.search.caveat(self.workload.prompt_only(context))
+        if not context or self.search is None:
+            return ""
+        caveat = self.search.caveat(self._workload.prompt_only(context))
         return f"{separator}{caveat}" if caveat else ""
-
-    def _larger_working_set(self) -> Iterator[str]:
-        """The sysctl that makes room for the workload, where only the working set is too small."""
-        if self.device.budget != WORKING_SET:
-            return
-        need = self.sized.requirement(self.workload)
-        larger = wired_limit(need.peak_bytes, self.device)
-        if larger.sysctl_mebibytes and judge(need, self.device)[1] == ("working_set",):
-            yield (
-                f"working set: sudo sysctl iogpu.wired_limit_mb={larger.sysctl_mebibytes} would"
-                f" make room for the {self.workload.total_tokens} tokens asked for and leave the"
-                f" system {self._size(larger.left_for_system_bytes)}; with too little left it"
-                " slows down or hangs"
-            )
-
-    def _fits_with_step(self, step: int) -> bool:
-        workload = replace(self.workload, prefill_step=step)
-        return self.search.fits(workload) and fits_comfortably(self.sized, workload)
 
     def _size(self, nbytes: int) -> str:
         return format_bytes(nbytes, self.units)

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import round_down
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.budget import COMFORTABLE, judge
 from memfit.estimators.sizing.sized_model import SizedModel
 
 CONTEXT_STEP = 256
@@ -78,13 +79,63 @@ def context_lengths(most: int) -> range:
     return range(round_down(most, CONTEXT_STEP), 0, -CONTEXT_STEP)
 
 
-def longest_context(sized: SizedModel, workload: Workload, most: int) -> int | None:
-    """Return the longest prompt up to ``most`` tokens that fits, all else as in ``workload``."""
-    return first_fitting(
-        context_lengths(most),
-        lambda tokens: fits_comfortably(sized, workload.prompt_only(tokens)),
-        monotone=True,
-    )
+def longest_context(
+    sized: SizedModel, workload: Workload, most: int, *, fits_at: int = 0
+) -> int | None:
+    """Return the longest prompt up to ``most`` tokens that fits, all else as in ``workload``.
+
+    A prompt of ``fits_at`` tokens is known to fit. Memory grows almost in proportion to the
+    prompt: the next candidate is where the line through two known ones meets the limit.
+    """
+
+    def excess(steps: int) -> int | None:
+        return _excess(sized, workload.prompt_only(steps * CONTEXT_STEP))
+
+    low, high = fits_at // CONTEXT_STEP, most // CONTEXT_STEP
+    below, turn = _least_excess(sized), 0
+    if below > 0 or not high:
+        return None
+    over = _try(excess, high)
+    if high <= low or (over is not None and over <= 0):
+        return high * CONTEXT_STEP
+    while high - low > 1:
+        turn += 1
+        middle = (low + high) // 2
+        if over is not None and turn % 3:
+            middle = min(max(low + (high - low) * -below // (over - below), low + 1), high - 1)
+        found = _try(excess, middle)
+        if found is not None and found <= 0:
+            low, below = middle, found
+        else:
+            high, over = middle, found
+    return low * CONTEXT_STEP or None
+
+
+def _try(excess: Callable[[int], int | None], steps: int) -> int | None:
+    """The excess, None when the prompt cannot be run or something else than the peak is over."""
+    try:
+        return excess(steps)
+    except (InputError, UnsupportedError):
+        return None
+
+
+def _excess(sized: SizedModel, workload: Workload) -> int | None:
+    """Tenths of bytes above the comfortable share of the working set, at most 0 when it fits."""
+    if sized.device is None:
+        return None
+    need = sized.requirement(workload)
+    over = _over(need.peak_bytes, sized.device)
+    fits = judge(need, sized.device)[0] == "fits"
+    return over if fits == (over <= 0) else None
+
+
+def _least_excess(sized: SizedModel) -> int:
+    return _over(sized.resident_bytes + sized.margin_bytes, sized.device) if sized.device else 1
+
+
+def _over(nbytes: int, device: Device) -> int:
+    share, whole = COMFORTABLE
+    return nbytes * whole - device.working_set_bytes * share
 
 
 def with_kv_bits(workload: Workload, bits: int | None) -> Workload:

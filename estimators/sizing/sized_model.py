@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.budget import Need
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
     from memfit.estimators.runtimes.measurement import Measurement
 
+# Of mlx_lm.convert, most first; 2 bits make most models useless.
+WEIGHT_BITS = (8, 6, 5, 4, 3)
 # How figures are computed: ``auto`` is the formulas where they describe the model, else the trace.
 Method = Literal["auto", "formula", "trace"]
 
@@ -46,6 +49,8 @@ class SizedModel(Struct):
     draft: "SizedModel | None" = None
     notes: tuple[Note, ...] = ()
     """On measurements that were looked for."""
+    adapter: tuple[Tensor, ...] = ()
+    """The tensors of an adapter, which count in the weights."""
     _answers: dict[Workload, MemoryFigures] = field(default_factory=dict)
 
     @property
@@ -88,6 +93,10 @@ class SizedModel(Struct):
             self._answers[workload] = self.runtime_model.figures(workload)
         return self._answers[workload]
 
+    def is_known(self, workload: Workload) -> bool:
+        """Whether the figures of a workload were computed already."""
+        return workload in self._answers
+
     def formula_view(self) -> "SizedModel | None":
         """Return what answers many workloads quickly, None when only a trace knows the model."""
         view = self.runtime_model.formula_view()
@@ -113,7 +122,9 @@ class SizedModel(Struct):
     def on(self, device: Device | None) -> "SizedModel":
         """Return the same model on another device; nothing is read again."""
         draft = self.draft.on(device) if self.draft else None
-        return replace(self._under(self.runtime_model.on(device)), draft=draft)
+        answers = self._answers if self.runtime_model.is_alike_on(device) else {}
+        runtime_model = self.runtime_model.on(device)
+        return replace(self, runtime_model=runtime_model, draft=draft, _answers=answers)
 
     def with_runtime(self, runtime: Runtime) -> "SizedModel":
         """Return the same model under another runtime, or one with other settings.
@@ -135,6 +146,35 @@ class SizedModel(Struct):
         runtime_model = self.runtime_model
         subject = replace(runtime_model.subject, footprint=footprint)
         return self._under(replace(runtime_model, subject=subject))
+
+    def weight_bits(self) -> tuple[int, ...]:
+        """Return the bits of mlx_lm.convert that are fewer than the weights have, most first."""
+        plan, checkpoint = self.footprint.plan, self.checkpoint
+        if (
+            not self.runtime_model.on_mlx
+            or checkpoint.source == "gguf"
+            or self.formula_view() is None
+        ):
+            return ()
+        if plan is None or not plan.converting:
+            block = declared(checkpoint.config, self.model, checkpoint.config_name)
+            if plan or block.method or checkpoint.weight_bytes_bound is not None:
+                return ()
+        now = plan.default.bits if plan else dtypes.BITS[self.model.dtype]
+        return tuple(bits for bits in WEIGHT_BITS if bits < now)
+
+    def converted(self, bits: int) -> "SizedModel":
+        """Return the same model after conversion by mlx_lm.convert, sized by formula.
+
+        Raises:
+            UnsupportedError: when its class asks for groups that do not divide a matrix.
+        """
+        model, checkpoint = self.model, self.checkpoint
+        block = declared(checkpoint.config, model, checkpoint.config_name)
+        plan = QuantizationPlan(converted(bits), converting=True)
+        footprint = add_adapter(convert(model, plan, block), self.adapter)
+        view = self.formula_view()
+        return (view or self).with_footprint(footprint)
 
     def measured(self, measurement: "Measurement") -> "SizedModel":
         """Return the same with what a run on this device took, in place of figures for it.
@@ -191,7 +231,9 @@ def size(
             f"{drafted.checkpoint.id}: a draft for {drafted.runtime} cannot serve a model that"
             f" runs on {runtime_model.name}"
         )
-    return SizedModel(runtime_model, margin_bytes, drafted)
+    return SizedModel(
+        runtime_model, margin_bytes, drafted, adapter=adapter.tensors if adapter else ()
+    )
 
 
 def _size_safetensors(

@@ -62,7 +62,7 @@ def test_every_figure_equals_the_estimate(memfit: Memfit, four_bit: Path, hybrid
             "state": parts["ssm"]["bytes"],
             "workspace": parts["workspace"]["bytes"],
             "peak": alone["peak_bytes"],
-            "recommended_context": alone["recommendation"]["context_tokens"],
+            "recommended_context": alone["recommendation"]["context_tokens"]["value"],
         }
         for name, nbytes in parts["weights"]["by_part"].items():
             if f"weights.{name}" in figures:

@@ -78,7 +78,7 @@ def test_a_context_passes_at_its_limit_which_estimate_recommends(
     memfit: Memfit, folder: Path
 ) -> None:
     run = memfit("estimate", "model", "--device", "m1-8", "--prompt-tokens", "4096", "--json")
-    tokens = run.json["recommendation"]["context_tokens"]
+    tokens = run.json["recommendation"]["context_tokens"]["value"]
     assert 256 < tokens < 40960
     assert ask(memfit, folder, {"context": tokens}, device="m1-8")[0] == 0
     assert ask(memfit, folder, {"context": tokens - 1}, device="m1-8")[0] == 0
@@ -229,5 +229,5 @@ def test_settings_rejected_for_longer_prompts_still_give_figures(
     options = [f"--{key.replace('_', '-')}={value}" for key, value in work.items()]
     run = memfit("estimate", path, "--memory", machine, "--max-tokens", "0", "--json", *options)
     assert (code, report["status"], run.json["verdict"]) == (0, "passed", "fits")
-    tokens = run.json["recommendation"]["context_tokens"]
+    tokens = run.json["recommendation"]["context_tokens"]["value"]
     assert report["figures"]["context_tokens"] == tokens > work["prompt_tokens"]

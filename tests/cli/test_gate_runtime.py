@@ -42,8 +42,7 @@ def estimated(result: dict[str, Any]) -> dict[str, Any]:
         "peak_bytes": result["peak_bytes"],
         "load_peak_bytes": parts["weights"]["resident_bytes"],
         "wired_limit_bytes": result["peak_bytes"] + parts["margin"]["bytes"],
-        "context_tokens": result["recommendation"]["context_tokens"],
-        "expert_capacity": result["recommendation"]["expert_capacity"],
+        "context_tokens": result["recommendation"]["context_tokens"]["value"],
         "basis": parts["weights"]["basis"],
     }
 
@@ -165,4 +164,4 @@ def test_a_small_prefill_step_limits_the_contexts_that_are_searched(
     )
     run = memfit("gate", "--format", "json")
     assert (run.code, alone.code) == (0, 0)
-    assert figures(run)["context_tokens"] == alone.json["recommendation"]["context_tokens"]
+    assert figures(run)["context_tokens"] == alone.json["recommendation"]["context_tokens"]["value"]

@@ -91,7 +91,8 @@ def test_recommendations_of_a_measured_run_estimate_what_was_not_measured(
     store.save(taken(workload=replace(WORKLOAD, prefill_step=32)))
     data = memfit("estimate", model, *ASK, "--prefill-step", "32", "--json").json
     assert (data["method"], data["peak_bytes"]) == ("measure", 4_100_000)
-    assert data["recommendation"]["prefill_step"] > 32
+    assert data["recommendation"]["prefill_step"]["state"] == "keep"
+    assert data["recommendation"]["context_tokens"]["value"] > 32
 
 
 def test_the_next_estimate_uses_the_tuned_figures(

@@ -112,8 +112,8 @@ def test_the_trace_chooses_the_prefill_step(memfit: Memfit, tmp_path: Path) -> N
     largest = next(step for step, need in zip(steps, needs, strict=True) if need < needs[0])
     assert working_set * 9 // 10 >= needs[steps.index(largest)]
     recommended = with_step(2048, working_set)["recommendation"]
-    assert recommended["prefill_step"] == largest
-    assert "the largest whose workspace fits" in recommended["reasons"][0]
+    assert recommended["prefill_step"]["value"] == largest
+    assert "is the largest that fits" in recommended["prefill_step"]["reason"]
 
 
 def test_an_unknown_model_in_an_unknown_format_gives_a_bound(

@@ -16,7 +16,7 @@ TOKEN = 147_456
 def test_the_plan_and_the_estimate_agree(memfit: Memfit) -> None:
     plan = memfit("plan", "context", DENSE, "--memory", "16GB", "--json").json
     alone = memfit("estimate", DENSE, "--memory", "16GB", "--json").json
-    assert plan["longest_context"] == alone["recommendation"]["context_tokens"]
+    assert plan["longest_context"] == alone["recommendation"]["context_tokens"]["value"]
     assert plan["fit"]["required_bytes"] == alone["peak_bytes"] + 64_000_000
     (cell,) = (c for c in plan["matrix"] if (c["context_tokens"], c["requests"]) == (4096, 1))
     assert cell["needed_bytes"] == plan["fit"]["required_bytes"]
@@ -203,7 +203,7 @@ def test_kv_bits_rejected_for_longer_contexts_still_give_a_plan(memfit: Memfit) 
     arguments = (SAMPLES / "gemma-3-27b.yaml", "--kv-bits", "8", "--memory", "128GB", "--json")
     plan = memfit("plan", "context", *arguments).json
     alone = memfit("estimate", *arguments).json
-    assert plan["longest_context"] == alone["recommendation"]["context_tokens"] == 4864
+    assert plan["longest_context"] == alone["recommendation"]["context_tokens"]["value"] == 4864
     assert plan["unified"]["tokens"] == 4999
     verdicts = {cell["context_tokens"]: cell["verdict"] for cell in plan["matrix"]}
     assert (verdicts[4096], verdicts[8192]) == ("fits", "unknown")

@@ -15,15 +15,15 @@ GEMMA2 = {**QWEN3_4B_4BIT, "model_type": "gemma2", "max_position_embeddings": 81
 def _reasons(memfit: Memfit, config: dict[str, Any], path: Path, *options: str) -> dict[str, str]:
     run = memfit("estimate", write_config(path, config), "--json", *options)
     assert run.code in (0, 1), run.err
-    reasons = (text.partition(": ") for text in run.json["recommendation"]["reasons"])
-    return {name: text for name, _, text in reasons}
+    recommendation = run.json["recommendation"]
+    return {name: recommendation[name]["reason"] for name in recommendation if name != "basis"}
 
 
 def test_kv_bits_a_short_prompt_never_reaches_still_give_a_recommendation(
     memfit: Memfit, tmp_path: Path
 ) -> None:
     options = ("--kv-bits", "8", "--context", "1000")
-    context = _reasons(memfit, GEMMA2, tmp_path, *options, "--memory", "32GB")["context"]
+    context = _reasons(memfit, GEMMA2, tmp_path, *options, "--memory", "32GB")["context_tokens"]
     # mlx-lm quantises from token 5000 on, and 4864 is the last multiple of 256 below it.
     assert context.startswith("4864 tokens; 5120 cannot be run: gemma2")
     curve = memfit("estimate", tmp_path, *options, "--plot", "--json").json["curve"]
@@ -36,7 +36,7 @@ def test_a_small_prefill_step_does_not_limit_the_search(
 ) -> None:
     config = {**QWEN3_4B_4BIT, "max_position_embeddings": 2**19}
     options = ("--context", "300", "--prefill-step", step, "--memory", "512GB")
-    context = _reasons(memfit, config, tmp_path, *options)["context"]
+    context = _reasons(memfit, config, tmp_path, *options)["context_tokens"]
     assert context == "524288 tokens, the model's own limit, fit"
 
 
@@ -44,7 +44,7 @@ def test_a_prompt_too_long_for_small_steps_still_has_a_recommendation(
     memfit: Memfit, tmp_path: Path
 ) -> None:
     options = ("--context", "100m", "--memory", "8GB")
-    step = _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options)["prefill step"]
+    step = _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options)["prefill_step"]
     assert step.startswith("none")
 
 
@@ -62,7 +62,7 @@ def test_the_limit_of_the_search_is_reported_as_such(
 ) -> None:
     config = {**QWEN3_4B_4BIT, "max_position_embeddings": limit}
     options = ("--context", "100", "--memory", "512GB")
-    assert _reasons(memfit, config, tmp_path, *options)["context"] == reason
+    assert _reasons(memfit, config, tmp_path, *options)["context_tokens"] == reason
 
 
 def test_a_quantised_cache_is_not_suggested_where_it_needs_more(
@@ -70,22 +70,32 @@ def test_a_quantised_cache_is_not_suggested_where_it_needs_more(
 ) -> None:
     # Attention over a quantised cache is not fused: its scores need more than the cache saves,
     # except for long prompts of a model without fused attention.
-    small = _reasons(memfit, QWEN3_4B_4BIT, tmp_path, "--memory", "8GB")["context"]
-    assert small.startswith("15360 tokens; 15616 would need")
-    assert small.endswith("nine tenths of the working set; a larger working set raises it")
+    path = write_config(tmp_path, QWEN3_4B_4BIT)
+    small = memfit("estimate", path, "--memory", "8GB", "--json").json
+    assert small["recommendation"]["context_tokens"]["value"] == 15360
+    for action in small["actions"]:
+        assert "kv_bits" not in action["settings"] or action["context_tokens"] > 15360
     config = {**QWEN3_NEXT_80B, "quantization": {"group_size": 64, "bits": 4}}
-    large = _reasons(memfit, config, tmp_path, "--memory", "64GB")["context"]
-    assert large.endswith("; a quantised KV cache or a larger working set raises it")
+    large = memfit("estimate", write_config(path, config), "--memory", "64GB", "--json").json
+    assert large["actions"][-1]["settings"]["kv_bits"] == 8
 
 
 def test_the_sysctl_line_is_for_the_given_workload(memfit: Memfit, tmp_path: Path) -> None:
     options = ("--memory", "8GB", "--context")
-    asked = _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options, "32k")
-    assert "iogpu.wired_limit_mb=7405 would" in asked["working set"]
-    assert "32768 tokens asked for" in asked["working set"]
-    assert "working set" not in _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options, "4k")
+
+    def advice(context: str) -> Any:
+        path = write_config(tmp_path, QWEN3_4B_4BIT)
+        return memfit("estimate", path, "--json", *options, context).json["recommendation"]
+
+    asked = advice("32k")["wired_limit_mb"]
+    assert (asked["state"], asked["value"]) == ("change", 7405)
+    assert "iogpu.wired_limit_mb=7405 would" in asked["reason"]
+    assert "32768 tokens asked for" in asked["reason"]
+    assert "macOS resets it at restart" in asked["reason"]
+    assert "mlx issue 3186" in asked["reason"]
+    assert advice("4k")["wired_limit_mb"]["state"] == "keep"
     # More than the machine has.
-    assert "working set" not in _reasons(memfit, QWEN3_4B_4BIT, tmp_path, *options, "64k")
+    assert advice("64k")["wired_limit_mb"]["state"] == "impossible"
 
 
 def test_an_allocation_above_the_devices_limit_is_reported_with_both_sizes(

@@ -197,9 +197,9 @@ def test_no_context_above_the_runtimes_own_limit_is_recommended(
     unlimited = memfit(*arguments).json["recommendation"]
     monkeypatch.setenv("METALLIC_MAX_CONTEXT_LEN", "3000")
     limited = memfit(*arguments).json["recommendation"]
-    assert limited["context_tokens"] == 3000 // 256 * 256 < unlimited["context_tokens"]
-    text = "context: 2816 tokens fit; foundry is set to at most 3000"
-    assert limited["reasons"][0] == text
+    limited, unlimited = limited["context_tokens"], unlimited["context_tokens"]
+    assert limited["value"] == 3000 // 256 * 256 < unlimited["value"]
+    assert limited["reason"] == "2816 tokens fit; foundry is set to at most 3000"
     plot = memfit(*arguments, "--plot").json["curve"]
     assert plot[-1]["context_tokens"] == 3000
 

@@ -21,8 +21,8 @@ def _mlx_lm() -> None:
 
 
 def reasons(data: Any) -> dict[str, str]:
-    pairs = (text.partition(": ") for text in data["recommendation"]["reasons"])
-    return {name: text for name, _, text in pairs}
+    recommendation = data["recommendation"]
+    return {name: recommendation[name]["reason"] for name in recommendation if name != "basis"}
 
 
 def test_the_recommended_context_and_wired_limit_are_correct_by_trace(
@@ -32,12 +32,12 @@ def test_the_recommended_context_and_wired_limit_are_correct_by_trace(
     arguments = ("estimate", path, "--method", "trace", "--max-tokens", "0", "--json")
     machine = ("--working-set", "1GB", "--prompt-tokens")
     recommended = memfit(*arguments, *machine, "1k").json["recommendation"]
-    tokens = recommended["context_tokens"]
+    tokens = recommended["context_tokens"]["value"]
     there = memfit(*arguments, *machine, str(tokens)).json
     need = there["peak_bytes"] + there["components"]["margin"]["bytes"]
     assert there["verdict"] == "fits"
     assert tokens < QWEN3_4B["max_position_embeddings"]
-    assert recommended["wired_limit_bytes"] == need
+    assert recommended["wired_limit_bytes"]["value"] == need
 
 
 def test_recommended_kv_bits_fit_by_trace(memfit: Memfit, tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_recommended_kv_bits_fit_by_trace(memfit: Memfit, tmp_path: Path) -> Non
     ]
     between = f"{sum(needs) // 2 * 10 // 9}B"
     data = memfit(*arguments, between, "--method", "trace").json
-    says_fits = reasons(data)["KV bits"] == "the unquantised cache fits"
-    assert says_fits == (data["verdict"] == "fits")
+    keeps = all(data["recommendation"][n]["state"] == "keep" for n in ("kv_bits", "prefill_step"))
+    assert keeps == (data["verdict"] == "fits")
 
 
 def test_with_ample_memory_the_formula_is_used_with_its_error(
@@ -59,13 +59,13 @@ def test_with_ample_memory_the_formula_is_used_with_its_error(
     path = write_config(tmp_path, SMALL)
     arguments = ("estimate", path, "--method", "trace", "--memory", "64GB", "--json")
     data = memfit(*arguments, "--context", "4k").json
-    tokens = data["recommendation"]["context_tokens"]
+    tokens = data["recommendation"]["context_tokens"]["value"]
     assert tokens == QWEN3_4B["max_position_embeddings"]
-    assert "by formula" in reasons(data)["context"]
-    assert "by formula" in reasons(data)["wired limit"]
+    assert "by formula" in reasons(data)["context_tokens"]
+    assert "by formula" in reasons(data)["wired_limit_bytes"]
     there = memfit(*arguments, "--prompt-tokens", str(tokens), "--max-tokens", "0").json
     need = there["peak_bytes"] + there["components"]["margin"]["bytes"]
-    assert data["recommendation"]["wired_limit_bytes"] >= need
+    assert data["recommendation"]["wired_limit_bytes"]["value"] >= need
 
 
 def test_the_curve_of_a_traced_estimate_states_that_it_uses_the_formula(
@@ -97,7 +97,7 @@ def test_a_loop_too_long_to_trace_still_gives_traced_weights_and_states(
     assert notes["not-traced"].startswith(f"{path}")
     assert "mamba" in notes["not-traced"]
     assert "run" not in by_trace
-    assert "by formula" in reasons(by_trace)["context"]
+    assert "by formula" in reasons(by_trace)["context_tokens"]
 
 
 def test_a_graph_that_mlx_cannot_export_still_gives_traced_weights_and_caches(

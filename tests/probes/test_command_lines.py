@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.results.estimate import Advice, Recommendation
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.advise import NO_ADVICE
 from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.probes.command_lines import command_lines, recommended_workload
 from tests.models import QWEN3_4B_4BIT, write_config
@@ -28,6 +29,12 @@ SETTINGS = replace(ASKED, prefill_step=512, kv_bits=8, kv_group_size=32, quantiz
 def sized(tmp_path_factory: pytest.TempPathFactory) -> SizedModel:
     config = write_config(tmp_path_factory.mktemp("model"), QWEN3_4B_4BIT)
     return size(open_checkpoint(str(config)), device=memory_device(8 * 10**9), margin_bytes=0)
+
+
+def recommended(**values: int) -> Recommendation:
+    """Return a recommendation that changes these settings."""
+    changes = {name: Advice("change", value, "") for name, value in values.items()}
+    return replace(NO_ADVICE.recommendation, **changes)
 
 
 def lines(sized: SizedModel, workload: Workload, prompt: str | None = "Hi") -> tuple[str, ...]:
@@ -112,18 +119,17 @@ def test_a_recommendation_that_does_not_fit_with_another_is_omitted(
     larger = replace(asked, prefill_step=2048)
     assert judge(sized.requirement(asked), sized.device)[0] == "fits"
     assert judge(sized.requirement(larger), sized.device)[0] != "fits"
-    assert recommended_workload(sized, larger, Recommendation(prefill_step=1024)) == asked
-    assert recommended_workload(sized, asked, Recommendation(prefill_step=2048)) == asked
+    assert recommended_workload(sized, larger, recommended(prefill_step=1024)) == asked
+    assert recommended_workload(sized, asked, recommended(prefill_step=2048)) == asked
 
 
 def test_recommended_kv_bits_apply_from_the_first_token(sized: SizedModel) -> None:
-    found = recommended_workload(sized, ASKED, Recommendation(kv_bits=8))
+    found = recommended_workload(sized, ASKED, recommended(kv_bits=8))
     assert found == replace(ASKED, kv_bits=8, quantized_kv_start=0)
     requested = replace(ASKED, kv_bits=8, quantized_kv_start=100)
-    assert recommended_workload(sized, requested, Recommendation(kv_bits=8)) == requested
+    assert recommended_workload(sized, requested, recommended()) == requested
 
 
 def test_a_model_that_never_fits_has_no_command_line(sized: SizedModel) -> None:
-    assert (
-        recommended_workload(sized, replace(ASKED, prompt_tokens=10**6), Recommendation()) is None
-    )
+    too_long = replace(ASKED, prompt_tokens=10**6)
+    assert recommended_workload(sized, too_long, recommended()) is None

@@ -11,7 +11,7 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.results.estimate import Recommendation
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.sizing.recommend import recommend
+from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.probes.measured_recommendation import advise, by_measurement, line_of
 from memfit.probes.result import Point
@@ -47,13 +47,14 @@ def test_the_recommended_context_is_the_longest_that_fits_by_the_measured_line(
     points = measured(4 * KV_PER_TOKEN, 100_000, 3 * GB)
     recommendation = advise(sized, points)
     assert sized.device
-    assert recommendation.context_tokens
+    context = recommendation.context_tokens.value
+    assert context
     budget = sized.device.working_set_bytes * 9 // 10
-    peak = 3 * GB + 100_000 * 512 + 4 * KV_PER_TOKEN * recommendation.context_tokens
+    peak = 3 * GB + 100_000 * 512 + 4 * KV_PER_TOKEN * context
     assert peak <= budget < peak + 256 * 4 * KV_PER_TOKEN
-    estimated = recommend(sized, ASKED, Units.GB).context_tokens
+    estimated = recommend_here(sized, ASKED, Units.GB).context_tokens.value
     assert estimated
-    assert recommendation.context_tokens < estimated
+    assert context < estimated
 
 
 def test_a_margin_and_the_residual_of_the_third_point_stay_free(sized: SizedModel) -> None:
@@ -61,7 +62,7 @@ def test_a_margin_and_the_residual_of_the_third_point_stay_free(sized: SizedMode
     budget = sized.device.working_set_bytes * 9 // 10
     sized.margin_bytes = GB // 8
     points = measured(4 * KV_PER_TOKEN, 100_000, 3 * GB, off=-GB // 8)
-    context, line = advise(sized, points).context_tokens, line_of(points)
+    context, line = advise(sized, points).context_tokens.value, line_of(points)
     assert context
     assert line
     free = [
@@ -83,7 +84,7 @@ def test_the_largest_measured_step_that_fits_is_recommended(sized: SizedModel) -
     assert sized.device
     room = sized.device.working_set_bytes * 9 // 10 - 3 * GB
     recommendation = advise(sized, measured(0, room // 300, 3 * GB))
-    assert recommendation.prefill_step == 256
+    assert recommendation.prefill_step.value == 256
 
 
 def test_a_step_above_the_measured_ones_must_also_fit_by_the_estimate(sized: SizedModel) -> None:
@@ -97,10 +98,16 @@ def test_measured_kv_bits_have_a_measured_basis(sized: SizedModel) -> None:
     assert sized.device
     eight = replace(ASKED, kv_bits=8, quantized_kv_start=0)
     too_large = sized.device.working_set_bytes
-    points = [point(ASKED, too_large), point(eight, too_large)]
-    assert advise(sized, points).kv_bits == 4
-    assert advise(sized, [point(ASKED, too_large), point(eight, 3 * GB)]).kv_bits == 8
-    assert advise(sized, [point(ASKED, 3 * GB), point(eight, too_large)]).kv_bits is None
+    steps = (ASKED.prefill_step, 256, 128)
+
+    def points(workload: Workload, peak: int) -> list[Point]:
+        return [point(replace(workload, prefill_step=step), peak) for step in steps]
+
+    asked = points(ASKED, too_large)
+    assert advise(sized, [*asked, *points(eight, too_large)]).kv_bits.value == 4
+    assert advise(sized, [*asked, *points(eight, 3 * GB)]).kv_bits.value == 8
+    fitting = [*points(ASKED, 3 * GB), *points(eight, too_large)]
+    assert advise(sized, fitting).kv_bits.state == "keep"
 
 
 def test_a_measured_point_is_judged_by_its_measurement(sized: SizedModel) -> None:
@@ -117,7 +124,7 @@ def test_a_prompt_too_short_for_a_line_gives_the_needed_length(sized: SizedModel
         "based on 1 measured peak and the estimate; a prompt of 1537 tokens would show how much"
         " each token adds"
     )
-    assert recommendation.context_tokens == recommend(sized, short, Units.GB).context_tokens
+    assert recommendation.context_tokens == recommend_here(sized, short, Units.GB).context_tokens
 
 
 def test_the_suggested_prompt_is_within_the_limit_of_the_model(sized: SizedModel) -> None:
@@ -141,7 +148,8 @@ def test_the_line_is_printed_with_its_residual(sized: SizedModel) -> None:
 def test_a_line_that_falls_with_the_prompt_is_not_used(sized: SizedModel) -> None:
     points = measured(-1000, 0, 3 * GB)
     assert line_of(points) is None
-    assert advise(sized, points).context_tokens == recommend(sized, ASKED, Units.GB).context_tokens
+    estimated = recommend_here(sized, ASKED, Units.GB)
+    assert advise(sized, points).context_tokens == estimated.context_tokens
 
 
 def test_other_bits_and_failed_points_are_not_on_the_line() -> None:
@@ -155,6 +163,6 @@ def test_other_bits_and_failed_points_are_not_on_the_line() -> None:
 def test_without_measurements_the_estimate_is_used_with_a_note(sized: SizedModel) -> None:
     recommendation = advise(sized, [unmeasured(ASKED)])
     assert recommendation.reasons[0] == "nothing was measured: all of this is based on the estimate"
-    estimated = recommend(sized, ASKED, Units.GB)
-    assert replace(recommendation, reasons=()) == replace(estimated, reasons=())
+    estimated = recommend_here(sized, ASKED, Units.GB)
+    assert replace(recommendation, basis=()) == estimated
     assert isinstance(recommendation, Recommendation)

@@ -8,7 +8,7 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.sizing.advise import NO_ADVICE
 from memfit.estimators.sizing.sized_model import size
 from memfit.probes.process import ModelProcess
 from memfit.probes.result import Point
@@ -30,8 +30,8 @@ def never() -> ModelProcess:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (point(WORKLOAD, GB), "wired limit: none is recommended, so none was tried"),
-        (unmeasured(WORKLOAD), "wired limit: not tried: the workload was not measured"),
+        (point(WORKLOAD, GB), "none is recommended, so none was tried"),
+        (unmeasured(WORKLOAD), "not tried: the workload was not measured"),
     ],
     ids=["measured", "failed"],
 )
@@ -40,8 +40,6 @@ def test_a_wired_limit_that_is_not_tried_is_reported(
 ) -> None:
     sized = size(open_checkpoint(str(write_config(tmp_path, QWEN3_4B))), device=MAC)
     session = MeasurementSession(sized, Worker(never), lambda _: None)
-    points, found = with_wired_trial(
-        session, (asked,), Recommendation(reasons=("first",)), Units.GB
-    )
+    points, found = with_wired_trial(session, (asked,), NO_ADVICE.recommendation, Units.GB)
     assert points == (asked,)
-    assert found == Recommendation(reasons=("first", reason))
+    assert found.wired_limit_bytes.reason == f"not searched; {reason}"

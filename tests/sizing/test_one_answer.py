@@ -245,7 +245,7 @@ def check_gate(expected: Estimate, report: TargetReport, question: Question) -> 
     assert passed["peak"] == (peak <= question.device.working_set_bytes * 9 // 10)
     assert passed["context"] == ((figures.context_tokens or 0) >= 1024)
     if question.margin_bytes == MARGIN_BYTES:
-        assert figures.context_tokens == expected.recommendation.context_tokens
+        assert figures.context_tokens == expected.recommendation.context_tokens.value
 
 
 def check_comparison(expected: Estimate, comparison: Comparison) -> None:
@@ -261,7 +261,7 @@ def check_comparison(expected: Estimate, comparison: Comparison) -> None:
         assert value
         assert (value.value, value.basis) == (component.bytes, component.basis)
     context = shown["recommended_context"]
-    assert (context and context.value) == expected.recommendation.context_tokens
+    assert (context and context.value) == expected.recommendation.context_tokens.value
     assert comparison.matrix
     (cell,) = comparison.matrix.cells
     assert (cell.verdict, cell.exceeded) == (expected.verdict, expected.exceeded)
@@ -271,7 +271,7 @@ def check_comparison(expected: Estimate, comparison: Comparison) -> None:
 def check_plan(expected: Estimate, plan: ContextPlan) -> None:
     assert plan.verdict == expected.verdict
     assert plan.weights_bytes == expected.components.weights.resident_bytes
-    assert plan.longest_context == expected.recommendation.context_tokens
+    assert plan.longest_context == expected.recommendation.context_tokens.value
     assert plan.fit
     assert plan.fit.required_bytes == expected.peak_bytes + plan.margin_bytes
     if not expected.workload.max_tokens and plan.matrix:
@@ -320,7 +320,7 @@ def test_the_command_line_gives_one_answer(
     options += [f"--{name.replace('_', '-')}={value}" for name, value in work.items()]
     alone = memfit("estimate", path, *options, "--json")
     peak, verdict = alone.json["peak_bytes"], alone.json["verdict"]
-    context = alone.json["recommendation"]["context_tokens"]
+    context = alone.json["recommendation"]["context_tokens"]["value"]
 
     (folder / "memfit.yaml").write_text(json.dumps(policy_of(question, path)))
     run = memfit("gate", "--policy", folder / "memfit.yaml", "--format", "json")

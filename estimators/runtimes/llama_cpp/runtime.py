@@ -1,6 +1,9 @@
 """llama.cpp: everything is allocated before the first token, for the whole context."""
 
+import shlex
 from collections.abc import Iterator
+
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import Units, round_up
@@ -118,6 +121,20 @@ class LlamaCppGguf(LlamaCpp, frozen=True):
             allocated_tokens=kept.cells,
         )
         return MemoryFigures(kv, states, moment)
+
+    def runs_kv_bits(self, workload: Workload) -> bool:
+        """Whether the types of its cache were left open."""
+        return self.types is None
+
+    def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
+        """Return the command of llama-server (common/arg.cpp); its context is of all sequences."""
+        types, sequences = cache_types(workload, self.types), workload.batch
+        context = sequences * workload.total_tokens
+        command = ["llama-server", "-m", model, "-c", str(context), "-np", str(sequences)]
+        command += ["-ub", str(workload.prefill_step)]
+        if types != cache_types(replace(workload, kv_bits=None), None):
+            command += ["-ctk", types.keys, "-ctv", types.values]
+        return (shlex.join(command),)
 
     def _layout(self, workload: Workload) -> tuple[Cells, CacheTypes]:
         """The cells and the types of the cache."""

@@ -128,6 +128,10 @@ class Vllm(TokenCacheModel, frozen=True):
         subject = replace(self.subject, device=device and _whole(device))
         return replace(self, runtime=self.runtime.on(device), subject=subject)
 
+    def is_alike_on(self, device: Device | None) -> bool:
+        """Whether it is the same machine: the batches that it takes depend on its memory."""
+        return False
+
     @classmethod
     def buffers(cls, model: Model) -> Iterator[KVBuffer]:
         """Return the buffers of all layers: of latent attention always the latent."""

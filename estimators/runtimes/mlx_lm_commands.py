@@ -1,0 +1,61 @@
+"""Commands of mlx-lm's programs, with flags that their argument parsers have.
+
+Source: mlx_lm/generate.py, server.py and convert.py.
+"""
+
+import shlex
+
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
+
+STDIN = "-"
+SERVER_KEEPS = 10
+"""Prompt caches that mlx_lm.server keeps by default (server.py, --prompt-cache-size)."""
+
+
+def option(name: str, value: str) -> list[str]:
+    """Return the arguments of an option; a value that starts with a dash needs NAME=VALUE."""
+    return [f"{name}={value}"] if value.startswith("-") and value != STDIN else [name, value]
+
+
+def settings_flags(workload: Workload) -> list[str]:
+    """Return the flags that mlx_lm.generate and mlx_lm.server share."""
+    flags = ["--prefill-step-size", str(workload.prefill_step)]
+    if workload.kv_bits:
+        flags += ["--kv-bits", str(workload.kv_bits)]
+        flags += ["--kv-group-size", str(workload.kv_group_size)]
+        flags += ["--quantized-kv-start", str(workload.quantized_kv_start)]
+    return flags
+
+
+def server_command(model: str, workload: Workload, kept_caches: int) -> str:
+    """Return the command that serves as many requests at a time as the workload has sequences."""
+    together = str(workload.batch)
+    command = ["mlx_lm.server", *option("--model", model), *settings_flags(workload)]
+    command += ["--prompt-concurrency", together, "--decode-concurrency", together]
+    return shlex.join([*command, "--prompt-cache-size", str(kept_caches)])
+
+
+def generate_command(model: str, workload: Workload, prompt: str) -> str:
+    """Return the command that generates from one prompt.
+
+    ``--max-tokens`` is left out when it is 0, which mlx-lm rejects.
+    """
+    command = ["mlx_lm.generate", *option("--model", model)]
+    if workload.max_tokens:
+        command += ["--max-tokens", str(workload.max_tokens)]
+    command += [*option("--prompt", prompt), *settings_flags(workload)]
+    if workload.max_kv_size is not None:
+        command += ["--max-kv-size", str(workload.max_kv_size)]
+    return shlex.join(command)
+
+
+def convert_command(model: str, directory: str, quantization: Quantization) -> str:
+    """Return the command that quantises a model into a directory."""
+    command = ["mlx_lm.convert", *option("--hf-path", model), *option("--mlx-path", directory)]
+    command += ["-q", "--q-bits", str(quantization.bits)]
+    if quantization.mode != "affine":
+        command += ["--q-mode", quantization.mode]
+    elif quantization.group_size != 64:
+        command += ["--q-group-size", str(quantization.group_size)]
+    return shlex.join(command)

@@ -1,0 +1,123 @@
+"""What to do: settings that make a request fit or allow a longer prompt, cheapest first."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.estimate import Action
+from memfit.estimators.runtimes.budget import COMFORTABLE, judge
+from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, convert_command
+from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
+from memfit.estimators.sizing.macs import smallest_mac
+from memfit.estimators.sizing.search import is_accepted
+from memfit.estimators.sizing.sized_model import SizedModel
+
+
+class Answer(Struct, frozen=True):
+    """What makes a request fit."""
+
+    settings: tuple[Settings, ...] = ()
+    """On its own machine: the cheapest that fit, after cheaper ones that fit tightly."""
+    as_asked: tuple[JointSearch, Settings] | None = None
+    """The smallest Mac on which nothing else has to change."""
+    smallest: tuple[JointSearch, Settings] | None = None
+    """The smallest Mac on which any settings fit, with the cheapest of them."""
+
+
+def find_answer(search: JointSearch, ladder: Callable[[], Sequence[JointSearch]]) -> Answer:
+    """Return what makes a request fit; ``ladder`` gives the Macs to take instead of its own."""
+    settings = search.cheapest() if search.sized.device else ()
+    if settings and settings[0] == search.asked:
+        return Answer(settings)
+    larger = ladder()
+    as_asked = smallest_mac(larger, lambda on_mac: on_mac.best([search.asked]))
+    if settings:
+        return Answer(settings, as_asked)
+    return Answer((), as_asked, smallest_mac(larger, JointSearch.cheapest))
+
+
+def actions(search: JointSearch, answer: Answer) -> tuple[Action, ...]:
+    """Return what to do: for the request, then for longer prompts, each cheapest first."""
+    found = [_action(search, settings) for settings in answer.settings]
+    found += [_on_mac(*each) for each in dict.fromkeys((answer.smallest, answer.as_asked)) if each]
+    if answer.settings and search.searches_prompts:
+        found += _for_longer_prompts(search, answer.settings[-1])
+    return tuple(found)
+
+
+def kept_caches(sized: SizedModel, workload: Workload) -> int:
+    """Return how many caches of prompts this long fit in addition to the running one."""
+    device, figures = sized.device, sized.figures_for(workload)
+    caches = figures.kv.nbytes + figures.ssm_bytes
+    if device is None or not caches:
+        return SERVER_KEEPS
+    share, whole = COMFORTABLE
+    room = device.working_set_bytes * share // whole - sized.requirement(workload).peak_bytes
+    return max(0, min(SERVER_KEEPS, room // caches))
+
+
+def _for_longer_prompts(search: JointSearch, settings: Settings) -> Iterator[Action]:
+    """Other prefill steps, then fewer bits of the cache, then of the weights."""
+    fewer = [bits for bits in search.weight_bits if bits < (settings.weight_bits or 16)]
+    ladder: list[list[Settings]] = [
+        [settings],
+        [replace(settings, kv_bits=bits) for bits in search.kv_bits() if bits != settings.kv_bits],
+        [replace(settings, weight_bits=bits) for bits in fewer],
+    ]
+    best = search.longest_with(settings) or 0
+    for candidates in ladder:
+        found = max(
+            (search.longest(each) for each in candidates if is_accepted(search.converts, each)),
+            key=lambda longest: longest.tokens,
+            default=Longest(0, settings),
+        )
+        if found.tokens > best:
+            best = found.tokens
+            yield _action(search, found.settings, "longer_prompt", found.tokens)
+
+
+def _on_mac(on_mac: JointSearch, settings: Settings) -> Action:
+    mac = on_mac.sized.device
+    assert mac is not None
+    action = _action(on_mac, settings)
+    return replace(
+        action, settings={**action.settings, "memory_bytes": mac.memory_bytes}, cost="hardware"
+    )
+
+
+def _action(
+    search: JointSearch,
+    settings: Settings,
+    goal: Literal["request", "longer_prompt"] = "request",
+    context_tokens: int | None = None,
+) -> Action:
+    need = search.need(settings)
+    longer = context_tokens if goal == "longer_prompt" else None
+    return Action(
+        goal=goal,
+        settings=settings.changes(search.asked),
+        commands=tuple(_commands(search, settings, longer)),
+        cost=settings.cost(search.asked),
+        verdict=judge(need, search.sized.device)[0],
+        peak_bytes=need.peak_bytes - search.sized.margin_bytes,
+        needed_bytes=need.peak_bytes,
+        context_tokens=(
+            search.longest_with(settings) if context_tokens is None else context_tokens
+        ),
+    )
+
+
+def _commands(search: JointSearch, settings: Settings, prompt_tokens: int | None) -> Iterator[str]:
+    """The conversion, where the weights change, and the run, for a prompt of that length."""
+    model, sized = search.sized.checkpoint.id, search.model(settings.weight_bits)
+    plan = sized.footprint.plan
+    if plan and plan.converting:
+        converted = f"{os.path.basename(model.rstrip('/'))}-{plan.default.bits}bit"
+        yield convert_command(model, converted, plan.default)
+        model = converted
+    workload = search.workload_with(settings, prompt_tokens)
+    yield from sized.runtime_model.commands(workload, model, kept_caches(sized, workload))

@@ -1,0 +1,77 @@
+"""Everything that follows from an estimate: the grid, what to do, and each setting."""
+
+from msgspec import Struct
+
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.estimate import Action, Advice, Grid, Recommendation
+from memfit.estimators.sizing.actions import actions, find_answer
+from memfit.estimators.sizing.grid import NO_GRID, mac_grid, prompt_grid
+from memfit.estimators.sizing.joint import JointSearch
+from memfit.estimators.sizing.macs import macs
+from memfit.estimators.sizing.recommend import memory_advice, recommend
+from memfit.estimators.sizing.sized_model import SizedModel
+
+
+class Advised(Struct, frozen=True):
+    """What follows from an estimate."""
+
+    recommendation: Recommendation
+    actions: tuple[Action, ...]
+    grid: Grid
+
+
+def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
+    """Return what follows from a workload on a model.
+
+    By trace, which takes long, settings are searched for the request alone; grid and other
+    machines are by formula.
+    """
+    if sized.runtime_model.method == "trace":
+        formula = sized.formula_view()
+        search = JointSearch(sized, workload, formula=formula)
+        looked_at = JointSearch(formula, workload) if formula else None
+    else:
+        search = looked_at = JointSearch(sized, workload, sized.weight_bits())
+    ladder = _Ladder(looked_at)
+    answer = find_answer(search, ladder.get)
+    return Advised(
+        recommend(search, units, answer, memory=memory_advice(search, answer, units)),
+        actions(search, answer),
+        _grid(looked_at, ladder),
+    )
+
+
+class _Ladder(Struct):
+    """The search on larger Macs, made when it is needed."""
+
+    search: JointSearch | None
+    _made: list[JointSearch] | None = None
+
+    def get(self) -> list[JointSearch]:
+        if self._made is None:
+            self._made = macs(self.search) if self.search else []
+        return self._made
+
+
+def _grid(search: JointSearch | None, ladder: _Ladder) -> Grid:
+    if search is None:
+        return NO_GRID
+    return prompt_grid(search) if search.sized.device else mac_grid(search, ladder.get())
+
+
+_NO = Advice("not_applicable", None, "not searched")
+NO_ADVICE = Advised(
+    Recommendation(
+        context_tokens=_NO,
+        prefill_step=_NO,
+        kv_bits=_NO,
+        weight_bits=_NO,
+        memory_bytes=_NO,
+        wired_limit_bytes=_NO,
+        wired_limit_mb=_NO,
+    ),
+    (),
+    NO_GRID,
+)
+"""Where nothing is searched."""

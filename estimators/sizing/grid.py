@@ -1,0 +1,130 @@
+"""What needs how much where: settings by prompts, or by Macs when no device is known."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.results.estimate import Cell, Grid, GridRow, LeftOut
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
+from memfit.estimators.sizing.macs import MAC_SIZES
+from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
+from memfit.estimators.sizing.sized_model import SizedModel
+
+PROMPTS = (4096, 16384, 65536, 131072)
+"""Tokens of the columns, next to the prompt of the request and the model's own limit."""
+
+
+NO_GRID = Grid(
+    "context_tokens", (), (), (LeftOut("grid", "only a trace knows this model"),), "trace"
+)
+
+
+def prompt_grid(search: JointSearch) -> Grid:
+    """Return what the settings need for several prompts on the machine of the search."""
+    prompts = prompts_of(search)
+
+    def row(label: str, settings: Settings) -> GridRow:
+        cells = tuple(_cell(search, settings, tokens) for tokens in prompts)
+        return _row(search, label, settings, cells, search.longest(settings))
+
+    rows, left_out = _rows(search, row)
+    return Grid("context_tokens", prompts, rows, left_out, search.sized.runtime_model.method)
+
+
+def mac_grid(search: JointSearch, ladder: Sequence[JointSearch]) -> Grid:
+    """Return what the settings need for the request on each Mac."""
+
+    def row(label: str, settings: Settings) -> GridRow:
+        cells = tuple(_cell(on_mac, settings, None) for on_mac in ladder)
+        return _row(search, label, settings, cells, Longest(0, settings))
+
+    rows, left_out = _rows(search, row)
+    sizes = tuple(size * GIB for size in MAC_SIZES)
+    return Grid("memory_bytes", sizes, rows, left_out, search.sized.runtime_model.method)
+
+
+def prompts_of(search: JointSearch) -> tuple[int, ...]:
+    """Return the prompt of the request, the usual ones within the model's limit, and the limit."""
+    most = longest_prompt(search.sized)
+    usual = {tokens for tokens in PROMPTS if tokens <= most}
+    limit = {most} if most < UNBOUNDED_CONTEXT else set()
+    return tuple(sorted({search.workload.prompt_tokens} | usual | limit))
+
+
+def _rows(
+    search: JointSearch, row: Callable[[str, Settings], GridRow]
+) -> tuple[tuple[GridRow, ...], tuple[LeftOut, ...]]:
+    """The rows; where the first fits everywhere without a change, it is the only one."""
+    rows: list[GridRow] = []
+    left_out: list[LeftOut] = []
+    for label, settings in _labelled(search):
+        try:
+            found = row(label, settings)
+        except UnsupportedError as error:
+            left_out.append(LeftOut(label, str(error)))
+            continue
+        if rows and all(cell.reason for cell in found.cells):
+            left_out.append(LeftOut(label, found.cells[0].reason))
+            continue
+        rows.append(found)
+        if len(rows) == 1 and _needs_no_change(rows[0], search):
+            break
+    return tuple(rows), tuple(left_out)
+
+
+def _labelled(search: JointSearch) -> Iterator[tuple[str, Settings]]:
+    """The settings of each row: bits of the weights where they can be converted, else of KV."""
+    asked = search.asked
+    yield _label(search.sized, asked, has_other_weights=bool(search.weight_bits)), asked
+    if search.weight_bits:
+        for bits in search.weight_bits:
+            yield f"{bits} bits", Settings(asked.prefill_step, asked.kv_bits, bits)
+        return
+    for kv_bits in search.kv_bits()[1:]:
+        yield f"KV {kv_bits} bits", Settings(asked.prefill_step, kv_bits)
+
+
+def _label(sized: SizedModel, asked: Settings, *, has_other_weights: bool) -> str:
+    plan = sized.footprint.plan
+    if plan and plan.converting:
+        format_ = plan.default
+        return f"{format_.bits} bits" if format_.mode == "affine" else format_.mode
+    if has_other_weights:
+        return f"{dtypes.BITS[sized.model.dtype]} bits"
+    return f"KV {asked.kv_bits} bits" if asked.kv_bits else "as it is"
+
+
+def _needs_no_change(row: GridRow, search: JointSearch) -> bool:
+    step = search.workload.prefill_step
+    return all(cell.verdict == "fits" and cell.prefill_step == step for cell in row.cells)
+
+
+def _row(
+    search: JointSearch,
+    label: str,
+    settings: Settings,
+    cells: tuple[Cell, ...],
+    longest: Longest,
+) -> GridRow:
+    return GridRow(
+        label=label,
+        settings=settings.changes(search.asked),
+        weights_bytes=search.model(settings.weight_bits).resident_bytes,
+        cells=cells,
+        context_tokens=longest.tokens,
+        context_step=longest.settings.prefill_step,
+    )
+
+
+def _cell(search: JointSearch, settings: Settings, tokens: int | None) -> Cell:
+    """The settings with the largest prefill step that fits, else as they are."""
+    try:
+        search.need(settings, tokens)
+        chosen = search.with_best_step(settings, tokens)
+        need = search.need(chosen, tokens)
+    except (InputError, UnsupportedError) as error:
+        return Cell("unknown", None, settings.prefill_step, str(error))
+    verdict, _ = judge(need, search.sized.device)
+    return Cell(verdict, need.peak_bytes, chosen.prefill_step)

@@ -1,0 +1,260 @@
+"""All settings of a request searched together: the cheapest set that makes it fit.
+
+Prefill steps cost speed, bits of the cache and of the weights quality, a larger Mac money. Sets
+are compared in that order: one that changes no weights is cheaper than any that does.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.results.estimate import Cost, Verdict
+from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.sizing.search import (
+    CONTEXT_STEP,
+    KV_BITS,
+    PREFILL_STEPS,
+    first_fitting,
+    fits_comfortably,
+    is_accepted,
+    longest_context,
+    longest_prompt,
+    with_kv_bits,
+)
+from memfit.estimators.sizing.sized_model import SizedModel
+
+
+class Settings(Struct, frozen=True):
+    """What may be changed to make a request fit."""
+
+    prefill_step: int
+    kv_bits: int | None
+    weight_bits: int | None = None
+    """None: the weights as they are."""
+
+    def changes(self, asked: "Settings") -> dict[str, int]:
+        """Return the settings that differ from those of the request."""
+        values = {name: getattr(self, name) for name in ("weight_bits", "kv_bits", "prefill_step")}
+        return {name: v for name, v in values.items() if v and v != getattr(asked, name)}
+
+    def cost(self, asked: "Settings") -> Cost:
+        """Return what the changes cost, the dearest of them."""
+        if self.weight_bits or self.kv_bits != asked.kv_bits:
+            return "quality"
+        return "none" if self == asked else "speed"
+
+
+class Longest(Struct, frozen=True):
+    """The longest prompt that fits, 0 when none does, and the settings it fits with."""
+
+    tokens: int
+    settings: Settings
+
+
+class JointSearch(Struct, eq=False):
+    """The search for settings of one request on one machine.
+
+    Every candidate is judged by the figures of an estimate with its settings.
+    """
+
+    sized: SizedModel
+    workload: Workload
+    weight_bits: tuple[int, ...] = ()
+    """Bits that the weights can be converted to, most first."""
+    formula: SizedModel | None = None
+    """The same model by formula, where the figures are by trace."""
+    _variants: dict[int, SizedModel | UnsupportedError] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> Settings:
+        """The settings of the request."""
+        return Settings(self.workload.prefill_step, self.workload.kv_bits)
+
+    @property
+    def searches_prompts(self) -> bool:
+        """Whether prompts are searched for several settings; by trace it would take too long."""
+        return self.sized.runtime_model.method != "trace"
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the prefill step of the request, then the smaller ones."""
+        usual = self.workload.prefill_step
+        least = self.sized.runtime_model.runtime.least_prefill_step
+        return (usual, *(step for step in PREFILL_STEPS if least <= step < usual))
+
+    def kv_bits(self) -> tuple[int | None, ...]:
+        """Return the KV bits of the request, then the fewer ones that the runtime may run."""
+        usual = self.workload.kv_bits
+        searched = self.sized.formula_view() is not None
+        if not searched or not self.sized.runtime_model.runs_kv_bits(self.workload):
+            return (usual,)
+        return (usual, *(bits for bits in KV_BITS if bits and bits < (usual or 16)))
+
+    def candidates(self) -> Iterator[Settings]:
+        """Yield every set of settings, the cheapest first."""
+        for weight_bits in (None, *self.weight_bits):
+            for kv_bits in self.kv_bits():
+                for step in self.steps():
+                    yield Settings(step, kv_bits, weight_bits)
+
+    def model(self, weight_bits: int | None) -> SizedModel:
+        """Return the model with its weights converted.
+
+        Raises:
+            UnsupportedError: when mlx-lm cannot convert it to these bits.
+        """
+        if weight_bits is None:
+            return self.sized
+        if weight_bits not in self._variants:
+            try:
+                self._variants[weight_bits] = self.sized.converted(weight_bits)
+            except UnsupportedError as error:
+                self._variants[weight_bits] = error
+        found = self._variants[weight_bits]
+        if isinstance(found, UnsupportedError):
+            raise found
+        return found
+
+    def workload_with(self, settings: Settings, prompt_tokens: int | None = None) -> Workload:
+        """Return the request with other settings, and with another prompt."""
+        tokens = prompt_tokens or self.workload.prompt_tokens
+        changed = replace(self.workload, prompt_tokens=tokens, prefill_step=settings.prefill_step)
+        if settings.kv_bits == self.workload.kv_bits:
+            return changed
+        return with_kv_bits(changed, settings.kv_bits)
+
+    def need(self, settings: Settings, prompt_tokens: int | None = None) -> Need:
+        """Return what the request needs with other settings.
+
+        Raises:
+            UnsupportedError: when the runtime cannot run it.
+        """
+        workload = self.workload_with(settings, prompt_tokens)
+        return self.model(settings.weight_bits).requirement(workload)
+
+    def verdict(self, settings: Settings, prompt_tokens: int | None = None) -> Verdict:
+        """Return the verdict of the request with other settings.
+
+        Raises:
+            UnsupportedError: when the runtime cannot run it.
+        """
+        need = self.need(settings, prompt_tokens)
+        return judge(need, self.sized.device)[0]
+
+    def converts(self, settings: Settings) -> bool:
+        """Whether the weights can have these bits."""
+        return bool(self.model(settings.weight_bits))
+
+    def reach(self, settings: Settings, prompt_tokens: int | None = None) -> Verdict:
+        """Return the verdict; where weights and caches alone exceed, nothing more is computed."""
+        device = self.sized.device
+        if device and self._least(settings, prompt_tokens) > device.working_set_bytes:
+            return "exceeds"
+        return self.verdict(settings, prompt_tokens)
+
+    def _least(self, settings: Settings, prompt_tokens: int | None) -> int:
+        """A part of the need that is quick to compute; a trace finds no less than the formula."""
+        model, workload = (
+            self.model(settings.weight_bits),
+            self.workload_with(settings, prompt_tokens),
+        )
+        if self.formula is None:
+            return model.runtime_model.least_bytes(workload) + model.margin_bytes
+        workspace = self.formula.figures_for(workload).moment.workspace_bytes
+        _, percent = self.formula.workspace_basis(workload)
+        return self.formula.requirement(workload).peak_bytes - workspace * percent // 100
+
+    def best(
+        self, candidates: Iterable[Settings], prompt_tokens: int | None = None
+    ) -> tuple[Settings, ...]:
+        """Return the first candidate that fits, after the first before it that fits tightly."""
+        tight: tuple[Settings, ...] = ()
+        for settings in candidates:
+            verdict = self._reach_or_none(settings, prompt_tokens)
+            if verdict == "fits":
+                return (*tight, settings)
+            if verdict == "tight" and not tight:
+                tight = (settings,)
+        return tight
+
+    def cheapest(self) -> tuple[Settings, ...]:
+        """Return the cheapest set that makes the request fit, after one that fits tightly."""
+        return self.best(self.candidates())
+
+    def with_best_step(self, settings: Settings, prompt_tokens: int | None = None) -> Settings:
+        """Return the settings with the largest prefill step that fits, unchanged without one."""
+        steps = (replace(settings, prefill_step=step) for step in self.steps())
+        return (settings, *self.best(steps, prompt_tokens))[-1]
+
+    def dearer_steps(self) -> tuple[int, ...]:
+        """Return the smaller prefill steps that need more than that of the request.
+
+        The next smaller one is computed for it, of others only those that were needed anyway.
+        """
+        asked = self.need(self.asked).peak_bytes
+        smaller = [replace(self.asked, prefill_step=step) for step in self.steps()[1:]]
+        known = [
+            each
+            for place, each in enumerate(smaller)
+            if self.sized.is_known(self.workload_with(each)) or (not place and not self.formula)
+        ]
+        return tuple(each.prefill_step for each in known if self.need(each).peak_bytes > asked)
+
+    def longest_with(self, settings: Settings) -> int | None:
+        """Return the longest prompt that fits with exactly these settings, 0 when none does.
+
+        None where only a trace, which takes long, knows the model.
+        """
+        model = self.model(settings.weight_bits)
+        workload, most = self.workload_with(settings), longest_prompt(model)
+        if self.formula is not None:
+            from memfit.estimators.sizing.trace_search import TraceSearch
+
+            return TraceSearch(model, self.formula, workload).longest_context(most) or 0
+        if not model.formula_view():
+            return None
+        return longest_context(model, workload, most) or 0
+
+    def longest(self, settings: Settings) -> Longest:
+        """Return the longest prompt with any prefill step, and the largest step it fits with."""
+        model, steps = self.model(settings.weight_bits), self.steps()
+        most = longest_prompt(model) // CONTEXT_STEP * CONTEXT_STEP
+        tokens = 0
+        for step in (steps[0], *reversed(steps[1:])):
+            workload = self.workload_with(replace(settings, prefill_step=step))
+            if tokens >= most or (
+                tokens and not self._fits(model, workload, tokens + CONTEXT_STEP)
+            ):
+                continue
+            tokens = longest_context(model, workload, most, fits_at=tokens) or tokens
+        largest = first_fitting(
+            [replace(settings, prefill_step=step) for step in steps if tokens],
+            lambda each: self._fits(model, self.workload_with(each), tokens),
+        )
+        return Longest(tokens, largest or settings)
+
+    def _fits(self, model: SizedModel, workload: Workload, tokens: int) -> bool:
+        return is_accepted(partial(fits_comfortably, model), workload.prompt_only(tokens))
+
+    def convert_all(self) -> None:
+        """Convert the weights to all bits, so that searches on other machines reuse them."""
+        for bits in self.weight_bits:
+            is_accepted(self.converts, replace(self.asked, weight_bits=bits))
+
+    def on(self, device: Device) -> "JointSearch":
+        """Return the same search on another machine."""
+        variants: dict[int, SizedModel | UnsupportedError] = {
+            bits: each if isinstance(each, UnsupportedError) else each.on(device)
+            for bits, each in self._variants.items()
+        }
+        return replace(self, sized=self.sized.on(device), _variants=variants)
+
+    def _reach_or_none(self, settings: Settings, prompt_tokens: int | None) -> Verdict | None:
+        try:
+            return self.reach(settings, prompt_tokens)
+        except (InputError, UnsupportedError):
+            return None
