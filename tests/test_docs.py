@@ -26,7 +26,10 @@ from memfit.estimators.base.errors import MemfitError
 ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs" / "index.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+LINKED = [
+    *PAGES,
+    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "sample_configs/README.md")),
+]
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(r"(?<![\w/.-])(?:estimators|probes|cli|tests)/[\w./-]*")
 _LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
