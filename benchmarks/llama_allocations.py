@@ -1,8 +1,9 @@
 """Record what llama.cpp says it allocates, for the models of tests/gguf/allocations.json.
 
 Each entry's metadata and tensors become a GGUF file with a hole as data. llama.cpp loads it
-without allocating (`no_alloc`) on the CPU, makes a context for every run of the entry, and logs the
-buffers that it would allocate; the figures are read from these lines. xllamacpp carries llama.cpp
+without allocating (`no_alloc`) on the CPU, or on it and a GPU that computes nothing
+(`benchmarks/llama_gpu.py`), makes a context for every run of the entry, and logs the buffers that
+it would allocate; the figures are read from these lines. xllamacpp carries llama.cpp
 as one library with its C interface, and its version 2026.10.11549 is build b11549. In an
 environment with memfit:
 
@@ -26,6 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.llama_gpu import Gpu  # noqa: E402
 from tests.gguf.writing import Allocation, Recorded, recorded, write  # noqa: E402
 
 FILE = ROOT / "tests" / "gguf" / "allocations.json"
@@ -94,35 +96,44 @@ class Llama:
         self._log = logger(lambda _, text, __: self._lines.append(text.decode("utf-8", "replace")))
         library.llama_log_set(self._log, None)
         library.llama_backend_init()
+        self._gpu = Gpu(library)
         default = library.llama_context_default_params()
         if (default.n_ctx, default.type_k, default.offload_kqv) != (512, TYPES["f16"], True):
             raise SystemExit("this library's structures are not those of build b11549")
 
     def runs(self, path: Path, wanted: tuple[Allocation, ...]) -> list[Allocation]:
         """Return the allocations of contexts of a model."""
-        params = self._library.llama_model_default_params()
-        params.no_alloc, params.use_extra_bufts, params.load_mode = True, False, 0
-        self._lines.clear()
-        model = self._library.llama_model_load_from_file(str(path).encode(), params)
-        if not model:
-            raise SystemExit(f"{path.name}: {''.join(self._lines)[-500:]}")
-        found = [self._run(model, run) for run in wanted]
-        self._library.llama_model_free(model)
-        return found
+        return [self._run(str(path), run) for run in wanted]
 
-    def _run(self, model: int, run: Allocation) -> Allocation:
+    def _run(self, path: str, run: Allocation) -> Allocation:
+        model = self._model(path, run.gpu_layers)
         params = self._library.llama_context_default_params()
         params.n_ctx, params.n_seq_max = run.context, run.sequences
         params.n_batch, params.n_ubatch = BATCH, run.microbatch
         params.type_k = params.type_v = TYPES[run.cache]
         params.swa_full = params.kv_unified = False
+        params.flash_attn_type = 1 if run.flash else 0
         self._lines.clear()
         context = self._library.llama_init_from_model(model, params)
         text = "".join(self._lines)
         if not context:
             raise SystemExit(f"{run}: {text[-500:]}")
         self._library.llama_free(context)
+        self._library.llama_model_free(model)
         return read_log(text, run)
+
+    def _model(self, path: str, gpu_layers: int | None) -> int:
+        """Load a model; without GPU layers there is no GPU at all."""
+        params = self._library.llama_model_default_params()
+        params.no_alloc, params.use_extra_bufts, params.load_mode = True, False, 0
+        params.n_gpu_layers = gpu_layers or 0
+        if gpu_layers is None:
+            params.devices = ctypes.cast((ctypes.c_void_p * 1)(), ctypes.c_void_p)
+        self._lines.clear()
+        model: int = self._library.llama_model_load_from_file(path.encode(), params)
+        if not model:
+            raise SystemExit(f"{path}: {''.join(self._lines)[-500:]}")
+        return model
 
 
 def read_log(text: str, run: Allocation) -> Allocation:
@@ -133,20 +144,24 @@ def read_log(text: str, run: Allocation) -> Allocation:
         text,
     )
     states = re.findall(r"R \(\w+\): +([\d.]+) MiB, S \(\w+\): +([\d.]+) MiB", text)
-    compute = re.findall(r"compute buffer size = +([\d.]+) MiB", text)
+    compute = dict(re.findall(r"(\w+) compute buffer size = +([\d.]+) MiB", text))
     output = re.findall(r"output buffer size = +([\d.]+) MiB", text)
     return run._replace(
         kv=[(int(c), int(n), float(k), float(v)) for c, n, k, v in caches],
         states=[float(part) for parts in states for part in parts],
-        compute=round(sum(map(float, compute)), 2),
+        compute=float(compute["CPU"]),
+        gpu=float(compute.get("GPU", 0)),
         output=float(output[0]),
     )
 
 
 def as_recorded(run: Allocation) -> dict[str, Any]:
-    """Return a run in the form of the file."""
+    """Return a run in the form of the file, without what is as in most."""
     plain: dict[str, Any] = json.loads(json.dumps(run._asdict()))
-    return plain
+    defaults = Allocation._field_defaults
+    return {
+        key: value for key, value in plain.items() if key not in defaults or value != defaults[key]
+    }
 
 
 def again(llama: Llama, entry: Recorded, folder: Path) -> list[dict[str, Any]]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import OptionGroup, grouped, parsed
+from memfit.cli.options.groups import OptionGroup, grouped
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.model import ModelOptions
 from memfit.cli.options.output import FORMAT, OutputOptions
-from memfit.cli.options.runtime import RuntimeOptions
+from memfit.cli.options.runtime import ServedRuntime
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.progress import Progress
@@ -19,7 +19,6 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 
 if TYPE_CHECKING:
-    from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
     from memfit.estimators.sizing.catalog import Catalog
     from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -46,28 +45,12 @@ class EstimatedModel(ModelOptions, frozen=True, kw_only=True):
     ] = None
 
 
-class EstimateRuntime(RuntimeOptions, frozen=True, kw_only=True):
+class EstimateRuntime(ServedRuntime, frozen=True, kw_only=True):
     """The runtime, and how its figures are computed."""
 
-    cache_type: Annotated[
-        str | None,
-        typer.Option(metavar="KEYS[,VALUES]", help="Types of llama.cpp's KV cache, such as q8_0."),
-    ] = None
     method: Annotated[
         Literal["auto", "formula", "trace"], typer.Option(help="How to compute the figures.")
     ] = "auto"
-
-    def cache_types(self) -> "CacheTypes | None":
-        """Return the types of --cache-type, None when it was not given.
-
-        Raises:
-            InputError: when llama.cpp has no such type.
-        """
-        if self.cache_type is None:
-            return None
-        from memfit.estimators.runtimes.llama_cpp.runtime import parse_cache_types
-
-        return parsed("--cache-type", parse_cache_types, self.cache_type)
 
 
 class EstimateReport(OptionGroup, frozen=True, kw_only=True):
@@ -111,7 +94,7 @@ def estimate(
     from memfit.estimators.sizing.estimate import plots
 
     if runtime.runtime is None:
-        rules = catalog.native_runtime(reference)
+        rules = runtime.with_settings(catalog.native_runtime(reference))
     sized = size(catalog, reference, runtime=rules)
     run = asked.under(sized.runtime_model.runtime)
     if runtime.method == "auto" and model.quantize is None and model.adapter is None:
@@ -135,7 +118,6 @@ def _sizing(
 
     return partial(
         Catalog.sized,
-        cache_types=runtime.cache_types(),
         device=machine.chosen(),
         quantize=model.quantization(),
         margin_bytes=runtime.margin_bytes(),

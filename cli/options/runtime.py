@@ -1,5 +1,6 @@
 """Options of the runtime, and of the memory that it keeps free."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,6 +60,41 @@ class RuntimeOptions(OptionGroup, frozen=True, kw_only=True):
             InputError: when the text is no size.
         """
         return parsed("--margin", parse_size, self.margin) or 0
+
+
+class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
+    """The runtime with settings of its own."""
+
+    cache_type: Annotated[
+        str | None,
+        typer.Option(metavar="KEYS[,VALUES]", help="Types of llama.cpp's KV cache, such as q8_0."),
+    ] = None
+    flash_attn: Annotated[
+        bool,
+        typer.Option(
+            "--flash-attn/--no-flash-attn", help="Whether llama.cpp uses flash attention."
+        ),
+    ] = True
+
+    def chosen(self) -> "Runtime":
+        """Return the runtime of --runtime with its settings, else mlx-lm.
+
+        Raises:
+            InputError: as `named_runtime` and `with_settings`.
+        """
+        runtime = RuntimeOptions.chosen(self)
+        return self.with_settings(runtime) if self.runtime else runtime
+
+    def with_settings(self, runtime: "Runtime") -> "Runtime":
+        """Return a runtime with the settings that were given.
+
+        Raises:
+            InputError: when it has no such setting, or its text cannot be read.
+        """
+        flash = None if self.flash_attn else "off"
+        for option, text in (("--cache-type", self.cache_type), ("--no-flash-attn", flash)):
+            runtime = parsed(option, partial(runtime.with_setting, option), text) or runtime
+        return runtime
 
 
 def named_runtime(name: str) -> "Runtime":

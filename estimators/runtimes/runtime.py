@@ -104,3 +104,11 @@ class Runtime(Struct, frozen=True, kw_only=True):
         if self.budget.of != "memory":
             raise InputError(f"{self.name} has no such setting")
         return replace(self, budget=Budget("memory", percent))
+
+    def with_setting(self, option: str, text: str) -> "Runtime":
+        """Return the runtime with a setting of its own, by the option that gives it.
+
+        Raises:
+            InputError: when it has no such setting, or the text cannot be read.
+        """
+        raise InputError(f"{self.name} has no such setting")

@@ -125,15 +125,10 @@ class TokenCacheModel(RuntimeModel, frozen=True):
         """Return a bound of what it computes with."""
         model, checkpoint = self.subject.model, self.subject.checkpoint
         rows = min(workload.prefill_step, workload.prompt_tokens) * workload.batch
-        if checkpoint.source == "gguf":
-            from memfit.estimators.runtimes.llama_cpp.caches import Cells
-            from memfit.estimators.runtimes.llama_cpp.compute import compute_bound
-
-            room = Cells(workload.total_tokens, rows, workload.batch, 1)
-            return compute_bound(model, checkpoint.tensors or (), room).nbytes
         width = dtypes.nbytes(1, self.activation_dtype or model.dtype)
         logit_rows = self.logit_rows(workload, rows)
-        return activation_bound(model, rows=rows, logit_rows=logit_rows, width=width)
+        tensors = (checkpoint.tensors or ()) if checkpoint.source == "gguf" else ()
+        return activation_bound(model, tensors, rows=rows, logit_rows=logit_rows, width=width)
 
     def logit_rows(self, workload: Workload, rows: int) -> int:
         """Return the tokens that it keeps logits of, where ``rows`` are computed at once."""

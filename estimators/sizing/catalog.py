@@ -18,7 +18,6 @@ from memfit.estimators.sizing.workload import MARGIN_BYTES
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
-    from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
     from memfit.estimators.sizing.sized_model import Method, SizedModel
 
 Found = TypeVar("Found")
@@ -64,7 +63,6 @@ class Catalog:
         method: "Method" = "auto",
         adapter: Path | None = None,
         draft: str | None = None,
-        cache_types: "CacheTypes | None" = None,
         margin_bytes: int = MARGIN_BYTES,
     ) -> "SizedModel":
         """Return a model on a device under a runtime, the checkpoint's native one by default.
@@ -75,7 +73,7 @@ class Catalog:
         Raises:
             MemfitError: as `open_checkpoint`, `read_adapter`, `size` and `with_runtime`.
         """
-        conversion = (reference, quantize, method, adapter, draft, cache_types, margin_bytes)
+        conversion = (reference, quantize, method, adapter, draft, margin_bytes)
         base = self._once(conversion, lambda: self._size(device, *conversion))
         placed = self._once(
             (conversion, device), lambda: base if base.device == device else base.on(device)
@@ -92,7 +90,6 @@ class Catalog:
         method: "Method",
         adapter: Path | None,
         draft: str | None,
-        cache_types: "CacheTypes | None",
         margin_bytes: int,
     ) -> "SizedModel":
         from memfit.estimators.sizing.sized_model import size
@@ -104,7 +101,6 @@ class Catalog:
             quantize=quantize,
             adapter=self._adapter(adapter) if adapter else None,
             draft=None if draft is None else self.checkpoint(draft),
-            cache_types=cache_types,
             method=method,
         )
 

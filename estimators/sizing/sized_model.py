@@ -32,7 +32,6 @@ from memfit.estimators.weights.quantization_plan import declared
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
-    from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes
     from memfit.estimators.runtimes.measurement import Measurement
 
 # Of mlx_lm.convert, most first; 2 bits make most models useless.
@@ -202,12 +201,11 @@ def size(
     quantize: Quantization | None = None,
     adapter: "Adapter | None" = None,
     draft: Checkpoint | None = None,
-    cache_types: "CacheTypes | None" = None,
     method: Method = "auto",
 ) -> SizedModel:
     """Return a checkpoint sized for its own runtime, as it is or as mlx_lm.convert quantises it.
 
-    A GGUF file is sized for llama.cpp, with a cache of ``cache_types``; all else for mlx-lm.
+    A GGUF file is sized for llama.cpp; all else for mlx-lm.
 
     Raises:
         CheckpointError: when there is no config to read the architecture from.
@@ -219,11 +217,7 @@ def size(
         if quantize or adapter:
             what = "conversions" if quantize else "adapters"
             raise UnsupportedError(f"{checkpoint.id}: {what} of a GGUF file are not described")
-        runtime_model = _size_gguf(checkpoint, device, cache_types)
-    elif cache_types:
-        raise UnsupportedError(
-            f"{checkpoint.id}: the types of a cache are llama.cpp's; mlx-lm takes KV bits"
-        )
+        runtime_model = _size_gguf(checkpoint, device)
     else:
         runtime_model = _size_safetensors(checkpoint, device, quantize, adapter, method)
     if drafted and drafted.runtime != runtime_model.name:
@@ -297,12 +291,9 @@ def _size_by_trace(
     return MlxLmTrace(native_runtime(checkpoint), subject, trace)
 
 
-def _size_gguf(
-    checkpoint: Checkpoint, device: Device | None, cache_types: "CacheTypes | None"
-) -> RuntimeModel:
+def _size_gguf(checkpoint: Checkpoint, device: Device | None) -> RuntimeModel:
     # Tables and rules of llama.cpp, which no other checkpoint needs.
     from memfit.estimators.arch.gguf.model import build_gguf_model
-    from memfit.estimators.runtimes.llama_cpp.runtime import LlamaCppGguf
     from memfit.estimators.weights.ggml import gguf_footprint
 
     tensors = checkpoint.tensors or ()
@@ -312,7 +303,7 @@ def _size_gguf(
         known = _known_bytes(checkpoint)
         raise UnsupportedError(f"{error}; its weights hold {known} bytes (exact)") from None
     subject = Subject(checkpoint, model, gguf_footprint(tensors, trunk), device)
-    return LlamaCppGguf(native_runtime(checkpoint), subject, cache_types)
+    return bind(native_runtime(checkpoint), subject)
 
 
 def _model_of(checkpoint: Checkpoint) -> Model:

@@ -1,4 +1,4 @@
-"""Caches, states and the workspace bound, compared with llama.cpp's own log."""
+"""Caches, states and compute buffers, compared with llama.cpp's own log."""
 
 from math import prod
 from typing import Any
@@ -7,9 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from memfit.estimators.arch.gguf.model import build_gguf_model
-from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.specs import Attention, DenseMLP
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME
+from memfit.estimators.runtimes.llama_cpp import compute
+from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
     CACHE_TYPES,
     Buffer,
@@ -21,8 +24,9 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     recurrent_bytes,
     state_elements,
 )
-from memfit.estimators.runtimes.llama_cpp.compute import compute_bound
+from memfit.estimators.runtimes.llama_cpp.compute import Placement, compute_buffers
 from memfit.estimators.runtimes.llama_cpp.runtime import LLAMA_CPP
+from memfit.estimators.runtimes.llama_cpp.weights import read_weights
 from tests.gguf.writing import Allocation, Recorded, recorded, tensor
 
 MIB = 2**20
@@ -77,13 +81,13 @@ def test_caches_equal_llama_cpps_allocations(name: str) -> None:
         types = CacheTypes(run.cache, run.cache)
         tokens = run.context // run.sequences
         expected = logged(run.kv)
-        found = counted(list(buffers(model, room, tokens)), types, room)
+        found = counted(list(buffers(model, room, tokens, flash=run.flash)), types, room)
         assert {c: v[0] for c, v in found.items()} == {c: v[0] for c, v in expected.items() if v[0]}
         for count, (layers, keys, values) in found.items():
             assert abs(keys - expected[count][1] * MIB) <= 2 * ROUNDING, (run, layers)
             assert abs(values - expected[count][2] * MIB) <= 2 * ROUNDING, (run, layers)
         total = sum(keys + values for _, keys, values in found.values())
-        assert caches(model, room, types, tokens).nbytes == total
+        assert caches(model, room, types, tokens, flash=run.flash).nbytes == total
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -95,14 +99,83 @@ def test_states_equal_llama_cpps_allocations(name: str) -> None:
         assert abs(recurrent_bytes(model, run.sequences) - expected) <= 2 * ROUNDING, run
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_workspace_bound_is_above_and_within_five_times(name: str) -> None:
+# A result of Jamba lies higher in llama.cpp's buffer than here. On a partly filled GPU the splits
+# of a graph follow from small operations that are not described, most of all those of recurrences.
+_UNDER = {"jamba": 20, "deepseek32": 6}
+
+
+def percent_off(name: str, run: Allocation) -> float:
+    """How far the compute buffer is off, in percent: the GPU's if there is one."""
     entry = MODELS[name]
     model = model_of(entry)
-    for run in entry.runs:
-        allocated = (run.compute + run.output) * MIB
-        bound = compute_bound(model, entry.tensors, cells(workload_of(run), RUNTIME)).nbytes
-        assert allocated < bound < 5 * allocated, run
+    room = cells(workload_of(run), RUNTIME)
+    # In f16: the GPU that the figures were recorded with has no kernels that need room.
+    context = Context(room, F16, run.flash, room.microbatch)
+    placement = Placement("cpu" if run.gpu_layers is None else "cuda", run.gpu_layers or 0)
+    weights = read_weights(entry.tensors, nbytes=2, elements=1)
+    sizes = compute_buffers(model, context, weights, placement)
+    found, logged = (sizes.gpu, run.gpu) if run.gpu else (sizes.host, run.compute)
+    return 100 * (found / MIB / logged - 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_compute_buffers_are_llama_cpps(name: str) -> None:
+    blocks = MODELS[name].metadata[f"{name}.block_count"]
+    whole = [run for run in MODELS[name].runs if run.gpu_layers in (None, blocks + 1)]
+    assert len(whole) == 18
+    for run in whole:
+        assert -_UNDER.get(name, 5) <= percent_off(name, run) <= 8, run
+
+
+def test_most_compute_buffers_are_llama_cpps_to_the_hundredth_of_a_mebibyte() -> None:
+    off = [percent_off(name, run) for name in MODELS for run in MODELS[name].runs]
+    assert (len(off), sum(abs(percent) < 0.02 for percent in off)) == (520, 316)
+
+
+def test_a_gpu_copies_the_weights_that_the_host_keeps() -> None:
+    (run,) = (run for run in MODELS["qwen3"].runs if run.gpu_layers == 0)
+    # The head's matrix, which is the embedding's, and the logits.
+    assert run.gpu > (151936 * 2560 * 2 + 151936 * 512 * 4) / MIB
+    assert abs(percent_off("qwen3", run)) < 0.01
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma3", "qwen35"])
+def test_repeated_layers_reach_a_fixed_point(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = MODELS[name].runs[0]
+    found = percent_off(name, run)
+    monkeypatch.setattr(compute, "_REPEATED", 1000)
+    assert percent_off(name, run) == found
+
+
+# https://github.com/JamePeng/llama-cpp-python/pull/1 and other logs of versions before batches
+# mixed tokens with embeddings: width, feed-forward, heads, KV heads, head width, vocabulary;
+# context, micro-batch, flash attention; MiB of the GPU's compute buffer.
+@pytest.mark.parametrize(
+    ("shape", "run", "mebibytes", "off"),
+    [
+        ((4096, 12288, 32, 8, 128, 151936), (2048, 512, True), 312.75, 0),  # Qwen3-8B
+        ((2048, 8192, 32, 8, 64, 128256), (1024, 512, False), 254.5, 0),  # Llama-3.2-1B
+        ((1024, 3072, 16, 8, 128, 151936), (1024, 512, False), 300.75, -0.7),  # Qwen3-0.6B
+        ((3072, 8192, 32, 32, 96, 32064), (4096, 256, False), 157.0, -6.4),  # Phi-3-mini
+        ((2048, 8192, 32, 32, 64, 49152), (1024, 512, False), 100.0, 0),  # SmolLM2-1.7B
+        ((3584, 18944, 28, 4, 128, 152064), (2048, 512, False), 304.0, 0),  # Qwen2.5-7B
+    ],
+)
+def test_published_compute_buffers_are_reproduced(
+    shape: tuple[int, ...], run: tuple[int, int, bool], mebibytes: float, off: float
+) -> None:
+    hidden, inner, heads, kv_heads, width, vocabulary = shape
+    tokens, microbatch, flash = run
+    attention = Attention(heads=heads, kv_heads=kv_heads, key_dim=width, value_dim=width)
+    layer = Layer((attention,), DenseMLP(intermediate=inner), ())
+    model = Model(
+        model_type="", hidden_size=hidden, vocab_size=vocabulary, layers=(layer,) * 8, modules=()
+    )
+    room = cells(Workload(prompt_tokens=tokens, prefill_step=microbatch), RUNTIME)
+    context = Context(room, F16, flash, room.microbatch, mixed=False)
+    weights = read_weights((), nbytes=2, elements=1)
+    found = compute_buffers(model, context, weights, Placement("cuda", 9)).gpu / MIB
+    assert round(100 * (found / mebibytes - 1), 1) == off
 
 
 def test_the_recorded_models_cover_every_layer_kind() -> None:
@@ -186,9 +259,9 @@ def test_a_latent_model_without_the_mla_lengths_keeps_every_head() -> None:
 def test_cells_are_padded_and_windows_include_a_microbatch() -> None:
     room = cells(Workload(prompt_tokens=1000, prefill_step=512), RUNTIME)
     assert room == Cells(full=1024, microbatch=512, sequences=1, padding=256)
-    assert (room.sliding(128), room.sliding(4096)) == (768, 1024)
+    assert (room.of(128), room.of(4096)) == (768, 1024)
     short = cells(Workload(prompt_tokens=300, prefill_step=512), RUNTIME)
-    assert (short.microbatch, short.sliding(10)) == (300, 512)
+    assert (short.microbatch, short.of(10)) == (300, 512)
     three = cells(Workload(prompt_tokens=1025, batch=3, prefill_step=4096), RUNTIME)
     assert (three.full, three.microbatch) == (1280, 2048)
 

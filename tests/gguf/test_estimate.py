@@ -34,7 +34,7 @@ def test_every_recorded_model_is_estimated(memfit: Memfit, tmp_path: Path, name:
     assert parts["weights"]["basis"] == "exact"
     assert parts["weights"]["bytes"] == sum(t.nbytes for t in entry.tensors)
     assert sum(parts["weights"]["by_part"].values()) == parts["weights"]["bytes"]
-    assert (parts["workspace"]["basis"], parts["workspace"]["error_percent"]) == ("bound", 0)
+    assert (parts["workspace"]["basis"], parts["workspace"]["error_percent"]) == ("derived", 10)
     assert parts["kv"]["basis"] == parts["ssm"]["basis"] == "exact"
     first = entry.runs[0]
     mebibytes = sum(keys + values for _, _, keys, values in first.kv)
@@ -53,8 +53,7 @@ def test_the_table_states_the_assumptions(memfit: Memfit, qwen: Path) -> None:
     text = " ".join(run.out.split())
     assert "KV cache, 1024 tokens" in text
     assert "Workspace" in text
-    assert "bound" in text
-    assert "±" not in text
+    assert "derived ±10 %" in text
     assert "flash attention is on" in text
     assert "MLX" not in text
 
@@ -105,10 +104,34 @@ def test_an_option_llama_cpp_lacks_gives_a_one_line_error(
     assert run.err.count("\n") == 1
 
 
-def test_cache_types_are_those_of_llama_cpp(memfit: Memfit, tmp_path: Path) -> None:
+def test_settings_of_llama_cpp_are_not_those_of_another_runtime(
+    memfit: Memfit, tmp_path: Path
+) -> None:
     folder = write_config(tmp_path / "model", QWEN3_4B)
-    run = memfit("estimate", folder, "--cache-type", "q8_0")
-    assert (run.code, "the types of a cache are llama.cpp's" in run.err) == (3, True)
+    for option in (["--cache-type", "q8_0"], ["--no-flash-attn"]):
+        run = memfit("estimate", folder, *option)
+        assert (run.code, run.err.count("\n")) == (2, 1)
+        assert f"{option[0]}: mlx-lm has no such setting" in run.err
+
+
+def test_a_plain_config_takes_the_settings_of_llama_cpp(memfit: Memfit, tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "model", QWEN3_4B)
+
+    def components(*options: str) -> dict[str, dict[str, int]]:
+        run = memfit("estimate", folder, "--runtime", "llama.cpp", "--json", *options)
+        found: dict[str, dict[str, int]] = run.json["components"]
+        return found
+
+    plain = components()
+    quantised = components("--cache-type", "q8_0,f16")
+    assert quantised["kv"]["bytes"] == (plain["kv"]["bytes"] * 34 // 64 + plain["kv"]["bytes"]) // 2
+    assert components("--kv-bits", "8")["kv"]["bytes"] == plain["kv"]["bytes"] * 34 // 64
+    spread = components("--no-flash-attn")
+    assert spread["workspace"]["bytes"] > plain["workspace"]["bytes"]
+    run = memfit(
+        *("estimate", folder, "--runtime", "llama.cpp", "--no-flash-attn", "--cache-type", "q8_0")
+    )
+    assert (run.code, "only with flash attention" in run.err) == (3, True)
 
 
 def test_a_draft_model_of_another_runtime_is_rejected(

@@ -101,8 +101,11 @@ class Allocation(NamedTuple):
     cache: str
     kv: list[tuple[int, int, float, float]]  # cells, layers, keys, values
     states: list[float]
-    compute: float
+    compute: float  # on the host
     output: float
+    flash: bool = True
+    gpu_layers: int | None = None  # None: without a GPU
+    gpu: float = 0.0  # the GPU's compute buffer
 
 
 class Recorded(NamedTuple):
@@ -119,7 +122,8 @@ def recorded() -> dict[str, Recorded]:
 
     Each file was completed until its loader took it, then contexts were made without allocating
     (`no_alloc`); the figures are those of its log lines `llama_kv_cache: size`,
-    `llama_memory_recurrent: size`, `compute buffer size` and `output buffer size`, on the CPU.
+    `llama_memory_recurrent: size`, `compute buffer size` and `output buffer size`, on the CPU and
+    on one with a GPU.
     """
     data = json.loads(_ALLOCATIONS.read_text())
     return {

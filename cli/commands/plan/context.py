@@ -10,7 +10,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.runtime import RuntimeOptions, named_runtime
+from memfit.cli.options.runtime import ServedRuntime, named_runtime
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count
@@ -79,7 +79,7 @@ def context(
     asked: ContextOptions,
     workload: Annotated[WorkloadOptions, Only("context", "batch", *RUNTIME_DEFAULTS)],
     machine: MachineOptions,
-    runtime: RuntimeOptions,
+    runtime: ServedRuntime,
     output: PlanOutput,
 ) -> None:
     """Show the contexts that fit, and how many requests at once.
@@ -101,7 +101,7 @@ def context(
         margin_bytes=runtime.margin_bytes(),
     )
     if runtime.runtime is None:
-        rules = named_runtime(sized.runtime)
+        rules = runtime.with_settings(named_runtime(sized.runtime))
     sized = sized.with_runtime(rules)
     run = workload.partial().under(sized.runtime_model.runtime)
     result = plan_context(sized, run, question, units=output.units)

@@ -38,6 +38,10 @@ class CacheTypes(NamedTuple):
     keys: str
     values: str
 
+    def row_bytes(self, keys: int, values: int) -> tuple[int, int]:
+        """Return the bytes of rows of keys and of values, by their elements."""
+        return _type(self.keys).nbytes(keys), _type(self.values).nbytes(values)
+
 
 class Cells(Struct, frozen=True):
     """Room for tokens of one sequence; ``sequences`` have each their own."""
@@ -47,13 +51,22 @@ class Cells(Struct, frozen=True):
     sequences: int
     padding: int
 
-    def sliding(self, window: int) -> int:
-        """Return the cells of a sliding cache: the window and what is computed at once.
+    @property
+    def rows(self) -> int:
+        """Tokens of a micro-batch, the same number of every sequence."""
+        return round_up(self.microbatch, self.sequences)
 
-        >>> Cells(4096, 512, 1, 256).sliding(128)
+    def of(self, window: int | None) -> int:
+        """Return the cells of a cache, sliding or not.
+
+        >>> Cells(4096, 512, 1, 256).of(128)
         768
         """
-        return round_up(min(self.full, window + self.microbatch), self.padding)
+        return self.full if window is None else min(self.full, self.windowed(window))
+
+    def windowed(self, window: int) -> int:
+        """Return the most cells of a sliding cache: the window and what is computed at once."""
+        return round_up(window + self.microbatch, self.padding)
 
 
 class Buffer(Struct, frozen=True):
@@ -66,8 +79,7 @@ class Buffer(Struct, frozen=True):
 
     def cell_bytes(self, types: CacheTypes) -> int:
         """Return the bytes of one cell."""
-        keys, values = _type(types.keys), _type(types.values)
-        return keys.nbytes(self.key_width) + values.nbytes(self.value_width)
+        return sum(types.row_bytes(self.key_width, self.value_width))
 
 
 class Caches(Struct, frozen=True):
@@ -115,14 +127,16 @@ def cache_types(workload: Workload, given: CacheTypes | None) -> CacheTypes:
     return CacheTypes(name, name)
 
 
-def caches(model: Model, room: Cells, types: CacheTypes, tokens: int) -> Caches:
+def caches(
+    model: Model, room: Cells, types: CacheTypes, tokens: int, *, flash: bool = True
+) -> Caches:
     """Return the caches of a model for ``tokens`` tokens in each sequence.
 
     Raises:
         UnsupportedError: when the model's cache cannot be of these types.
     """
-    found = list(buffers(model, room, tokens))
-    _require_possible(model, types)
+    found = list(buffers(model, room, tokens, flash=flash))
+    _require_possible(model, types, flash=flash)
     sizes = [buffer.cell_bytes(types) for buffer in found]
     totals = [s * b.cells * room.sequences for s, b in zip(sizes, found, strict=True)]
     return Caches(
@@ -136,19 +150,26 @@ def caches(model: Model, room: Cells, types: CacheTypes, tokens: int) -> Caches:
     )
 
 
-def buffers(model: Model, room: Cells, tokens: int) -> Iterator[Buffer]:
-    """Yield the buffers of all layers in order."""
+def buffers(model: Model, room: Cells, tokens: int, *, flash: bool = True) -> Iterator[Buffer]:
+    """Yield the buffers of all layers in order.
+
+    Without flash attention values are transposed, and those of every layer as wide as the widest.
+    """
+    widest = max((values for m in model.mixers() for _, values in cell_widths(m)), default=0)
     for mixer in model.mixers():
         window = mixer.window
-        cells = room.full if window is None else room.sliding(window)
+        cells = room.of(window)
         held = tokens if window is None else min(tokens, window)
-        for keys, values in _widths(mixer):
-            yield Buffer(keys, values, cells, held)
+        for keys, values in cell_widths(mixer) if mixer.owns_cache else ():
+            padded = widest if values and not flash else values
+            yield Buffer(keys, padded, cells, held)
 
 
-def cache_lines(model: Model, room: Cells, types: CacheTypes, tokens: int) -> Iterator[str]:
+def cache_lines(
+    model: Model, room: Cells, types: CacheTypes, tokens: int, *, flash: bool
+) -> Iterator[str]:
     """Yield the lines that derive the caches and states."""
-    for buffer, layers in Counter(buffers(model, room, tokens)).items():
+    for buffer, layers in Counter(buffers(model, room, tokens, flash=flash)).items():
         total = layers * buffer.cell_bytes(types) * buffer.cells * room.sequences
         yield (
             f"KV of {layers} layers = {layers} x ({buffer.key_width} elements of {types.keys}"
@@ -174,12 +195,11 @@ def state_elements(mixer: Mixer) -> tuple[int, ...]:
     return tuple(state.elements for state in mixer.states())
 
 
-def _widths(mixer: Mixer) -> Iterator[tuple[int, int]]:
+def cell_widths(mixer: Mixer) -> Iterator[tuple[int, int]]:
     """Elements of keys and of values a cell: a latent is all keys, as is an indexer's."""
     match mixer:
         case Attention():
-            if mixer.owns_cache:
-                yield mixer.kv_heads * mixer.key_dim, mixer.kv_heads * mixer.value_dim
+            yield mixer.kv_heads * mixer.key_dim, mixer.kv_heads * mixer.value_dim
         case LatentAttention():
             yield mixer.latent_dim + mixer.rope_dim, 0
             if mixer.indexer:
@@ -190,16 +210,15 @@ def _widths(mixer: Mixer) -> Iterator[tuple[int, int]]:
             assert_never(mixer)
 
 
-def _require_possible(model: Model, types: CacheTypes) -> None:
+def _require_possible(model: Model, types: CacheTypes, *, flash: bool) -> None:
     """Check the types as llama-context.cpp, llama_init_from_model."""
     # Only a latent has keys without values.
-    latent = any(not values for mixer in model.mixers() for _, values in _widths(mixer))
+    latent = any(not values for mixer in model.mixers() for _, values in cell_widths(mixer))
     if latent and types.keys != types.values:
         raise UnsupportedError(
             f"{model.model_type}: llama.cpp keeps a latent in one type, not keys in {types.keys}"
             f" and values in {types.values}"
         )
-    plain = _type(types.values).block == 1
     for mixer in model.mixers():
         for width, name in zip(_head_widths(mixer), types, strict=True):
             if width % _type(name).block:
@@ -207,11 +226,11 @@ def _require_possible(model: Model, types: CacheTypes) -> None:
                     f"{model.model_type}: heads of {width} do not divide into the blocks of {name};"
                     " keep the cache in f16"
                 )
-        if not _is_fused(mixer) and not plain:
-            raise UnsupportedError(
-                f"{model.model_type}: llama.cpp quantises values only with flash attention, which"
-                " this model does not use; keep the values in f16"
-            )
+    if not flash and _type(types.values).block > 1:
+        raise UnsupportedError(
+            f"{model.model_type}: llama.cpp quantises values only with flash attention, which"
+            " does not run here; keep the values in f16"
+        )
 
 
 def _head_widths(mixer: Mixer) -> tuple[int, int]:
@@ -222,17 +241,6 @@ def _head_widths(mixer: Mixer) -> tuple[int, int]:
             return mixer.latent_dim + mixer.rope_dim, mixer.latent_dim
         case GatedDelta() | Recurrent():
             return 0, 0
-        case _:
-            assert_never(mixer)
-
-
-def _is_fused(mixer: Mixer) -> bool:
-    """Whether llama.cpp computes the mixer without an array of scores."""
-    match mixer:
-        case Attention():
-            return mixer.fused
-        case LatentAttention() | GatedDelta() | Recurrent():
-            return True
         case _:
             assert_never(mixer)
 

@@ -1,113 +1,109 @@
-"""An upper bound of llama.cpp's compute and output buffers.
+"""The compute buffers of a model: the graph of one micro-batch on a full context, laid out."""
 
-llama.cpp lays out the graph of one micro-batch and lets tensors share room once they are used up
-(ggml/src/ggml-alloc.c); how well they share is not described here. The bound lets nothing share:
-the logits of a whole micro-batch, everything one layer computes, and the inputs twice, since a
-backend copies them. A layer computes a row of each of its matrices a token; `_USES` counts what is
-made of that row (its norm or activation, its rotated or contiguous copy).
-docs/gguf.md compares it with buffers that llama.cpp reported.
-"""
-
-import re
 from collections import Counter
-from collections.abc import Iterable
-from math import prod
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Recurrent
-from memfit.estimators.base.dispatch import assert_never
-from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.runtimes.llama_cpp.caches import Cells, state_elements
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.machine.device import Backend
+from memfit.estimators.runtimes.llama_cpp.builder import FLOAT, Builder, Context
+from memfit.estimators.runtimes.llama_cpp.feed_forward import feed
+from memfit.estimators.runtimes.llama_cpp.ggml import Place, Sizes, Stored, Tensor
+from memfit.estimators.runtimes.llama_cpp.mixers import mix
+from memfit.estimators.runtimes.llama_cpp.weights import Weights
 
-_WIDTH = 4  # activations are float32
-_MASK_WIDTH = 2  # of the flash attention kernel; without it masks are float32
-_USES = 3
-_RESIDUALS = 4  # input, output and both sums of a layer, at the model's width
-_INPUTS = 2
-_LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
-
-
-class Compute(NamedTuple):
-    """Bytes of the bound by what they are for."""
-
-    logits: int
-    layer: int
-    inputs: int
-    output: int
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bound."""
-        return sum(self)
+# ggml-cuda.cu and ggml-metal-device.m, GGML_OP_OFFLOAD_MIN_BATCH.
+_LEAST_OFFLOADED_ROWS = 32
+# Equal layers reach a fixed point: the second lies as all that follow.
+_REPEATED = 2
 
 
-def compute_bound(model: Model, tensors: Iterable[Tensor], room: Cells) -> Compute:
-    """Return the bound for one micro-batch on a full context, with flash attention.
+class Placement(NamedTuple):
+    """Which layers are on the GPU: the last ones, the head being the very last."""
 
-    Where the model's attention does not use it, its scores are counted too.
-    """
-    tokens = room.microbatch
-    widths = _layer_widths(model, tensors)
-    layers = [
-        _WIDTH * (widths[index] * tokens + _apart(model, index, room))
-        for index in range(len(model.layers))
-    ]
-    residuals = _RESIDUALS * model.hidden_size * tokens * _WIDTH
-    return Compute(
-        logits=model.vocab_size * tokens * _WIDTH,
-        layer=max(layers, default=0) + residuals,
-        inputs=_INPUTS * (_masks(model, room) + model.hidden_size * tokens * _WIDTH),
-        output=model.vocab_size * room.sequences * _WIDTH,
-    )
+    backend: Backend
+    gpu_layers: int
+    host_experts: int = 0
+    """Layers, from the first, with their experts on the host (``--n-cpu-moe``)."""
+
+    def of(self, index: int, blocks: int) -> Place:
+        """Return where a layer is; the head is the one behind the last."""
+        return Place.GPU if index >= blocks + 1 - self.gpu_layers else Place.HOST
+
+    def of_experts(self, index: int, blocks: int) -> Place:
+        """Return where a layer's experts are."""
+        return Place.HOST if index < self.host_experts else self.of(index, blocks)
 
 
-def _layer_widths(model: Model, tensors: Iterable[Tensor]) -> Counter[int]:
-    """Elements a token that each layer computes."""
-    widths: Counter[int] = Counter()
-    for tensor in tensors:
-        found = _LAYER.fullmatch(tensor.name)
-        if found and int(found[1]) < len(model.layers):
-            index = int(found[1])
-            widths[index] += _uses(tensor, _chosen(model, index))
-    return widths
+def compute_buffers(
+    model: Model, context: Context, weights: Weights, placement: Placement
+) -> Sizes:
+    """Return the bytes of the compute buffers that llama.cpp reserves."""
+    to = Builder(context, weights, model.hidden_size, backend=placement.backend)
+    outputs = to.graph.input(4 * to.outputs)
+    residual = _embedded(to, mixed=context.mixed)
+    blocks = weights.blocks or len(model.layers)
+    for index in _representatives(model, placement, blocks):
+        to.place = placement.of(index, blocks)
+        to.experts_place = placement.of_experts(index, blocks)
+        is_last = index == len(model.layers) - 1
+        residual = _layer(to, model.layers[index], residual, outputs if is_last else None)
+    to.place = placement.of(blocks, blocks)
+    normed = to.norm(residual)
+    normed.kept = True
+    to.product("output", normed, model.vocab_size).kept = True
+    few = to.room.rows < _LEAST_OFFLOADED_ROWS
+    return to.graph.reserve("cpu" if few else placement.backend)
 
 
-def _chosen(model: Model, index: int) -> int:
-    experts = model.layers[index].experts
-    return experts.top_k if experts else 1
+def _representatives(model: Model, placement: Placement, blocks: int) -> Iterator[int]:
+    """Yield the layers that the buffers follow from: each kind in each place, twice."""
+    seen: Counter[tuple[object, object]] = Counter()
+    before: object = None
+    for index, layer in enumerate(model.layers):
+        places = placement.of(index, blocks), placement.of_experts(index, blocks)
+        kind = layer.mixers, layer.feed_forward, places
+        seen[before, kind] += 1
+        if seen[before, kind] <= _REPEATED or index == len(model.layers) - 1:
+            yield index
+        before = kind
 
 
-def _uses(tensor: Tensor, experts: int) -> int:
-    """Elements a token that follow from one tensor: its outputs and what is made of them."""
-    if len(tensor.shape) < 2:
-        return prod(tensor.shape)
-    if "_exps." in tensor.name:
-        return _USES * tensor.shape[1] * experts
-    return _USES * prod(tensor.shape[1:])
+def _embedded(to: Builder, *, mixed: bool) -> Tensor:
+    """The rows of the embedding, and the room of those that a program may give instead."""
+    table = Stored(0, Place.HOST)
+    tokens = to.graph.input(4 * to.rows)
+    # Source: build_inp_embd. This one is read by no operation.
+    to.graph.input(FLOAT * to.hidden * to.rows)
+    rows = to.op(to.hidden, table, tokens)
+    rows.place = Place.HOST
+    if mixed:
+        given, slots = (to.graph.input(nbytes * to.rows) for nbytes in (FLOAT * to.hidden, 8))
+        others = to.op(to.hidden, table, to.graph.input(4 * to.rows))
+        others.place = Place.HOST
+        merged = to.op(to.hidden, given)
+        merged.kept = True
+        to.graph.write(None, others, slots, merged)
+    return rows
 
 
-def _apart(model: Model, index: int, room: Cells) -> int:
-    """Elements that do not follow from a matrix: states, and scores where they are kept."""
-    total = 0
-    for mixer in model.layers[index].mixers:
-        total += 2 * sum(state_elements(mixer)) * room.sequences
-        match mixer:
-            case Attention():
-                total += 0 if mixer.fused else 2 * mixer.heads * room.full * room.microbatch
-            case LatentAttention():
-                total += _USES * room.full * room.microbatch if mixer.indexer else 0
-            case GatedDelta() | Recurrent():
-                pass
-            case _:
-                assert_never(mixer)
-    return total
+def _layer(to: Builder, layer: Layer, residual: Tensor, outputs: Tensor | None) -> Tensor:
+    """Add a layer; the last one goes on with the rows of the outputs only."""
+    mixed: Tensor | None = None
+    for mixer in layer.mixers:
+        result = mix(to, mixer, to.norm(residual))
+        mixed = to.over(result, mixed) if mixed else result
+    if mixed:
+        residual = _added(to, mixed, residual, outputs)
+        outputs = None
+    if layer.feed_forward:
+        fed = feed(to, layer.feed_forward, to.norm(residual))
+        residual = _added(to, fed, residual, outputs)
+    return residual
 
 
-def _masks(model: Model, room: Cells) -> int:
-    """One mask for all layers of a kind."""
-    cells = {
-        room.full if window is None else room.sliding(window)
-        for window in {mixer.window for mixer in model.mixers()}
-    }
-    return sum(cells) * room.microbatch * _MASK_WIDTH
+def _added(to: Builder, block: Tensor, residual: Tensor, outputs: Tensor | None) -> Tensor:
+    if outputs:
+        to.rows = to.outputs
+        block, residual = (to.op(to.hidden, rows, outputs) for rows in (block, residual))
+    return to.over(block, residual)

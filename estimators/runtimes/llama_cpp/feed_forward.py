@@ -1,0 +1,55 @@
+"""The operations of feed-forward blocks, as llama.cpp puts them into its graph.
+
+Source: src/llama-graph.cpp, build_ffn and build_moe_ffn (commit 0c1e57098).
+"""
+
+from memfit.estimators.arch.specs import DenseMLP, FeedForward, MixtureOfExperts
+from memfit.estimators.base.dispatch import assert_never
+from memfit.estimators.runtimes.llama_cpp.builder import FLOAT, Builder
+from memfit.estimators.runtimes.llama_cpp.ggml import Tensor
+
+
+def feed(to: Builder, spec: FeedForward, normed: Tensor) -> Tensor:
+    """Add a feed-forward block."""
+    match spec:
+        case MixtureOfExperts():
+            return _experts(to, spec, normed)
+        case DenseMLP():
+            return _dense(to, "", spec.intermediate, normed, gated=spec.gated)
+        case _:
+            assert_never(spec)
+
+
+def _dense(to: Builder, suffix: str, inner: int, normed: Tensor, *, gated: bool) -> Tensor:
+    if gated:
+        gate = to.product(f"ffn_gate{suffix}", normed, inner)
+        active = to.op(inner, gate, to.product(f"ffn_up{suffix}", normed, inner))
+    else:
+        active = to.over(to.product(f"ffn_up{suffix}", normed, inner))
+    return to.product(f"ffn_down{suffix}", active, to.hidden)
+
+
+def _experts(to: Builder, spec: MixtureOfExperts, normed: Tensor) -> Tensor:
+    scores = to.over(to.product("ffn_gate_inp", normed, spec.experts))
+    picked = to.op(spec.experts, scores)
+    shares = to.over(to.op(spec.top_k, scores, picked))
+    width, inner = spec.latent_dim or to.hidden, spec.intermediate
+
+    def product(name: str, tensor: Tensor, inputs: int, outputs: int) -> Tensor:
+        elements = spec.experts * inputs * outputs
+        weight = to.weight(f"ffn_{name}_exps", elements, to.experts_place)
+        return to.graph.matrix(FLOAT * spec.top_k * outputs * to.rows, weight, tensor, picked)
+
+    if spec.gated:
+        gate = product("gate", normed, width, inner)
+        active = to.op(spec.top_k * inner, gate, product("up", normed, width, inner))
+    else:
+        active = to.over(product("up", normed, width, inner))
+    each = to.over(product("down", active, inner, width), shares)
+    total = to.op(to.hidden, each)
+    for _ in range(spec.top_k - 2):
+        total = to.over(total, each)
+    if spec.shared_intermediate:
+        shared = _dense(to, "_shexp", spec.shared_intermediate, normed, gated=spec.gated)
+        total = to.over(total, shared)
+    return total
