@@ -29,6 +29,16 @@ class Part(str, Enum):
 ROUTER_8BIT = Quantization(8, 64)
 
 
+class LowRank(Struct, frozen=True):
+    """What an adapter adds to a matrix product (mlx-lm tuner/lora.py and dora.py)."""
+
+    rank: int
+    width: int
+    """Bytes of one of its elements."""
+    rescales: bool
+    """Whether it also computes the norms of the adapted matrix, as DoRA does."""
+
+
 class Module(Struct, frozen=True):
     """One weight of the mlx-lm model class, with its bias."""
 
@@ -46,6 +56,7 @@ class Module(Struct, frozen=True):
     """Whether it stays float32 for any type of the model."""
     loaded: bool = True
     """False for what a checkpoint holds and mlx-lm drops (vision towers)."""
+    low_rank: LowRank | None = None
 
     @property
     def elements(self) -> int:

@@ -28,6 +28,7 @@ from memfit.estimators.workspace.peak import PeakMoment
 
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
 if TYPE_CHECKING:
+    from memfit.estimators.checkpoint.adapters import Adapter
     from memfit.estimators.trace.peak import TracedPeak
     from memfit.estimators.trace.traced_model import TracedModel, TracedShapes
 
@@ -48,6 +49,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
     dtype: str
     is_described: bool
     """Whether formulas know the model too: they find what needs many workloads."""
+    adapter: "Adapter | None" = None
     _built: dict[Backend, "TracedModel"] = {}
     _runs: dict[tuple[Workload, Device], "TracedRun"] = {}
 
@@ -98,6 +100,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
                 dtype=self.dtype,
                 tensors=self.checkpoint.tensors if self.quantize is None else None,
                 quantize=self.quantize,
+                adapter=self.adapter,
             )
         return self._built[backend]
 
@@ -228,10 +231,12 @@ def traced_weights(
 ) -> WeightFootprint:
     """Return the weights as the class holds them; ``footprint`` is what the formulas say.
 
-    A difference between the two is noted, never averaged.
+    A difference between the two is noted, never averaged. The adapter's tensors are left out.
     """
     built = trace.built((device or _ANY_MAC).backend)
-    weights, sizes = built.weights, Counter(built.weights.values())
+    added = {tensor.name for tensor in trace.adapter.tensors} if trace.adapter else set()
+    weights = {path: size for path, size in built.weights.items() if path not in added}
+    sizes = Counter(weights.values())
     if footprint is None:
         footprint = _footprint_by_trace(trace, weights, sizes)
         method = None if trace.quantize else built.unread_format

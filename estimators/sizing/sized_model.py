@@ -12,7 +12,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.budget import Need
@@ -24,7 +24,6 @@ from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.weights.footprint import (
     WeightFootprint,
-    add_adapter,
     convert,
     load_footprint,
 )
@@ -48,8 +47,7 @@ class SizedModel(Struct):
     draft: "SizedModel | None" = None
     notes: tuple[Note, ...] = ()
     """On measurements that were looked for."""
-    adapter: tuple[Tensor, ...] = ()
-    """The tensors of an adapter, which count in the weights."""
+    adapter: "Adapter | None" = None
     _answers: dict[Workload, MemoryFigures] = field(default_factory=dict)
 
     @property
@@ -171,7 +169,7 @@ class SizedModel(Struct):
         model, checkpoint = self.model, self.checkpoint
         block = declared(checkpoint.config, model, checkpoint.config_name)
         plan = QuantizationPlan(converted(bits), converting=True)
-        footprint = add_adapter(convert(model, plan, block), self.adapter)
+        _, footprint = _with_adapter(model, convert(model, plan, block), self.adapter)
         view = self.formula_view()
         return (view or self).with_footprint(footprint)
 
@@ -225,9 +223,7 @@ def size(
             f"{drafted.checkpoint.id}: a draft for {drafted.runtime} cannot serve a model that"
             f" runs on {runtime_model.name}"
         )
-    return SizedModel(
-        runtime_model, margin_bytes, drafted, adapter=adapter.tensors if adapter else ()
-    )
+    return SizedModel(runtime_model, margin_bytes, drafted, adapter=adapter)
 
 
 def _size_safetensors(
@@ -244,23 +240,21 @@ def _size_safetensors(
         known = checkpoint.config.get("model_type") in FAMILIES
         if method == "formula" or (known and method == "auto"):
             raise
-        return _size_by_trace(checkpoint, device, quantize, error)
+        return _size_by_trace(checkpoint, device, quantize, adapter, error)
     block = declared(checkpoint.config, model, checkpoint.config_name)
     if quantize:
         footprint = convert(model, QuantizationPlan(quantize, converting=True), block)
     else:
         footprint = load_footprint(checkpoint, model, block)
     if method != "trace":
-        if adapter:
-            footprint = add_adapter(footprint, adapter.tensors)
+        model, footprint = _with_adapter(model, footprint, adapter)
         subject = Subject(checkpoint, model, footprint, device)
         return bind(native_runtime(checkpoint), subject)
     from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace, traced_weights
 
-    trace = ClassTrace(checkpoint, quantize, model.dtype, is_described=True)
+    trace = ClassTrace(checkpoint, quantize, model.dtype, is_described=True, adapter=adapter)
     footprint = traced_weights(trace, footprint, device)
-    if adapter:
-        footprint = add_adapter(footprint, adapter.tensors)
+    model, footprint = _with_adapter(model, footprint, adapter)
     subject = Subject(checkpoint, model, footprint, device)
     return MlxLmTrace(native_runtime(checkpoint), subject, trace)
 
@@ -269,6 +263,7 @@ def _size_by_trace(
     checkpoint: Checkpoint,
     device: Device | None,
     quantize: Quantization | None,
+    adapter: "Adapter | None",
     undescribed: UnsupportedError,
 ) -> RuntimeModel:
     """A model that the formulas do not describe, if mlx-lm has a class for it."""
@@ -282,13 +277,25 @@ def _size_by_trace(
     dtype = dtype_of(
         config_fields(checkpoint.config, checkpoint.config_name), checkpoint.config_name
     )
-    trace = ClassTrace(checkpoint, quantize, dtype, is_described=False)
+    trace = ClassTrace(checkpoint, quantize, dtype, is_described=False, adapter=adapter)
     try:
         footprint = traced_weights(trace, None, device)
     except (MachineError, UnsupportedError) as error:
         raise UnsupportedError(f"{undescribed}; by trace: {error}") from None
-    subject = Subject(checkpoint, undescribed_model(checkpoint, dtype), footprint, device)
+    model = undescribed_model(checkpoint, dtype)
+    model, footprint = _with_adapter(model, footprint, adapter)
+    subject = Subject(checkpoint, model, footprint, device)
     return MlxLmTrace(native_runtime(checkpoint), subject, trace)
+
+
+def _with_adapter(
+    model: Model, footprint: WeightFootprint, adapter: "Adapter | None"
+) -> tuple[Model, WeightFootprint]:
+    if adapter is None:
+        return model, footprint
+    from memfit.estimators.weights.adapters import with_adapter
+
+    return with_adapter(model, footprint, adapter)
 
 
 def _size_gguf(checkpoint: Checkpoint, device: Device | None) -> RuntimeModel:

@@ -17,6 +17,7 @@ from typing import Any
 from memfit.estimators.base.errors import MemfitError, UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.checkpoint.adapters import MLX_WEIGHTS, Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_names
 
@@ -60,11 +61,12 @@ def build(
     dtype: str,
     tensors: Iterable[Tensor] | None = None,
     quantize: Quantization | None = None,
+    adapter: Adapter | None = None,
 ) -> Any:
     """Return the model, loaded from ``tensors`` or, without them, converted to ``dtype``.
 
-    ``quantize`` then quantises it as mlx_lm.convert would. ``name`` is the name of the config in
-    messages. Call it inside `tracing`.
+    ``quantize`` then quantises it as mlx_lm.convert would, and ``adapter`` adds its layers.
+    ``name`` is the name of the config in messages. Call it inside `tracing`.
 
     Raises:
         UnsupportedError: when mlx-lm has no such class, or the class rejects config or tensors.
@@ -90,7 +92,32 @@ def build(
             )
         if quantize or tensors is None:  # else load_model has called it
             model.eval()
+    # mlx-lm itself does not load PEFT's layout: memfit counts its bytes alone.
+    if adapter and adapter.weight_file == MLX_WEIGHTS:
+        with class_errors(adapter.id, config):
+            _attach(library.load("mlx_lm.tuner.utils"), model, adapter)
     return model
+
+
+def _attach(tuner: Any, model: Any, adapter: Adapter) -> None:
+    """Add an adapter as mlx-lm's tuner/utils.py, load_adapters, does from its files."""
+    from mlx.utils import tree_flatten
+
+    kind, settings = adapter.config.get("fine_tune_type", "lora"), adapter.config
+    if kind != "full":
+        tuner.linear_to_lora_layers(
+            model, settings["num_layers"], settings["lora_parameters"], use_dora=kind == "dora"
+        )
+    flat: Any = tree_flatten(model.parameters())
+    known = {path: array.shape for path, array in flat}
+    for tensor in adapter.tensors:
+        if known.get(tensor.name) != tensor.shape:
+            raise UnsupportedError(
+                f"{adapter.id}: {printable(tensor.name)}: the model has no such parameter, or one"
+                " of another shape; is it the model that the adapter was trained on?"
+            )
+    model.load_weights([(t.name, _array(t)) for t in adapter.tensors], strict=False)
+    model.eval()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace.cache_stepper import leaves, length_of
@@ -60,7 +61,7 @@ class TracedModel:
 
     ``name`` is the name of the config in messages. With ``tensors`` the model is what mlx-lm would
     load from them; without, floating-point parameters are of ``dtype``. ``quantize`` then converts
-    the model.
+    the model, and ``adapter`` is added to it.
 
     Raises:
         MachineError: when MLX or mlx-lm is not installed.
@@ -76,6 +77,7 @@ class TracedModel:
         dtype: str = "BF16",
         tensors: Iterable[Tensor] | None = None,
         quantize: Quantization | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self._config, self._backend, self._name = config, backend, name
         # Headers list the packed tensors, so that no format has to be assumed.
@@ -85,7 +87,13 @@ class TracedModel:
         with self._tracing():
             library = library_for(backend)
             self._model = build(
-                library, config, name, dtype=dtype, tensors=tensors, quantize=quantize
+                library,
+                config,
+                name,
+                dtype=dtype,
+                tensors=tensors,
+                quantize=quantize,
+                adapter=adapter,
             )
             self._modules = Modules(self._model)
             self.weights: Mapping[str, int] = _weight_bytes(self._model)

@@ -98,16 +98,6 @@ def convert(model: Model, plan: QuantizationPlan, source: Declared) -> WeightFoo
     return replace(result, notes=(Note("warning", "already-quantised", message),))
 
 
-def add_adapter(footprint: WeightFootprint, tensors: tuple[Tensor, ...]) -> WeightFootprint:
-    """Return the weights with an adapter's tensors, which stay in memory with them."""
-    extra = Counter(tensor.nbytes for tensor in tensors)
-    total = sum(size * count for size, count in extra.items())
-    parts = {**footprint.by_part, "other": footprint.by_part["other"] + total}
-    return replace(
-        footprint, nbytes=footprint.nbytes + total, by_part=parts, sizes=footprint.sizes + extra
-    )
-
-
 def _result(totals: WeightTotals, basis: Basis, plan: QuantizationPlan | None) -> WeightFootprint:
     parts = {part.value: totals.by_part[part] for part in Part}
     return WeightFootprint(

@@ -8,7 +8,8 @@ from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape, Occupancy
 from memfit.estimators.workspace.layer_plan import MixerPlan
-from memfit.estimators.workspace.mx_fast import norm, project, rope
+from memfit.estimators.workspace.mx_fast import norm, rope
+from memfit.estimators.workspace.projections import project
 from memfit.estimators.workspace.tape import Tape
 
 SCORES = "attention scores"

@@ -5,7 +5,7 @@ from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import LayerPlan, Projection
-from memfit.estimators.workspace.mx_fast import project
+from memfit.estimators.workspace.projections import adapted, project
 from memfit.estimators.workspace.tape import Tape
 
 # SwitchGLU sorts tokens by expert from this many on (switch_layers.py, do_sort).
@@ -90,6 +90,8 @@ def _route(
     weight = plan.router.touched if plan.router else 0
     width = _FLOAT32 if spec.float32_scores else call.width
     gates = tape.allocate((x,), rows * spec.experts, weight=weight, counts=ops.ROUTER_SCORES)
+    if plan.router:
+        gates = adapted(tape, x, gates, plan.router, rows)
     if spec.float32_scores:
         # Such classes cast the router's output (mlx-lm deepseek_v3.py, group_expert_select).
         gates = tape.allocate((gates,), rows * spec.experts, nbytes=rows * spec.experts * width)
@@ -116,26 +118,24 @@ def _switch(
     picked: int,
 ) -> int:
     *into, down = experts
-    inner = [
-        tape.allocate(
-            (gathered, indices),
-            picked * e.outputs,
-            weight=e.touched,
-            counts=ops.EXPERT_MATMUL,
-            name="experts",
-        )
-        for e in into
-    ]
+    inner = [_product(tape, gathered, indices, e, picked, ops.EXPERT_MATMUL) for e in into]
     if len(inner) == 2:
         acted = tape.inplace(inner[0], inner[1])
     elif into and into[0].outputs == 2 * spec.intermediate:
         acted = tape.allocate((inner[0],), picked * spec.intermediate, counts=ops.PART_COPY)
     else:
         acted = tape.inplace(inner[0])
-    return tape.allocate(
-        (acted, indices),
-        picked * down.outputs,
-        weight=down.touched,
-        counts=ops.EXPERT_MATMUL_DOWN,
+    return _product(tape, acted, indices, down, picked, ops.EXPERT_MATMUL_DOWN)
+
+
+def _product(
+    tape: Tape, x: int, indices: int, expert: Projection, picked: int, counts: ops.OperationCount
+) -> int:
+    y = tape.allocate(
+        (x, indices),
+        picked * expert.outputs,
+        weight=expert.touched,
+        counts=counts,
         name="experts",
     )
+    return adapted(tape, x, y, expert, picked)

@@ -6,7 +6,8 @@ from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.attention import SCORES, attend, write
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import MixerPlan, Projection
-from memfit.estimators.workspace.mx_fast import norm, project, rope
+from memfit.estimators.workspace.mx_fast import norm, rope
+from memfit.estimators.workspace.projections import project
 from memfit.estimators.workspace.tape import Tape
 
 
@@ -146,9 +147,8 @@ def _expanded(
     queries, turned, latent = arrays
     rows, heads = call.rows, spec.heads
     key_dim = spec.nope_dim + spec.rope_dim
-    width = heads * (spec.nope_dim + spec.value_dim)
     # kv_b_proj makes the nope keys and the values of all heads in one product.
-    both = tape.allocate((latent,), rows * width, weight=by_name["kv_b_proj"].touched)
+    both = project(tape, latent, by_name["kv_b_proj"], rows)
     # mx.repeat copies the rope key to every head before it is joined to the nope keys.
     keys = tape.allocate((both, latent), rows * heads * key_dim, counts=ops.EXPANDED_KEYS)
     joined = tape.allocate((queries, turned), rows * heads * key_dim, counts=ops.JOINED_QUERIES)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from memfit.estimators.arch.model import Layer
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.modules import LowRank, Module, Part
 from memfit.estimators.arch.specs import FeedForward, Mixer
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
@@ -29,6 +29,8 @@ class Projection(Struct, frozen=True):
     """Elements of the matrix's arrays: packed words, scales and biases count as they are."""
     counts: OperationCount
     """Kernels and views of the product."""
+    is_packed: bool
+    low_rank: LowRank | None
 
 
 class MixerPlan(Struct, frozen=True):
@@ -106,7 +108,15 @@ def _projection(prefix: str, module: Module, quantization: QuantizationOf | None
     # Experts are stacked: (experts, outputs, inputs).
     outputs = module.shape[0] if len(module.shape) == 2 else module.shape[1]
     counts = QUANTIZED_MATMUL if format_ else MATMUL
-    return Projection(name, module.shape[-1], outputs, touched_elements(module, format_), counts)
+    return Projection(
+        name=name,
+        inputs=module.shape[-1],
+        outputs=outputs,
+        touched=touched_elements(module, format_),
+        counts=counts,
+        is_packed=format_ is not None,
+        low_rank=module.low_rank,
+    )
 
 
 def _mixers(layer: Layer, matrices: Sequence[tuple[Module, Projection]]) -> tuple[MixerPlan, ...]:

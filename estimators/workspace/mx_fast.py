@@ -1,17 +1,9 @@
-"""Projections, and what is one kernel on a GPU and a chain on the CPU (mlx fast.cpp, fallbacks)."""
+"""What is one kernel on a GPU and a chain on the CPU (mlx fast.cpp, fallbacks)."""
 
 from memfit.estimators.mlx import operation_counts as ops
-from memfit.estimators.workspace.layer_plan import Projection
 from memfit.estimators.workspace.tape import Tape
 
 FLOAT32 = 4
-
-
-def project(tape: Tape, x: int, projection: Projection, rows: int) -> int:
-    """A matrix product with a weight, plain or packed."""
-    return tape.allocate(
-        (x,), rows * projection.outputs, weight=projection.touched, counts=projection.counts
-    )
 
 
 def norm(tape: Tape, x: int, elements: int, *, shared: bool) -> int:

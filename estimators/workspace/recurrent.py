@@ -7,6 +7,7 @@ from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import MixerPlan
 from memfit.estimators.workspace.mx_fast import norm
+from memfit.estimators.workspace.projections import project
 from memfit.estimators.workspace.tape import Tape
 
 _FLOAT32 = 4
@@ -21,7 +22,7 @@ def record_gated_delta(
 ) -> int:
     """Record a gated delta net (mlx-lm models/qwen3_next.py, gated_delta.py)."""
     rows = call.rows
-    made = [_project(tape, x, p.outputs, p.touched, rows) for p in plan.inputs]
+    made = [project(tape, x, p, rows, counts=ops.STATE_PROJECTION) for p in plan.inputs]
     values = rows * spec.value_heads * spec.value_dim
     # mx.contiguous copies the state out, so that the padded input does not outlive the call.
     mixed = _convolve(
@@ -54,13 +55,13 @@ def record_gated_delta(
     output = norm(tape, output, values, shared=True)
     gate = tape.allocate((made[0],), values)
     tape.inplace(output, gate)
-    return _project(tape, output, plan.output.outputs, plan.output.touched, rows)
+    return project(tape, output, plan.output, rows, counts=ops.STATE_PROJECTION)
 
 
 def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call: CallShape) -> int:
     """Record any other recurrence: convolution, mixing and gating at its inner width."""
     rows = call.rows
-    made = [_project(tape, x, p.outputs, p.touched, rows) for p in plan.inputs]
+    made = [project(tape, x, p, rows, counts=ops.STATE_PROJECTION) for p in plan.inputs]
     inner = rows * spec.inner_dim
     viewed = sum(state.view_elements for state in spec.state if not state.survives_decode)
     mixed = _convolve(tape, tuple(made), viewed or spec.inner_dim, call, keep=viewed > 0)
@@ -86,7 +87,7 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
             assert_never(scan)
     if made:
         tape.inplace(output, made[0])
-    return _project(tape, output, plan.output.outputs, plan.output.touched, rows)
+    return project(tape, output, plan.output, rows, counts=ops.STATE_PROJECTION)
 
 
 def _stacked_states(tape: Tape, mixed: int, state: StateBuffer, inner: int, call: CallShape) -> int:
@@ -104,10 +105,6 @@ def _stacked_states(tape: Tape, mixed: int, state: StateBuffer, inner: int, call
         )
     tape.retain(states)
     return tape.allocate((states, mixed), inner, counts=ops.STATES_OUTPUT)
-
-
-def _project(tape: Tape, x: int, outputs: int, touched: int, rows: int) -> int:
-    return tape.allocate((x,), rows * outputs, weight=touched, counts=ops.STATE_PROJECTION)
 
 
 def _convolve(

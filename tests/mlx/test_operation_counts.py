@@ -32,8 +32,9 @@ from memfit.estimators.workspace.attention import attend
 from memfit.estimators.workspace.call import BackendTraits, CallShape, Occupancy
 from memfit.estimators.workspace.layer import layer_program
 from memfit.estimators.workspace.layer_plan import Projection
-from memfit.estimators.workspace.mx_fast import norm, project, rope
+from memfit.estimators.workspace.mx_fast import norm, rope
 from memfit.estimators.workspace.prepared import prepare
+from memfit.estimators.workspace.projections import project
 from memfit.estimators.workspace.tape import Tape
 
 DEVICES = {
@@ -110,8 +111,8 @@ def heads_of(core: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 KEYS_AND_VALUES = ((1, 2, KEYS, 48), (1, 2, KEYS, 48))
 QUERIES = (1, TOKENS, 4, 48)
-MATRIX = Projection("proj", 64, 96, 6144, MATMUL)
-PACKED = Projection("proj", 64, 96, 960, QUANTIZED_MATMUL)
+MATRIX = Projection("proj", 64, 96, 6144, MATMUL, is_packed=False, low_rank=None)
+PACKED = Projection("proj", 64, 96, 960, QUANTIZED_MATMUL, is_packed=True, low_rank=None)
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], Callable[[Tape], Any]]] = {

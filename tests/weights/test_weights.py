@@ -23,7 +23,6 @@ from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.weights.derived import QuantizationPlan, derive
 from memfit.estimators.weights.footprint import (
     WeightFootprint,
-    add_adapter,
     convert,
     load_footprint,
 )
@@ -188,13 +187,6 @@ def test_converting_a_quantised_checkpoint_notes_that_mlx_lm_would_not() -> None
     assert convert(model, plan, Declared()).notes == ()
     notes = convert(model, plan, Declared("gptq")).notes
     assert [note.code for note in notes] == ["already-quantised"]
-
-
-def test_an_adapter_stays_in_memory_with_the_weights() -> None:
-    base = footprint_of_config(small())
-    added = add_adapter(base, (tensor("a.lora_a", "F32", 128, 8), tensor("a.lora_b", "F32", 8, 3)))
-    assert added.nbytes - base.nbytes == added.loaded_bytes - base.loaded_bytes == 4 * 8 * 131
-    assert sum(added.by_part.values()) == added.nbytes
 
 
 def test_headers_without_a_parameter_are_rejected() -> None:

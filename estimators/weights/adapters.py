@@ -1,0 +1,65 @@
+"""A model with an adapter: its tensors stay in memory, and each of its products takes workspace."""
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import LowRank, Module
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.files import printable
+from memfit.estimators.checkpoint.adapters import Adapter
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.weights.footprint import WeightFootprint
+
+
+def with_adapter(
+    model: Model, footprint: WeightFootprint, adapter: Adapter
+) -> tuple[Model, WeightFootprint]:
+    """Return a model and its weights with an adapter, in the layout that mlx-lm loads."""
+    found = _low_rank(adapter)
+    layers = []
+    for index, layer in enumerate(model.layers):
+        prefix = f"{model.layers_path}.{index}."
+        modules = tuple(
+            _marked(module, found.pop(prefix + module.path, None)) for module in layer.modules
+        )
+        layers.append(replace(layer, modules=modules))
+    # A model that only the trace knows has no layers here, and no products to count.
+    uncounted = list(found)[:1] if layers else []
+    extra = Counter(tensor.nbytes for tensor in adapter.tensors)
+    total = sum(size * count for size, count in extra.items())
+    footprint = replace(
+        footprint,
+        nbytes=footprint.nbytes + total,
+        by_part={**footprint.by_part, "other": footprint.by_part["other"] + total},
+        sizes=footprint.sizes + extra,
+        notes=(*footprint.notes, *map(_uncounted, uncounted)),
+    )
+    return replace(model, layers=tuple(layers)), footprint
+
+
+def _low_rank(adapter: Adapter) -> dict[str, LowRank]:
+    """Return the low-rank matrices by the path of the module that each is added to."""
+    tensors = {tensor.name: tensor for tensor in adapter.tensors}
+    found = {}
+    for name, tensor in tensors.items():
+        path, _, last = name.rpartition(".")
+        if last == "lora_b" and len(tensor.shape) in (2, 3):
+            # (rank, outputs), of experts (experts, outputs, rank).
+            rank = tensor.shape[0] if len(tensor.shape) == 2 else tensor.shape[-1]
+            width = dtypes.nbytes(1, tensor.dtype)
+            found[path] = LowRank(rank, width, f"{path}.m" in tensors)
+    return found
+
+
+def _marked(module: Module, low_rank: LowRank | None) -> Module:
+    return replace(module, low_rank=low_rank) if low_rank else module
+
+
+def _uncounted(path: str) -> Note:
+    text = (
+        f"{printable(path)}: the adapter changes a module outside of the layers; the formula counts"
+        " its weights and not its products, --method trace counts both"
+    )
+    return Note("warning", "adapter", text)
