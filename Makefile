@@ -14,7 +14,7 @@ CREATE_VENV := uv venv --quiet --python $(PYTHON) $(VENV)
 INSTALL := uv pip install --quiet --python $(BIN)/python
 endif
 
-.PHONY: demo test test-all check lint format types imports wheel clean
+.PHONY: demo test test-all check docs lint format types imports wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/memfit estimate
@@ -27,6 +27,12 @@ test-all: $(VENV)/.dev
 	@echo "branch coverage: $$($(BIN)/coverage report --format=total) %"
 
 check: lint types imports test-all wheel
+
+# Everything that is generated from the code; a test fails where a file is stale.
+docs: $(VENV)/.dev
+	$(BIN)/python -m tests.test_schemas
+	$(BIN)/python -m tests.arch.test_architectures_page
+	$(BIN)/python -m tests.test_docs
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

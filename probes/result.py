@@ -1,26 +1,25 @@
-"""The result of ``memfit tune`` as data; renderers only show it.
-
-The fields are the keys of ``memfit tune --json`` (docs/schema/tune.schema.json). Integers are
-bytes, tokens or nanoseconds.
-"""
+"""The result of ``memfit tune`` as data; renderers only show it."""
 
 from typing import Literal
 
 from msgspec import Struct
 
+from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Number, Positive
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import (
     Basis,
     DeviceSummary,
+    LimitName,
+    Method,
     ModelSummary,
     Note,
     Recommendation,
     Verdict,
 )
+from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.measurement import Loaded
 from memfit.estimators.sizing.peak_fit import Line
 
-SCHEMA = "memfit.tune/2"
 PointStatus = Literal["measured", "skipped", "failed"]
 
 
@@ -36,21 +35,21 @@ class TuneFigure(Struct, frozen=True, kw_only=True):
     """Median of the repeats."""
     difference_bytes: int | None
     """Measured minus estimated."""
-    spread_bytes: int
+    spread_bytes: Bytes
     """Largest repeat minus smallest."""
 
 
 class Speed(Struct, frozen=True, kw_only=True):
     """Medians over the repeats, each with its spread: largest minus smallest."""
 
-    first_token_ns: int
-    prefill_tokens_per_second: float
+    first_token_ns: Positive
+    prefill_tokens_per_second: Number
     """Only shown; no figure is computed from it."""
-    decode_tokens_per_second: float | None
-    first_token_spread_ns: int = 0
-    prefill_spread: float = 0.0
+    decode_tokens_per_second: Number | None
+    first_token_spread_ns: Count = 0
+    prefill_spread: Number = 0.0
     """Tokens per second."""
-    decode_spread: float | None = None
+    decode_spread: Number | None = None
     """Tokens per second."""
 
 
@@ -61,36 +60,35 @@ class Point(Struct, frozen=True, kw_only=True):
     status: PointStatus
     reason: str | None
     """Why it was skipped or failed."""
-    repeats: int
-    estimated_peak_bytes: int | None
-    peak_bytes: int | None
+    repeats: Count
+    estimated_peak_bytes: Bytes | None
+    peak_bytes: Bytes | None
     """Median of the repeats."""
     figures: tuple[TuneFigure, ...]
     """A failed point has the figures that it reached."""
     speed: Speed | None
     measurement_id: str | None
     """Id in the store; None when the measurement was not saved."""
-    wired_limit_bytes: int | None = None
+    wired_limit_bytes: Bytes | None = None
 
 
-class TuneResult(Struct, frozen=True, kw_only=True):
+class TuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune/2"):
     """The answer of ``memfit tune``."""
 
-    memfit_version: str
     model: ModelSummary
     device: DeviceSummary
     mlx_version: str
     mlx_lm_version: str
-    method: str
-    """Method of the estimates: "trace" or "formula"."""
-    prompt_tokens: int
+    method: Method
+    """Of the estimates."""
+    prompt_tokens: Positive
     loaded: Loaded | None
-    points: tuple[Point, ...]
+    points: NonEmpty[Point]
     """The first point is the requested workload."""
-    margin_bytes: int
+    margin_bytes: Bytes
     verdict: Verdict
     """On the measured peak and the margin; "unknown" when there is no measured peak."""
-    exceeded: tuple[str, ...]
+    exceeded: tuple[LimitName, ...]
     line: Line | None
     """The line through the measured peaks, None without one."""
     recommendation: Recommendation
@@ -99,4 +97,3 @@ class TuneResult(Struct, frozen=True, kw_only=True):
     flags: tuple[str, ...]
     """Commands for mlx_lm.generate and mlx_lm.server."""
     notes: tuple[Note, ...]
-    schema: str = SCHEMA

@@ -16,12 +16,11 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.host import detect_host
-from memfit.estimators.results.estimate import Note, Recommendation, Verdict
+from memfit.estimators.results.estimate import LimitName, Note, Recommendation, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
@@ -264,7 +263,6 @@ def _result(
     flags = _flags(request, by_measurement(sized, points, line), found)
     versions = session.worker.versions
     return TuneResult(
-        memfit_version=__version__,
         model=model_summary(sized),
         device=device_summary(device),
         mlx_version=versions["mlx"],
@@ -284,7 +282,7 @@ def _result(
     )
 
 
-def _verdict(sized: SizedModel, point: Point) -> tuple[Verdict, tuple[str, ...]]:
+def _verdict(sized: SizedModel, point: Point) -> tuple[Verdict, tuple[LimitName, ...]]:
     """The verdict on the measured peak, with the estimate's largest allocation."""
     if point.peak_bytes is None:
         return "unknown", ()

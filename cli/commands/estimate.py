@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from msgspec.structs import replace
 
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import OptionGroup, grouped
@@ -91,7 +92,7 @@ def estimate(
         catalog, reference = _opened(model, progress)
     from memfit.cli.render.views.estimate import EstimateView
     from memfit.estimators.sizing.estimate import estimate as answer
-    from memfit.estimators.sizing.estimate import plots
+    from memfit.estimators.sizing.estimate import with_plots
 
     if runtime.runtime is None:
         rules = runtime.with_settings(catalog.native_runtime(reference))
@@ -100,13 +101,11 @@ def estimate(
     if runtime.method == "auto" and model.quantize is None and model.adapter is None:
         sized = _measured(sized, run)
     result = answer(sized, run, units=output.units)
-    view = EstimateView(
-        result,
-        output.units,
-        plots(sized, run) if report.plot else None,
-        _explained(sized, run, output.units) if report.explain else (),
-    )
-    output.write(view)
+    if report.plot:
+        result = with_plots(result, sized)
+    if report.explain:
+        result = replace(result, explanation=_explained(sized, run, output.units))
+    output.write(EstimateView(result, output.units))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
 

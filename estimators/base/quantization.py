@@ -1,8 +1,11 @@
 """Bytes of a quantised matrix, as MLX packs it."""
 
+from typing import Annotated
+
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.quantities import Positive, one_of
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
@@ -20,9 +23,9 @@ class Quantization(Struct, frozen=True):
         InputError: for a combination MLX does not have.
     """
 
-    bits: int
-    group_size: int
-    mode: str = "affine"
+    bits: Positive
+    group_size: Positive
+    mode: Annotated[str, one_of(*MODES)] = "affine"
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

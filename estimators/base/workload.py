@@ -1,15 +1,28 @@
 """A workload: prompt, generation, and the runtime settings it runs with."""
 
 from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.quantities import Positive, Tokens, one_of
 
 MAX_TOKENS = 2**30
 KV_BITS = (2, 3, 4, 5, 6, 8)
 KV_GROUP_SIZES = (32, 64, 128)
+KvBits = Annotated[int, one_of(*KV_BITS)]
+KvGroupSize = Annotated[int, one_of(*KV_GROUP_SIZES)]
+CallPhase = Literal[
+    "first_chunk",
+    "converting",  # mlx-lm quantises the caches after it
+    "full_chunk",  # the last whole chunk before a shorter one
+    "last_chunk",
+    "last_token",  # of the prompt
+    "growing",  # the last single token for which a buffer may be allocated again
+    "decode",  # the last generated token
+]
 
 
 class Workload(Struct, frozen=True, kw_only=True):
@@ -19,14 +32,14 @@ class Workload(Struct, frozen=True, kw_only=True):
         InputError: when a count is out of range.
     """
 
-    prompt_tokens: int
-    max_tokens: int = 0
-    batch: int = 1
-    prefill_step: int = 2048
-    kv_bits: int | None = None
-    kv_group_size: int = 64
-    quantized_kv_start: int = 5000
-    max_kv_size: int | None = None
+    prompt_tokens: Positive
+    max_tokens: Tokens = 0
+    batch: Positive = 1
+    prefill_step: Positive = 2048
+    kv_bits: KvBits | None = None
+    kv_group_size: KvGroupSize = 64
+    quantized_kv_start: Tokens = 5000
+    max_kv_size: Positive | None = None
 
     def __post_init__(self) -> None:
         _require("prompt tokens", self.prompt_tokens, 1)

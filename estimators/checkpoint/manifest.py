@@ -1,11 +1,11 @@
 """What a checkpoint's files say, before anything is derived from it."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-Source = Literal["local", "hub", "config", "sample", "gguf"]
+from memfit.estimators.results.estimate import Source
 
 
 class Tensor(NamedTuple):

@@ -14,7 +14,7 @@ from memfit.estimators.base.units import parse_count, parse_size
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.machine.working_set import OsRegime
-from memfit.estimators.results.comparison import SettingValue
+from memfit.estimators.results.comparison import AXES, SettingValue
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
 # Nobody reads a larger matrix: it is a mistake, and would take minutes.
@@ -26,7 +26,6 @@ _COUNTS = {
     "prefill-step": "prefill_step",
     "kv-bits": "kv_bits",
 }
-AXES = (*_COUNTS, "quantize", "device", "memory")
 
 
 class Scenario(Struct, frozen=True):

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units
-from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.compare.axes import MatrixAxis, Scenario, check_axes, scenarios
 from memfit.estimators.results.comparison import (
@@ -22,7 +21,7 @@ from memfit.estimators.results.comparison import (
     Unavailable,
     try_or_reason,
 )
-from memfit.estimators.results.estimate import Basis, Estimate, RuntimeSummary, WorkloadSummary
+from memfit.estimators.results.estimate import Basis, Estimate, RuntimeSummary
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
@@ -70,8 +69,7 @@ def compare(
     estimates = [_estimate(one, units) for one in ready]
     contexts = [_context(one) for one in ready]
     return Comparison(
-        memfit_version=__version__,
-        workload=WorkloadSummary(**to_builtins(first.workload.under(runtime.on(first.device)))),
+        workload=first.workload.under(runtime.on(first.device)),
         runtime=RuntimeSummary(runtime.name, runtime.version),
         device=device_summary(first.device) if first.device else None,
         quantize=first.quantize,

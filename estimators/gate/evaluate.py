@@ -128,7 +128,6 @@ def _run(
         except MemfitError as error:
             reports.append(_without_figures(target, reference, error))
     report = GateReport(
-        memfit_version=__version__,
         policy=printable(policy.path),
         baseline_version=None,
         verdict=worst(reports),

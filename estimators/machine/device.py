@@ -4,35 +4,43 @@ from typing import Literal
 
 from msgspec import Struct
 
+from memfit.estimators.base.quantities import Bytes, Count, Positive
+
 Backend = Literal["metal", "cuda", "cpu"]
 DeviceSource = Literal["detected", "table", "flag"]
 GpuClass = Literal["p", "g", "s", "d"]
 WORKING_SET = "working set"
 
 
-class Device(Struct, frozen=True):
-    """A machine, with its memory in bytes.
-
-    ``gpu_class`` and ``generation`` choose MLX's scheduling and kernel rules on Metal: class
-    ``p`` phone, ``g`` base, ``s`` Pro and Max, ``d`` Ultra; generation 16 as in ``applegpu_g16s``.
-    On CUDA the generation is the compute capability, 89 for 8.9.
-    """
+class KnownDevice(Struct, frozen=True):
+    """A machine, with its memory in bytes."""
 
     name: str
     backend: Backend
-    memory_bytes: int
-    working_set_bytes: int
-    max_buffer_bytes: int | None
+    memory_bytes: Positive
+    working_set_bytes: Positive
+    max_buffer_bytes: Positive | None
     source: DeviceSource
     gpu_class: GpuClass | None = None
-    generation: int | None = None
-    stock_working_set_bytes: int | None = None  # before any iogpu.wired_limit_mb
-    used_by_others_bytes: int | None = None  # only when the device is this host
-    budget: str = WORKING_SET  # what working_set_bytes is, in words
+    """Of Metal: ``p`` phone, ``g`` base, ``s`` Pro and Max, ``d`` Ultra."""
+    generation: Count | None = None
+    """On Metal 16 as in ``applegpu_g16s``; on CUDA the compute capability, 89 for 8.9."""
+    stock_working_set_bytes: Bytes | None = None
+    """Before any ``iogpu.wired_limit_mb``."""
+    used_by_others_bytes: Bytes | None = None
+    """Where the device is this host."""
     note: str | None = None
-    bandwidth_bytes: int | None = None  # bytes a second from memory; None: the chip is not known
+    bandwidth_bytes: Bytes | None = None
+    """Bytes a second from memory; None where the chip is not known."""
 
     @property
     def gpu(self) -> tuple[Backend, GpuClass | None, int | None]:
         """What MLX's rules depend on."""
         return self.backend, self.gpu_class, self.generation
+
+
+class Device(KnownDevice, frozen=True):
+    """A machine with the limit that it is used with."""
+
+    budget: str = WORKING_SET
+    """What ``working_set_bytes`` is, in words."""

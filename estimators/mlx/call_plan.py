@@ -5,21 +5,12 @@ then one token at a time. A call needs the more memory the more tokens it has an
 the caches before it, so that few calls of a run can be the largest.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from memfit.estimators.arch.caches import STEP
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import CallPhase, Workload
 
-CallPhase = Literal[
-    "first_chunk",
-    "converting",  # mlx-lm quantises the caches after it
-    "full_chunk",  # the last whole chunk before a shorter one
-    "last_chunk",
-    "last_token",  # of the prompt
-    "growing",  # the last single token for which a buffer may be allocated again
-    "decode",  # the last generated token
-]
 CHUNKS: frozenset[CallPhase] = frozenset({"first_chunk", "converting", "full_chunk", "last_chunk"})
 
 

@@ -1,27 +1,28 @@
-"""A comparison as data: the fields mirror the JSON of ``memfit compare --json``.
-
-docs/schema/compare.schema.json describes it; integers are bytes or tokens.
-"""
+"""A comparison as data: renderers show it and compute nothing."""
 
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from memfit.estimators.base.errors import UnreachableError, UnsupportedError
+from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive, one_of
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import (
     Basis,
     DeviceSummary,
+    LimitName,
     ModelSummary,
     Note,
     RuntimeSummary,
     Verdict,
-    WorkloadSummary,
 )
+from memfit.estimators.results.result import Result
 
-SCHEMA = "memfit.compare/1"
-SettingValue = int | str | None
+SettingValue = Count | str | None
+AXES = "context max-tokens batch prefill-step kv-bits quantize device memory".split()
+AxisName = Annotated[str, one_of(*AXES)]
 Answer = TypeVar("Answer")
 
 
@@ -29,7 +30,7 @@ class Unavailable(Struct, frozen=True):
     """Why there is no figure: the slug of docs/errors.md, and the reason in one line."""
 
     slug: str
-    reason: str
+    reason: Annotated[str, Meta(min_length=1)]
 
 
 def try_or_reason(make: Callable[[], Answer]) -> Answer | Unavailable:
@@ -51,7 +52,7 @@ class Difference(Struct, frozen=True):
 class ComparedValue(Struct, frozen=True):
     """One model's figure."""
 
-    value: int
+    value: Count
     basis: Basis
     difference: Difference | None
     """None for the first model, and where the first model has no such figure."""
@@ -61,6 +62,8 @@ class ComparedFigure(Struct, frozen=True):
     """One figure of every model."""
 
     name: str
+    """``weights`` and its parts, ``resident_weights``, ``kv_per_token``, ``kv``, ``state``,
+    ``workspace``, ``peak`` or ``recommended_context``."""
     unit: Literal["bytes", "tokens"]
     values: tuple[ComparedValue | None, ...]
     """In the order of the models; None where a model has no such figure."""
@@ -75,10 +78,10 @@ class Compared(Struct, frozen=True, kw_only=True):
     runtime: RuntimeSummary | None = None
     """None where all models have the runtime of the comparison."""
     model: ModelSummary | None = None
-    needed_bytes: int | None = None
+    needed_bytes: Bytes | None = None
     """The peak with the margin, which the verdict is about."""
     verdict: Verdict | None = None
-    exceeded: tuple[str, ...] = ()
+    exceeded: tuple[LimitName, ...] = ()
     assumptions: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
 
@@ -86,41 +89,39 @@ class Compared(Struct, frozen=True, kw_only=True):
 class ComparedCell(Struct, frozen=True, kw_only=True):
     """One model under one combination of settings."""
 
-    settings: dict[str, SettingValue]
+    settings: dict[AxisName, SettingValue]
     model: str
     undecided: Unavailable | None = None
     verdict: Verdict | None = None
-    exceeded: tuple[str, ...] = ()
-    peak_bytes: int | None = None
-    needed_bytes: int | None = None
-    working_set_bytes: int | None = None
+    exceeded: tuple[LimitName, ...] = ()
+    peak_bytes: Bytes | None = None
+    needed_bytes: Bytes | None = None
+    working_set_bytes: Positive | None = None
     notes: tuple[Note, ...] = ()
 
 
 class Matrix(Struct, frozen=True):
     """Every combination of the axes for every model, the last axis changing fastest."""
 
-    axes: dict[str, tuple[SettingValue, ...]]
+    axes: dict[AxisName, NonEmpty[SettingValue]]
     cells: tuple[ComparedCell, ...]
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
+class Comparison(Result, frozen=True, kw_only=True, tag="memfit.compare/1"):
     """The answer of ``memfit compare``.
 
     Workload, quantisation and device are those of ``models`` and ``figures``: as given, with the
     first value of each axis of the matrix.
     """
 
-    memfit_version: str
-    workload: WorkloadSummary
+    workload: Workload
     runtime: RuntimeSummary
     device: DeviceSummary | None
     quantize: Quantization | None
-    margin_bytes: int
-    models: tuple[Compared, ...]
+    margin_bytes: Bytes
+    models: NonEmpty[Compared]
     figures: tuple[ComparedFigure, ...]
     matrix: Matrix | None
-    schema: str = SCHEMA
 
     @property
     def undecided(self) -> tuple[Unavailable, ...]:

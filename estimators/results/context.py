@@ -1,62 +1,60 @@
-"""A plan of contexts as data: renderers show it and compute nothing.
-
-The fields are those of docs/schema/plan-context.schema.json.
-"""
+"""A plan of contexts as data: renderers show it and compute nothing."""
 
 from typing import Literal
 
 from msgspec import Struct
 
+from memfit.estimators.base.quantities import Bytes, Count, Tokens
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import (
     DeviceSummary,
     ModelSummary,
     Note,
     RuntimeSummary,
     Verdict,
-    WorkloadSummary,
 )
+from memfit.estimators.results.result import Result
 
-SCHEMA = "memfit.plan-context/1"
 MemoryStatus = Literal["ok", "warn", "fail"]
 
 
 class MemoryProfile(Struct, frozen=True, kw_only=True):
     """Memory of a runtime without weights, in bytes: a fixed part, and a part for each token."""
 
-    fixed_device_local_bytes: int
-    fixed_host_visible_bytes: int
-    device_local_bytes_per_token: int
-    host_visible_bytes_per_token: int
-    gpu_ssm_bytes: int = 0
+    fixed_device_local_bytes: Bytes
+    fixed_host_visible_bytes: Bytes
+    device_local_bytes_per_token: Bytes
+    host_visible_bytes_per_token: Bytes
+    gpu_ssm_bytes: Bytes = 0
     """Recurrent states, part of ``fixed_device_local_bytes``."""
 
 
 class Ceilings(Struct, frozen=True):
     """Upper bounds of a context in tokens, None where there is none."""
 
-    model: int | None
-    requested: int | None
-    backend: int | None
-    effective: int
+    model: Count | None
+    requested: Count | None
+    backend: Count | None
+    effective: Count
     """The lowest of them."""
 
 
 class LargestContext(Struct, frozen=True):
     """The largest context within a budget."""
 
-    budget_bytes: int
-    tokens: int
+    budget_bytes: Bytes
+    tokens: Tokens
     """0 where nothing fits."""
 
 
 class AutoContext(Struct, frozen=True):
     """The context that a runtime chooses by itself, and the right one."""
 
-    budget_bytes: int
+    budget_bytes: Bytes
     """What the runtime allows itself."""
-    tokens: int | None
+    tokens: Tokens | None
     """Its own choice; None for a runtime that makes none."""
-    right_tokens: int
+    right_tokens: Tokens
     reason: str = ""
     """Why they differ; empty when they do not."""
 
@@ -65,10 +63,10 @@ class ContextFit(Struct, frozen=True):
     """The need of the workload compared with the machine."""
 
     status: MemoryStatus
-    required_bytes: int
-    recommended_bytes: int
+    required_bytes: Bytes
+    recommended_bytes: Bytes
     """The working set."""
-    total_bytes: int
+    total_bytes: Bytes
     """All memory."""
     headroom_bytes: int
     """The working set less the need; negative when it does not fit."""
@@ -77,9 +75,9 @@ class ContextFit(Struct, frozen=True):
 class MatrixCell(Struct, frozen=True):
     """A number of requests at once, each with the same number of tokens."""
 
-    context_tokens: int
-    requests: int
-    needed_bytes: int | None
+    context_tokens: Tokens
+    requests: Count
+    needed_bytes: Bytes | None
     """None when the runtime cannot run them."""
     verdict: Verdict
 
@@ -87,44 +85,43 @@ class MatrixCell(Struct, frozen=True):
 class Distribution(Struct, frozen=True):
     """Nearest-rank percentiles of token counts."""
 
-    mean: int
+    mean: Count
     """Rounded up."""
-    p50: int
-    p90: int
-    p95: int
-    p99: int
-    largest: int
+    p50: Count
+    p90: Count
+    p95: Count
+    p99: Count
+    largest: Count
 
 
 class TrafficPlan(Struct, frozen=True):
     """What a recorded set of requests needs; None where it takes a device to say."""
 
-    requests: int
+    requests: Count
     prompt: Distribution
     completion: Distribution
     total: Distribution
-    longest_context: int | None
+    longest_context: Tokens | None
     """The longest context that fits."""
-    fitting: int | None
+    fitting: Count | None
     """How many requests are within it."""
-    context_for_99: int
+    context_for_99: Count
     """A context long enough for 99 of 100 requests."""
-    at_once_for_99: int | None
+    at_once_for_99: Count | None
     """How many requests of that length fit at once."""
-    at_once_of_mean: int | None
+    at_once_of_mean: Count | None
     """How many requests of the mean length fit at once."""
 
 
-class ContextPlan(Struct, frozen=True, kw_only=True):
+class ContextPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-context/1"):
     """The answer of ``memfit plan context``; what depends on a device is None without one."""
 
-    memfit_version: str
     model: ModelSummary
     runtime: RuntimeSummary
     device: DeviceSummary | None
-    workload: WorkloadSummary
-    margin_bytes: int
-    weights_bytes: int
+    workload: Workload
+    margin_bytes: Bytes
+    weights_bytes: Bytes
     profile: MemoryProfile
     ceilings: Ceilings
     device_local: LargestContext | None
@@ -132,14 +129,13 @@ class ContextPlan(Struct, frozen=True, kw_only=True):
     unified: LargestContext | None
     """Within the working set, everything included."""
     automatic: AutoContext | None
-    longest_context: int | None
+    longest_context: Tokens | None
     """Within nine tenths of the working set, in steps of 256; None also when nothing fits."""
     fit: ContextFit | None
     verdict: Verdict
     matrix: tuple[MatrixCell, ...]
-    largest_batch: int | None
+    largest_batch: Count | None
     """The most requests as long as the workload's prompt that fit at once."""
     traffic: TrafficPlan | None
     assumptions: tuple[str, ...]
     notes: tuple[Note, ...]
-    schema: str = SCHEMA

@@ -1,12 +1,21 @@
-"""An estimate as data: what every renderer shows and no renderer computes.
+"""An estimate as data: what every renderer shows and no renderer computes."""
 
-The fields mirror the JSON of ``memfit estimate --json`` (docs/schema/estimate.schema.json);
-integers are bytes or tokens.
-"""
+from typing import Annotated, Literal
 
-from typing import Literal
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from msgspec import Struct
+from memfit.estimators.base.quantities import (
+    Bytes,
+    Count,
+    NonEmpty,
+    Number,
+    Positive,
+    Tokens,
+    one_of,
+)
+from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.machine.device import Backend, DeviceSource
+from memfit.estimators.results.result import Result
 
 Basis = Literal["exact", "traced", "derived", "measured", "bound"]
 Verdict = Literal["fits", "tight", "exceeds", "unknown"]
@@ -14,65 +23,77 @@ Phase = Literal["load", "prefill", "decode"]
 Level = Literal["info", "warning"]
 State = Literal["change", "keep", "impossible", "not_applicable"]
 Cost = Literal["none", "speed", "quality", "hardware"]
-
-SCHEMA = "memfit.estimate/2"
+Source = Literal["local", "hub", "config", "sample", "gguf"]
+Method = Literal["formula", "trace", "measure"]
+LimitName = Literal["working_set", "max_buffer", "runtime_budget", "cache_budget"]
+PartName = Annotated[
+    str,
+    one_of(*"embedding attention mlp experts shared_experts router norm head vision other".split()),
+]
+Settings = dict[
+    Annotated[str, one_of("prefill_step", "kv_bits", "weight_bits", "memory_bytes")], Positive
+]
 _WEAKEST_FIRST: tuple[Basis, ...] = ("bound", "derived", "traced", "measured", "exact")
 
 
 class Component(Struct, frozen=True):
-    """Bytes of one kind, and how far to trust them."""
+    """Bytes of one kind."""
 
-    bytes: int
+    bytes: Bytes
     basis: Basis
+    """How far to trust them."""
 
 
 class Weights(Component, frozen=True):
-    """``bytes`` are of the checkpoint's tensors; ``loaded_bytes`` of those the runtime keeps,
-    in the form it keeps them; ``resident_bytes`` the same as its allocator rounds them."""
+    """``bytes`` are of the checkpoint's tensors."""
 
-    by_part: dict[str, int]
-    loaded_bytes: int
-    resident_bytes: int
+    by_part: dict[PartName, Bytes]
+    loaded_bytes: Bytes
+    """Of the tensors that the runtime keeps, in the form it keeps them."""
+    resident_bytes: Bytes
+    """The same, as its allocator rounds them."""
 
 
 class KV(Component, frozen=True):
-    """``bytes`` are allocated when the workload ends, ``held_bytes`` are of tokens needed."""
+    """``bytes`` are allocated when the workload ends."""
 
-    held_bytes: int
-    bytes_per_token: int
-    held_tokens: int
-    allocated_tokens: int
+    held_bytes: Bytes
+    """Bytes of the tokens that are needed."""
+    bytes_per_token: Bytes
+    held_tokens: Tokens
+    allocated_tokens: Tokens
 
 
 class Workspace(Component, frozen=True):
-    """``error_percent`` is how far the figure has been from measurements, docs/accuracy.md."""
+    """Memory of intermediate results at the peak."""
 
-    error_percent: int
+    error_percent: Count
+    """How far the figure has been from measurements (docs/accuracy.md)."""
 
 
 class MemoryPool(Struct, frozen=True, kw_only=True):
     """How a runtime divides the memory that it takes at its start."""
 
-    budget_bytes: int
-    weights_bytes: int
-    activation_bytes: int
+    budget_bytes: Bytes
+    weights_bytes: Bytes
+    activation_bytes: Bytes
     """An upper bound."""
-    graph_bytes: int
+    graph_bytes: Bytes
     """CUDA graphs: a bound of their buffers, and the least that the runtime charges for each."""
-    pool_bytes: int
+    pool_bytes: Bytes
     """What is left for caches; 0 where nothing is."""
-    block_bytes: int
+    block_bytes: Bytes
     """Bytes of one block of all layers together."""
-    request_bytes: int
+    request_bytes: Bytes
     """Bytes of the blocks of one request of the workload."""
-    tokens: int
+    tokens: Tokens
     """Tokens that the pool holds in requests of that length."""
-    requests: int
+    requests: Count
     """The most requests of that length at once."""
 
 
-class Components(Struct, frozen=True):
-    """What the memory is made of; ``draft`` is everything a draft model adds."""
+class Components(Struct, frozen=True, omit_defaults=True):
+    """What the memory is made of."""
 
     weights: Weights
     kv: KV
@@ -80,32 +101,21 @@ class Components(Struct, frozen=True):
     workspace: Workspace
     margin: Component
     draft: Component | None = None
+    """Everything a draft model adds."""
 
 
 class ModelSummary(Struct, frozen=True):
     """The model as the estimate understood it."""
 
     id: str
-    source: str
+    source: Source
     revision: str | None
     model_type: str
-    parameters: int
-    bits_per_weight: float  # of the checkpoint's tensors, for reading only
-    max_context: int | None
-    layers: dict[str, int]
-
-
-class WorkloadSummary(Struct, frozen=True):
-    """The workload the figures are for."""
-
-    prompt_tokens: int
-    max_tokens: int
-    batch: int
-    prefill_step: int
-    kv_bits: int | None
-    kv_group_size: int
-    quantized_kv_start: int
-    max_kv_size: int | None
+    parameters: Positive
+    bits_per_weight: Number
+    """Of the checkpoint's tensors; for display."""
+    max_context: Positive | None
+    layers: dict[str, Positive]
 
 
 class RuntimeSummary(Struct, frozen=True):
@@ -119,19 +129,19 @@ class DeviceSummary(Struct, frozen=True):
     """The machine the verdict is about."""
 
     name: str
-    backend: str
-    memory_bytes: int
-    working_set_bytes: int
-    max_buffer_bytes: int | None
-    source: str
-    used_by_others_bytes: int | None = None
+    backend: Backend
+    memory_bytes: Positive
+    working_set_bytes: Positive
+    max_buffer_bytes: Positive | None
+    source: DeviceSource
+    used_by_others_bytes: Bytes | None = None
 
 
 class Advice(Struct, frozen=True):
     """What to do with one setting; ``value`` is None only where there is nothing to set."""
 
     state: State
-    value: int | None
+    value: Count | None
     reason: str
 
 
@@ -186,17 +196,17 @@ class Action(Struct, frozen=True, kw_only=True):
     """Settings that make the request fit, or allow a longer prompt."""
 
     goal: Literal["request", "longer_prompt"]
-    settings: dict[str, int]
+    settings: Settings
     """Those to change, by the names of `Recommendation`; empty when nothing has to change."""
     commands: tuple[str, ...]
     """To paste into a shell; empty for a runtime without a command."""
     cost: Cost
     verdict: Verdict
     """Of the request with these settings."""
-    peak_bytes: int
-    needed_bytes: int
+    peak_bytes: Bytes
+    needed_bytes: Bytes
     """The peak with the margin."""
-    context_tokens: int | None
+    context_tokens: Tokens | None
     """The longest prompt that fits with these settings, 0 when none does; None: not searched."""
 
 
@@ -204,9 +214,9 @@ class Cell(Struct, frozen=True):
     """A row's settings at one column, with the largest prefill step that fits."""
 
     verdict: Verdict
-    needed_bytes: int | None
+    needed_bytes: Bytes | None
     """The peak with the margin; None where the runtime cannot run it."""
-    prefill_step: int
+    prefill_step: Positive
     reason: str = ""
     """Why the runtime cannot run it."""
 
@@ -215,13 +225,13 @@ class GridRow(Struct, frozen=True, kw_only=True):
     """Settings, and what they need at each column."""
 
     label: str
-    settings: dict[str, int]
+    settings: Settings
     """Those that differ from the request."""
-    weights_bytes: int
+    weights_bytes: Bytes
     cells: tuple[Cell, ...]
-    context_tokens: int
+    context_tokens: Tokens
     """The longest prompt that fits, 0 when none does or no device is known."""
-    context_step: int
+    context_step: Positive
     """The prefill step of that prompt."""
 
 
@@ -236,10 +246,10 @@ class Grid(Struct, frozen=True):
     """What needs how much where; its columns are prompts, or Macs when no device is known."""
 
     axis: Literal["context_tokens", "memory_bytes"]
-    columns: tuple[int, ...]
+    columns: tuple[Positive, ...]
     rows: tuple[GridRow, ...]
     left_out: tuple[LeftOut, ...]
-    method: Literal["formula", "trace", "measure"]
+    method: Method
 
 
 class Note(Struct, frozen=True):
@@ -253,43 +263,74 @@ class Note(Struct, frozen=True):
 class DecodeSpeed(Struct, frozen=True, kw_only=True):
     """How fast tokens can be generated, all sequences together."""
 
-    bytes_per_step: int
+    bytes_per_step: Positive
     """Bytes of weights and cache that a decode step reads at least."""
-    bandwidth_bytes_per_second: int
-    most_tokens_per_second: float
+    bandwidth_bytes_per_second: Positive
+    most_tokens_per_second: Number
     """An upper bound: bandwidth x batch / bytes."""
-    expected_tokens_per_second: tuple[float, ...] | None
+    expected_tokens_per_second: (
+        Annotated[tuple[Number, ...], Meta(min_length=3, max_length=3)] | None
+    )
     """The 10th percentile, median and 90th of what measured runs reach; None: never measured."""
 
 
-class Estimate(Struct, frozen=True, kw_only=True):
+class CurvePoint(Struct, frozen=True):
+    """Memory at one context length, for plots."""
+
+    context_tokens: Positive
+    weights_bytes: Bytes
+    cache_bytes: Bytes
+    workspace_bytes: Bytes
+    peak_bytes: Bytes
+
+
+class RunCall(Struct, frozen=True):
+    """Memory over one call of a traced run."""
+
+    phase: CallPhase
+    tokens: Positive
+    position: Count
+    """Tokens in the cache when the call begins."""
+    operations: Positive
+    bytes: NonEmpty[Bytes]
+    """The most in use during each of equal spans of its operations, in their order."""
+
+
+class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """The answer of ``memfit estimate``."""
 
-    memfit_version: str
     model: ModelSummary
-    workload: WorkloadSummary
+    workload: Workload
     runtime: RuntimeSummary
     device: DeviceSummary | None
     components: Components
-    peak_bytes: int
-    peak_range_bytes: tuple[int, int]
+    peak_bytes: Bytes
+    peak_range_bytes: tuple[Bytes, Bytes]
     """The peak with its workspace wrong by ``error_percent``; of a bound, what is exact and all."""
     peak_phase: Phase
-    needed_bytes: int
+    needed_bytes: Bytes
     """The peak with the margin."""
     verdict: Verdict
-    exceeded: tuple[str, ...]
+    exceeded: tuple[LimitName, ...]
     recommendation: Recommendation
     actions: tuple[Action, ...]
     """Cheapest first."""
     grid: Grid
     assumptions: tuple[str, ...]
     notes: tuple[Note, ...]
-    schema: str = SCHEMA
-    method: str = "formula"
+    method: Method = "formula"
     decode_speed: DecodeSpeed | None = None
     """None where the chip of the device or the layers of the model are not known."""
-    pool: MemoryPool | None = None
+    pool: MemoryPool | UnsetType = UNSET
+    """Of a runtime that takes its memory at its start."""
+    curve: tuple[CurvePoint, ...] | UnsetType = UNSET
+    """Memory at doubling prompt lengths, where plots were requested."""
+    run: tuple[RunCall, ...] | UnsetType = UNSET
+    """By trace: memory over the calls of the run."""
+    curve_method: Literal["formula"] | UnsetType = UNSET
+    """Given where the curve is not by the method of the estimate."""
+    explanation: tuple[str, ...] | UnsetType = UNSET
+    """Every formula with its numbers, where it was requested."""
 
     @property
     def peak_basis(self) -> Basis:
@@ -298,37 +339,3 @@ class Estimate(Struct, frozen=True, kw_only=True):
         made_of = (parts.weights, parts.kv, parts.ssm, parts.workspace, parts.draft)
         found = {part.basis for part in made_of if part}
         return next(basis for basis in _WEAKEST_FIRST if basis in found)
-
-
-class CurvePoint(Struct, frozen=True):
-    """Memory at one context length, for plots."""
-
-    context_tokens: int
-    weights_bytes: int
-    cache_bytes: int
-    workspace_bytes: int
-    peak_bytes: int
-
-
-class RunCall(Struct, frozen=True):
-    """Memory over one call of a traced run, which begins after ``position`` tokens.
-
-    ``bytes`` are the most in use during each of equal spans of its operations, in their order.
-    """
-
-    phase: str
-    tokens: int
-    position: int
-    operations: int
-    bytes: tuple[int, ...]
-
-
-class Plots(Struct, frozen=True):
-    """What is plotted: memory against context, and where it was traced over the calls of a run.
-
-    ``curve_method`` is given where the curve is not by the method of the estimate.
-    """
-
-    curve: tuple[CurvePoint, ...] = ()
-    run: tuple[RunCall, ...] = ()
-    curve_method: Literal["formula"] | None = None

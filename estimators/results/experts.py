@@ -1,34 +1,31 @@
-"""A plan of experts as data: renderers show it and compute nothing.
-
-The fields are those of docs/schema/plan-experts.schema.json.
-"""
+"""A plan of experts as data: renderers show it and compute nothing."""
 
 from msgspec import Struct
 
+from memfit.estimators.base.quantities import Bytes, Count, Number, Positive, Tokens
 from memfit.estimators.results.estimate import Basis, DeviceSummary, Note, Verdict
-
-SCHEMA = "memfit.plan-experts/1"
+from memfit.estimators.results.result import Result
 
 
 class RegimeCapacity(Struct, frozen=True):
     """The capacity under one macOS release."""
 
     os_regime: str
-    working_set_bytes: int
+    working_set_bytes: Positive
     measured: bool
     """Whether Apple's default for this memory size was measured or computed."""
-    budget_bytes: int
+    budget_bytes: Bytes
     """71 % of the working set."""
-    capacity: int
+    capacity: Count
 
 
 class ExpertMisses(Struct, frozen=True):
     """Routed experts that are not in a slot, per token; percentages are for display."""
 
-    coverage_percent: float
-    misses_per_token: float
-    disk_bytes_per_token: int
-    disk_microseconds_per_token: int | None
+    coverage_percent: Number
+    misses_per_token: Number
+    disk_bytes_per_token: Bytes
+    disk_microseconds_per_token: Count | None
     """None without a disk bandwidth."""
     basis: Basis
 
@@ -36,23 +33,23 @@ class ExpertMisses(Struct, frozen=True):
 class CapacityRow(Struct, frozen=True):
     """Memory when every layer keeps ``capacity`` experts."""
 
-    capacity: int
-    non_expert_bytes: int
-    expert_bytes: int
-    weight_bytes: int
-    lookup_bytes: int
-    kv_bytes: int
-    state_bytes: int
-    workspace_bytes: int
-    running_bytes: int
+    capacity: Count
+    non_expert_bytes: Bytes
+    expert_bytes: Bytes
+    weight_bytes: Bytes
+    lookup_bytes: Bytes
+    kv_bytes: Bytes
+    state_bytes: Bytes
+    workspace_bytes: Bytes
+    running_bytes: Bytes
     """Peak of the run; this and ``startup_bytes`` must fit."""
-    startup_bytes: int
-    page_cache_bytes: int | None
+    startup_bytes: Bytes
+    page_cache_bytes: Bytes | None
     """Memory the run leaves for the page cache, which serves repeated misses."""
     verdict: Verdict
-    pinned_slots: int
-    found_slots: int
-    filler_slots: int
+    pinned_slots: Count
+    found_slots: Count
+    filler_slots: Count
     misses: ExpertMisses
     warnings: tuple[str, ...]
     """Codes of the plan's notes."""
@@ -61,8 +58,8 @@ class CapacityRow(Struct, frozen=True):
 class LayerCapacities(Struct, frozen=True):
     """Slots per layer chosen by use, within the bytes of the uniform capacity."""
 
-    capacities: tuple[int, ...]
-    expert_bytes: int
+    capacities: tuple[Count, ...]
+    expert_bytes: Bytes
     misses: ExpertMisses
 
 
@@ -74,35 +71,33 @@ class Worth(Struct, frozen=True):
     reasons: tuple[str, ...]
 
 
-class ExpertsPlan(Struct, frozen=True, kw_only=True):
+class ExpertsPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-experts/1"):
     """The result of ``memfit plan experts``."""
 
-    memfit_version: str
     model: str
     model_type: str
     device: DeviceSummary | None
-    context_tokens: int
-    layers: int
-    experts: int
-    top_k: int
-    slot_bytes: int
+    context_tokens: Tokens
+    layers: Count
+    experts: Count
+    top_k: Count
+    slot_bytes: Bytes
     """Bytes of the largest slot."""
     uniform_slots: bool
-    all_expert_bytes: int
+    all_expert_bytes: Bytes
     basis: Basis
     regimes: tuple[RegimeCapacity, ...]
-    capacity: int | None
+    capacity: Count | None
     """mlx-moe's capacity for the device; None when it is below the top k."""
-    fitting_capacity: int | None
+    fitting_capacity: Count | None
     """Most experts with which start-up and run fit in 90 % of the working set."""
-    fitting_run_capacity: int | None
+    fitting_run_capacity: Count | None
     """Most experts with which the run fits, whatever the start-up took."""
-    wired_limit_bytes: int | None
+    wired_limit_bytes: Bytes | None
     rows: tuple[CapacityRow, ...]
     adaptive: LayerCapacities | None
     worth: Worth
     notes: tuple[Note, ...]
-    schema: str = SCHEMA
 
     @property
     def chosen(self) -> CapacityRow | None:

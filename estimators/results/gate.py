@@ -1,19 +1,23 @@
-"""What a gate found, as data: renderers show it and compute nothing.
+"""What a gate found, as data: renderers show it and compute nothing."""
 
-The fields mirror the JSON of ``memfit gate --format json`` (docs/schema/gate.schema.json).
-"""
-
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct
 
+from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive, Tokens, one_of
 from memfit.estimators.results.estimate import Basis, Note
-
-SCHEMA = "memfit.gate/1"
+from memfit.estimators.results.result import Result
 
 # broken: a limit does not hold. invalid: the input must be corrected before anything can be said.
 # undecided: no figure, or only a bound. unreachable: a source did not answer.
 TargetStatus = Literal["passed", "broken", "invalid", "unreachable", "undecided"]
+LimitKey = Annotated[
+    str,
+    one_of(
+        *"peak load_peak wired_limit context expert_capacity basis".split(),
+        *("growth.weights", "growth.kv_per_token", "growth.peak"),
+    ),
+]
 Sense = Literal["at most", "at least"]
 Unit = Literal["bytes", "tokens", "experts", "basis"]
 RemedySetting = Literal["context", "kv_bits", "prefill_step", "quantize"]
@@ -22,22 +26,22 @@ RemedySetting = Literal["context", "kv_bits", "prefill_step", "quantize"]
 class GateFigures(Struct, frozen=True, kw_only=True):
     """The figures that limits are set on and that a baseline keeps: bytes or tokens."""
 
-    weights_bytes: int
-    kv_bytes_per_token: int
-    kv_bytes: int
-    state_bytes: int
-    workspace_bytes: int
-    peak_bytes: int
+    weights_bytes: Bytes
+    kv_bytes_per_token: Bytes
+    kv_bytes: Bytes
+    state_bytes: Bytes
+    workspace_bytes: Bytes
+    peak_bytes: Bytes
     """The peak as memfit estimate gives it."""
-    load_peak_bytes: int
+    load_peak_bytes: Bytes
     """The weights once loaded."""
-    wired_limit_bytes: int
+    wired_limit_bytes: Bytes
     """What must stay resident: the peak with the margin of memfit estimate."""
-    context_tokens: int | None
+    context_tokens: Tokens | None
     """The longest prompt that fits nine tenths of the working set, None when none does."""
-    expert_capacity: int | None
+    expert_capacity: Count | None
     """Experts of each layer that fit, None for a model without experts."""
-    experts: int | None
+    experts: Count | None
     """Experts a layer has, None for a model without experts."""
     basis: Basis
     """How far the figure of the weights can be trusted."""
@@ -47,8 +51,8 @@ class FigureChange(Struct, frozen=True):
     """One figure in the baseline and now; None where there is none."""
 
     figure: str
-    before: int | None
-    now: int | None
+    before: Count | None
+    now: Count | None
     by: int | None
     """Now less before."""
 
@@ -57,7 +61,7 @@ class Remedy(Struct, frozen=True):
     """One setting that alone makes a limit pass."""
 
     setting: RemedySetting
-    value: int
+    value: Positive
     """The largest that passes: of ``context`` a multiple of 256 tokens, of ``kv_bits`` from the
     first token on."""
 
@@ -65,8 +69,8 @@ class Remedy(Struct, frozen=True):
 class LimitCheck(Struct, frozen=True, kw_only=True):
     """One limit and its figure."""
 
-    limit: str
-    line: int
+    limit: LimitKey
+    line: Positive
     passed: bool
     unit: Unit
     sense: Sense
@@ -78,7 +82,7 @@ class LimitCheck(Struct, frozen=True, kw_only=True):
     """The limit as the policy has it."""
     whole: str
     """What a share is of."""
-    missed_by: int | None = None
+    missed_by: Count | None = None
     """The excess of a broken limit, or what is missing to it, of ``unit``."""
     mends: tuple[Remedy, ...] = ()
 
@@ -87,10 +91,10 @@ class TargetReport(Struct, frozen=True, kw_only=True):
     """One target of a policy."""
 
     name: str
-    line: int
+    line: Positive
     model: str
     device: str
-    working_set_bytes: int
+    working_set_bytes: Positive
     status: TargetStatus
     message: str | None = None
     """Why there are no checks, or why they do not decide."""
@@ -101,13 +105,11 @@ class TargetReport(Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
 
 
-class GateReport(Struct, frozen=True, kw_only=True):
+class GateReport(Result, frozen=True, kw_only=True, tag="memfit.gate/1"):
     """All targets that were checked, in the order of the policy; there is at least one."""
 
-    memfit_version: str
     policy: str
     baseline_version: str | None
     """The memfit that wrote the baseline, None when there is no such file."""
     verdict: TargetStatus
-    targets: tuple[TargetReport, ...]
-    schema: str = SCHEMA
+    targets: NonEmpty[TargetReport]

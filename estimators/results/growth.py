@@ -1,14 +1,15 @@
-"""A plan of growing sessions as data: renderers show it and compute nothing.
+"""A plan of growing sessions as data: renderers show it and compute nothing."""
 
-The fields are those of docs/schema/plan-growth.schema.json.
-"""
+from typing import Literal
 
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.quantities import Bytes, Count, Tokens
 from memfit.estimators.base.workload import MAX_TOKENS
+from memfit.estimators.results.result import Result
 
-SCHEMA = "memfit.plan-growth/1"
+Growth = Literal["steps", "doubling", "contiguous", "paged"]
 MAX_SESSIONS = 100_000
 MAX_TURNS = 100_000
 
@@ -20,10 +21,10 @@ class Sessions(Struct, frozen=True, kw_only=True):
         InputError: when a count is out of range.
     """
 
-    sessions: int = 1
-    prefix_tokens: int = 0
-    turns: int = 1
-    turn_tokens: int
+    sessions: Count = 1
+    prefix_tokens: Tokens = 0
+    turns: Count = 1
+    turn_tokens: Tokens
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
@@ -49,36 +50,35 @@ class Sessions(Struct, frozen=True, kw_only=True):
 class Turn(Struct, frozen=True):
     """All sessions after one turn."""
 
-    turn: int
-    tokens: int
-    allocated_bytes: int
-    held_bytes: int
+    turn: Count
+    tokens: Tokens
+    allocated_bytes: Bytes
+    held_bytes: Bytes
     """Bytes of tokens that are still needed."""
 
 
 class Crossing(Struct, frozen=True):
     """Where the caches first exceed the budget."""
 
-    tokens: int
-    turn: int
-    alive_bytes: int
+    tokens: Tokens
+    turn: Count
+    alive_bytes: Bytes
 
 
 class GrowthRow(Struct, frozen=True, kw_only=True):
     """Sessions under one growth rule; runtimes with equal figures share a row."""
 
     runtimes: tuple[str, ...]
-    growth: str
-    """``steps``, ``doubling``, ``contiguous`` or ``paged``."""
-    step: int
-    bytes_per_token: int
-    allocated_bytes: int
-    held_bytes: int
-    peak_bytes: int
+    growth: Growth
+    step: Count
+    bytes_per_token: Bytes
+    allocated_bytes: Bytes
+    held_bytes: Bytes
+    peak_bytes: Bytes
     """With the old and the new cache of one session alive."""
-    growths: int
-    copied_bytes: int
-    shared_bytes: int
+    growths: Count
+    copied_bytes: Bytes
+    shared_bytes: Bytes
     """Pages of the prefix that the other sessions do not allocate again."""
     crossing: Crossing | None
     turns: tuple[Turn, ...]
@@ -91,15 +91,13 @@ class UnsupportedRuntime(Struct, frozen=True):
     reason: str
 
 
-class GrowthPlan(Struct, frozen=True, kw_only=True):
+class GrowthPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-growth/1"):
     """The result of ``memfit plan growth``."""
 
-    memfit_version: str
     model: str
     sessions: Sessions
-    tokens: int
-    budget_bytes: int | None
+    tokens: Tokens
+    budget_bytes: Bytes | None
     """Memory for all caches."""
     rules: tuple[GrowthRow, ...]
     undecided: tuple[UnsupportedRuntime, ...]
-    schema: str = SCHEMA

@@ -1,35 +1,32 @@
-"""A plan of cached conversations as data: renderers show it and compute nothing.
-
-The fields are those of docs/schema/plan-offload.schema.json.
-"""
+"""A plan of cached conversations as data: renderers show it and compute nothing."""
 
 from msgspec import Struct
 
+from memfit.estimators.base.quantities import Bytes, Count, Number, Tokens
 from memfit.estimators.results.estimate import DeviceSummary, Note
-
-SCHEMA = "memfit.plan-offload/1"
+from memfit.estimators.results.result import Result
 
 
 class SizeRow(Struct, frozen=True):
     """One conversation of ``tokens``: exact bytes, and bytes in whole blocks."""
 
-    tokens: int
-    plain_bytes: int
-    eight_bit_bytes: int
-    four_bit_bytes: int
-    blocks: int
-    stored_bytes: int
-    in_budget: int | None
+    tokens: Tokens
+    plain_bytes: Bytes
+    eight_bit_bytes: Bytes
+    four_bit_bytes: Bytes
+    blocks: Count
+    stored_bytes: Bytes
+    in_budget: Count | None
     """How many such conversations fit in memory."""
-    next_chunk_tokens: int
+    next_chunk_tokens: Tokens
 
 
 class Pool(Struct, frozen=True):
     """Memory for conversations, in blocks of 256 tokens of one layer."""
 
-    budget_bytes: int
-    block_bytes: int
-    blocks: int
+    budget_bytes: Bytes
+    block_bytes: Bytes
+    blocks: Count
 
 
 class Restore(Struct, frozen=True):
@@ -39,10 +36,10 @@ class Restore(Struct, frozen=True):
     stored layer as soon as its dequantized copy exists.
     """
 
-    bulk_bytes: int
-    streaming_bytes: int
-    bulk_total_bytes: int
-    streaming_total_bytes: int
+    bulk_bytes: Bytes
+    streaming_bytes: Bytes
+    bulk_total_bytes: Bytes
+    streaming_total_bytes: Bytes
     bulk_fits: bool | None
     streaming_fits: bool | None
 
@@ -50,73 +47,72 @@ class Restore(Struct, frozen=True):
 class Times(Struct, frozen=True):
     """Milliseconds for one conversation; None when a speed is not known."""
 
-    save_ms: int | None
-    load_ms: int | None
-    prefill_ms: int | None
-    times_faster: float | None
+    save_ms: Count | None
+    load_ms: Count | None
+    prefill_ms: Count | None
+    times_faster: Number | None
     """Prefill time divided by the time to save and load."""
 
 
 class Disk(Struct, frozen=True):
     """Files of all conversations."""
 
-    stored_bytes: int
-    with_reserve_bytes: int
-    conversations: int | None
+    stored_bytes: Bytes
+    with_reserve_bytes: Bytes
+    conversations: Count | None
     """How many the free disk space holds."""
 
 
 class Threshold(Struct, frozen=True):
     """The longest conversation that stays in memory, and agent-memory's fixed threshold."""
 
-    tokens: int | None
-    fixed_tokens: int
-    fixed_plain_bytes: int
-    fixed_stored_bytes: int
+    tokens: Tokens | None
+    fixed_tokens: Tokens
+    fixed_plain_bytes: Bytes
+    fixed_stored_bytes: Bytes
 
 
 class Simulation(Struct, frozen=True):
     """The result of replaying a request trace; milliseconds are None without a speed."""
 
-    requests: int
-    agents: int
-    hot: int
+    requests: Count
+    agents: Count
+    hot: Count
     """Requests that found their conversation in memory."""
-    warm: int
+    warm: Count
     """Requests that found it on disk."""
-    cold: int
+    cold: Count
     """Requests with an evicted conversation."""
-    new: int
+    new: Count
     """First requests of an agent."""
-    read_bytes: int
-    written_bytes: int
-    prefill_tokens: int
-    saved_tokens: int
-    largest_hot_bytes: int
-    largest_disk_bytes: int
-    read_ms: int | None
-    write_ms: int | None
-    prefill_ms: int | None
-    uncached_prefill_ms: int | None
+    read_bytes: Bytes
+    written_bytes: Bytes
+    prefill_tokens: Tokens
+    saved_tokens: Tokens
+    largest_hot_bytes: Bytes
+    largest_disk_bytes: Bytes
+    read_ms: Count | None
+    write_ms: Count | None
+    prefill_ms: Count | None
+    uncached_prefill_ms: Count | None
     """Prefill time without any cache."""
 
 
-class OffloadPlan(Struct, frozen=True, kw_only=True):
+class OffloadPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-offload/1"):
     """The result of ``memfit plan offload``."""
 
-    memfit_version: str
     model: str
     model_type: str
     device: DeviceSummary | None
-    conversations: int
-    tokens: int
-    bits: int
-    group_size: int
-    layers: int
-    state_bytes: int
-    weight_bytes: int
-    active_bytes: int
-    hot_conversations: int | None
+    conversations: Count
+    tokens: Tokens
+    bits: Count
+    group_size: Count
+    layers: Count
+    state_bytes: Bytes
+    weight_bytes: Bytes
+    active_bytes: Bytes
+    hot_conversations: Count | None
     pool: Pool | None
     sizes: tuple[SizeRow, ...]
     restore: Restore
@@ -125,7 +121,6 @@ class OffloadPlan(Struct, frozen=True, kw_only=True):
     threshold: Threshold
     simulation: Simulation | None
     notes: tuple[Note, ...]
-    schema: str = SCHEMA
 
     @property
     def requested(self) -> SizeRow:

@@ -1,76 +1,73 @@
-"""A plan of static allocation as data: renderers show it and compute nothing.
-
-The fields are those of docs/schema/plan-static.schema.json.
-"""
+"""A plan of static allocation as data: renderers show it and compute nothing."""
 
 from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
 
+from memfit.estimators.base.quantities import Bytes, Count, Tokens
+from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.result import Result
 
-SCHEMA = "memfit.plan-static/1"
 StorageMode = Literal["private", "shared"]
 
 
 class CallArena(Struct, frozen=True):
     """The arena of one call of the graph."""
 
-    phase: str
-    tokens: int
-    position: int
-    operations: int
-    buffers: int
+    phase: CallPhase
+    tokens: Tokens
+    position: Count
+    operations: Count
+    buffers: Count
     """Number of intermediates."""
-    arena_bytes: int
-    lower_bound_bytes: int
-    separate_bytes: int
-    largest_bytes: int
-    input_bytes: int
-    output_bytes: int
-    constant_bytes: int
+    arena_bytes: Bytes
+    lower_bound_bytes: Bytes
+    separate_bytes: Bytes
+    largest_bytes: Bytes
+    input_bytes: Bytes
+    output_bytes: Bytes
+    constant_bytes: Bytes
 
 
 class Placement(Struct, frozen=True):
     """One intermediate in the arena, alive from operation ``first`` to ``last``."""
 
     operation: str
-    offset: int
-    nbytes: int
-    first: int
-    last: int
+    offset: Count
+    nbytes: Bytes
+    first: Count
+    last: Count
 
 
 class Provision(Struct, frozen=True):
     """One allocation; ``lasting`` is False for memory that is freed after loading."""
 
     name: str
-    nbytes: int
+    nbytes: Bytes
     mode: StorageMode
     lasting: bool = True
 
 
-class StaticPlan(Struct, frozen=True, kw_only=True):
+class StaticPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-static/1"):
     """The result of ``memfit plan static``."""
 
-    memfit_version: str
     model: str
     model_type: str
     backend: str
     versions: Mapping[str, str]
-    context_tokens: int
-    capacity_tokens: int
+    context_tokens: Tokens
+    capacity_tokens: Tokens
     """The context rounded up to the engine's step."""
-    arena_bytes: int
-    lower_bound_bytes: int
+    arena_bytes: Bytes
+    lower_bound_bytes: Bytes
     provisions: tuple[Provision, ...]
-    private_bytes: int
-    shared_bytes: int
-    loading_bytes: int
+    private_bytes: Bytes
+    shared_bytes: Bytes
+    loading_bytes: Bytes
     """Weights and the staging buffer they are copied through."""
     calls: tuple[CallArena, ...]
     placements: tuple[Placement, ...]
     """Intermediates of the call with the largest arena."""
     notes: tuple[Note, ...]
-    schema: str = SCHEMA

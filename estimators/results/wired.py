@@ -1,17 +1,17 @@
-"""A plan of wired memory as data: renderers show it and compute nothing.
+"""A plan of wired memory as data: renderers show it and compute nothing."""
 
-The fields are those of docs/schema/plan-wired.schema.json.
-"""
+from typing import Annotated, Literal
 
-from typing import Literal
+from msgspec import Meta, Struct
 
-from msgspec import Struct
+from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive, one_of
+from memfit.estimators.machine.device import Backend
+from memfit.estimators.results.result import Result
 
-from memfit.estimators.base.version import __version__
-
-SCHEMA = "memfit.plan-wired/1"
 TicketKind = Literal["active", "reservation"]
 TicketOutcome = Literal["admitted", "refused", "gave_up", "waiting", "left_out"]
+PolicyKind = Annotated[str, one_of("sum", "max", "baseline-max", "fixed", "budget", "speculative")]
+WiredMode = Literal["wired", "policy-only"]
 WiredVerdict = Literal["holds", "waits", "fails"]
 
 
@@ -21,12 +21,12 @@ class TicketPlan(Struct, frozen=True):
     name: str
     policy: str
     kind: TicketKind
-    size_bytes: int
-    asked_ms: int
-    waited_ms: int
+    size_bytes: Bytes
+    asked_ms: Count
+    waited_ms: Count
     """For a ticket that gave up, until then; for one that still waits, until the end."""
-    started_ms: int | None
-    ended_ms: int | None
+    started_ms: Count | None
+    ended_ms: Count | None
     outcome: TicketOutcome
     """``waiting``: never admitted; ``left_out``: a draft model that is not loaded."""
     reason: str | None
@@ -35,51 +35,50 @@ class TicketPlan(Struct, frozen=True):
 class WiredMoment(Struct, frozen=True):
     """The state after all events of one time; counts are of tickets."""
 
-    at_ms: int
-    limit_bytes: int
+    at_ms: Count
+    limit_bytes: Bytes
     """The limit that is set: hysteresis keeps it higher, a refusal by MLX lower than wanted."""
-    wanted_bytes: int
+    wanted_bytes: Bytes
     """The limit the policies request."""
-    demand_bytes: int
+    demand_bytes: Bytes
     """Bytes of all tickets that started."""
-    waiting_bytes: int
-    active: int
-    reserved: int
-    waiting: int
+    waiting_bytes: Bytes
+    active: Count
+    reserved: Count
+    waiting: Count
 
 
 class WiredMachine(Struct, frozen=True):
     """The machine of a plan, in bytes."""
 
     name: str
-    backend: str
-    memory_bytes: int
-    working_set_bytes: int
+    backend: Backend
+    memory_bytes: Positive
+    working_set_bytes: Positive
 
 
-class WiredPlan(Struct, frozen=True):
+class WiredPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-wired/1"):
     """The result of ``memfit plan wired``."""
 
     scenario: str
     device: WiredMachine | None
-    mode: str
-    shrink_threshold_percent: float
-    shrink_cooldown_ms: int
-    baseline_bytes: int
-    policies: dict[str, str]
+    mode: WiredMode
+    shrink_threshold_percent: Annotated[float, Meta(ge=0, le=100)]
+    shrink_cooldown_ms: Count
+    baseline_bytes: Bytes
+    policies: Annotated[dict[str, PolicyKind], Meta(min_length=1)]
+    """The kind of each policy, by its name."""
     verdict: WiredVerdict
     """``fails`` when a ticket is refused or never admitted, or when MLX refuses a limit."""
-    largest_limit_bytes: int
-    largest_limit_at_ms: int
-    largest_demand_bytes: int
-    longest_wait_ms: int
-    refused_limits: int
-    sysctl_mebibytes: int | None
+    largest_limit_bytes: Bytes
+    largest_limit_at_ms: Count
+    largest_demand_bytes: Bytes
+    longest_wait_ms: Count
+    refused_limits: Count
+    sysctl_mebibytes: Count | None
     """``iogpu.wired_limit_mb`` for the largest limit; None when the default is enough, or when no
     value is."""
-    left_for_system_bytes: int | None
-    tickets: tuple[TicketPlan, ...]
-    moments: tuple[WiredMoment, ...]
+    left_for_system_bytes: Bytes | None
+    tickets: NonEmpty[TicketPlan]
+    moments: NonEmpty[WiredMoment]
     notes: tuple[str, ...]
-    schema: str = SCHEMA
-    memfit_version: str = __version__

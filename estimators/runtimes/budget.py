@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from memfit.estimators.machine.device import Device
-from memfit.estimators.results.estimate import Verdict
+from memfit.estimators.results.estimate import LimitName, Verdict
 from memfit.estimators.runtimes.runtime import Budget
 
 # mlx-lm warns when the weights alone exceed nine tenths of the working set (generate.py,
@@ -22,14 +22,14 @@ class Need(Struct, frozen=True):
     budget: Budget | None = None
 
 
-def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[str, ...]]:
+def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, ...]]:
     """Return the verdict and the limits that are exceeded.
 
     Exactly at a limit is within it.
     """
     if device is None:
         return "unknown", ()
-    exceeded = []
+    exceeded: list[LimitName] = []
     if need.peak_bytes > device.working_set_bytes:
         exceeded.append("working_set")
     if device.max_buffer_bytes is not None and need.largest_buffer_bytes > device.max_buffer_bytes:

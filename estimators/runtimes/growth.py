@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from memfit.estimators.base.units import round_down, round_up
-from memfit.estimators.runtimes.runtime import Growth, Runtime
+from memfit.estimators.results.growth import Growth
+from memfit.estimators.runtimes.runtime import Runtime
 
 
 class GrowthRule(Struct, frozen=True):

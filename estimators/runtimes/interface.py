@@ -17,7 +17,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.allocator import PAGE, allocated
 from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.results.estimate import Basis, MemoryPool, Note, RunCall
+from memfit.estimators.results.estimate import Basis, MemoryPool, Method, Note, RunCall
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.workspace.peak import PeakMoment
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
     from memfit.estimators.runtimes.token_cost import TokenCost
 
-Method = Literal["formula", "trace", "measure"]
 Figure = Literal["weights", "cache", "workspace"]
 Bound = TypeVar("Bound", bound="RuntimeModel")
 

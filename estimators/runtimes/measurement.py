@@ -5,6 +5,7 @@ Bytes are as MLX counts them, weights included in every peak.
 
 from msgspec import Struct
 
+from memfit.estimators.base.quantities import Bytes, Count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend
 
@@ -18,11 +19,11 @@ class Loaded(Struct, frozen=True, kw_only=True):
     for them, ``process_bytes`` the process's resident size as the system counts it.
     """
 
-    weights_bytes: int
-    active_bytes: int
-    peak_bytes: int
-    process_bytes: int | None
-    load_ns: int
+    weights_bytes: Bytes
+    active_bytes: Bytes
+    peak_bytes: Bytes
+    process_bytes: Bytes | None
+    load_ns: Count
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -32,17 +33,17 @@ class Run(Struct, frozen=True, kw_only=True):
     the others of the moment the workload ends. Held is what tokens need, the rest is allocated.
     """
 
-    prefill_kv_bytes: int
-    prefill_kv_held_bytes: int
-    prefill_ssm_bytes: int
-    kv_bytes: int
-    kv_held_bytes: int
-    ssm_bytes: int
-    prefill_peak_bytes: int
-    decode_peak_bytes: int
-    first_token_ns: int
-    decode_ns: int  # of the tokens after the first
-    process_bytes: int | None
+    prefill_kv_bytes: Bytes
+    prefill_kv_held_bytes: Bytes
+    prefill_ssm_bytes: Bytes
+    kv_bytes: Bytes
+    kv_held_bytes: Bytes
+    ssm_bytes: Bytes
+    prefill_peak_bytes: Bytes
+    decode_peak_bytes: Bytes
+    first_token_ns: Count
+    decode_ns: Count  # of the tokens after the first
+    process_bytes: Bytes | None
 
     @property
     def peak_bytes(self) -> int:
@@ -63,8 +64,8 @@ class Measurement(Struct, frozen=True, kw_only=True):
     device: str
     backend: Backend
     workload: Workload
-    wired_limit_bytes: int | None  # None: not set
+    wired_limit_bytes: Bytes | None  # None: not set
     loaded: Loaded
     runs: tuple[Run, ...]  # at least one
-    swift_workspace_bytes: int | None  # by the rule of mlx-swift-lm's tune
+    swift_workspace_bytes: Bytes | None  # by the rule of mlx-swift-lm's tune
     schema: str = SCHEMA

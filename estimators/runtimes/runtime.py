@@ -7,9 +7,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.quantities import Count, NonEmpty, Positive, Tokens
 from memfit.estimators.machine.device import Device
+from memfit.estimators.results.growth import Growth
+from memfit.estimators.results.result import Result
 
-Growth = Literal["steps", "doubling", "contiguous", "paged"]
 Charges = Literal["its own caches", "attention layers", "every layer"]
 Limited = Literal["working_set", "working_set_for_cache", "memory", "cache"]
 
@@ -19,9 +21,9 @@ class Budget(Struct, frozen=True):
 
     of: Limited
     """The memory the share is of, and whether it is for everything or for the cache alone."""
-    share: int | Fraction = 100
+    share: Count = 100
     """Percent of that memory."""
-    bytes: int | None = None
+    bytes: Positive | None = None
     """A fixed size, in place of a share."""
 
     def of_device(self, device: Device) -> int:
@@ -29,7 +31,7 @@ class Budget(Struct, frozen=True):
         if self.bytes is not None:
             return self.bytes
         whole = device.memory_bytes if self.of == "memory" else device.working_set_bytes
-        return int(whole * self.share // 100)
+        return whole * self.share // 100
 
     @property
     def for_cache(self) -> bool:
@@ -46,18 +48,28 @@ class Budget(Struct, frozen=True):
         return self.of != "working_set"
 
 
+class MemoryShare(Budget, frozen=True):
+    """A share of the memory that need not be a whole number of percent."""
+
+    percent: Fraction = Fraction(100)
+
+    def of_device(self, device: Device) -> int:
+        """Return the budget in bytes."""
+        return int(device.memory_bytes * self.percent // 100)
+
+
 class Runtime(Struct, frozen=True, kw_only=True):
     """A runtime with its settings; all counts are tokens."""
 
     name: str
     version: str
     """The version or commit its rules were read in."""
-    prefill_step: int
+    prefill_step: Positive
     """Tokens computed at once: a chunk of mlx-lm, a micro-batch of llama.cpp."""
-    kv_step: int
+    kv_step: Count
     """What the capacity of a cache is a multiple of."""
-    kv_group_size: int
-    quantized_kv_start: int
+    kv_group_size: Count
+    quantized_kv_start: Tokens
     growth: Growth
     """How a cache gets room for more tokens (runtimes/growth.py)."""
     charges: Charges
@@ -68,25 +80,25 @@ class Runtime(Struct, frozen=True, kw_only=True):
     allocates: str
     """How it allocates its cache, in words."""
     source: str
-    mlx_version: tuple[int, ...] = ()
+    mlx_version: tuple[Count, ...] = ()
     """Empty for a runtime without MLX, and where it is not known."""
-    rotating_keep: int = 0
-    batch: int = 0
+    rotating_keep: Count = 0
+    batch: Count = 0
     """Tokens of a batch, which has several micro-batches; 0 where there is no such thing."""
-    kv_bits: int | None = None
+    kv_bits: Positive | None = None
     """The bits of its cache unless others are set."""
-    cache_dtype: str | None = None
+    cache_dtype: Literal["F16", "F32"] | None = None
     """The element type of its cache; None for that of the activations."""
-    kv_initial: int = 0
+    kv_initial: Count = 0
     """The first capacity of a cache that doubles."""
-    least_prefill_step: int = 0
-    context_step: int = 1
+    least_prefill_step: Count = 0
+    context_step: Count = 1
     """What the context that it chooses by itself is a multiple of."""
-    floor_tokens: int = 0
+    floor_tokens: Tokens = 0
     """The shortest context that it chooses by itself."""
     shares_prefix: bool = False
     """Whether sessions with the same beginning share its full pages."""
-    max_context: int | None = None
+    max_context: Positive | None = None
     """A limit that the runtime was set to."""
     faults: tuple[str, ...] = ()
     """What is wrong in its own answers; memfit shows its answer and the right one."""
@@ -103,7 +115,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
         """
         if self.budget.of != "memory":
             raise InputError(f"{self.name} has no such setting")
-        return replace(self, budget=Budget("memory", percent))
+        return replace(self, budget=MemoryShare("memory", int(percent), None, Fraction(percent)))
 
     def with_setting(self, option: str, text: str) -> "Runtime":
         """Return the runtime with a setting of its own, by the option that gives it.
@@ -112,3 +124,9 @@ class Runtime(Struct, frozen=True, kw_only=True):
             InputError: when it has no such setting, or the text cannot be read.
         """
         raise InputError(f"{self.name} has no such setting")
+
+
+class RuntimeTable(Result, frozen=True, kw_only=True, tag="memfit.runtimes/1"):
+    """The answer of ``memfit runtimes``."""
+
+    runtimes: NonEmpty[Runtime]

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-from msgspec import to_builtins
+from msgspec import UNSET, convert
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, ceil_div, format_bytes
-from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import (
@@ -19,10 +18,8 @@ from memfit.estimators.results.estimate import (
     Estimate,
     ModelSummary,
     Note,
-    Plots,
     RuntimeSummary,
     Weights,
-    WorkloadSummary,
     Workspace,
 )
 from memfit.estimators.runtimes.budget import judge
@@ -51,9 +48,8 @@ def estimate(
     peak_bytes = figures.moment.nbytes + sized.draft_bytes(workload)
     advice = advise(sized, workload, units) if advises else NO_ADVICE
     return Estimate(
-        memfit_version=__version__,
         model=model_summary(sized),
-        workload=WorkloadSummary(**to_builtins(workload)),
+        workload=workload,
         runtime=RuntimeSummary(runtime_model.name, runtime_model.runtime.version),
         device=device_summary(sized.device) if sized.device else None,
         components=_components(sized, workload, figures),
@@ -70,7 +66,7 @@ def estimate(
         notes=tuple(_notes(sized, workload, units)),
         method=runtime_model.method,
         decode_speed=decode_speed(sized, workload),
-        pool=runtime_model.pool(workload),
+        pool=runtime_model.pool(workload) or UNSET,
     )
 
 
@@ -85,12 +81,17 @@ def _peak_range(
     return peak_bytes - error, peak_bytes + error
 
 
-def plots(sized: SizedModel, workload: Workload) -> Plots:
-    """Return memory against context, and over the operations of the run where it is traced."""
-    points, runtime_model = curve(sized, workload), sized.runtime_model
+def with_plots(result: Estimate, sized: SizedModel) -> Estimate:
+    """Add memory against context, and over the operations of the run where it is traced."""
+    workload, runtime_model = result.workload, sized.runtime_model
+    points = curve(sized, workload)
     is_by_formula = runtime_model.formula_view() is not runtime_model
-    run = runtime_model.run_calls(workload)
-    return Plots(points, run, "formula" if points and is_by_formula else None)
+    return replace(
+        result,
+        curve=points or UNSET,
+        run=runtime_model.run_calls(workload) or UNSET,
+        curve_method="formula" if points and is_by_formula else UNSET,
+    )
 
 
 def curve(sized: SizedModel, workload: Workload) -> tuple[CurvePoint, ...]:
@@ -143,15 +144,7 @@ def model_summary(sized: SizedModel) -> ModelSummary:
 
 def device_summary(device: Device) -> DeviceSummary:
     """Return what a result says of the device."""
-    return DeviceSummary(
-        name=device.name,
-        backend=device.backend,
-        memory_bytes=device.memory_bytes,
-        working_set_bytes=device.working_set_bytes,
-        max_buffer_bytes=device.max_buffer_bytes,
-        source=device.source,
-        used_by_others_bytes=device.used_by_others_bytes,
-    )
+    return convert(device, DeviceSummary, from_attributes=True)
 
 
 def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -> Components:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.base.quantities import Positive
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 
@@ -35,9 +36,9 @@ class Line(Struct, frozen=True, kw_only=True):
     denominator.
     """
 
-    tokens: int
+    tokens: Positive
     """The prompt that steps were measured at."""
-    prefill_step: int
+    prefill_step: Positive
     """The step that prompts were measured at."""
     measured_tokens: tuple[int, int]
     """The shortest and the longest measured prompt."""
@@ -48,7 +49,7 @@ class Line(Struct, frozen=True, kw_only=True):
     """None when only one step was measured."""
     residual_bytes: int | None
     """The larger of the third points' distances, measured less predicted; None without one."""
-    points: int
+    points: Positive
     """How many peaks the line is made from."""
 
     def peak_bytes(self, tokens: int, prefill_step: int) -> int:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.call_plan import CallPhase, planned_calls
+from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.mlx.call_plan import planned_calls
 from memfit.estimators.trace.cache_stepper import Stepper
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded

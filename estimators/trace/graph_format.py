@@ -18,7 +18,7 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.reading.section import json_section
 from memfit.estimators.base.reading.typed import Parsers, to_record
 from memfit.estimators.base.reading.values import as_count, as_text
-from memfit.estimators.mlx.call_plan import CallPhase
+from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.mlx.versions import MLX_VERSION
 
 # weight: a parameter; cache: held by a cache when the call begins; tokens: the call's input;

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from memfit.estimators.base import dtypes
+from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.mlx.call_plan import CHUNKS, CallPhase, held_samples
+from memfit.estimators.mlx.call_plan import CHUNKS, held_samples
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.scheduler import compiled_copies
 from memfit.estimators.trace.buffers import rule_of

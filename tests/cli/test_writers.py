@@ -6,10 +6,10 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import yaml
+from msgspec import Struct
 
 from memfit.cli.render.document import (
     Chart,
@@ -54,6 +54,12 @@ HOSTILE = (
 )
 
 
+class Said(Struct):
+    """A result with one text."""
+
+    text: str
+
+
 class View:
     """A view with one text at every place."""
 
@@ -75,8 +81,9 @@ class View:
             Chart(lambda _width, _ascii_only: iter([text])),
         )  # fmt: skip
 
-    def data(self) -> dict[str, Any]:
-        return {"text": self.text}
+    @property
+    def result(self) -> "Said":
+        return Said(self.text)
 
     def rows(self) -> Iterator[tuple[str, None]]:
         yield (self.text, None)

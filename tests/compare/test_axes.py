@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.compare.axes import AXES, parse_axis
+from memfit.estimators.compare.axes import parse_axis
 from memfit.estimators.compare.compare import difference
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.results.comparison import AXES
 
 sizes = st.integers(0, 2**60)
 

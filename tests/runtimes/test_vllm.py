@@ -89,7 +89,7 @@ def test_packed_weights_stay_packed(block: dict[str, Any], matrices: int) -> Non
 def test_a_gptq_7b_fits_12_gb_with_a_pool_of_many_tokens() -> None:
     result = estimate(on_vllm(quantised(**GPTQ), "rtx-3060"), Workload(prompt_tokens=8192))
     pool = result.pool
-    assert pool is not None
+    assert pool
     assert result.verdict == "fits"
     assert pool.budget_bytes == 12288 * 2**20 * 92 // 100
     # 2 x 4 heads x 128 in 16 bits, 28 layers.
@@ -180,7 +180,7 @@ def test_a_linear_layers_state_sets_the_block_of_a_hybrid() -> None:
     block = 16 * -(-state // (16 * token))
     assert block == 544
     result = estimate(on_vllm(QWEN3_NEXT_80B, "b200"), Workload(prompt_tokens=10_000))
-    assert result.pool is not None
+    assert result.pool
     # 12 layers attend, 36 are recurrent: three groups of as many layers, with two states each.
     assert result.pool.block_bytes == 12 * block * token
     assert result.components.kv.bytes == -(-10_000 // block) * result.pool.block_bytes

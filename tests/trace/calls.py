@@ -1,6 +1,6 @@
 """Small calls written by hand, for tests of the simulation that need no MLX."""
 
-from memfit.estimators.mlx.call_plan import CallPhase
+from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.trace.graph_format import Argument, Array, Call, Node, Role, Trace
 
 

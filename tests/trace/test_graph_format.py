@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.mlx.call_plan import CallPhase
+from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.trace.graph_format import Array, Call, Node, Trace, from_json, to_json
 
 PATH = Path("a.trace.json")

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from memfit.cli.render.document import Column, Columns, Document, Heading, Table, Text, section
-from memfit.cli.render.view import as_data
 from memfit.cli.render.views import compare_text
 from memfit.cli.render.views import text as estimate_text
 from memfit.estimators.base.units import Units
@@ -30,10 +29,6 @@ class ComparisonView(NamedTuple):
     result: Comparison
     units: Units
     by_runtime: bool
-
-    def data(self) -> dict[str, Any]:
-        """Return the fields of the comparison."""
-        return as_data(self.result)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield a row for each model and figure; with a matrix, one for each cell instead."""

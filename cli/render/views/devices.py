@@ -1,14 +1,15 @@
 """The known machines as a document, and as data."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from msgspec import convert
 
 from memfit.cli.render.document import Document, Table, Text
 from memfit.estimators.base.units import format_bytes
-from memfit.estimators.base.version import __version__
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import OsRegime, regime_name, stock_working_set
+from memfit.estimators.results.devices import DeviceTable
 
-SCHEMA = "memfit.devices/1"
 _NOTES = (
     "~ computed: no Mac with that memory was measured on that macOS",
     "- no Mac with that chip runs that macOS",
@@ -21,18 +22,15 @@ class DevicesView(NamedTuple):
     host: Device | None
     tables: dict[OsRegime, tuple[Device, ...]]
 
-    def data(self) -> dict[str, Any]:
-        """Return the ``memfit.devices/1`` document; sizes are bytes, null means not known."""
-        return {
-            "schema": SCHEMA,
-            "memfit_version": __version__,
-            "host": None if self.host is None else _as_entry(self.host),
-            "apple": {
-                regime.value: [_as_entry(device) for device in table if device.backend == "metal"]
-                for regime, table in self.tables.items()
-            },
-            "nvidia": [_as_entry(device) for device in _gpus(self.tables)],
+    @property
+    def result(self) -> DeviceTable:
+        """The machines as data."""
+        apple = {
+            regime: [device for device in table if device.backend == "metal"]
+            for regime, table in self.tables.items()
         }
+        facts = {"host": self.host, "apple": apple, "nvidia": _gpus(self.tables)}
+        return convert(facts, DeviceTable, from_attributes=True)
 
     def document(self) -> Document:
         """Return this machine, then a table of Macs and a table of GPUs."""
@@ -46,12 +44,6 @@ class DevicesView(NamedTuple):
             Text(_NOTES),
             Table(("name", "memory", "MLX's limit"), gpus, "NVIDIA GPUs"),
         )
-
-
-def _as_entry(device: Device) -> dict[str, Any]:
-    # "budget" names a limit of one process; it is not a property of the machine.
-    names = (name for name in Device.__struct_fields__ if name != "budget")
-    return {name: getattr(device, name) for name in names}
 
 
 def _gpus(tables: dict[OsRegime, tuple[Device, ...]]) -> list[Device]:

@@ -1,9 +1,7 @@
 """An estimate as a document, and as data."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
-
-from msgspec import to_builtins
+from typing import NamedTuple
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
@@ -15,32 +13,16 @@ from memfit.cli.render.document import (
     Verdict,
     section,
 )
-from memfit.cli.render.view import as_data
 from memfit.cli.render.views import text as estimate_text
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.results.estimate import Estimate, Plots
+from memfit.estimators.results.estimate import Estimate
 
 
 class EstimateView(NamedTuple):
-    """An estimate, with plots and formulas if they were requested."""
+    """An estimate."""
 
     result: Estimate
     units: Units
-    plots: Plots | None
-    explanation: tuple[str, ...]
-
-    def data(self) -> dict[str, Any]:
-        """Return the estimate as the mapping of docs/schema/estimate.schema.json."""
-        data = as_data(self.result)
-        if data["components"]["draft"] is None:
-            del data["components"]["draft"]
-        if data["pool"] is None:
-            del data["pool"]
-        if self.plots:
-            data |= {name: rows for name, rows in to_builtins(self.plots).items() if rows}
-        if self.explanation:
-            data["explanation"] = list(self.explanation)
-        return data
 
     def document(self) -> Document:
         """Return the components of the peak, the verdict, recommendations and notes."""
@@ -57,21 +39,21 @@ class EstimateView(NamedTuple):
             section("Recommended", result.recommendation.reasons),
             section("Notes", notes),
             *self._charts(),
-            *((Heading("Formulas", level=3, only="page"),) if self.explanation else ()),
-            Text(self.explanation, mark="-", wraps=False, gap=True),
+            *((Heading("Formulas", level=3, only="page"),) if result.explanation else ()),
+            Text(result.explanation or (), mark="-", wraps=False, gap=True),
         )
 
     def _charts(self) -> Iterator[Chart]:
-        if not self.plots:
+        run, curve = self.result.run, self.result.curve
+        if not (run or curve):
             return
         from memfit.cli.render.chart import curve_chart, run_chart
 
         budget = self.result.device.working_set_bytes if self.result.device else None
-        if self.plots.run:
-            yield run_chart(self.plots.run, budget, self.units)
-        if self.plots.curve:
-            by = self.plots.curve_method
-            yield curve_chart(self.plots.curve, budget, self.units, by=by)
+        if run:
+            yield run_chart(run, budget, self.units)
+        if curve:
+            yield curve_chart(curve, budget, self.units, by=self.result.curve_method or None)
 
 
 def _components(result: Estimate, units: Units) -> Table:
@@ -104,7 +86,7 @@ def _rows(result: Estimate, units: Units, whole: int) -> Iterator[tuple[str | in
 def _pool(result: Estimate, units: Units) -> Iterator[Table]:
     """How the runtime divides the memory that it takes at its start."""
     pool = result.pool
-    if pool is None:
+    if not pool:
         return
     sizes = (
         (f"What {result.runtime.name} takes", pool.budget_bytes, "its share of the memory"),

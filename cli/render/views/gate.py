@@ -1,9 +1,7 @@
 """A gate's report as a document, as annotations and as suites of test cases."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
-
-from msgspec import to_builtins
+from typing import NamedTuple
 
 from memfit.cli.render.document import Document, Heading, Pair, Table, Text, Verdict
 from memfit.cli.render.views import gate_text
@@ -24,16 +22,11 @@ _COLOURS = {
 class GateView(NamedTuple):
     """A report."""
 
-    report: GateReport
-
-    def data(self) -> dict[str, Any]:
-        """Return the fields of the report."""
-        data = to_builtins(self.report)
-        return {"schema": data.pop("schema"), **data}
+    result: GateReport
 
     def document(self) -> Document:
         """Return each target with its limits, then the verdict."""
-        report, headline = self.report, gate_text.headline(self.report)
+        report, headline = self.result, gate_text.headline(self.result)
         return (
             *(part for target in report.targets for part in _target(target)),
             Verdict(headline, _COLOURS[report.verdict], wraps=False, is_title=True),
@@ -42,15 +35,15 @@ class GateView(NamedTuple):
 
     def annotations(self) -> Iterator[Annotation | str]:
         """Yield an annotation for each error, broken limit and note, then the verdict."""
-        for target in self.report.targets:
-            yield from _annotations(target, self.report.policy)
-        yield gate_text.headline(self.report)
+        for target in self.result.targets:
+            yield from _annotations(target, self.result.policy)
+        yield gate_text.headline(self.result)
 
     def suites(self) -> tuple[str, Sequence[Suite]]:
         """Return a suite for each target, with a test case for each limit."""
-        targets = self.report.targets
+        targets = self.result.targets
         return "memfit gate", [
-            Suite(target.name, list(_cases(target, self.report.policy))) for target in targets
+            Suite(target.name, list(_cases(target, self.result.policy))) for target in targets
         ]
 
 

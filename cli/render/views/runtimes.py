@@ -1,16 +1,13 @@
 """The known runtimes as a document, and as data."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from msgspec import to_builtins
+from msgspec import convert
 
 from memfit.cli.render.document import Document, Table, Text
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.base.version import __version__
-from memfit.estimators.runtimes.runtime import Runtime
-
-SCHEMA = "memfit.runtimes/1"
+from memfit.estimators.runtimes.runtime import Runtime, RuntimeTable
 
 _HEADINGS = ("Runtime", "Version", "Growth", "Step", "Cache in", "Prefill", "Budget")
 _MEMORIES = {
@@ -25,11 +22,10 @@ class RuntimesView(NamedTuple):
 
     found: Sequence[Runtime]
 
-    def data(self) -> dict[str, Any]:
-        """Return what all runtimes have, without the settings of one."""
-        every = map(to_builtins, self.found)
-        rows = [{name: facts[name] for name in Runtime.__struct_fields__} for facts in every]
-        return {"schema": SCHEMA, "memfit_version": __version__, "runtimes": rows}
+    @property
+    def result(self) -> RuntimeTable:
+        """What all runtimes have, without the settings of one."""
+        return convert({"runtimes": self.found}, RuntimeTable, from_attributes=True)
 
     def document(self) -> Document:
         """Return a row for each runtime, then how each allocates and what is wrong in it."""

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.results.estimate import Estimate, ModelSummary, Verdict, WorkloadSummary
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.estimate import Estimate, ModelSummary, Verdict
 
 if TYPE_CHECKING:
     from memfit.estimators.results.comparison import Comparison
@@ -73,7 +74,7 @@ def task(result: "Estimate | Comparison | ContextPlan") -> str:
     return f"{text}; {result.runtime.name} {result.runtime.version}"
 
 
-def prompt(work: WorkloadSummary) -> str:
+def prompt(work: Workload) -> str:
     """The tokens and the batch, which are the same for every runtime."""
     text = f"{work.prompt_tokens} prompt tokens"
     if work.max_tokens:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from memfit.cli.render.chart import MEMORY, Bar, Dot, bar_chart, speed_chart
 from memfit.cli.render.document import VERDICT_COLOURS, Chart, Document, Table, report
-from memfit.cli.render.view import as_data
 from memfit.cli.render.views import text as estimate_text
 from memfit.cli.render.views import tune_text
 from memfit.estimators.base.units import Units, format_bytes
@@ -52,10 +51,6 @@ class TuneView(NamedTuple):
     result: TuneResult
     units: Units
     plot: bool
-
-    def data(self) -> dict[str, Any]:
-        """Return the fields of the result."""
-        return as_data(self.result)
 
     def rows(self) -> Iterator[Iterator[Any]]:
         """Yield a row for each point: its settings, then every figure in bytes, both values."""

@@ -1,17 +1,21 @@
 """JSON: the fields of a result, nothing added or left out."""
 
 import json
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
+
+from msgspec import to_builtins
+
+from memfit.estimators.results.result import Result
 
 
-class HasData(Protocol):
+class HasResult(Protocol):
     """What the writers for programs need."""
 
-    def data(self) -> Mapping[str, Any]:
-        """Return the result as a mapping."""
+    @property
+    def result(self) -> Result:
+        """The result, which its type encodes."""
 
 
-def write(view: HasData, *, to_file: bool) -> str:
-    """Return the view's data as JSON text that ends with a line feed."""
-    return json.dumps(view.data(), indent=2, ensure_ascii=False) + "\n"
+def write(view: HasResult, *, to_file: bool) -> str:
+    """Return the view's result as JSON text that ends with a line feed."""
+    return json.dumps(to_builtins(view.result), indent=2, ensure_ascii=False) + "\n"

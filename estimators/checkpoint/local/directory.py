@@ -8,10 +8,11 @@ from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles, Directory
 from memfit.estimators.checkpoint.config import CONFIG, model_config, read_model_config
-from memfit.estimators.checkpoint.manifest import Checkpoint, Source
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.safetensors import read_header
 from memfit.estimators.checkpoint.shards import list_some, shard_total
 from memfit.estimators.checkpoint.weight_files import is_weight_file, read_weights
+from memfit.estimators.results.estimate import Source
 
 
 def read_directory(directory: Path) -> Checkpoint:

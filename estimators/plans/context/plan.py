@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import Units, round_up
-from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.context.percentiles import distribution, percentile
@@ -21,7 +20,7 @@ from memfit.estimators.results.context import (
     MatrixCell,
     TrafficPlan,
 )
-from memfit.estimators.results.estimate import Note, RuntimeSummary, WorkloadSummary
+from memfit.estimators.results.estimate import Note, RuntimeSummary
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.zinc.memory_plan import memory_status
@@ -82,11 +81,10 @@ class _Plan(Struct, frozen=True):
         ceilings = self._ceilings()
         longest = longest_context(sized, workload, ceilings.effective) if device else None
         return ContextPlan(
-            memfit_version=__version__,
             model=model_summary(sized),
             runtime=RuntimeSummary(runtime_model.name, runtime_model.runtime.version),
             device=device_summary(device) if device else None,
-            workload=WorkloadSummary(**to_builtins(workload)),
+            workload=workload,
             margin_bytes=sized.margin_bytes,
             weights_bytes=sized.resident_bytes,
             profile=profile,

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.base.version import __version__
 from memfit.estimators.machine.apple import chips
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import runs
@@ -81,7 +80,6 @@ def plan_experts(
     )
     chosen = next((row for row in rows if row.capacity == capacity), None)
     return ExpertsPlan(
-        memfit_version=__version__,
         model=model,
         model_type=model_type,
         device=summary,

@@ -11,7 +11,6 @@ from msgspec import Struct, field
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.base.version import __version__
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.offload.cache_tiers import (
     Speeds,
@@ -98,7 +97,6 @@ def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) ->
     rows = tuple(_size_row(storage, tokens, hot) for tokens in _lengths(question, server))
     stored = storage.stored_bytes(question.tokens)
     return OffloadPlan(
-        memfit_version=__version__,
         model=server.model,
         model_type=server.model_type,
         device=server.summary,

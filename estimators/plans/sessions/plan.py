@@ -10,7 +10,6 @@ from msgspec import Struct
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import ceil_div, round_down
-from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.growth import (
     Crossing,
@@ -56,7 +55,6 @@ def plan_growth(
             continue
         found.setdefault((rule, kept, runtime.shares_prefix), []).append(runtime.name)
     return GrowthPlan(
-        memfit_version=__version__,
         model=label,
         sessions=sessions,
         tokens=sessions.tokens,

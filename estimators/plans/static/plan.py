@@ -11,7 +11,6 @@ from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention,
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import round_up
-from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import MAX_TOKENS
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.plans.static.arena import Arena, arena, needs
@@ -80,7 +79,6 @@ def plan_static(
     }
     staging = sum(each.nbytes for each in provisions if not each.lasting)
     return StaticPlan(
-        memfit_version=__version__,
         model=name,
         model_type=model.model_type,
         backend=trace.backend,

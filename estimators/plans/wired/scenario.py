@@ -31,7 +31,7 @@ from memfit.estimators.plans.wired.policies import (
     SumPolicy,
     WiredPolicy,
 )
-from memfit.estimators.results.wired import TicketKind
+from memfit.estimators.results.wired import TicketKind, WiredMode
 
 SCHEMA = "memfit.wired-scenario/1"
 MAX_SCENARIO_BYTES = 1_000_000
@@ -50,7 +50,7 @@ POLICY_KEYS: dict[str, tuple[str, ...]] = {
     "budget": ("base", "cap"),
     "speculative": ("limit", "additional", "over_budget"),
 }
-MODES = ("wired", "policy-only")
+MODES: tuple[WiredMode, ...] = ("wired", "policy-only")
 KINDS: tuple[TicketKind, ...] = ("active", "reservation")
 OVER_BUDGET: tuple[OverBudget, ...] = ("allow", "fallback", "fail")
 
@@ -80,7 +80,7 @@ class WiredScenario(Struct, frozen=True):
 
     name: str
     device: Device | None
-    mode: str
+    mode: WiredMode
     settings: WiredSettings
     policies: Mapping[str, str]
     """The kind of each policy, by its name."""
@@ -124,7 +124,7 @@ def _device(top: Section) -> Device | None:
     return top.take("working_set", lambda value: working_set_device(as_size(value)))
 
 
-def _native_mode(device: Device | None) -> str:
+def _native_mode(device: Device | None) -> WiredMode:
     return "wired" if device is None or device.backend == "metal" else "policy-only"
 
 

@@ -9,34 +9,32 @@ from typing import Literal
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.quantities import Tokens
 from memfit.estimators.base.units import MAX_COUNT
-from memfit.estimators.base.version import __version__
+from memfit.estimators.results.result import Result
 
-SCHEMA = "memfit.plan-request/1"
 RequestAdmission = Literal["admitted", "shortened", "refused"]
 
 
 class RequestBudget(Struct, frozen=True):
     """The tokens a request may generate, and the context to allocate."""
 
-    completion_tokens: int
-    context_tokens: int
+    completion_tokens: Tokens
+    context_tokens: Tokens
 
 
-class RequestPlan(Struct, frozen=True):
+class RequestPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-request/1"):
     """The result of ``memfit plan request``."""
 
-    used_tokens: int
-    requested_tokens: int
-    capacity_tokens: int
-    remaining_tokens: int
+    used_tokens: Tokens
+    requested_tokens: Tokens
+    capacity_tokens: Tokens
+    remaining_tokens: Tokens
     budget: RequestBudget
-    missing_tokens: int
+    missing_tokens: Tokens
     """Tokens by which the capacity is too small for the whole request."""
     admission: RequestAdmission
     reason: str
-    schema: str = SCHEMA
-    memfit_version: str = __version__
 
 
 def remaining_context_tokens(used: int, capacity: int) -> int:
@@ -90,7 +88,16 @@ def plan_request(used: int, requested: int, capacity: int) -> RequestPlan:
     missing = max(0, used + requested - capacity)
     admission, reason = _admission(used, requested, capacity, budget)
     remaining = remaining_context_tokens(used, capacity)
-    return RequestPlan(used, requested, capacity, remaining, budget, missing, admission, reason)
+    return RequestPlan(
+        used_tokens=used,
+        requested_tokens=requested,
+        capacity_tokens=capacity,
+        remaining_tokens=remaining,
+        budget=budget,
+        missing_tokens=missing,
+        admission=admission,
+        reason=reason,
+    )
 
 
 def _admission(
