@@ -15,12 +15,15 @@ from memfit.cli.options.output import FORMAT, OutputOptions
 from memfit.cli.options.runtime import ServedRuntime
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.progress import reporting
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.progress import Progress
+from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.sizing.workload import DRAFT_TOKENS
 
 if TYPE_CHECKING:
-    from memfit.estimators.sizing.catalog import Catalog
+    from memfit.estimators.sizing.catalog import Catalog, Draft
     from memfit.estimators.sizing.sized_model import SizedModel
 
 SAMPLE = "qwen3-4b-4bit.yaml"
@@ -44,6 +47,28 @@ class EstimatedModel(ModelOptions, frozen=True, kw_only=True):
     draft: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Include this draft model.")
     ] = None
+    draft_quantize: Annotated[
+        int | None,
+        typer.Option(metavar="BITS", help="Size the draft model as mlx_lm.convert quantises it."),
+    ] = None
+    num_draft_tokens: Annotated[
+        int, typer.Option(min=1, max=64, help="Tokens that the draft model proposes in a step.")
+    ] = DRAFT_TOKENS
+
+    def drafting(self) -> "Draft | None":
+        """Return the draft model of --draft with its settings.
+
+        Raises:
+            InputError: for bits that MLX does not have, or bits without a draft model.
+        """
+        from memfit.estimators.sizing.catalog import Draft
+
+        if self.draft is None:
+            if self.draft_quantize is not None:
+                raise InputError("--draft-quantize needs --draft MODEL")
+            return None
+        bits = self.draft_quantize
+        return Draft(self.draft, converted(bits) if bits else None, self.num_draft_tokens)
 
 
 class EstimateRuntime(ServedRuntime, frozen=True, kw_only=True):
@@ -122,7 +147,7 @@ def _sizing(
         margin_bytes=runtime.margin_bytes(),
         method=runtime.method,
         adapter=model.adapter,
-        draft=model.draft,
+        draft=model.drafting(),
     )
 
 

@@ -17,7 +17,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.allocator import PAGE, allocated
 from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.results.estimate import Basis, MemoryPool, Method, Note, RunCall
+from memfit.estimators.results.estimate import Basis, MemoryPool, Method, Note, Phase, RunCall
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.workspace.peak import PeakMoment
@@ -38,6 +38,16 @@ class MemoryFigures(Struct, frozen=True):
     ssm_bytes: int
     moment: PeakMoment
     """The largest moment."""
+
+
+class DraftFigures(Struct, frozen=True):
+    """What a draft model adds to the peak of a run."""
+
+    nbytes: int
+    basis: Basis
+    phase: Phase | None = None
+    """The phase of the largest moment with both models, None where it is not known."""
+    explanation: str = "the draft model's own peak is added"
 
 
 class Subject(Struct, frozen=True):
@@ -176,6 +186,14 @@ class RuntimeModel(Struct, frozen=True):
         ``kept_caches`` is how many caches of earlier prompts fit in addition.
         """
         return ()
+
+    def drafted(self, workload: Workload, draft: "RuntimeModel", tokens: int) -> DraftFigures:
+        """Return what a draft model adds that proposes so many tokens in each step.
+
+        Raises:
+            UnsupportedError: when the runtime cannot run it.
+        """
+        return DraftFigures(draft.figures(workload).moment.nbytes, "bound")
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return what a figure rests on, and by how many percent it may be wrong."""

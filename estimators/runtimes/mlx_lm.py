@@ -5,15 +5,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from memfit.estimators.arch.model import Model
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION
 from memfit.estimators.results.estimate import Basis
-from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
+from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm_commands import STDIN, generate_command, server_command
 from memfit.estimators.runtimes.runtime import Budget, Runtime
-from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
+from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.token_cost import TokenCost
@@ -92,6 +93,30 @@ class MlxLm(RuntimeModel, frozen=True):
             return (generate_command(model, workload, STDIN),)
         return (server_command(model, workload, kept_caches),)
 
+    def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
+        """Return what both models take by generate.py, speculative_generate_step, above this one.
+
+        Raises:
+            UnsupportedError: when mlx-lm rejects or ignores what is asked.
+        """
+        model, other = self.subject.model, draft.subject.model
+        if not (self.is_mlx_lm and model.layers and other.layers):
+            return RuntimeModel.drafted(self, workload, draft, tokens)
+        _require_drafting(model, workload)
+        from memfit.estimators.workspace.speculation import LoadedModel, speculative_moments
+
+        target, other_model = (
+            LoadedModel(
+                prepared_model(one.subject.model, one.subject.footprint.plan, self.subject.device),
+                one.resident_bytes,
+            )
+            for one in (self, draft)
+        )
+        moments = speculative_moments(target, other_model, workload, tokens)
+        best = max(moments, key=lambda moment: moment.nbytes)
+        alone = MlxLm.figures(self, workload).moment.nbytes
+        return DraftFigures(best.nbytes - alone, "derived", best.phase, best.explanation)
+
     def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
         """Yield the lines that derive resident weights, caches and states."""
         from memfit.estimators.runtimes.cache_lines import cache_lines, state_lines
@@ -99,3 +124,15 @@ class MlxLm(RuntimeModel, frozen=True):
         yield from RuntimeModel.explain(self, workload, figures)
         yield from cache_lines(self.subject.model, workload, figures.kv.nbytes)
         yield from state_lines(self.subject.model, workload)
+
+
+def _require_drafting(model: Model, workload: Workload) -> None:
+    if any(True for _ in model.states()):
+        raise UnsupportedError(
+            f"{model.model_type}: mlx-lm rejects a draft model for it, because recurrent states"
+            " cannot be trimmed after a rejected draft"
+        )
+    if workload.batch > 1:
+        raise UnsupportedError("with a draft model mlx-lm generates one sequence: leave out batch")
+    if workload.max_kv_size is not None:
+        raise UnsupportedError("with a draft model mlx-lm ignores max_kv_size: leave it out")

@@ -59,3 +59,12 @@ def convert_command(model: str, directory: str, quantization: Quantization) -> s
     elif quantization.group_size != 64:
         command += ["--q-group-size", str(quantization.group_size)]
     return shlex.join(command)
+
+
+def draft_flags(model: str, tokens: int) -> str:
+    """Return the text that adds a draft model to a command of mlx_lm.generate or mlx_lm.server.
+
+    >>> draft_flags("org/small", 3)
+    ' --draft-model org/small --num-draft-tokens 3'
+    """
+    return " " + shlex.join([*option("--draft-model", model), "--num-draft-tokens", str(tokens)])

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Action
 from memfit.estimators.runtimes.budget import COMFORTABLE, judge
-from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, convert_command
+from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, convert_command, draft_flags
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import smallest_mac
 from memfit.estimators.sizing.search import is_accepted
@@ -114,10 +114,23 @@ def _action(
 def _commands(search: JointSearch, settings: Settings, prompt_tokens: int | None) -> Iterator[str]:
     """The conversion, where the weights change, and the run, for a prompt of that length."""
     model, sized = search.sized.checkpoint.id, search.model(settings.weight_bits)
+    *conversions, model = _converted(sized, model)
+    draft, drafting = sized.draft, ""
+    if draft:
+        *of_draft, name = _converted(draft, draft.checkpoint.id)
+        conversions += of_draft
+        drafting = draft_flags(name, sized.draft_tokens)
+    yield from conversions
+    workload = search.workload_with(settings, prompt_tokens)
+    for command in sized.runtime_model.commands(workload, model, kept_caches(sized, workload)):
+        yield command + drafting
+
+
+def _converted(sized: SizedModel, model: str) -> Iterator[str]:
+    """The command of a conversion, if there is one, then the model to run."""
     plan = sized.footprint.plan
     if plan and plan.converting:
-        converted = f"{os.path.basename(model.rstrip('/'))}-{plan.default.bits}bit"
-        yield convert_command(model, converted, plan.default)
-        model = converted
-    workload = search.workload_with(settings, prompt_tokens)
-    yield from sized.runtime_model.commands(workload, model, kept_caches(sized, workload))
+        directory = f"{os.path.basename(model.rstrip('/'))}-{plan.default.bits}bit"
+        yield convert_command(model, directory, plan.default)
+        model = directory
+    yield model

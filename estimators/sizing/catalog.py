@@ -5,6 +5,8 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.quantization import Quantization
@@ -13,7 +15,7 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.registry import native_runtime
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.sizing.workload import MARGIN_BYTES
+from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
 if TYPE_CHECKING:
@@ -21,6 +23,15 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import Method, SizedModel
 
 Found = TypeVar("Found")
+
+
+class Draft(Struct, frozen=True):
+    """A draft model for speculative decoding."""
+
+    reference: str
+    quantize: Quantization | None = None
+    tokens: int = DRAFT_TOKENS
+    """The tokens that it proposes in each step."""
 
 
 class Catalog:
@@ -62,7 +73,7 @@ class Catalog:
         runtime: Runtime | None = None,
         method: "Method" = "auto",
         adapter: Path | None = None,
-        draft: str | None = None,
+        draft: Draft | None = None,
         margin_bytes: int = MARGIN_BYTES,
     ) -> "SizedModel":
         """Return a model on a device under a runtime, the checkpoint's native one by default.
@@ -89,7 +100,7 @@ class Catalog:
         quantize: Quantization | None,
         method: "Method",
         adapter: Path | None,
-        draft: str | None,
+        draft: Draft | None,
         margin_bytes: int,
     ) -> "SizedModel":
         from memfit.estimators.sizing.sized_model import size
@@ -100,7 +111,12 @@ class Catalog:
             margin_bytes=margin_bytes,
             quantize=quantize,
             adapter=self._adapter(adapter) if adapter else None,
-            draft=None if draft is None else self.checkpoint(draft),
+            draft=(
+                self.sized(draft.reference, quantize=draft.quantize, device=device)
+                if draft
+                else None
+            ),
+            draft_tokens=draft.tokens if draft else DRAFT_TOKENS,
             method=method,
         )
 

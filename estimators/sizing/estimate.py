@@ -47,6 +47,7 @@ def estimate(
     verdict, exceeded = judge(need, sized.device)
     peak_bytes = figures.moment.nbytes + sized.draft_bytes(workload)
     advice = advise(sized, workload, units) if advises else NO_ADVICE
+    drafted = sized.drafted(workload)
     return Estimate(
         model=model_summary(sized),
         workload=workload,
@@ -55,7 +56,7 @@ def estimate(
         components=_components(sized, workload, figures),
         peak_bytes=peak_bytes,
         peak_range_bytes=_peak_range(sized, workload, figures, peak_bytes),
-        peak_phase=figures.moment.phase,
+        peak_phase=(drafted.phase if drafted else None) or figures.moment.phase,
         needed_bytes=need.peak_bytes,
         verdict=verdict,
         exceeded=exceeded,
@@ -149,7 +150,7 @@ def device_summary(device: Device) -> DeviceSummary:
 
 def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -> Components:
     footprint, kv, runtime_model = sized.footprint, figures.kv, sized.runtime_model
-    draft = sized.draft_bytes(workload)
+    drafted = sized.drafted(workload)
     cached, _ = runtime_model.basis("cache", workload)
     return Components(
         weights=Weights(
@@ -170,7 +171,7 @@ def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -
         ssm=Component(figures.ssm_bytes, cached),
         workspace=Workspace(figures.moment.workspace_bytes, *sized.workspace_basis(workload)),
         margin=Component(sized.margin_bytes, "exact"),
-        draft=Component(draft, "bound") if draft else None,
+        draft=Component(drafted.nbytes, drafted.basis) if drafted else None,
     )
 
 
@@ -178,8 +179,12 @@ def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterato
     yield from sized.runtime_model.assumptions(workload, units)
     if workload.batch > 1:
         yield f"{workload.batch} sequences of equal length run together"
-    if sized.draft:
-        yield "the draft model's own peak is added whole: an upper bound"
+    if drafted := sized.drafted(workload):
+        yield (
+            f"the draft model proposes {sized.draft_tokens} tokens in each step"
+            if drafted.basis == "derived"
+            else "the draft model's own peak is added: how the runtime drafts is not described"
+        )
 
 
 def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note]:

@@ -17,6 +17,7 @@ def explain(sized: SizedModel, workload: Workload, units: Units) -> tuple[str, .
         *_weights(sized),
         *sized.runtime_model.explain(workload, figures),
         *figures.moment.explanation,
+        *_draft(sized, workload),
         _workspace(sized, workload),
         *_verdict(sized, workload, units),
         *_capacity(sized),
@@ -51,6 +52,11 @@ def _workspace(sized: SizedModel, workload: Workload) -> str:
         f" - caches {figures.kv.nbytes} and states {figures.ssm_bytes} as the workload leaves them"
         f" = {figures.moment.workspace_bytes} bytes"
     )
+
+
+def _draft(sized: SizedModel, workload: Workload) -> Iterator[str]:
+    if drafted := sized.drafted(workload):
+        yield f"with the draft model: {drafted.explanation}"
 
 
 def _verdict(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:

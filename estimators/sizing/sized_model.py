@@ -16,10 +16,10 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.budget import Need
-from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
+from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.registry import bind, native_runtime
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.sizing.workload import MARGIN_BYTES
+from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.weights.footprint import (
@@ -45,10 +45,13 @@ class SizedModel(Struct):
     runtime_model: RuntimeModel
     margin_bytes: int = MARGIN_BYTES
     draft: "SizedModel | None" = None
+    draft_tokens: int = DRAFT_TOKENS
+    """The tokens that the draft model proposes in each step."""
     notes: tuple[Note, ...] = ()
     """On measurements that were looked for."""
     adapter: "Adapter | None" = None
     _answers: dict[Workload, MemoryFigures] = field(default_factory=dict)
+    _drafts: dict[Workload, DraftFigures] = field(default_factory=dict)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -121,7 +124,7 @@ class SizedModel(Struct):
         draft = self.draft.on(device) if self.draft else None
         answers = self._answers if self.runtime_model.is_alike_on(device) else {}
         runtime_model = self.runtime_model.on(device)
-        return replace(self, runtime_model=runtime_model, draft=draft, _answers=answers)
+        return replace(self, runtime_model=runtime_model, draft=draft, _answers=answers, _drafts={})
 
     def with_runtime(self, runtime: Runtime) -> "SizedModel":
         """Return the same model under another runtime, or one with other settings.
@@ -184,11 +187,26 @@ class SizedModel(Struct):
         return self._under(Measured(inner.runtime, inner.subject, inner, measurement))
 
     def _under(self, runtime_model: RuntimeModel) -> "SizedModel":
-        return replace(self, runtime_model=runtime_model, _answers={})
+        return replace(self, runtime_model=runtime_model, _answers={}, _drafts={})
 
     def draft_bytes(self, workload: Workload) -> int:
-        """Return the bound of what a draft model adds: its own peak over the same tokens."""
-        return self.draft.figures_for(workload).moment.nbytes if self.draft else 0
+        """Return what a draft model adds to the peak, 0 without one."""
+        drafted = self.drafted(workload)
+        return drafted.nbytes if drafted else 0
+
+    def drafted(self, workload: Workload) -> DraftFigures | None:
+        """Return what a draft model adds, None without one.
+
+        Raises:
+            UnsupportedError: when the runtime cannot run it.
+        """
+        if self.draft is None:
+            return None
+        if workload not in self._drafts:
+            self._drafts[workload] = self.runtime_model.drafted(
+                workload, self.draft.runtime_model, self.draft_tokens
+            )
+        return self._drafts[workload]
 
 
 def size(
@@ -198,7 +216,8 @@ def size(
     margin_bytes: int = MARGIN_BYTES,
     quantize: Quantization | None = None,
     adapter: "Adapter | None" = None,
-    draft: Checkpoint | None = None,
+    draft: SizedModel | None = None,
+    draft_tokens: int = DRAFT_TOKENS,
     method: Method = "auto",
 ) -> SizedModel:
     """Return a checkpoint sized for its own runtime, as it is or as mlx_lm.convert quantises it.
@@ -210,7 +229,6 @@ def size(
         ConfigError: when the config is malformed.
         UnsupportedError: when the architecture or the weights' format is not described.
     """
-    drafted = size(draft, device=device) if draft else None
     if checkpoint.source == "gguf":
         if quantize or adapter:
             what = "conversions" if quantize else "adapters"
@@ -218,12 +236,12 @@ def size(
         runtime_model = _size_gguf(checkpoint, device)
     else:
         runtime_model = _size_safetensors(checkpoint, device, quantize, adapter, method)
-    if drafted and drafted.runtime != runtime_model.name:
+    if draft and draft.runtime != runtime_model.name:
         raise UnsupportedError(
-            f"{drafted.checkpoint.id}: a draft for {drafted.runtime} cannot serve a model that"
+            f"{draft.checkpoint.id}: a draft for {draft.runtime} cannot serve a model that"
             f" runs on {runtime_model.name}"
         )
-    return SizedModel(runtime_model, margin_bytes, drafted, adapter=adapter)
+    return SizedModel(runtime_model, margin_bytes, draft, draft_tokens, adapter=adapter)
 
 
 def _size_safetensors(

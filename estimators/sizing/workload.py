@@ -11,6 +11,7 @@ from memfit.estimators.runtimes.runtime import Runtime
 
 # Kept free above the peak unless another margin is given: for what a system allocates meanwhile.
 MARGIN_BYTES = 64_000_000
+DRAFT_TOKENS = 3  # mlx_lm/generate.py and server.py, --num-draft-tokens
 RUNTIME_DEFAULTS = ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start")
 
 

@@ -104,10 +104,10 @@ def head_program(vocabulary: int, touched: int, call: CallShape, hidden: int) ->
     # Nothing reads the hidden states after the last norm.
     normed = norm(tape, 0, elements, shared=False)
     logits = tape.allocate((normed,), call.rows * vocabulary, weight=touched, name="logits")
-    total = tape.allocate((logits,), call.batch, nbytes=call.batch * _FLOAT32)
+    total = tape.allocate((logits,), call.rows, nbytes=call.rows * _FLOAT32)
     # generate_step yields the log-probabilities, so the caller holds them.
-    logprobs = tape.retain(tape.allocate((logits, total), call.batch * vocabulary, name="logits"))
-    tape.allocate((logprobs,), call.batch)
+    logprobs = tape.retain(tape.allocate((logits, total), call.rows * vocabulary, name="logits"))
+    tape.allocate((logprobs,), call.rows)
     return tape.program()
 
 

@@ -49,16 +49,26 @@ class RunMoments:
         """Yield the moments that can be the largest."""
         weights = self._weight_bytes
         yield RunMoment("load", weights, 0, "", f"load = weights {weights:,}")
+        yield from self.prefill()
+        yield from self.decode(1, held_samples(self._workload.max_tokens))
+
+    def prefill(self) -> Iterator[RunMoment]:
+        """Yield the moments of the prompt's chunks."""
         chunks = planned_chunks(self._workload)
         for chunk in chunks:
             yield self._during("prefill", chunk)
-        # The last decode step, with all its tokens in the caches.
-        decode = PlannedCall("decode", 1, self._workload.total_tokens)
-        if self.caches.are_converted:
-            yield self._conversion((*chunks, decode))
-        yield self._during("decode", decode)
+        yield from self._conversion("prefill", chunks)
 
-    def _during(self, phase: Phase, planned: PlannedCall) -> RunMoment:
+    def decode(self, tokens: int, held: int) -> Iterator[RunMoment]:
+        """Yield those of the last decode step, with all its tokens in the caches.
+
+        It computes ``tokens`` at once, and finds the log-probabilities of ``held`` earlier ones.
+        """
+        call = PlannedCall("decode", tokens, self._workload.total_tokens)
+        yield from self._conversion("decode", (*planned_chunks(self._workload), call))
+        yield self._during("decode", call, held)
+
+    def _during(self, phase: Phase, planned: PlannedCall, held: int = 0) -> RunMoment:
         """Follow the last layers of each kind; every other layer counts as it is after the call."""
         prepared, caches = self._prepared, self.caches
         order, decoding = prepared.order, phase == "decode"
@@ -89,7 +99,7 @@ class RunMoments:
             caches.bytes_during(call.occupancy, simulated),
             caches.state_bytes + caches.view_bytes(call, simulated, decoding=decoding),
             call.rows * hidden * self._width + self._mask_bytes(call),
-            self._sample_bytes() if decoding else 0,
+            held * self._workload.batch * prepared.model.vocab_size * self._width,
             deferred_bytes + transient_peak(steps, prepared.limits),
         )
         largest, name = max(
@@ -97,11 +107,6 @@ class RunMoments:
             *((program.largest, program.largest_name) for program in followed),
         )
         return RunMoment(phase, sum(parts), largest, name, _explain(phase, planned, parts))
-
-    def _sample_bytes(self) -> int:
-        """Log-probabilities of earlier tokens, which the last step finds held."""
-        held = held_samples(self._workload.max_tokens) * self._workload.batch
-        return held * self._prepared.model.vocab_size * self._width
 
     def _shape(self, planned: PlannedCall, *, decoding: bool) -> CallShape:
         workload = self._workload
@@ -114,19 +119,21 @@ class RunMoments:
             previous=0 if decoding else min(planned.position, workload.prefill_step),
         )
 
-    def _conversion(self, calls: tuple[PlannedCall, ...]) -> RunMoment:
+    def _conversion(self, phase: Phase, calls: tuple[PlannedCall, ...]) -> Iterator[RunMoment]:
         """All caches as they were and quantised at once (generate.py, maybe_quantize_kv_cache)."""
         start = self._workload.quantized_kv_start
         # The first call that reaches the start of quantisation.
-        call = next(c for c in calls if c.position + c.tokens >= start)
+        reaching = (c for c in calls if c.position + c.tokens >= start)
+        call = next(reaching, None) if self.caches.are_converted else None
+        if call is None or (call.phase == "decode") != (phase == "decode"):
+            return
         before, after = self.caches.converted_bytes(call)
-        phase: Phase = "decode" if call is calls[-1] else "prefill"
         parts = (self._weight_bytes, before, after, self.caches.state_bytes)
         line = (
             f"{phase} at the switch to quantised keys and values = weights {parts[0]:,} + caches"
             f" before {before:,} + after {after:,} + states {parts[3]:,}"
         )
-        return RunMoment(phase, sum(parts), 0, "", line)
+        yield RunMoment(phase, sum(parts), 0, "", line)
 
     def _mask_bytes(self, call: CallShape) -> int:
         """One mask for all layers of a kind: window or latent attention over a chunk."""

@@ -58,7 +58,7 @@ def peak(
     Raises:
         UnsupportedError: when MLX is older than the oldest kernels described.
     """
-    prepared = _prepared(_Same(model), _Same(plan), device or _ANY_MAC)
+    prepared = prepared_model(model, plan, device)
     run = RunMoments(prepared, workload, resident_bytes)
     moments = list(run.moments())
     best = max(moments, key=lambda moment: moment.nbytes)
@@ -77,6 +77,13 @@ def peak(
         prefill_bytes=max(m.nbytes for m in moments if m.phase != "decode"),
         decode_bytes=max(m.nbytes for m in moments if m.phase == "decode"),
     )
+
+
+def prepared_model(
+    model: Model, plan: QuantizationPlan | None, device: Device | None
+) -> PreparedModel:
+    """Return what of a model on a device no workload changes; the same for the same objects."""
+    return _prepared(_Same(model), _Same(plan), device or _ANY_MAC)
 
 
 class _Same(Struct, eq=False):

@@ -131,11 +131,46 @@ def test_an_adapter_is_added_to_the_weights(memfit: Memfit, tmp_path: Path) -> N
     assert added["bytes"] - plain["bytes"] == 2560 * 8 * 4
 
 
-def test_a_draft_model_is_added_completely_as_a_bound(memfit: Memfit, qwen3_4b: Path) -> None:
+def test_a_draft_model_adds_weights_caches_and_its_part_of_a_step(
+    memfit: Memfit, qwen3_4b: Path, tmp_path: Path
+) -> None:
     alone = memfit("estimate", qwen3_4b, "--json").json
     both = memfit("estimate", qwen3_4b, "--draft", qwen3_4b, "--json").json
-    assert both["components"]["draft"] == {"bytes": alone["peak_bytes"], "basis": "bound"}
-    assert both["peak_bytes"] == 2 * alone["peak_bytes"]
+    added = both["components"]["draft"]
+    assert added["basis"] == "derived"
+    assert both["peak_bytes"] == alone["peak_bytes"] + added["bytes"]
+    weights = alone["components"]["weights"]["resident_bytes"]
+    # Both caches are there, and the chunks of one model run after those of the other.
+    assert added["bytes"] - weights - alone["components"]["kv"]["bytes"] < 2**20
+    draft = write_config(tmp_path / "draft", QWEN3_4B)
+    packed = memfit("estimate", draft, "--quantize", "4", "--json").json["components"]["weights"]
+    quantised = memfit(
+        *("estimate", qwen3_4b, "--draft", draft, "--draft-quantize", "4", "--json")
+    ).json["components"]["draft"]
+    assert 0 < quantised["bytes"] - packed["resident_bytes"] < added["bytes"] - weights + 2**20
+
+
+def test_a_draft_that_mlx_lm_rejects_is_not_sized(memfit: Memfit, qwen3_4b: Path) -> None:
+    hybrid = Path(__file__).parents[2] / "sample_configs" / "qwen3-next-80b-a3b-4bit.yaml"
+    run = memfit("estimate", hybrid, "--draft", qwen3_4b)
+    assert (run.code, run.err.count("\n")) == (3, 1)
+    assert "qwen3_next: mlx-lm rejects a draft model for it" in run.err
+    run = memfit("estimate", qwen3_4b, "--draft", qwen3_4b, "--batch", "2")
+    assert "one sequence" in run.err
+    run = memfit("estimate", qwen3_4b, "--draft", qwen3_4b, "--max-kv-size", "512")
+    assert "ignores max_kv_size" in run.err
+    run = memfit("estimate", qwen3_4b, "--draft-quantize", "4")
+    assert (run.code, run.err) == (2, "memfit: --draft-quantize needs --draft MODEL\n")
+
+
+def test_commands_run_the_draft_model_too(memfit: Memfit, qwen3_4b: Path) -> None:
+    options = ("--draft", qwen3_4b, "--draft-quantize", "4", "--num-draft-tokens", "5")
+    run = memfit("estimate", qwen3_4b, *options, "--device", "m4-max-64", "--json")
+    commands = [command for action in run.json["actions"] for command in action["commands"]]
+    assert any("-q --q-bits 4" in command for command in commands)
+    served = [command for command in commands if command.startswith("mlx_lm.server")]
+    assert served
+    assert all(f"--draft-model {qwen3_4b.name}-4bit --num-draft-tokens 5" in c for c in served)
 
 
 def test_yaml_and_json_have_the_same_content(memfit: Memfit, qwen3_4b: Path) -> None:

@@ -1,0 +1,50 @@
+"""The largest moment of speculative decoding: two models, one of them ahead of the other.
+
+Source: mlx_lm/generate.py, speculative_generate_step. The draft model reads the prompt first, then
+the target; each step drafts some tokens one by one, and the target checks all of them in one call.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.workspace.moments import RunMoment, RunMoments
+from memfit.estimators.workspace.prepared import PreparedModel
+from memfit.estimators.workspace.run_caches import RunCaches
+
+
+class LoadedModel(Struct, frozen=True):
+    """A model in memory."""
+
+    prepared: PreparedModel
+    resident_bytes: int
+
+    def caches(self, workload: Workload) -> int:
+        """Return the bytes of its caches when a workload ends."""
+        return RunCaches(self.prepared, workload).kept_bytes()
+
+    def sample(self) -> int:
+        """Return the bytes of the log-probabilities of a token."""
+        model = self.prepared.model
+        return dtypes.nbytes(model.vocab_size, model.dtype)
+
+
+def speculative_moments(
+    target: LoadedModel, draft: LoadedModel, workload: Workload, tokens: int
+) -> Iterator[RunMoment]:
+    """Yield the moments that can be the largest, with ``tokens`` drafted for each step."""
+    drafted = min(tokens, workload.max_tokens or tokens)
+    prompt = workload.prompt_only(max(1, workload.prompt_tokens - 1))
+    both = target.resident_bytes + draft.resident_bytes
+    yield from RunMoments(draft.prepared, workload, both).prefill()
+    yield from RunMoments(target.prepared, workload, both + draft.caches(prompt)).prefill()
+    # The caller holds a row of the log-probabilities of the step before, which keeps all of them.
+    checked = drafted + 1 if workload.max_tokens > 1 else 0
+    beside = both + target.caches(workload) + checked * target.sample()
+    # After a step with every draft accepted, the next begins with two tokens; each finds the
+    # log-probabilities of the draft before it.
+    yield from RunMoments(draft.prepared, workload, beside).decode(2, min(1, drafted - 1))
+    beside = both + draft.caches(workload)
+    yield from RunMoments(target.prepared, workload, beside).decode(drafted + 1, checked)

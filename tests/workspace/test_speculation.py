@@ -1,0 +1,85 @@
+"""Speculative decoding: the formula against mlx-lm's own loop on the CPU."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from memfit.estimators.arch.registry import build_model
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.weights import derive
+from memfit.estimators.workspace.peak import prepared_model
+from memfit.estimators.workspace.speculation import LoadedModel, speculative_moments
+from tests.models import QWEN3_4B
+
+pytest.importorskip("mlx_lm")
+
+HOST = Device("this host", "cpu", 0, 0, None, "flag")
+TARGET = {
+    **QWEN3_4B,
+    **{"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 512, "head_dim": 64},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 20_000},
+    **{"torch_dtype": "float32", "tie_word_embeddings": True},
+}
+DRAFT = {**TARGET, "num_hidden_layers": 2, "hidden_size": 128}
+# In a process of its own: the peak is the process's.
+RUN = """
+import json, sys
+import mlx.core as mx
+mx.set_default_device(mx.cpu)
+from mlx_lm.generate import speculative_generate_step
+from mlx_lm.models import qwen3
+
+models, workload, tokens = json.loads(sys.argv[1])
+target, draft = (qwen3.Model(qwen3.ModelArgs.from_dict(config)) for config in models)
+mx.eval(target.parameters(), draft.parameters())
+mx.clear_cache()
+prompt = mx.arange(workload["prompt_tokens"]) % 17
+mx.eval(prompt)
+mx.reset_peak_memory()
+held = None
+for _, held, _ in speculative_generate_step(
+    prompt,
+    target,
+    draft,
+    num_draft_tokens=tokens,
+    max_tokens=workload["max_tokens"],
+    prefill_step_size=workload["prefill_step"],
+):
+    pass
+print(mx.get_peak_memory())
+"""
+
+
+def loaded(config: dict[str, Any]) -> LoadedModel:
+    model = build_model(config, "config.json")
+    return LoadedModel(prepared_model(model, None, HOST), derive(model, None).loaded_bytes)
+
+
+@pytest.mark.parametrize(
+    ("workload", "tokens"),
+    [
+        # The chunks of the prompt are the largest, then the logits of all the draft's tokens.
+        (Workload(prompt_tokens=400, max_tokens=4, prefill_step=256), 2),
+        (Workload(prompt_tokens=10, max_tokens=12), 5),
+    ],
+)
+def test_the_peak_is_that_of_mlx_lms_own_loop(workload: Workload, tokens: int) -> None:
+    target, draft = loaded(TARGET), loaded(DRAFT)
+    weights = target.resident_bytes + draft.resident_bytes
+    predicted = max(m.nbytes for m in speculative_moments(target, draft, workload, tokens))
+    settings = {
+        name: getattr(workload, name) for name in ("prompt_tokens", "max_tokens", "prefill_step")
+    }
+    arguments = json.dumps([[TARGET, DRAFT], settings, tokens])
+    child = subprocess.run(
+        [sys.executable, "-c", RUN, arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert (predicted - weights) / (int(child.stdout) - weights) == pytest.approx(1, abs=0.06)
