@@ -7,31 +7,26 @@ its range.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, short
 from memfit.estimators.base.reading.place import Place
 from memfit.estimators.base.reading.section import Reading, Section, json_section
 from memfit.estimators.base.reading.strict_json import plain
-from memfit.estimators.base.reading.typed import Parsers, to_record
-from memfit.estimators.base.reading.values import as_count, as_line
-from memfit.estimators.base.version import __version__
+from memfit.estimators.base.reading.typed import to_record
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.runtimes.measurement import SCHEMA, Measurement
+from memfit.estimators.runtimes.measurement import SCHEMA, Measurement, Measurements
 
 COLLECTION_SCHEMA = "memfit.measurements/1"
 MAX_COLLECTION_BYTES = 8_000_000  # a measurement of three repeats takes two kilobytes
 MAX_COLLECTION_VALUES = 200_000  # and sixty values
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{8}")
-_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|\+00:00)", re.ASCII)
 _NAMES = {"memfit.measurement": SCHEMA, "memfit.measurements": COLLECTION_SCHEMA}
-_PARSERS: Parsers = {int: as_count, str: as_line}
 
 
 class NewerSchemaError(InputError):
@@ -66,15 +61,12 @@ def measurement_id(
 
 def to_text(measurement: Measurement) -> str:
     """Return the content of the file of one measurement."""
-    return _dumped(_as_data(measurement))
+    return _dumped(measurement)
 
 
 def collection_text(measurements: Iterable[Measurement]) -> str:
     """Return measurements as one text, which `parse_collection` reads."""
-    records = [_as_data(measurement) for measurement in measurements]
-    return _dumped(
-        {"schema": COLLECTION_SCHEMA, "memfit_version": __version__, "measurements": records}
-    )
+    return _dumped(Measurements(measurements=tuple(measurements)))
 
 
 def parse_measurement(content: bytes, path: PurePath) -> Measurement:
@@ -106,12 +98,8 @@ def parse_collection(content: bytes, path: PurePath) -> tuple[Measurement, ...]:
     )
 
 
-def _as_data(measurement: Measurement) -> dict[str, Any]:
-    return {"schema": measurement.schema, **to_builtins(measurement)}
-
-
-def _dumped(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+def _dumped(record: Struct) -> str:
+    return json.dumps(to_builtins(record), indent=2, ensure_ascii=False) + "\n"
 
 
 def _parsed(content: bytes, path: PurePath, what: str) -> Section:
@@ -123,13 +111,7 @@ def _parsed(content: bytes, path: PurePath, what: str) -> Section:
 def _measurement(data: Any, reading: Reading, place: Place) -> Measurement:
     section = reading.section(data, place)
     _require_schema(section, SCHEMA)
-    found = to_record(Measurement, data, reading, _PARSERS, place)
-    if not _FINGERPRINT.fullmatch(found.fingerprint):
-        raise section.fail("fingerprint", "expected 64 hexadecimal digits")
-    if not _TIME.fullmatch(found.measured_at):
-        raise section.fail("measured_at", "expected a time such as 2026-01-31T12:00:00+00:00")
-    if not found.runs:
-        raise section.fail("runs", "expected at least one")
+    found = to_record(Measurement, data, reading, place)
     expected = measurement_id(
         fingerprint=found.fingerprint,
         device=found.device,

@@ -9,18 +9,23 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
-from memfit.estimators.base.errors import CheckpointError, InputError
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import read_whole
-from memfit.estimators.base.reading.strict_json import parse_object
+from memfit.estimators.base.reading.section import json_section
+from memfit.estimators.base.reading.typed import to_record
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.probes.data_dir import memfit_home, save
 from memfit.probes.store import Store, user_store
 
-SCHEMA = "memfit.sweep/1"
 _MAX_BYTES = 1_000_000
 _MAX_VALUES = 10_000
+
+
+class _Saved(Struct, frozen=True, tag_field="schema", tag="memfit.sweep/1"):
+    measurements: list[str]
+    """Ids."""
 
 
 class SweepCheckpoint:
@@ -46,8 +51,7 @@ class SweepCheckpoint:
             InputError: when the file cannot be written.
         """
         ids = list(dict.fromkeys([*self._ids, *self._read(), id]))
-        data = {"schema": SCHEMA, "measurements": ids}
-        save(self._path, json.dumps(data, indent=2) + "\n")
+        save(self._path, json.dumps(to_builtins(_Saved(ids)), indent=2) + "\n")
         self._ids = ids
 
     def finish(self) -> None:
@@ -59,15 +63,10 @@ class SweepCheckpoint:
         """The listed ids; a missing or damaged file, or another version's, counts as empty."""
         try:
             content = read_whole(self._path, limit=_MAX_BYTES)
-            data = parse_object(
-                content, self._path, what="the sweep", error=CheckpointError, max_values=_MAX_VALUES
-            )
+            top = json_section(content, self._path, what="the sweep", max_values=_MAX_VALUES)
+            return to_record(_Saved, top.values, top.reading).measurements
         except InputError:
             return []
-        ids = data.get("measurements")
-        if data.get("schema") != SCHEMA or not isinstance(ids, list):
-            return []
-        return [id for id in ids if isinstance(id, str)]
 
 
 class Sweeps(Struct, frozen=True):

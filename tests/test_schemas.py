@@ -19,6 +19,7 @@ from msgspec import UNSET
 from msgspec.inspect import StructType
 
 from memfit.estimators.results.result import Result
+from memfit.estimators.runtimes.registry import runtime_names
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "schema"
@@ -37,7 +38,7 @@ def texts() -> dict[str, str]:
     for path in (*ROOT.glob("estimators/**/*.py"), *ROOT.glob("probes/**/*.py")):
         if "(Result, " in path.read_text(encoding="utf-8"):
             import_module(".".join(("memfit", *path.relative_to(ROOT).with_suffix("").parts)))
-    schemas = [schema_of(kind) for kind in documents()]
+    schemas = [*map(schema_of, documents()), _policy()]
     return {_file(schema): json.dumps(schema, indent=2) + "\n" for schema in schemas}
 
 
@@ -55,6 +56,15 @@ def schema_of(document: type[Result]) -> dict[str, Any]:
 def _file(schema: dict[str, Any]) -> str:
     name, _, _ = schema["title"].removeprefix("memfit.").partition("/")
     return f"{name}.schema.json"
+
+
+def _policy() -> dict[str, Any]:
+    """The schema of the policy, an input that is read key by key: only its names of runtimes."""
+    path = FOLDER / "policy.schema.json"
+    schema: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    target = schema["properties"]["targets"]["additionalProperties"]["properties"]
+    target["runtime"]["enum"] = list(runtime_names())
+    return schema
 
 
 def _structs(info: Any) -> Iterator[StructType]:
@@ -113,8 +123,7 @@ def _plain(docstring: str) -> str:
 
 def test_the_schemas_are_those_of_the_types() -> None:
     """After a change of a type run ``make docs``."""
-    for name, text in texts().items():
-        assert (FOLDER / name).read_text(encoding="utf-8") == text
+    assert {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()} == texts()
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)

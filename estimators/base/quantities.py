@@ -12,6 +12,9 @@ Count = Annotated[int, Meta(ge=0)]
 """A number of anything else, or a time in the unit of the field's name."""
 Positive = Annotated[int, Meta(ge=1)]
 Number = Annotated[float, Meta(ge=0)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+Line = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$", max_length=8192)]
+"""A text of one line."""
 NonEmpty = Annotated[tuple[Item, ...], Meta(min_length=1)]
 
 

@@ -25,7 +25,7 @@ CallPhase = Literal[
 ]
 
 
-class Workload(Struct, frozen=True, kw_only=True):
+class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One generation as mlx-lm runs it; all counts are tokens or sequences.
 
     Raises:

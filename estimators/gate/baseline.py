@@ -6,33 +6,29 @@ The bytes are stable, with sorted names and no dates: a diff of the file is a ch
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct, to_builtins
-from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, read_whole
-from memfit.estimators.base.reading.section import Reading, Section, json_section
-from memfit.estimators.base.reading.typed import Parsers, to_record
-from memfit.estimators.base.reading.values import as_count, as_object, as_text
+from memfit.estimators.base.quantities import Count, Sha256
+from memfit.estimators.base.reading.section import Section, json_section
+from memfit.estimators.base.reading.typed import to_record
+from memfit.estimators.base.reading.values import as_object
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import config_sha256
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.machine.device import Device
 from memfit.estimators.results.gate import FigureChange, GateFigures
+from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
-from memfit.estimators.runtimes.runtime import Runtime
 
 NAME = "memfit.lock.json"
 VERSION = 1
 SCHEMA = f"memfit.lock/{VERSION}"
 MAX_LOCK_BYTES = 6_000_000  # a target takes two kilobytes
 MAX_LOCK_VALUES = 200_000
-_PARSERS: Parsers = {int: partial(as_count, most=2**128), str: as_text, Any: lambda value: value}
 _COMPARED = (
     "weights_bytes",
     "kv_bytes_per_token",
@@ -44,32 +40,38 @@ _COMPARED = (
 )
 
 
-class Fingerprint(Struct, frozen=True):
-    """Which checkpoint the figures are of: its revision, and digests of config and headers."""
+class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which checkpoint the figures are of."""
 
     revision: str | None
-    config_sha256: str
-    headers_sha256: Mapping[str, str]
+    config_sha256: Sha256
+    headers_sha256: Mapping[str, Sha256]
     """By file name."""
 
 
-class BaselineEntry(Struct, frozen=True):
+class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question without its model: figures of different questions do not compare."""
+
+    device: str
+    runtime: str = DEFAULT_RUNTIME
+    workload: Workload
+
+
+class BaselineEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """One target as it was."""
 
     model: str
-    quantize: int | None
+    quantize: Count | None
+    """Bits."""
     model_type: str
-    asked: Mapping[str, Any]
-    """The question without its model, as `asked` returns it."""
+    asked: Asked
     checkpoint: Fingerprint
     figures: GateFigures
 
 
-class Baseline(Struct, frozen=True):
-    """The entries of all targets."""
+class Baseline(Result, frozen=True, kw_only=True, tag=SCHEMA):
+    """The baseline that ``memfit gate --update`` writes."""
 
-    memfit_version: str
-    """The memfit that computed them."""
     targets: Mapping[str, BaselineEntry]
 
 
@@ -79,19 +81,13 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     return Fingerprint(checkpoint.revision, config_sha256(checkpoint), headers)
 
 
-def asked(device: Device, runtime: Runtime, workload: Workload) -> dict[str, Any]:
-    """Return the question without its model: figures of different questions do not compare."""
-    return {"device": device.name, "runtime": runtime.name, "workload": to_builtins(workload)}
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def differences(before: Asked, now: Asked) -> Iterator[str]:
     """Yield how a question differs from the baseline's."""
-    for key in ("device", "runtime"):
-        if before[key] != now[key]:
-            yield f"{key} {before[key]}, now {now[key]}"
-    for key, value in now["workload"].items():
-        if before["workload"].get(key) != value:
-            yield f"{key} {before['workload'].get(key)}, now {value}"
+    for then, today in ((before, now), (before.workload, now.workload)):
+        for key in today.__struct_fields__:
+            old, new = getattr(then, key), getattr(today, key)
+            if old != new and key != "workload":
+                yield f"{key} {old}, now {new}"
 
 
 def replaced(before: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
@@ -120,8 +116,7 @@ def changes(before: GateFigures, now: GateFigures) -> Iterator[FigureChange]:
 
 def to_text(baseline: Baseline) -> str:
     """Return the text of the baseline's file."""
-    data = {"schema": SCHEMA, **to_builtins(baseline)}
-    return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(to_builtins(baseline), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -139,27 +134,18 @@ def read_baseline(path: Path) -> Baseline:
     )
     _reject_newer(top)
     try:
-        values = {key: value for key, value in top.values.items() if key != "schema"}
-        baseline = to_record(Baseline, values, top.reading, _PARSERS)
+        top.only(("schema", *Baseline.__struct_fields__))
+        found = top.need("targets", as_object)
         entries = {
-            name: replace(entry, asked=_asked(entry.asked, top.reading, name))
-            for name, entry in baseline.targets.items()
+            name: to_record(BaselineEntry, entry, top.reading, ("targets", name))
+            for name, entry in found.items()
         }
+        return Baseline(memfit_version=top.text("memfit_version"), targets=entries)
     except InputError as fault:
         raise InputError(
             f"{fault}; the baseline is damaged: restore it from version control, or delete it and"
             " run memfit gate --update"
         ) from None
-    return replace(baseline, targets=entries)
-
-
-def _asked(question: Mapping[str, Any], reading: Reading, name: str) -> dict[str, Any]:
-    # Where a baseline names no runtime, it is of this one.
-    section = Section({"runtime": DEFAULT_RUNTIME, **question}, reading, ("targets", name, "asked"))
-    for key in ("device", "runtime"):
-        section.text(key)
-    section.need("workload", as_object)
-    return dict(section.values)
 
 
 def _reject_newer(top: Section) -> None:

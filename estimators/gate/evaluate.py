@@ -15,7 +15,6 @@ from memfit.estimators.base.errors import (
 )
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.version import __version__
 from memfit.estimators.gate.baseline import (
     Baseline,
     BaselineEntry,
@@ -111,7 +110,7 @@ def updated(outcome: Outcome, kept: Baseline | None, policy: Policy) -> Baseline
             raise InputError(f"no baseline is written: {target.name}: {target.message}")
     before = kept.targets if kept else {}
     others = {t.name: before[t.name] for t in policy.targets if t.name in before}
-    return Baseline(__version__, {**others, **outcome.entries})
+    return Baseline(targets={**others, **outcome.entries})
 
 
 def _run(

@@ -11,8 +11,8 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.gate.baseline import (
     NAME,
+    Asked,
     BaselineEntry,
-    asked,
     changes,
     differences,
     fingerprint,
@@ -65,7 +65,7 @@ class TargetModel(Struct, frozen=True):
             model=self.model,
             quantize=target.quantize,
             model_type=sized.model.model_type,
-            asked=asked(target.device, self.runtime, workload),
+            asked=Asked(device=target.device.name, runtime=self.runtime.name, workload=workload),
             checkpoint=fingerprint(sized.checkpoint),
             figures=figures_of(sized, workload),
         )

@@ -23,7 +23,7 @@ Unit = Literal["bytes", "tokens", "experts", "basis"]
 RemedySetting = Literal["context", "kv_bits", "prefill_step", "quantize"]
 
 
-class GateFigures(Struct, frozen=True, kw_only=True):
+class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The figures that limits are set on and that a baseline keeps: bytes or tokens."""
 
     weights_bytes: Bytes

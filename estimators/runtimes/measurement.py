@@ -3,30 +3,34 @@
 Bytes are as MLX counts them, weights included in every peak.
 """
 
-from msgspec import Struct
+from typing import Annotated
 
-from memfit.estimators.base.quantities import Bytes, Count
+from msgspec import Meta, Struct
+
+from memfit.estimators.base.quantities import Bytes, Count, Line, NonEmpty, Sha256
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend
+from memfit.estimators.results.result import Result
 
 SCHEMA = "memfit.measurement/1"
+# UTC, ISO 8601.
+_TIME = r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}(\.[0-9]{1,6})?(Z|\+00:00)$"
 
 
-class Loaded(Struct, frozen=True, kw_only=True):
-    """A model once loaded.
-
-    ``weights_bytes`` is the sum of its arrays' nbytes, ``active_bytes`` what MLX's allocator holds
-    for them, ``process_bytes`` the process's resident size as the system counts it.
-    """
+class Loaded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model once loaded."""
 
     weights_bytes: Bytes
+    """The sum of its arrays' nbytes."""
     active_bytes: Bytes
+    """What MLX's allocator holds for them."""
     peak_bytes: Bytes
     process_bytes: Bytes | None
+    """The process's resident size as the system counts it."""
     load_ns: Count
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class Run(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One generation by mlx-lm's own loop.
 
     ``prefill_*`` are of the moment when every chunk of the prompt is done, its last token not yet;
@@ -42,7 +46,8 @@ class Run(Struct, frozen=True, kw_only=True):
     prefill_peak_bytes: Bytes
     decode_peak_bytes: Bytes
     first_token_ns: Count
-    decode_ns: Count  # of the tokens after the first
+    decode_ns: Count
+    """Of the tokens after the first."""
     process_bytes: Bytes | None
 
     @property
@@ -51,21 +56,31 @@ class Run(Struct, frozen=True, kw_only=True):
         return max(self.prefill_peak_bytes, self.decode_peak_bytes)
 
 
-class Measurement(Struct, frozen=True, kw_only=True):
+class Measurement(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="schema", tag=SCHEMA
+):
     """Repeated runs of one workload, with all that has to be equal for them to hold again."""
 
-    id: str
-    measured_at: str  # UTC, ISO 8601
-    memfit_version: str
-    mlx_version: str
-    mlx_lm_version: str
-    model: str
-    fingerprint: str  # of the checkpoint's config and headers
-    device: str
+    id: Annotated[str, Meta(pattern="^[0-9a-f]{8}-[0-9a-f]{8}$", max_length=17)]
+    measured_at: Annotated[str, Meta(pattern=_TIME, max_length=40)]
+    memfit_version: Line
+    mlx_version: Line
+    mlx_lm_version: Line
+    model: Line
+    fingerprint: Sha256
+    """Of the checkpoint's config and headers."""
+    device: Line
     backend: Backend
     workload: Workload
-    wired_limit_bytes: Bytes | None  # None: not set
+    wired_limit_bytes: Bytes | None
+    """None: not set."""
     loaded: Loaded
-    runs: tuple[Run, ...]  # at least one
-    swift_workspace_bytes: Bytes | None  # by the rule of mlx-swift-lm's tune
-    schema: str = SCHEMA
+    runs: NonEmpty[Run]
+    swift_workspace_bytes: Bytes | None
+    """By the rule of mlx-swift-lm's tune."""
+
+
+class Measurements(Result, frozen=True, kw_only=True, tag="memfit.measurements/1"):
+    """A collection of measurements, which `memfit measurements import` reads."""
+
+    measurements: tuple[Measurement, ...]

@@ -13,11 +13,10 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct, to_builtins
 
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
+from memfit.estimators.base.quantities import Bytes, Count
 from memfit.estimators.base.reading.section import json_section
-from memfit.estimators.base.reading.typed import Parsers, to_record
-from memfit.estimators.base.reading.values import as_count, as_text
+from memfit.estimators.base.reading.typed import to_record
 from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.mlx.versions import MLX_VERSION
 
@@ -26,7 +25,6 @@ from memfit.estimators.mlx.versions import MLX_VERSION
 Role = Literal["weight", "cache", "tokens", "constant", "computed"]
 SCHEMA = "memfit.trace/1"
 MAX_TRACE_VALUES = 20_000_000  # the traces of models have up to a million
-_SCALAR = (bool, int, float, str)
 
 Argument = bool | int | float | str | tuple[int, ...]
 
@@ -34,7 +32,7 @@ Argument = bool | int | float | str | tuple[int, ...]
 class Array(NamedTuple):
     """One array of a call."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
     """As safetensors spells it, a key of `dtypes.BITS`."""
     role: Role = "computed"
@@ -65,32 +63,32 @@ class Node(NamedTuple):
 
     name: str
     """MLX's name, "Compiled" for what mx.compile fuses, the kernel's name for a custom kernel."""
-    inputs: tuple[int, ...]
+    inputs: tuple[Count, ...]
     """Positions in the call's arrays, as are the outputs."""
-    outputs: tuple[int, ...]
+    outputs: tuple[Count, ...]
     arguments: tuple[Argument, ...] = ()
     """The primitive's state as MLX exports it."""
 
 
-class Call(Struct, frozen=True):
+class Call(Struct, frozen=True, forbid_unknown_fields=True):
     """One call of the model by mlx-lm's loop, up to what it evaluates."""
 
     phase: CallPhase
     """The place of the call in a run: mlx/call_plan.py."""
-    tokens: int
+    tokens: Count
     """Of each sequence."""
-    position: int
+    position: Count
     """Tokens in the cache when the call begins."""
     arrays: tuple[Array, ...]
     nodes: tuple[Node, ...]
     """Depth-first from the evaluated arrays: a node comes after those that make its inputs."""
-    evaluated: tuple[int, ...]
+    evaluated: tuple[Count, ...]
     """Positions of the arrays passed to mx.eval, in its order.
 
     After a chunk of the prompt the states of the caches, after every other call the sampled token
     and the log probabilities.
     """
-    held: tuple[int, ...]
+    held: tuple[Count, ...]
     """Positions of the arrays that Python refers to when the call returns.
 
     The states of the caches and what was sampled. The call frees the other arrays of the caches.
@@ -101,7 +99,7 @@ class Call(Struct, frozen=True):
         return tuple(i for i, array in enumerate(self.arrays) if array.role == role)
 
 
-class Trace(Struct, frozen=True):
+class Trace(Struct, frozen=True, tag_field="schema", tag=SCHEMA, forbid_unknown_fields=True):
     """The calls of one workload."""
 
     model_type: str
@@ -109,11 +107,11 @@ class Trace(Struct, frozen=True):
     """The backend that would run the graphs: its fused kernels are one node each."""
     versions: Mapping[str, str]
     """The versions of MLX and mlx-lm that recorded the graphs."""
-    weights: Mapping[str, int]
+    weights: Mapping[str, Bytes]
     """Bytes of every parameter by path, also of those that no call uses."""
     calls: tuple[Call, ...]
     """In the order of the run; those that cannot hold its peak are left out."""
-    mlx_version: tuple[int, ...] = MLX_VERSION
+    mlx_version: tuple[Count, ...] = MLX_VERSION
     """The version of MLX that sets the rules of the graphs."""
 
     def call(self, phase: CallPhase) -> Call | None:
@@ -123,8 +121,7 @@ class Trace(Struct, frozen=True):
 
 def to_json(trace: Trace) -> str:
     """Return a trace as JSON, one array or node per line so that a diff can be read."""
-    # asdict keeps named tuples, which JSON writes as lists: short, and in the order of fields.
-    content = {"schema": SCHEMA, **to_builtins(trace)}
+    content = to_builtins(trace)
     calls = content.pop("calls")
     # Without its last brace, so that the calls can follow line by line.
     lines = [json.dumps(content)[:-1] + ', "calls": [']
@@ -145,26 +142,11 @@ def from_json(content: bytes, path: PurePath) -> Trace:
         InputError: when the content is not such a trace.
     """
     top = json_section(content, path, what="the trace", max_values=MAX_TRACE_VALUES)
-    values = {"mlx_version": list(MLX_VERSION), **top.values}
-    if values.pop("schema", None) != SCHEMA:
-        raise top.fail(None, f"not a recorded trace: expected the schema {SCHEMA}")
-    trace = to_record(Trace, values, top.reading, _PARSERS)
+    trace = to_record(Trace, top.values, top.reading)
     for index, call in enumerate(trace.calls):
         if fault := _fault(call):
             raise top.reading.fail(("calls", index), fault)
     return trace
-
-
-def _argument(value: Any) -> Argument:
-    # JSON has lists where a recorded graph has tuples.
-    if isinstance(value, _SCALAR):
-        return value
-    if not isinstance(value, list) or any(type(each) is not int for each in value):
-        raise InputError(f"expected a number, a text or a list of integers, got {short(value)}")
-    return tuple(value)
-
-
-_PARSERS: Parsers = {int: as_count, str: as_text, Argument: _argument}
 
 
 def _fault(call: Call) -> str | None:

@@ -94,7 +94,7 @@ def _changed(path: list[Any], value: Any) -> str:
         (["calls", 0, "arrays", 0, 1], "BF17"),
         (["calls", 0, "arrays", 0, 2], "ghost"),
         (["calls", 0, "arrays", 0, 3], 1),
-        (["calls", 0, "arrays", 0], [[2], "BF16", "weight"]),
+        (["calls", 0, "arrays", 0], [[2]]),
         (["calls", 0, "nodes", 0, 3], [None]),
         (["calls", 0, "tokens"], "1"),
         (["calls", 0, "extra"], 1),

@@ -10,7 +10,6 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.units import parse_duration, parse_size
 
 MAX_FIGURE = 2**63 - 1
-MAX_LINE = 8192
 _NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)
 _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
 Choice = TypeVar("Choice", bound=str)
@@ -45,31 +44,10 @@ def as_text(value: Any) -> str:
     return value
 
 
-def as_list(value: Any) -> list[Any]:
-    """Return a list of anything."""
-    if not isinstance(value, list):
-        raise InputError(f"expected a list, got {short(value)}")
-    return value
-
-
 def as_object(value: Any) -> dict[str, Any]:
     """Return a mapping of anything."""
     if not isinstance(value, dict):
         raise InputError(f"expected an object, got {short(value)}")
-    return value
-
-
-def as_line(value: Any) -> str:
-    """Return a text of one line."""
-    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= MAX_LINE:
-        raise InputError(f"expected a text of one line, got {short(value)}")
-    return value
-
-
-def as_count(value: Any, most: int = MAX_FIGURE) -> int:
-    """Return a count of bytes, tokens or nanoseconds."""
-    if type(value) is not int or not 0 <= value <= most:
-        raise InputError(f"expected an integer from 0 to {most}, got {short(value)}")
     return value
 
 

@@ -2,29 +2,28 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.files import printable, read_whole
-from memfit.estimators.base.reading.section import Reading, Section
+from memfit.estimators.base.reading.section import Reading
 from memfit.estimators.base.reading.strict_json import plain
 from memfit.estimators.base.reading.strict_yaml import parse_document
-from memfit.estimators.base.reading.values import as_text
+from memfit.estimators.base.reading.typed import to_record
 
 MAX_SAMPLE_BYTES = 1_000_000
 SCHEMA = "memfit.sample/1"
-_KEYS = ("schema", "name", "source", "config", "expected")
 
 
-class Sample(Struct, frozen=True):
+class Sample(Struct, frozen=True, tag_field="schema", tag=SCHEMA, forbid_unknown_fields=True):
     """A config with its origin, and the figures that are known of it."""
 
-    name: str
-    source: str
+    name: Annotated[str, Meta(min_length=1)]
+    source: Annotated[str, Meta(min_length=1)]
     config: Mapping[str, Any]
-    expected: Mapping[str, Any]
+    expected: Mapping[str, Any] = {}
 
 
 def read_sample(path: Path) -> Sample:
@@ -36,23 +35,4 @@ def read_sample(path: Path) -> Sample:
     """
     document = parse_document(read_whole(path, limit=MAX_SAMPLE_BYTES), path)
     value = plain(document, printable(path), error=ConfigError)
-    if not isinstance(value, dict):
-        raise ConfigError(
-            f"{printable(path)}: expected a mapping of schema, name, source and config"
-        )
-    top = Section(value, Reading(printable(path), ConfigError))
-    if value.get("schema") != SCHEMA:
-        raise top.fail("schema", f"expected {SCHEMA}")
-    top.only(_KEYS)
-    return Sample(
-        name=_text(top, "name"),
-        source=_text(top, "source"),
-        config=top.reading.section(value.get("config"), ("config",)).values,
-        expected=top.mapping("expected").values,
-    )
-
-
-def _text(top: Section, key: str) -> str:
-    if text := top.take(key, as_text):
-        return text
-    raise top.fail(key, "expected a text")
+    return to_record(Sample, value, Reading(printable(path), ConfigError))
