@@ -75,6 +75,12 @@ class ContextParams(ctypes.Structure):
     )
 
 
+class _Override(ctypes.Structure):
+    """struct llama_model_tensor_buft_override."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
 class Llama:
     """The library, with its log since the last call."""
 
@@ -106,7 +112,7 @@ class Llama:
         return [self._run(str(path), run) for run in wanted]
 
     def _run(self, path: str, run: Allocation) -> Allocation:
-        model = self._model(path, run.gpu_layers)
+        model = self._model(path, run.gpu_layers, run.host_experts)
         params = self._library.llama_context_default_params()
         params.n_ctx, params.n_seq_max = run.context, run.sequences
         params.n_batch, params.n_ubatch = BATCH, run.microbatch
@@ -122,13 +128,21 @@ class Llama:
         self._library.llama_model_free(model)
         return read_log(text, run)
 
-    def _model(self, path: str, gpu_layers: int | None) -> int:
+    def _model(self, path: str, gpu_layers: int | None, host_experts: int) -> int:
         """Load a model; without GPU layers there is no GPU at all."""
         params = self._library.llama_model_default_params()
         params.no_alloc, params.use_extra_bufts, params.load_mode = True, False, 0
         params.n_gpu_layers = gpu_layers or 0
         if gpu_layers is None:
             params.devices = ctypes.cast((ctypes.c_void_p * 1)(), ctypes.c_void_p)
+        # common/common.h, LLM_FFN_EXPS_REGEX, as --n-cpu-moe has it for each layer.
+        patterns = [
+            rf"blk\.{index}\.ffn_(up|down|gate|gate_up)_(ch|)exps".encode()
+            for index in range(host_experts)
+        ]
+        host = self._library.ggml_backend_cpu_buffer_type()
+        overrides = (_Override * (host_experts + 1))(*[_Override(text, host) for text in patterns])
+        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         self._lines.clear()
         model: int = self._library.llama_model_load_from_file(path.encode(), params)
         if not model:

@@ -123,6 +123,7 @@ def estimate(
         rules = runtime.with_settings(catalog.native_runtime(reference))
     sized = size(catalog, reference, runtime=rules)
     run = asked.under(sized.runtime_model.runtime)
+    sized = sized.settled(run)
     if runtime.method == "auto" and model.quantize is None and model.adapter is None:
         sized = _measured(sized, run)
     result = answer(sized, run, units=output.units)

@@ -75,6 +75,19 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
             "--flash-attn/--no-flash-attn", help="Whether llama.cpp uses flash attention."
         ),
     ] = True
+    gpu_layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto|all",
+            help="Layers that llama.cpp has on the GPU, with the head; auto: the most that fit.",
+        ),
+    ] = None
+    n_cpu_moe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Layers, from the first, with their experts on llama.cpp's host."
+        ),
+    ] = None
 
     def chosen(self) -> "Runtime":
         """Return the runtime of --runtime with its settings, else mlx-lm.
@@ -91,8 +104,13 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
         Raises:
             InputError: when it has no such setting, or its text cannot be read.
         """
-        flash = None if self.flash_attn else "off"
-        for option, text in (("--cache-type", self.cache_type), ("--no-flash-attn", flash)):
+        settings = {
+            "--cache-type": self.cache_type,
+            "--no-flash-attn": None if self.flash_attn else "off",
+            "--gpu-layers": self.gpu_layers,
+            "--n-cpu-moe": self.n_cpu_moe,
+        }
+        for option, text in settings.items():
             runtime = parsed(option, partial(runtime.with_setting, option), text) or runtime
         return runtime
 

@@ -92,6 +92,19 @@ class MemoryPool(Struct, frozen=True, kw_only=True):
     """The most requests of that length at once."""
 
 
+class MemoryShare(Struct, frozen=True, kw_only=True):
+    """What lies in one of the two memories that a runtime divides a model between."""
+
+    name: Literal["GPU", "host"]
+    layers: Count
+    """Layers with their caches in it; their experts may be on the host."""
+    weights_bytes: Bytes
+    cache_bytes: Bytes
+    state_bytes: Bytes
+    compute_bytes: Bytes
+    total_bytes: Bytes
+
+
 class Components(Struct, frozen=True, omit_defaults=True):
     """What the memory is made of."""
 
@@ -323,6 +336,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """None where the chip of the device or the layers of the model are not known."""
     pool: MemoryPool | UnsetType = UNSET
     """Of a runtime that takes its memory at its start."""
+    memories: tuple[MemoryShare, ...] | UnsetType = UNSET
+    """Of a runtime with layers on a GPU and on the host: both; the peak is then the GPU's."""
     curve: tuple[CurvePoint, ...] | UnsetType = UNSET
     """Memory at doubling prompt lengths, where plots were requested."""
     run: tuple[RunCall, ...] | UnsetType = UNSET

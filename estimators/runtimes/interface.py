@@ -17,7 +17,15 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.allocator import PAGE, allocated
 from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.results.estimate import Basis, MemoryPool, Method, Note, Phase, RunCall
+from memfit.estimators.results.estimate import (
+    Basis,
+    MemoryPool,
+    MemoryShare,
+    Method,
+    Note,
+    Phase,
+    RunCall,
+)
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.workspace.peak import PeakMoment
@@ -279,6 +287,18 @@ class RuntimeModel(Struct, frozen=True):
         from memfit.estimators.results.context import AutoContext
 
         return AutoContext(self.runtime.budget.of_device(device), None, longest)
+
+    def settled(self, workload: Workload) -> Runtime:
+        """Return the runtime with the settings that it chooses by a workload.
+
+        Raises:
+            UnsupportedError: when it cannot choose.
+        """
+        return self.runtime
+
+    def memories(self, workload: Workload) -> tuple[MemoryShare, ...]:
+        """Return what is on the GPU and what on the host, where figures are the GPU's alone."""
+        return ()
 
     def pool(self, workload: Workload) -> MemoryPool | None:
         """Return how the runtime divides a device's memory, where it does so at its start."""

@@ -68,6 +68,7 @@ def estimate(
         method=runtime_model.method,
         decode_speed=decode_speed(sized, workload),
         pool=runtime_model.pool(workload) or UNSET,
+        memories=runtime_model.memories(workload) or UNSET,
     )
 
 

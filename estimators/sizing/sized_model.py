@@ -141,6 +141,14 @@ class SizedModel(Struct):
         draft = self.draft.with_runtime(runtime) if self.draft else None
         return replace(self._under(bind(runtime, self.runtime_model.subject)), draft=draft)
 
+    def settled(self, workload: Workload) -> "SizedModel":
+        """Return the same with the settings that its runtime chooses by a workload.
+
+        Raises:
+            UnsupportedError: when it cannot choose.
+        """
+        return self.with_runtime(self.runtime_model.settled(workload))
+
     def with_footprint(self, footprint: WeightFootprint) -> "SizedModel":
         """Return the same model with other weights."""
         runtime_model = self.runtime_model

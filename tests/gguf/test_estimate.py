@@ -134,6 +134,67 @@ def test_a_plain_config_takes_the_settings_of_llama_cpp(memfit: Memfit, tmp_path
     assert (run.code, "only with flash attention" in run.err) == (3, True)
 
 
+def test_layers_are_divided_between_the_gpu_and_the_host(memfit: Memfit, qwen: Path) -> None:
+    def shares(*options: str) -> list[dict[str, int]]:
+        run = memfit("estimate", qwen, "--context", "4k", "--json", *options)
+        found: list[dict[str, int]] = run.json.get("memories", [])
+        return found
+
+    assert shares() == []
+    gpu, host = shares("--gpu-layers", "3")
+    whole = memfit("estimate", qwen, "--context", "4k", "--json").json["components"]
+    assert (gpu["layers"], host["layers"]) == (2, 2)
+    assert gpu["cache_bytes"] == host["cache_bytes"] == whole["kv"]["bytes"] // 2
+    # The head is the embedding's matrix, which is then in both.
+    tied = 151936 * 2560 * 2
+    assert gpu["weights_bytes"] + host["weights_bytes"] == whole["weights"]["bytes"] + tied
+    data = memfit("estimate", qwen, "--context", "4k", "--json", "--gpu-layers", "3").json
+    assert data["peak_bytes"] == gpu["total_bytes"]
+    assert data["components"]["weights"]["resident_bytes"] == gpu["weights_bytes"]
+    nothing, everything = shares("--gpu-layers", "0")
+    assert nothing["weights_bytes"] == nothing["cache_bytes"] == 0
+    assert everything["weights_bytes"] == whole["weights"]["bytes"]
+    assert shares("--gpu-layers", "all", "--device", "rtx-3090") == shares("--device", "rtx-3090")
+
+
+def test_auto_has_the_most_layers_on_the_gpu_that_fit(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["qwen3moe"]
+    path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
+    where = ("estimate", path, "--device", "rtx-3070", "--json", "--context")
+
+    def shares(context: str, layers: str) -> tuple[dict[str, int], int]:
+        data = memfit(*where, context, "--gpu-layers", layers).json
+        return data["memories"][0], data["device"]["working_set_bytes"]
+
+    assert shares("4k", "auto") == shares("4k", "4")
+    # 5 GB of cache in three layers: one of them, and the head, are on the GPU.
+    chosen, budget = shares("800k", "auto")
+    assert (chosen["layers"], shares("800k", "2")[0]) == (1, chosen)
+    assert chosen["total_bytes"] <= budget - 2**30 < shares("800k", "3")[0]["total_bytes"]
+    run = memfit("estimate", path, "--gpu-layers", "auto")
+    assert (run.code, "give a --device" in run.err) == (3, True)
+    run = memfit("estimate", path, "--gpu-layers", "some")
+    assert (run.code, "--gpu-layers: 'some': expected a number of layers" in run.err) == (2, True)
+
+
+def test_experts_can_be_on_the_host(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["qwen3moe"]
+    path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
+    asked = ("estimate", path, "--context", "4k", "--device", "rtx-3090", "--json")
+    gpu, host = memfit(*asked, "--n-cpu-moe", "2").json["memories"]
+    all_gpu, all_host = memfit(*asked).json["memories"]
+    moved = sum(
+        t.nbytes
+        for t in entry.tensors
+        if "_exps." in t.name and t.name.startswith(("blk.0.", "blk.1."))
+    )
+    assert all_gpu["weights_bytes"] - gpu["weights_bytes"] == moved
+    assert host["weights_bytes"] - all_host["weights_bytes"] == moved
+    assert gpu["layers"] == all_gpu["layers"] == 3
+    text = memfit("estimate", path, "--n-cpu-moe", "2", "--explain").out
+    assert "layers 0 to 1: caches on the GPU, weights of each" in text
+
+
 def test_a_draft_model_of_another_runtime_is_rejected(
     memfit: Memfit, qwen: Path, tmp_path: Path
 ) -> None:

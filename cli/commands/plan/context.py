@@ -104,6 +104,7 @@ def context(
         rules = runtime.with_settings(named_runtime(sized.runtime))
     sized = sized.with_runtime(rules)
     run = workload.partial().under(sized.runtime_model.runtime)
+    sized = sized.settled(run)
     result = plan_context(sized, run, question, units=output.units)
     points = curve(sized, run) if asked.plot else ()
     output.write(Answer(result, to_document(result, output.units, points)))

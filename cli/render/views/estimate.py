@@ -36,6 +36,7 @@ class EstimateView(NamedTuple):
             _bytes(result, units),
             Verdict(verdict, VERDICT_COLOURS[result.verdict], gap=False),
             *_pool(result, units),
+            *_memories(result, units),
             section("Recommended", result.recommendation.reasons),
             section("Notes", notes),
             *self._charts(),
@@ -102,6 +103,30 @@ def _pool(result: Estimate, units: Units) -> Iterator[Table]:
         (f"Requests of {tokens} tokens at once", str(pool.requests), "of the rest"),
     ]
     yield Table(("Pool", "Size", "Basis"), tuple(rows), align="lrl")
+
+
+def _memories(result: Estimate, units: Units) -> Iterator[Table]:
+    """What lies on the GPU and what on the host."""
+    if not result.memories:
+        return
+    rows = tuple(
+        (
+            share.name,
+            str(share.layers),
+            *(
+                format_bytes(nbytes, units)
+                for nbytes in (
+                    share.weights_bytes,
+                    share.cache_bytes + share.state_bytes,
+                    share.compute_bytes,
+                    share.total_bytes,
+                )
+            ),
+        )
+        for share in result.memories
+    )
+    headings = ("Memory", "Layers", "Weights", "Caches", "Compute", "Total")
+    yield Table(headings, rows, align="lrrrrr")
 
 
 def _bytes(result: Estimate, units: Units) -> Table:

@@ -6,7 +6,7 @@ from memfit.estimators.arch.specs import Attention, LatentAttention
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes, Cells, cell_widths
 from memfit.estimators.runtimes.llama_cpp.ggml import Graph, Place, Stored, Tensor
-from memfit.estimators.runtimes.llama_cpp.weights import Weights
+from memfit.estimators.runtimes.llama_cpp.placement import Weights
 
 FLOAT = 4  # activations are float32
 _INDEX = 8  # of a row that is written to a cache

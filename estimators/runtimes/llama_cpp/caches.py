@@ -130,13 +130,8 @@ def cache_types(workload: Workload, given: CacheTypes | None) -> CacheTypes:
 def caches(
     model: Model, room: Cells, types: CacheTypes, tokens: int, *, flash: bool = True
 ) -> Caches:
-    """Return the caches of a model for ``tokens`` tokens in each sequence.
-
-    Raises:
-        UnsupportedError: when the model's cache cannot be of these types.
-    """
+    """Return the caches of a model for ``tokens`` tokens in each sequence."""
     found = list(buffers(model, room, tokens, flash=flash))
-    _require_possible(model, types, flash=flash)
     sizes = [buffer.cell_bytes(types) for buffer in found]
     totals = [s * b.cells * room.sequences for s, b in zip(sizes, found, strict=True)]
     return Caches(
@@ -210,8 +205,12 @@ def cell_widths(mixer: Mixer) -> Iterator[tuple[int, int]]:
             assert_never(mixer)
 
 
-def _require_possible(model: Model, types: CacheTypes, *, flash: bool) -> None:
-    """Check the types as llama-context.cpp, llama_init_from_model."""
+def require_possible(model: Model, types: CacheTypes, *, flash: bool) -> None:
+    """Check the types as llama-context.cpp, llama_init_from_model.
+
+    Raises:
+        UnsupportedError: when the model's cache cannot be of these types.
+    """
     # Only a latent has keys without values.
     latent = any(not values for mixer in model.mixers() for _, values in cell_widths(mixer))
     if latent and types.keys != types.values:

@@ -2,37 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp.builder import FLOAT, Builder, Context
 from memfit.estimators.runtimes.llama_cpp.feed_forward import feed
 from memfit.estimators.runtimes.llama_cpp.ggml import Place, Sizes, Stored, Tensor
 from memfit.estimators.runtimes.llama_cpp.mixers import mix
-from memfit.estimators.runtimes.llama_cpp.weights import Weights
+from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights
 
 # ggml-cuda.cu and ggml-metal-device.m, GGML_OP_OFFLOAD_MIN_BATCH.
 _LEAST_OFFLOADED_ROWS = 32
 # Equal layers reach a fixed point: the second lies as all that follow.
 _REPEATED = 2
-
-
-class Placement(NamedTuple):
-    """Which layers are on the GPU: the last ones, the head being the very last."""
-
-    backend: Backend
-    gpu_layers: int
-    host_experts: int = 0
-    """Layers, from the first, with their experts on the host (``--n-cpu-moe``)."""
-
-    def of(self, index: int, blocks: int) -> Place:
-        """Return where a layer is; the head is the one behind the last."""
-        return Place.GPU if index >= blocks + 1 - self.gpu_layers else Place.HOST
-
-    def of_experts(self, index: int, blocks: int) -> Place:
-        """Return where a layer's experts are."""
-        return Place.HOST if index < self.host_experts else self.of(index, blocks)
 
 
 def compute_buffers(
@@ -42,13 +23,12 @@ def compute_buffers(
     to = Builder(context, weights, model.hidden_size, backend=placement.backend)
     outputs = to.graph.input(4 * to.outputs)
     residual = _embedded(to, mixed=context.mixed)
-    blocks = weights.blocks or len(model.layers)
-    for index in _representatives(model, placement, blocks):
-        to.place = placement.of(index, blocks)
-        to.experts_place = placement.of_experts(index, blocks)
+    for index in _representatives(model, placement):
+        to.place = placement.of(index)
+        to.experts_place = placement.of_experts(index)
         is_last = index == len(model.layers) - 1
         residual = _layer(to, model.layers[index], residual, outputs if is_last else None)
-    to.place = placement.of(blocks, blocks)
+    to.place = placement.of(placement.blocks)
     normed = to.norm(residual)
     normed.kept = True
     to.product("output", normed, model.vocab_size).kept = True
@@ -56,12 +36,12 @@ def compute_buffers(
     return to.graph.reserve("cpu" if few else placement.backend)
 
 
-def _representatives(model: Model, placement: Placement, blocks: int) -> Iterator[int]:
+def _representatives(model: Model, placement: Placement) -> Iterator[int]:
     """Yield the layers that the buffers follow from: each kind in each place, twice."""
     seen: Counter[tuple[object, object]] = Counter()
     before: object = None
     for index, layer in enumerate(model.layers):
-        places = placement.of(index, blocks), placement.of_experts(index, blocks)
+        places = placement.of(index), placement.of_experts(index)
         kind = layer.mixers, layer.feed_forward, places
         seen[before, kind] += 1
         if seen[before, kind] <= _REPEATED or index == len(model.layers) - 1:

@@ -15,6 +15,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
+from memfit.estimators.results.estimate import MemoryShare
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
@@ -24,10 +25,19 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     cell_widths,
     cells,
     recurrent_bytes,
+    require_possible,
 )
-from memfit.estimators.runtimes.llama_cpp.compute import Placement, compute_buffers
+from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers
+from memfit.estimators.runtimes.llama_cpp.ggml import Place
+from memfit.estimators.runtimes.llama_cpp.placement import (
+    ALIGNMENT,
+    Placement,
+    Weights,
+    config_weights,
+    file_weights,
+    layer_lines,
+)
 from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
-from memfit.estimators.runtimes.llama_cpp.weights import read_weights
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import TokenCost
@@ -51,7 +61,7 @@ LLAMA_CPP = LlamaCppRuntime(
     source=("https://github.com/ggml-org/llama.cpp, src/llama-context.cpp and llama-kv-cache.cpp"),
 )
 _FLOAT = 4
-_TENSOR_ALIGNMENT = 32  # general.alignment's default, and ggml's own (ggml-backend)
+_LEFT_FREE = 2**30  # common/common.h, fit_params_target
 
 
 class LlamaCpp(TokenCacheModel, frozen=True):
@@ -102,10 +112,38 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         )
 
     @property
+    def is_split(self) -> bool:
+        """Whether figures are of the GPU's memory alone: it is apart, or layers were divided."""
+        divided = self.settings.gpu_layers is not None or self.settings.host_experts
+        return bool(divided) or self.subject.backend == "cuda"
+
+    @property
+    def weights(self) -> Weights:
+        """The weights by layer."""
+        subject, footprint = self.subject, self.subject.footprint
+        if self.is_gguf:
+            tensors = subject.checkpoint.tensors or ()
+            return file_weights(tensors, len(subject.model.layers), footprint.parameters)
+        return config_weights(
+            subject.model, nbytes=footprint.loaded_bytes, elements=footprint.parameters
+        )
+
+    @property
+    def placement(self) -> Placement:
+        """Which layers are on the GPU: all, unless fewer were asked for."""
+        settings, backend = self.settings, self.subject.backend
+        blocks = self.weights.blocks if self.is_gguf else len(self.subject.model.layers)
+        asked = blocks + 1 if settings.gpu_layers is None else settings.gpu_layers
+        layers = 0 if backend == "cpu" else min(asked, blocks + 1)
+        return Placement(backend, blocks, layers, settings.host_experts)
+
+    @property
     def resident_bytes(self) -> int:
-        """Bytes of the weights with each tensor at its alignment, whatever the backend."""
+        """Bytes of the weights with each tensor at its alignment; on the GPU, where it is split."""
+        if self.is_split:
+            return self.weights.by_place(self.placement)[Place.GPU]
         sizes = self.subject.footprint.sizes
-        return sum(count * round_up(size, _TENSOR_ALIGNMENT) for size, count in sizes.items())
+        return sum(count * round_up(size, ALIGNMENT) for size, count in sizes.items())
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes.
@@ -115,19 +153,22 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         """
         if workload.max_kv_size is not None:
             raise UnsupportedError("llama.cpp has no rotating cache: leave out max_kv_size")
-        model, weights = self.subject.model, self.resident_bytes
         context = self._context(workload, all_outputs=True)
-        room, types = context.room, context.types
-        kept = caches(model, room, types, workload.total_tokens, flash=context.flash)
+        require_possible(self.subject.model, context.types, flash=context.flash)
+        model = self._in(Place.GPU) if self.is_split else self.subject.model
+        room, types, tokens = context.room, context.types, workload.total_tokens
+        kept = caches(model, room, types, tokens, flash=context.flash)
         states = recurrent_bytes(model, room.sequences)
         compute = self._compute(context)
+        used = compute.gpu if self.is_split else compute.nbytes
+        rest = self.resident_bytes + kept.nbytes + states
         moment = PeakMoment(
             phase="prefill",
-            nbytes=weights + kept.nbytes + states + compute.nbytes,
-            workspace_bytes=compute.nbytes,
+            nbytes=rest + used,
+            workspace_bytes=used,
             largest_buffer_bytes=max([*self.subject.footprint.sizes, *compute, kept.nbytes]),
             largest_buffer="compute buffer",
-            explanation=_explained(compute, context, weights + kept.nbytes + states),
+            explanation=_explained(compute, context, rest, used),
         )
         kv = KVCache(
             nbytes=kept.nbytes,
@@ -137,6 +178,59 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             allocated_tokens=kept.cells,
         )
         return MemoryFigures(kv, states, moment)
+
+    def memories(self, workload: Workload) -> tuple[MemoryShare, ...]:
+        """Return what is on the GPU and what on the host."""
+        if not self.is_split:
+            return ()
+        context = self._context(workload, all_outputs=True)
+        weights, compute = self.weights.by_place(self.placement), self._compute(context)
+        work = {Place.GPU: compute.gpu, Place.HOST: compute.host + compute.output}
+        return tuple(
+            self._share(place, context, workload.total_tokens, weights[place], work[place])
+            for place in (Place.GPU, Place.HOST)
+        )
+
+    def _share(
+        self, place: Place, context: Context, tokens: int, weights: int, compute: int
+    ) -> MemoryShare:
+        model, room = self._in(place), context.room
+        kept = caches(model, room, context.types, tokens, flash=context.flash).nbytes
+        states = recurrent_bytes(model, room.sequences)
+        return MemoryShare(
+            name="GPU" if place is Place.GPU else "host",
+            layers=len(model.layers),
+            weights_bytes=weights,
+            cache_bytes=kept,
+            state_bytes=states,
+            compute_bytes=compute,
+            total_bytes=weights + kept + states + compute,
+        )
+
+    def _in(self, place: Place) -> Model:
+        """The layers in one memory."""
+        model, placement = self.subject.model, self.placement
+        layers = enumerate(model.layers)
+        return replace(model, layers=tuple(x for i, x in layers if placement.of(i) is place))
+
+    def settled(self, workload: Workload) -> Runtime:
+        """Return llama.cpp with the most layers on the GPU that leave what its --fit leaves.
+
+        Raises:
+            UnsupportedError: without a device.
+        """
+        if not self.settings.automatic:
+            return self.runtime
+        device = self.subject.device
+        if device is None:
+            raise UnsupportedError("--gpu-layers auto: give a --device, or the --memory of a Mac")
+        most = self.placement.blocks + 1
+        for layers in range(most, -1, -1):
+            chosen = replace(self.settings, gpu_layers=layers)
+            figures = replace(self, runtime=chosen).figures(workload)
+            if figures.moment.nbytes + _LEFT_FREE <= device.working_set_bytes:
+                return chosen
+        return replace(self.settings, gpu_layers=0)
 
     def runs_kv_bits(self, workload: Workload) -> bool:
         """Whether the types of its cache were left open."""
@@ -154,6 +248,10 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             command += ["-ctk", types.keys, "-ctv", types.values]
         if not self.settings.flash:
             command += ["-fa", "off"]
+        if self.settings.gpu_layers is not None:
+            command += ["-ngl", str(self.settings.gpu_layers)]
+        if self.settings.host_experts:
+            command += ["-ncmoe", str(self.settings.host_experts)]
         return (shlex.join(command),)
 
     def _context(self, workload: Workload, *, all_outputs: bool) -> Context:
@@ -164,18 +262,9 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         return Context(room, types, self.flash, outputs)
 
     def _compute(self, context: Context) -> "Compute":
-        subject = self.subject
-        weights = read_weights(
-            (subject.checkpoint.tensors or ()) if self.is_gguf else (),
-            nbytes=subject.footprint.loaded_bytes,
-            elements=subject.footprint.parameters,
-        )
-        blocks = weights.blocks or len(subject.model.layers)
-        layers = 0 if subject.backend == "cpu" else blocks + 1
-        placement = Placement(subject.backend, layers)
-        sizes = compute_buffers(subject.model, context, weights, placement)
-        logits = _FLOAT * subject.model.vocab_size * context.room.sequences
-        return Compute(gpu=sizes.gpu, host=sizes.host, output=logits)
+        model = self.subject.model
+        sizes = compute_buffers(model, context, self.weights, self.placement)
+        return Compute(sizes.gpu, sizes.host, _FLOAT * model.vocab_size * context.room.sequences)
 
     def automatic_context(
         self, device: Device, workload: Workload, *, most: int, longest: int
@@ -196,13 +285,24 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             f" {context.room.sequences} sequences, keys in {context.types.keys} and values in"
             f" {context.types.values}"
         )
-        yield f"flash attention is {'on' if context.flash else 'off'}; everything is in one memory"
+        yield f"flash attention is {'on' if context.flash else 'off'}; {self._placed()}"
         least = self._compute(self._context(workload, all_outputs=False)).nbytes
         less = format_bytes(self._compute(context).nbytes - least, units)
         yield (
             "the compute buffers have room for the logits of a whole micro-batch, as llama.cpp"
             f" reserves them for a library; for llama-server of this build {less} less"
         )
+
+    def _placed(self) -> str:
+        placement = self.placement
+        if not self.is_split:
+            return "everything is in one memory"
+        text = f"{placement.gpu_layers} of {placement.blocks + 1} layers are on the GPU"
+        if self.settings.host_experts:
+            text += f", the experts of the first {self.settings.host_experts} on the host"
+        if self.settings.automatic:
+            text += ", the most that leave 1 GiB free, as --fit does"
+        return f"{text}; the figures are of the GPU's memory"
 
     def allocation_rules(self) -> Iterator[str]:
         """Yield how it allocates, where a conversion is not what is sized."""
@@ -213,14 +313,17 @@ class LlamaCpp(TokenCacheModel, frozen=True):
     def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
         """Yield the lines that derive resident weights, caches and states."""
         footprint = self.subject.footprint
+        where = "those on the GPU, the head's included" if self.is_split else "all"
         yield (
             f"resident weights = {footprint.loaded_bytes} bytes, each of"
-            f" {footprint.sizes.total()} tensors rounded up to 32 bytes = {self.resident_bytes}"
-            " bytes"
+            f" {footprint.sizes.total()} tensors rounded up to 32 bytes, {where}"
+            f" = {self.resident_bytes} bytes"
         )
         room, types, flash, *_ = self._context(workload, all_outputs=True)
         tokens = workload.total_tokens
         yield from cache_lines(self.subject.model, room, types, tokens, flash=flash)
+        if self.is_split:
+            yield from layer_lines(self.weights, self.placement, len(self.subject.model.layers))
 
 
 class Compute(NamedTuple):
@@ -236,11 +339,10 @@ class Compute(NamedTuple):
         return sum(self)
 
 
-def _explained(compute: Compute, context: Context, rest: int) -> tuple[str, ...]:
+def _explained(compute: Compute, context: Context, rest: int, used: int) -> tuple[str, ...]:
     parts = " + ".join(f"{name} {nbytes}" for name, nbytes in compute._asdict().items())
     return (
         f"compute buffers for {context.room.microbatch} tokens on {context.room.full} cells ="
         f" {parts} = {compute.nbytes} bytes",
-        f"peak = weights, caches and states {rest} + compute {compute.nbytes}"
-        f" = {rest + compute.nbytes} bytes",
+        f"peak = weights, caches and states {rest} + compute {used} = {rest + used} bytes",
     )

@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from memfit.estimators.arch.fields import MAX_LAYERS
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.runtimes.llama_cpp.caches import CACHE_TYPES, CacheTypes
 from memfit.estimators.runtimes.runtime import Runtime
@@ -14,6 +15,12 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
     """The types of the cache; None where the workload's KV bits decide."""
     flash: bool = True
     """Whether attention may be fused (``--flash-attn``)."""
+    gpu_layers: int | None = None
+    """Layers on the GPU, with the head; None for all."""
+    automatic: bool = False
+    """Whether the workload decides how many layers are on the GPU."""
+    host_experts: int = 0
+    """Layers with their experts on the host (``--n-cpu-moe``)."""
 
     def with_setting(self, option: str, text: str) -> Runtime:
         """Return llama.cpp with a setting.
@@ -26,8 +33,23 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
                 return replace(self, types=parse_cache_types(text))
             case "--no-flash-attn":
                 return replace(self, flash=False)
+            case "--gpu-layers" if text.strip().lower() == "auto":
+                return replace(self, automatic=True)
+            case "--gpu-layers":
+                return replace(self, gpu_layers=_layers(text))
+            case "--n-cpu-moe":
+                return replace(self, host_experts=_layers(text) or 0)
             case _:
                 return Runtime.with_setting(self, option, text)
+
+
+def _layers(text: str) -> int | None:
+    """Read a number of layers; None for all."""
+    if text.strip().lower() == "all":
+        return None
+    if not text.isdecimal() or int(text) > MAX_LAYERS:
+        raise InputError(f"{text[:60]!r}: expected a number of layers up to {MAX_LAYERS}")
+    return int(text)
 
 
 def parse_cache_types(text: str) -> CacheTypes:
