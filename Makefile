@@ -14,7 +14,7 @@ CREATE_VENV := uv venv --quiet --python $(PYTHON) $(VENV)
 INSTALL := uv pip install --quiet --python $(BIN)/python
 endif
 
-.PHONY: demo test test-all check docs lint format types imports wheel clean
+.PHONY: demo test test-all check docs lint format types imports wheel requirements clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/memfit estimate
@@ -53,6 +53,12 @@ imports: $(VENV)/.dev
 
 wheel: $(VENV)/.dev
 	.ci/test-wheel
+
+# What .ci/install installs, for every Python and platform; needs uv.
+requirements:
+	echo setuptools | uv pip compile --quiet --universal --python-version 3.10 --upgrade --generate-hashes \
+		--no-annotate --custom-compile-command 'make requirements' --constraint constraints.txt \
+		--output-file requirements.txt pyproject.toml -
 
 clean:
 	rm -rf $(VENV) .tree build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

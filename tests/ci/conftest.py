@@ -4,37 +4,83 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
+from email import message_from_string
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from memfit.cli.app import main
 from tests.models import QWEN3_4B_4BIT, write_config
 
 ROOT = Path(__file__).parents[2]
-_PARTS = ("cli", "estimators", "probes", "sample_configs")
+_PARTS = ("cli", "estimators", "probes", "sample_configs", ".ci")
 _FILES = ("pyproject.toml", "README.md", "LICENSE", "action.yml", ".pre-commit-hooks.yaml")
 _NEEDED = ("setuptools", "typer")  # all other requirements are installed next to typer
+REQUIREMENT_LINES = [
+    line.rstrip(" \\")
+    for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    if line[0] not in " #"
+]
 _LEAST_SETUPTOOLS = 77
 
 
+def requirements() -> list[Requirement]:
+    """What requirements.txt installs for this Python and platform."""
+    found = map(Requirement, REQUIREMENT_LINES)
+    return [each for each in found if not each.marker or each.marker.evaluate()]
+
+
 @pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What requirements.txt names, in the versions installed here, as wheels."""
+    if int(metadata.version("setuptools").partition(".")[0]) < _LEAST_SETUPTOOLS:
+        pytest.skip(f"building a wheel needs setuptools {_LEAST_SETUPTOOLS}")
+    folder = tmp_path_factory.mktemp("wheels")
+    for each in requirements():
+        _repack(metadata.distribution(each.name), folder)
+    return folder
+
+
+def _repack(distribution: metadata.Distribution, folder: Path) -> None:
+    name = distribution.metadata["Name"].replace("-", "_")
+    wheel = message_from_string(distribution.read_text("WHEEL") or "")
+    tag = (wheel.get_all("Tag") or [])[-1]  # the first of some is of Python 2
+    path = folder / f"{name}-{distribution.version}-{tag}.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for file in distribution.files or ():
+            if not {"..", "__pycache__"}.intersection(file.parts):
+                archive.write(str(file.locate()), str(file))
+
+
+@pytest.fixture(scope="session")
+def source(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout, because pip writes into the folder that it builds."""
     copy = tmp_path_factory.mktemp("source")
     for part in _PARTS:
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     for file in _FILES:
         shutil.copy(ROOT / file, copy)
+    (copy / "requirements.txt").write_text(
+        "".join(
+            f"{name}=={version} --hash=sha256:{sha256(path.read_bytes()).hexdigest()}\n"
+            for path in wheels.iterdir()
+            for name, version in [path.name.split("-")[:2]]
+        )
+    )
+    git(copy, "init", "--quiet")
+    git(copy, "add", ".")
+    git(copy, "commit", "--quiet", "--message", "memfit")
+    git(copy, "tag", "v0.1.0")
     return copy
 
 
 @pytest.fixture(scope="session")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a machine without a network; its pip finds the packages installed here."""
-    if int(metadata.version("setuptools").partition(".")[0]) < _LEAST_SETUPTOOLS:
-        pytest.skip(f"building a wheel needs setuptools {_LEAST_SETUPTOOLS}")
+def machine(wheels: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a machine without a network; its pip and git find what is here."""
     libraries = tmp_path_factory.mktemp("libraries")
     for name in _NEEDED:
         for entry in Path(str(metadata.distribution(name).locate_file(""))).iterdir():
@@ -48,19 +94,15 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.defpath)),
         "PIP_NO_COMPILE": "1",
         "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheels),
         "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it as the value of --no-build-isolation
-        "PYTHONPATH": str(libraries),
+        "PYTHONPATH": str(
+            libraries
+        ),  # for a pip that is not isolated: MLX is too large for a wheel
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.file://{source}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://github.com/OWNER/memfit",
     }
-
-
-@pytest.fixture(scope="session")
-def wheel(source: Path, machine: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of memfit, which installs faster than a checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    script = f"python3 -m venv venv && venv/bin/pip wheel --quiet --no-deps '{source}'"
-    subprocess.run(["bash", "-ec", script], cwd=folder, env=machine, check=True, timeout=300)
-    (built,) = folder.glob("memfit-*.whl")
-    return built
 
 
 @pytest.fixture

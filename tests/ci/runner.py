@@ -44,9 +44,20 @@ class Runner:
     ran: list[str] = field(default_factory=list)
     _output: str = ""
 
+    def run_workflow(self, workflow: Any) -> Job:
+        """Run the jobs in order, each if its condition holds; return all together."""
+        code = 0
+        for name, job in workflow["jobs"].items():
+            if self._wanted(job.get("if", ""), failed=code != 0):
+                code = max(code, self.run(job["steps"], workflow.get("env", {})).code)
+                for output, value in job.get("outputs", {}).items():
+                    self.values[f"needs.{name}.outputs.{output}"] = self._filled(value)
+        return Job(code, self._output, self._file("summary").read_text())
+
     def run(self, steps: list[Any], variables: Mapping[str, str]) -> Job:
         """Run the steps; after a failure only those with always() run."""
         self.temporary.mkdir(parents=True, exist_ok=True)
+        self.values["runner.temp"] = str(self.temporary)
         environment = {
             **self.environment,
             **variables,
@@ -110,13 +121,13 @@ class Runner:
 
         name = step["uses"].partition("@")[0]
         if name not in self.actions:
+            self._keep(name, given)
             return 0
         action = yaml.safe_load((self.actions[name] / "action.yml").read_text())
         inputs = {key: spec["default"] for key, spec in action["inputs"].items()} | given
         assert inputs.keys() == action["inputs"].keys()
         self.values.update({f"inputs.{key}": value for key, value in inputs.items()})
-        package = inputs["package"] or str(self.actions[name])
-        self.values["inputs.package || github.action_path"] = package
+        self.values["github.action_path"] = str(self.actions[name])
         code = self._steps(action["runs"]["steps"], environment, "")
         for output, spec in action["outputs"].items():
             expression = _EXPRESSION.fullmatch(spec["value"])
@@ -124,6 +135,14 @@ class Runner:
             value = self.values.get(expression[1], "")
             self.values[f"steps.{step.get('id', '')}.outputs.{output}"] = value
         return code
+
+    def _keep(self, action: str, given: Mapping[str, str]) -> None:
+        artifact = self.temporary / "artifacts" / given.get("name", "")
+        if action == "actions/upload-artifact":
+            artifact.mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.workspace / given["path"], artifact)
+        elif action == "actions/download-artifact":
+            shutil.copytree(artifact, self.workspace, dirs_exist_ok=True)
 
     def _link(self, installed: Path) -> None:
         link = self.temporary / "memfit"

@@ -41,6 +41,7 @@ def runner(repository: Path, source: Path, machine: dict[str, str], tmp_path: Pa
         {**machine, "HOME": str(tmp_path), "PATH": f"{tools}:{machine['PATH']}"},
         {
             "github.token": "token",
+            "github.repository": "somebody/chat",
             "github.event.pull_request.number": "7",
             "github.event.pull_request.base.sha": git(repository, "rev-parse", "HEAD"),
         },
@@ -60,6 +61,13 @@ def ready(runner: Runner) -> Runner:
 def upgrade(repository: Path) -> None:
     """The same model without quantisation: too large for 8 GB of memory."""
     write_config(repository / "models" / "chat", QWEN3_4B)
+
+
+def _plant(runner: Runner) -> None:
+    """Put modules into the workspace that would replace those of Python, pip and memfit."""
+    code = f"open({str(runner.temporary / 'ran')!r}, 'a').write(__name__)\n"
+    for name in ("venv", "pip", "logging", "sitecustomize", "typer", "memfit", "ensurepip"):
+        (runner.workspace / f"{name}.py").write_text(code)
 
 
 def run_action(runner: Runner, inputs: Mapping[str, str]) -> Job:
@@ -83,8 +91,10 @@ def test_every_documented_workflow_runs_here() -> None:
 @pytest.mark.exhaustive
 def test_a_model_that_fits_passes_and_is_reported(runner: Runner) -> None:
     workflow = BLOCKS[".github/workflows/memory.yml"]
-    job = runner.run(workflow["jobs"]["gate"]["steps"], {})
+    _plant(runner)
+    job = runner.run_workflow(workflow)
     assert job.code == 0, job.output
+    assert not (runner.temporary / "ran").exists()
     # The memfit that ran was installed from the action's own checkout.
     installed = list(runner.temporary.glob("memfit/lib/python*/site-packages/memfit/cli/app.py"))
     assert len(installed) == 1
@@ -100,7 +110,7 @@ def test_a_model_that_fits_passes_and_is_reported(runner: Runner) -> None:
 def test_an_upgrade_that_does_not_fit_fails_with_an_annotation(ready: Runner) -> None:
     upgrade(ready.workspace)
     workflow = BLOCKS[".github/workflows/memory.yml"]
-    job = ready.run(workflow["jobs"]["gate"]["steps"], {})
+    job = ready.run_workflow(workflow)
     assert job.code == 1
     annotated = re.findall(r"::error file=([^,]*),line=(\d+),", job.output)
     policy = (ready.workspace / "memfit.yaml").read_text().splitlines()
@@ -158,12 +168,36 @@ def test_the_action_takes_targets_and_two_models(ready: Runner) -> None:
     assert code(old="models/old") == 2
 
 
+def test_no_module_of_the_workspace_is_imported(ready: Runner) -> None:
+    _plant(ready)
+    ready.environment = {**ready.environment, "PYTHONPATH": "."}
+    job = run_action(ready, {})
+    assert job.code == 0, job.output
+    assert not (ready.temporary / "ran").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCKS if "workflows" in name])
+def test_no_job_has_a_token_that_it_does_not_need(name: str) -> None:
+    workflow = BLOCKS[name]
+    for job in workflow["jobs"].values():
+        permissions = job.get("permissions", workflow["permissions"])
+        uses = [step.get("uses", "") for step in job["steps"]]
+        commands = " ".join(step.get("run", "") for step in job["steps"])
+        wanted = {"contents": "read"} if any("checkout" in each for each in uses) else {}
+        wanted |= {"pull-requests": "write"} if "gh pr comment" in commands else {}
+        assert permissions == wanted
+        for step in job["steps"]:
+            if "checkout" in step.get("uses", ""):
+                assert step["with"]["persist-credentials"] is False
+
+
 @pytest.mark.exhaustive
-def test_an_upgrade_is_compared_with_the_base_branch(runner: Runner, wheel: Path) -> None:
+def test_an_upgrade_is_compared_with_the_base_branch(runner: Runner) -> None:
     workflow = BLOCKS[".github/workflows/upgrade.yml"]
-    assert "MEMFIT_PACKAGE" in workflow["env"]
     steps = workflow["jobs"]["gate"]["steps"]
-    fits = runner.run(steps, {**workflow["env"], "MEMFIT_PACKAGE": str(wheel)})
+    _plant(runner)
+    fits = runner.run_workflow(workflow)
+    assert not (runner.temporary / "ran").exists()
     assert fits.code == 0, fits.output
     kept = next(step["with"]["path"] for step in steps if step.get("name") == "Keep the report")
     assert (runner.workspace / kept).exists()
@@ -176,7 +210,7 @@ def test_an_upgrade_is_compared_with_the_base_branch(runner: Runner, wheel: Path
         for step in steps
         if step.get("name") not in (INSTALL, "Take the model of the base branch")
     ]
-    larger = runner.run(again, workflow["env"])
+    larger = runner.run(again, {})
     assert larger.code == 1, larger.output
     assert (runner.workspace / kept).exists()
     assert runner.ran.count("Keep the report") == 2
@@ -185,11 +219,11 @@ def test_an_upgrade_is_compared_with_the_base_branch(runner: Runner, wheel: Path
 
 @pytest.mark.exhaustive
 def test_gitlab_receives_its_reports(
-    repository: Path, wheel: Path, machine: dict[str, str]
+    repository: Path, machine: dict[str, str], tmp_path: Path
 ) -> None:
     job = BLOCKS[".gitlab-ci.yml"]["memory"]
-    environment = {**machine, **job["variables"], "MEMFIT_PACKAGE": str(wheel)}
     artifacts = job["artifacts"]
+    environment = {**machine, "TMPDIR": str(tmp_path)}
     for code in (0, 1):
         done = run_gitlab(job, repository, environment)
         assert done.code == code, done.output
@@ -198,7 +232,8 @@ def test_gitlab_receives_its_reports(
         for path in artifacts["paths"]:
             (repository / path).unlink()
         upgrade(repository)
-        job = {**job, "before_script": []}
+        (tools,) = tmp_path.glob("tmp.*")
+        job = {**job, "before_script": [f"tools={tools}"]}
 
 
 def test_the_hook_that_is_documented_exists() -> None:
