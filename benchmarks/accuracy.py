@@ -21,6 +21,7 @@ from typing import Any
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.peak import TracedPeak, peak
@@ -240,7 +241,7 @@ def published_run(config: dict[str, Any], bits: int, group: int) -> TracedPeak:
         model = TracedModel(
             config, "metal", quantize=Quantization(bits, group) if bits < 16 else None
         )
-        target = TraceTarget(backend="metal", mlx_version=PUBLISHED_WITH_MLX)
+        target = TraceTarget(backend="metal", versions=MlxVersions(mlx=PUBLISHED_WITH_MLX))
         trace, _ = model.record(Workload(prompt_tokens=2048, max_tokens=128), target)
     return peak(trace, M4_MAX)
 

@@ -74,10 +74,10 @@ def compare(
     base = _scenario(models, workload, machine, runtime)
     rules = runtime.chosen()
     with reporting(verbose=output.verbose) as progress:
-        catalog = _opened(models.models, progress)
+        catalog = _opened(models.models, runtime, progress)
     result = answer(
         catalog,
-        _compared(models.models, asked.runtimes),
+        _compared(models.models, asked.runtimes, runtime),
         base,
         axes,
         runtime=None if runtime.runtime is None and asked.runtimes is None else rules,
@@ -133,27 +133,34 @@ def _scenario(
     )
 
 
-def _opened(references: Sequence[str], progress: Progress) -> "Catalog":
+def _opened(references: Sequence[str], runtime: RuntimeOptions, progress: Progress) -> "Catalog":
     """Return a catalog with the checkpoints; errors are raised again where they are used."""
     from memfit.estimators.results.comparison import try_or_reason
     from memfit.estimators.sizing.catalog import Catalog
 
-    catalog = Catalog(progress=progress)
+    catalog = Catalog(progress=progress, versioned=runtime.versioned)
     for reference in references:
         try_or_reason(partial(catalog.checkpoint, reference))
     return catalog
 
 
-def _compared(references: Sequence[str], runtimes: str | None) -> "list[ComparedModel]":
+def _compared(
+    references: Sequence[str], runtimes: str | None, runtime: RuntimeOptions
+) -> "list[ComparedModel]":
     from memfit.estimators.base.files import printable
     from memfit.estimators.compare.compare import ComparedModel
 
     compared = [ComparedModel(printable(reference), reference) for reference in references]
-    return compared if runtimes is None else _under_each(compared[0], runtimes)
+    return compared if runtimes is None else _under_each(compared[0], runtimes, runtime)
 
 
-def _under_each(model: "ComparedModel", names: str) -> "list[ComparedModel]":
-    """The model under each of the runtimes, which share what was read and sized."""
+def _under_each(
+    model: "ComparedModel", names: str, runtime: RuntimeOptions
+) -> "list[ComparedModel]":
+    """The model under each of the runtimes, which share what was read and sized.
+
+    Versions are of those that run on them.
+    """
     from memfit.estimators.runtimes.registry import runtime_names
 
     wanted = [name.strip() for name in names.split(",")]
@@ -161,7 +168,10 @@ def _under_each(model: "ComparedModel", names: str) -> "list[ComparedModel]":
         wanted = list(runtime_names())
     if len(set(wanted)) < len(wanted):
         raise InputError(f"--runtimes {names[:60]}: a runtime is given twice")
-    return [replace(model, label=name, runtime=named_runtime(name)) for name in wanted]
+    return [
+        replace(model, label=name, runtime=runtime.versioned(named_runtime(name), strict=False))
+        for name in wanted
+    ]
 
 
 def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:

@@ -114,7 +114,7 @@ def estimate(
     rules = runtime.chosen()
     size = _sizing(model, machine, runtime)
     with reporting(verbose=output.verbose, while_waiting=_load_library) as progress:
-        catalog, reference = _opened(model, progress)
+        catalog, reference = _opened(model, runtime, progress)
     from memfit.cli.render.views.estimate import EstimateView
     from memfit.estimators.sizing.estimate import estimate as answer
     from memfit.estimators.sizing.estimate import with_plots
@@ -124,7 +124,8 @@ def estimate(
     sized = size(catalog, reference, runtime=rules)
     run = asked.under(sized.runtime_model.runtime)
     sized = sized.settled(run)
-    if runtime.method == "auto" and model.quantize is None and model.adapter is None:
+    is_measurable = model.quantize is None and model.adapter is None
+    if runtime.method == "auto" and is_measurable and not runtime.names_versions:
         sized = _measured(sized, run)
     result = answer(sized, run, units=output.units)
     if report.plot:
@@ -152,11 +153,13 @@ def _sizing(
     )
 
 
-def _opened(model: EstimatedModel, progress: Progress) -> "tuple[Catalog, str]":
+def _opened(
+    model: EstimatedModel, runtime: EstimateRuntime, progress: Progress
+) -> "tuple[Catalog, str]":
     """Open the checkpoints; return them with the reference to the model."""
     from memfit.estimators.sizing.catalog import Catalog
 
-    catalog = Catalog(progress=progress)
+    catalog = Catalog(progress=progress, versioned=runtime.versioned)
     reference = _open_sample(catalog) if model.model is None else model.model
     catalog.checkpoint(reference)
     if model.draft is not None:

@@ -1,5 +1,6 @@
 """Options of the runtime, and of the memory that it keeps free."""
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +14,51 @@ if TYPE_CHECKING:
     from memfit.estimators.runtimes.runtime import Runtime
 
 
-class RuntimeOptions(OptionGroup, frozen=True, kw_only=True):
-    """The runtime that runs a model."""
+class VersionOptions(OptionGroup, frozen=True, kw_only=True):
+    """The versions of what runs a model."""
 
     panel = "Runtime options"
+    mlx_version: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="MLX that runs it, such as 0.32.0. Default: on a Mac the installed one, else the"
+            " newest that is described.",
+        ),
+    ] = None
+    mlx_lm_version: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="The same for mlx-lm.")
+    ] = None
+
+    @property
+    def names_versions(self) -> bool:
+        """Whether an option names a version."""
+        return self.mlx_version is not None or self.mlx_lm_version is not None
+
+    def versioned(self, runtime: "Runtime", *, strict: bool = True) -> "Runtime":
+        """Return a runtime on the versions of the options, else on those installed on a Mac.
+
+        Versions of what it does not run on are refused, or without ``strict`` left out.
+
+        Raises:
+            InputError: when a value is no version, or the runtime does not run on MLX.
+        """
+        from memfit.estimators.mlx.versions import installed_version, parse_version
+        from memfit.estimators.runtimes.registry import with_versions
+
+        if self.names_versions:
+            mlx = parsed("--mlx-version", parse_version, self.mlx_version)
+            mlx_lm = parsed("--mlx-lm-version", parse_version, self.mlx_lm_version)
+            return with_versions(runtime, mlx=mlx, mlx_lm=mlx_lm, strict=strict)
+        if sys.platform != "darwin":
+            return runtime
+        mlx, mlx_lm = installed_version("mlx"), installed_version("mlx-lm")
+        return with_versions(runtime, mlx=mlx, mlx_lm=mlx_lm, strict=False)
+
+
+class RuntimeOptions(VersionOptions, frozen=True, kw_only=True):
+    """The runtime that runs a model."""
+
     runtime: Annotated[
         str | None,
         typer.Option(
@@ -39,11 +81,12 @@ class RuntimeOptions(OptionGroup, frozen=True, kw_only=True):
         """Return the runtime of --runtime, else mlx-lm.
 
         Raises:
-            InputError: as `named_runtime`, or for a setting that is wrong or not the runtime's.
+            InputError: as `named_runtime` and `versioned`, or for another setting that is wrong or
+                not the runtime's.
         """
         from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
 
-        runtime = named_runtime(self.runtime or DEFAULT_RUNTIME)
+        runtime = self.versioned(named_runtime(self.runtime or DEFAULT_RUNTIME))
         return (
             parsed(
                 "--gpu-memory-utilization",

@@ -119,7 +119,7 @@ class LatentAttention(Struct, frozen=True, kw_only=True):
 
 
 class GatedDelta(Struct, frozen=True, kw_only=True):
-    """Gated delta net: a convolution state, and a float32 matrix per value head."""
+    """Gated delta net: a convolution state, and a matrix per value head."""
 
     kind: ClassVar[str] = "gated_delta"
     owns_cache: ClassVar[bool] = True
@@ -129,6 +129,8 @@ class GatedDelta(Struct, frozen=True, kw_only=True):
     key_dim: int
     value_dim: int
     kernel: int
+    float32: bool = True
+    """Whether the matrix is float32 for any type of the activations."""
 
     @property
     def conv_dim(self) -> int:
@@ -143,7 +145,7 @@ class GatedDelta(Struct, frozen=True, kw_only=True):
         """Return the states mlx-lm keeps for this layer."""
         return (
             StateBuffer((self.kernel - 1) * self.conv_dim),
-            StateBuffer(self.value_heads * self.value_dim * self.key_dim, float32=True),
+            StateBuffer(self.value_heads * self.value_dim * self.key_dim, float32=self.float32),
         )
 
 

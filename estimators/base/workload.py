@@ -20,6 +20,7 @@ CallPhase = Literal[
     "full_chunk",  # the last whole chunk before a shorter one
     "last_chunk",
     "last_token",  # of the prompt
+    "last_tokens",  # the last chunk of older mlx-lm, from which the first token is sampled
     "growing",  # the last single token for which a buffer may be allocated again
     "decode",  # the last generated token
 ]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from msgspec import Struct, to_builtins
+from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, read_whole
@@ -54,6 +54,9 @@ class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     device: str
     runtime: str = DEFAULT_RUNTIME
+    mlx_version: str | UnsetType = UNSET
+    """Where the policy names it."""
+    mlx_lm_version: str | UnsetType = UNSET
     workload: Workload
 
 
@@ -87,7 +90,11 @@ def differences(before: Asked, now: Asked) -> Iterator[str]:
         for key in today.__struct_fields__:
             old, new = getattr(then, key), getattr(today, key)
             if old != new and key != "workload":
-                yield f"{key} {old}, now {new}"
+                yield f"{key} {_named(old)}, now {_named(new)}"
+
+
+def _named(value: object) -> object:
+    return "not named" if value is UNSET else value
 
 
 def replaced(before: Fingerprint, now: Fingerprint) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from memfit.estimators.gate.limit_value import LimitValue, parse_experts, parse_
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
+from memfit.estimators.mlx.versions import Version, format_version, parse_version
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.workload import PartialWorkload
@@ -31,7 +32,11 @@ MAX_POLICY_BYTES = 1_000_000
 
 KEYS = ("schema", "targets")
 MACHINE_KEYS = ("device", "memory", "working_set")
-TARGET_KEYS = ("model", "quantize", *MACHINE_KEYS, "os_regime", "runtime", "workload", "limits")
+VERSION_KEYS = ("mlx_version", "mlx_lm_version")
+TARGET_KEYS = (
+    *("model", "quantize", *MACHINE_KEYS, "os_regime", "runtime", *VERSION_KEYS),
+    *("workload", "limits"),
+)
 COUNT_KEYS = (
     "prompt_tokens",
     "max_tokens",
@@ -85,6 +90,14 @@ class PolicyTarget(Struct, frozen=True, kw_only=True):
     workload: PartialWorkload
     limits: tuple[PolicyLimit, ...]
     basis: BasisLimit | None = None
+    mlx_version: Version | None = None
+    """None for the newest that is described."""
+    mlx_lm_version: Version | None = None
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions that it names, by key."""
+        named = zip(VERSION_KEYS, (self.mlx_version, self.mlx_lm_version), strict=True)
+        return {key: format_version(version) for key, version in named if version}
 
     @property
     def needs_baseline(self) -> bool:
@@ -127,6 +140,7 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
     limits, basis = _limits(section, device)
     model = section.take("model", _text)
     quantize = section.take("quantize", _bits)
+    mlx, mlx_lm = (section.take(key, _version) for key in VERSION_KEYS)
     if device is None or workload is None:
         return None
     return PolicyTarget(
@@ -139,6 +153,8 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
         workload=workload,
         limits=limits,
         basis=basis,
+        mlx_version=mlx,
+        mlx_lm_version=mlx_lm,
     )
 
 
@@ -238,6 +254,10 @@ def _bits(value: Any) -> int:
     if type(value) is not int:
         raise InputError(f"expected bits such as 4, got {short(value)}")
     return converted(value).bits
+
+
+def _version(value: Any) -> Version:
+    return parse_version(value if isinstance(value, str) else short(value))
 
 
 def _runtime(value: Any) -> Runtime:

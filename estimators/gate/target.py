@@ -24,6 +24,7 @@ from memfit.estimators.gate.remedies import Question, remedies
 from memfit.estimators.gate.verdict import Totals, judge_limit, judge_limits
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.gate import LimitCheck, TargetReport, TargetStatus
+from memfit.estimators.runtimes.registry import with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.search import fits_comfortably
@@ -40,8 +41,10 @@ class TargetModel(Struct, frozen=True):
 
     @property
     def runtime(self) -> Runtime:
-        """The target's runtime, else the native one of the checkpoint."""
-        return self.target.runtime or self.catalog.native_runtime(self.model)
+        """The target's runtime, else the native one of the checkpoint, on the target's versions."""
+        target = self.target
+        runtime = target.runtime or self.catalog.native_runtime(self.model)
+        return with_versions(runtime, mlx=target.mlx_version, mlx_lm=target.mlx_lm_version)
 
     @property
     def workload(self) -> Workload:
@@ -54,7 +57,7 @@ class TargetModel(Struct, frozen=True):
             self.model,
             quantize=converted(quantize) if quantize else None,
             device=self.target.device,
-            runtime=self.target.runtime,
+            runtime=self.runtime,
         )
 
     def entry(self) -> BaselineEntry:
@@ -65,7 +68,12 @@ class TargetModel(Struct, frozen=True):
             model=self.model,
             quantize=target.quantize,
             model_type=sized.model.model_type,
-            asked=Asked(device=target.device.name, runtime=self.runtime.name, workload=workload),
+            asked=Asked(
+                device=target.device.name,
+                runtime=self.runtime.name,
+                workload=workload,
+                **target.versions(),
+            ),
             checkpoint=fingerprint(sized.checkpoint),
             figures=figures_of(sized, workload),
         )

@@ -44,3 +44,7 @@ class Device(KnownDevice, frozen=True):
 
     budget: str = WORKING_SET
     """What ``working_set_bytes`` is, in words."""
+
+
+ANY_MAC = Device("any Mac", "metal", 0, 0, None, "flag", "s")
+"""In place of a device where none is named: a Metal GPU of Max class."""

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from memfit.estimators.arch.caches import STEP
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.mlx.versions import MlxVersions
 
 CHUNKS: frozenset[CallPhase] = frozenset({"first_chunk", "converting", "full_chunk", "last_chunk"})
+PREFILL: frozenset[CallPhase] = CHUNKS | {"last_tokens"}
 
 
 class PlannedCall(NamedTuple):
@@ -22,8 +24,13 @@ class PlannedCall(NamedTuple):
     position: int
 
 
-def planned_calls(workload: Workload) -> tuple[PlannedCall, ...]:
+def planned_calls(
+    workload: Workload,
+    versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
+) -> tuple[PlannedCall, ...]:
     """Return the calls in the order mlx-lm makes them.
+
+    Older versions sample the first token from the whole last chunk.
 
     >>> [call[:] for call in planned_calls(Workload(prompt_tokens=5000))]
     [('first_chunk', 2048, 0), ('full_chunk', 2048, 2048), ('last_chunk', 903, 4096), \
@@ -31,19 +38,23 @@ def planned_calls(workload: Workload) -> tuple[PlannedCall, ...]:
     """
     prompt, step = workload.prompt_tokens, workload.prefill_step
     end = workload.total_tokens - 1
+    samples_alone = not versions.has("logits_of_last_chunk")
+    chunked = prompt - samples_alone
     calls: dict[int, tuple[CallPhase, int]] = {}
     if workload.max_tokens:
         growing = end - end % STEP
         if growing >= prompt:
             calls[growing] = ("growing", 1)
         calls[end] = ("decode", 1)
-    calls[prompt - 1] = ("last_token", 1)
-    if prompt > 1:
-        last = (prompt - 2) // step * step
-        calls[last] = ("last_chunk", prompt - 1 - last)
-        if last > step and prompt - 1 - last < step:
+    if samples_alone:
+        calls[prompt - 1] = ("last_token", 1)
+    if chunked:
+        last = (chunked - 1) // step * step
+        calls[last] = ("last_chunk" if samples_alone else "last_tokens", chunked - last)
+        if last > step and chunked - last < step:
             calls[last - step] = ("full_chunk", step)
-        calls[0] = ("first_chunk", min(step, prompt - 1))
+        if last or samples_alone:
+            calls[0] = ("first_chunk", min(step, chunked))
     converting = _converting(workload)
     if converting is not None:
         chunk = min(step, max(1, prompt - 1 - converting))
@@ -61,7 +72,10 @@ def held_samples(sampled: int) -> int:
     return min(2, sampled)
 
 
-def planned_chunks(workload: Workload) -> tuple[PlannedCall, ...]:
+def planned_chunks(
+    workload: Workload,
+    versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
+) -> tuple[PlannedCall, ...]:
     """Return the chunks the formula follows; of quantisation the first that reads what it made.
 
     The chunk before that one, after which the caches are quantised, is the trace's `converting`.
@@ -69,7 +83,7 @@ def planned_chunks(workload: Workload) -> tuple[PlannedCall, ...]:
     step, end = workload.prefill_step, workload.prompt_tokens - 1
     chunks = {
         call.position: call
-        for call in planned_calls(workload)
+        for call in planned_calls(workload, versions)
         if call.position < end and call.phase != "converting"
     }
     if workload.kv_bits is not None and end >= step:

@@ -52,16 +52,6 @@ def gpu_limits(device: Device) -> BatchLimits:
     return BatchLimits(**table.get(device.generation, table["default"]))
 
 
-def compiled_copies(mlx_version: tuple[int, ...]) -> bool:
-    """Whether a compiled function writes over none of its inputs.
-
-    >>> compiled_copies((0, 29, 2)), compiled_copies((0, 30, 1))
-    (True, False)
-    """
-    span: Any = SCHEDULING["compiled_copies"]
-    return bool(span["since"] <= mlx_version < span["until"])
-
-
 class WorkQueue(Protocol[Work]):
     """Operations given to a device that it has not run; ``Work`` is what each keeps alive."""
 

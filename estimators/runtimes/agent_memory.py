@@ -87,7 +87,14 @@ class AgentMemory(TokenCacheModel, frozen=True):
             try:
                 phase = replace(workload, kv_bits=bits)
                 device = self.subject.device
-                moment = peak(model, phase, resident_bytes=0, plan=footprint.plan, device=device)
+                moment = peak(
+                    model,
+                    phase,
+                    resident_bytes=0,
+                    plan=footprint.plan,
+                    device=device,
+                    versions=self.runtime.versions,
+                )
             except UnsupportedError:
                 continue
             return moment.workspace_bytes

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION
-from memfit.estimators.results.estimate import Basis
+from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
+from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm_commands import STDIN, generate_command, server_command
 from memfit.estimators.runtimes.runtime import Budget, Runtime
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 MLX_LM = Runtime(
     name="mlx-lm",
-    version=MLX_LM_VERSION,
+    version=format_version(MLX_LM_VERSION),
     mlx_version=MLX_VERSION,
+    mlx_lm_version=MLX_LM_VERSION,
     prefill_step=2048,  # mlx_lm/generate.py, generate_step
     kv_step=256,  # mlx_lm/models/cache.py, KVCache.step
     kv_group_size=64,  # mlx_lm/generate.py, generate_step
@@ -71,6 +73,7 @@ class MlxLm(RuntimeModel, frozen=True):
             resident_bytes=self.resident_bytes,
             plan=subject.footprint.plan,
             device=subject.device,
+            versions=self.runtime.versions,
         )
         states = state_bytes(subject.model, workload.batch)
         return MemoryFigures(kv_cache(subject.model, workload), states, moment)
@@ -107,7 +110,12 @@ class MlxLm(RuntimeModel, frozen=True):
 
         target, other_model = (
             LoadedModel(
-                prepared_model(one.subject.model, one.subject.footprint.plan, self.subject.device),
+                prepared_model(
+                    one.subject.model,
+                    one.subject.footprint.plan,
+                    self.subject.device,
+                    self.runtime.versions,
+                ),
                 one.resident_bytes,
             )
             for one in (self, draft)
@@ -116,6 +124,20 @@ class MlxLm(RuntimeModel, frozen=True):
         best = max(moments, key=lambda moment: moment.nbytes)
         alone = MlxLm.figures(self, workload).moment.nbytes
         return DraftFigures(best.nbytes - alone, "derived", best.phase, best.explanation)
+
+    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+        """Yield the versions with the rules that are followed, and what an estimate assumes."""
+        runtime = self.runtime
+        mlx = format_version(runtime.versions.mlx)
+        yield f"by the rules of {self.name} {runtime.version} and MLX {mlx}"
+        yield from RuntimeModel.assumptions(self, workload, units)
+
+    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+        """Yield where another version of MLX needs another amount, or rules are missing."""
+        from memfit.estimators.runtimes.version_notes import version_notes
+
+        yield from RuntimeModel.notes(self, workload, figures, units)
+        yield from version_notes(self, workload, figures, units)
 
     def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
         """Yield the lines that derive resident weights, caches and states."""

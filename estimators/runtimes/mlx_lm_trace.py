@@ -15,13 +15,15 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.machine.device import ANY_MAC, Backend, Device
+from memfit.estimators.mlx.call_plan import PREFILL
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.versions import MlxVersions, parse_version, same_version
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures
-from memfit.estimators.runtimes.mlx_lm import MLX_LM, MlxLm
+from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.weights.footprint import WeightFootprint, bounded
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.workspace.peak import PeakMoment
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 
 # Predicted against measured peaks: docs/accuracy.md.
 TRACE_ERROR_PERCENT = 10
-_ANY_MAC = Device("any Mac", "metal", 0, 0, None, "flag", "s")
-_PREFILL = {"first_chunk", "converting", "full_chunk", "last_chunk"}
 _ONE_TOKEN = Workload(prompt_tokens=1)
 _NAMED_ALIVE = 8
 MAX_SPANS = 240
@@ -51,19 +51,19 @@ class ClassTrace(Struct, frozen=True, eq=False):
     """Whether formulas know the model too: they find what needs many workloads."""
     adapter: "Adapter | None" = None
     _built: dict[Backend, "TracedModel"] = {}
-    _runs: dict[tuple[Workload, Device], "TracedRun"] = {}
+    _runs: dict[tuple[Workload, Device, MlxVersions], "TracedRun"] = {}
 
-    def run(self, workload: Workload, device: Device | None) -> "TracedRun":
+    def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> "TracedRun":
         """Return what the class holds when a workload ends, and its largest moment on the way."""
         from memfit.estimators.trace.gc_pause import not_collecting
 
-        machine = device or _ANY_MAC
-        if (workload, machine) not in self._runs:
+        key = workload, device or ANY_MAC, versions
+        if key not in self._runs:
             with not_collecting():
-                self._runs[workload, machine] = self._followed(workload, machine)
-        return self._runs[workload, machine]
+                self._runs[key] = self._followed(*key)
+        return self._runs[key]
 
-    def _followed(self, workload: Workload, machine: Device) -> "TracedRun":
+    def _followed(self, workload: Workload, machine: Device, versions: MlxVersions) -> "TracedRun":
         from memfit.estimators.trace.kernel_stubs import TraceTarget
         from memfit.estimators.trace.peak import peak
         from memfit.estimators.trace.recording import GraphError
@@ -72,7 +72,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
             backend=machine.backend,
             nax=has_nax(machine),
             compute_capability=machine.generation if machine.backend == "cuda" else None,
-            mlx_version=MLX_LM.mlx_version,
+            versions=versions,
         )
         built = self.built(machine.backend)
         try:
@@ -85,7 +85,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
 
     def shapes(self, workload: Workload) -> "TracedShapes":
         """Return the bytes that the class holds when a workload ends."""
-        built = next(iter(self._built.values()), None) or self.built(_ANY_MAC.backend)
+        built = next(iter(self._built.values()), None) or self.built(ANY_MAC.backend)
         return built.shapes(workload)
 
     def built(self, backend: Backend) -> "TracedModel":
@@ -124,9 +124,12 @@ class MlxLmTrace(MlxLm, frozen=True):
     method = "trace"
     workspace_basis: ClassVar[tuple[Basis, int]] = ("traced", TRACE_ERROR_PERCENT)
 
+    def _run(self, workload: Workload) -> "TracedRun":
+        return self.trace.run(workload, self.subject.device, self.runtime.versions)
+
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes."""
-        shapes, traced, _ = self.trace.run(workload, self.subject.device)
+        shapes, traced, _ = self._run(workload)
         if self.trace.is_described:
             per_token = kv_cache(self.subject.model, workload).bytes_per_token
         else:
@@ -150,7 +153,7 @@ class MlxLmTrace(MlxLm, frozen=True):
         if figure == "cache":
             return "traced", 0
         device = self.subject.device
-        if self.trace.run(workload, device).peak is None:
+        if self._run(workload).peak is None:
             return MlxLm.workspace_basis
         return ("traced", 0) if device and device.backend == "cuda" else self.workspace_basis
 
@@ -165,22 +168,36 @@ class MlxLmTrace(MlxLm, frozen=True):
 
     def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
         """Yield where formulas differ, and what the workspace rests on where it is no trace."""
+        yield from MlxLm.notes(self, workload, figures, units)
+        yield from self._other_classes()
         model = self.subject.model
         if self.trace.is_described:
             derived = kv_cache(model, workload).nbytes, state_bytes(model, workload.batch)
             yield from _difference("KV cache", figures.kv.nbytes, derived[0])
             yield from _difference("recurrent state", figures.ssm_bytes, derived[1])
         device = self.subject.device
-        if failure := self.trace.run(workload, device).failure:
+        if failure := self._run(workload).failure:
             text = "weights, caches and states are by trace, the workspace is by formula"
             yield Note("warning", "not-traced", f"{failure}: {text}")
         elif device and device.backend == "cuda":
             text = "the trace was never compared with MLX on CUDA: its error there is unknown"
             yield Note("warning", "unmeasured", text)
 
+    def _other_classes(self) -> Iterator[Note]:
+        """Yield that the classes are not of the version of mlx-lm that is asked for."""
+        from memfit.estimators.trace.libraries import versions
+
+        asked, installed = self.runtime.version, versions()["mlx-lm"]
+        if not same_version(self.runtime.versions.mlx_lm, parse_version(installed)):
+            text = (
+                f"the trace runs the classes of mlx-lm {installed}, which is installed: of {asked}"
+                " it has the loop of generate alone; the formula has more of its rules"
+            )
+            yield Note("warning", "other-classes", text)
+
     def run_calls(self, workload: Workload) -> tuple[RunCall, ...]:
         """Return the memory over each call, at most ``MAX_SPANS`` spans of operations for each."""
-        peak = self.trace.run(workload, self.subject.device).peak
+        peak = self._run(workload).peak
         return tuple(
             RunCall(call.phase, call.tokens, call.position, len(call.curve), _spans(call.curve))
             for call in (peak.calls if peak else ())
@@ -233,7 +250,7 @@ def traced_weights(
 
     A difference between the two is noted, never averaged. The adapter's tensors are left out.
     """
-    built = trace.built((device or _ANY_MAC).backend)
+    built = trace.built((device or ANY_MAC).backend)
     added = {tensor.name for tensor in trace.adapter.tensors} if trace.adapter else set()
     weights = {path: size for path, size in built.weights.items() if path not in added}
     sizes = Counter(weights.values())
@@ -285,12 +302,12 @@ def _parameters(trace: ClassTrace) -> int:
         for key, value in trace.checkpoint.config.items()
         if key not in ("quantization", "quantization_config")
     }
-    built = TracedModel(plain, _ANY_MAC.backend, name=trace.checkpoint.config_name, dtype="F32")
+    built = TracedModel(plain, ANY_MAC.backend, name=trace.checkpoint.config_name, dtype="F32")
     return sum(built.weights.values()) // 4
 
 
 def _moment(traced: "TracedPeak") -> PeakMoment:
-    phase: Phase = "prefill" if traced.phase in _PREFILL else "decode"
+    phase: Phase = "prefill" if traced.phase in PREFILL else "decode"
     alive = ", ".join(f"{name} {nbytes}" for name, nbytes in traced.alive[:_NAMED_ALIVE])
     return PeakMoment(
         phase=phase,

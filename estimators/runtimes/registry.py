@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.mlx.versions import Version, format_version
 from memfit.estimators.runtimes.interface import RuntimeModel, Subject
 from memfit.estimators.runtimes.runtime import Runtime
 
@@ -62,6 +65,31 @@ def native_runtime(checkpoint: Checkpoint) -> Runtime:
     except UnsupportedError:
         return get_runtime(other)
     return get_runtime(first)
+
+
+def with_versions(
+    runtime: Runtime,
+    *,
+    mlx: Version | None = None,
+    mlx_lm: Version | None = None,
+    strict: bool = True,
+) -> Runtime:
+    """Return a runtime on other versions of MLX and mlx-lm; None leaves one as it is.
+
+    Without ``strict`` a version of what it does not run on is left out.
+
+    Raises:
+        InputError: when there is such a version.
+    """
+    kind = _class(runtime.name)
+    for name, version, runs in (("MLX", mlx, kind.on_mlx), ("mlx-lm", mlx_lm, kind.is_mlx_lm)):
+        if strict and version and not runs:
+            raise InputError(f"{runtime.name} is not run by {name}: it has no version of it")
+    if mlx and kind.on_mlx:
+        runtime = replace(runtime, mlx_version=mlx)
+    if mlx_lm and kind.is_mlx_lm:
+        runtime = replace(runtime, version=format_version(mlx_lm), mlx_lm_version=mlx_lm)
+    return runtime
 
 
 def bind(runtime: Runtime, subject: Subject) -> RuntimeModel:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantities import Count, NonEmpty, Positive, Tokens
 from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, MlxVersions
 from memfit.estimators.results.growth import Growth
 from memfit.estimators.results.result import Result
 
@@ -82,6 +83,8 @@ class Runtime(Struct, frozen=True, kw_only=True):
     source: str
     mlx_version: tuple[Count, ...] = ()
     """Empty for a runtime without MLX, and where it is not known."""
+    mlx_lm_version: tuple[Count, ...] = ()
+    """Of the classes that it runs; empty where it is not known."""
     rotating_keep: Count = 0
     batch: Count = 0
     """Tokens of a batch, which has several micro-batches; 0 where there is no such thing."""
@@ -124,6 +127,11 @@ class Runtime(Struct, frozen=True, kw_only=True):
             InputError: when it has no such setting, or the text cannot be read.
         """
         raise InputError(f"{self.name} has no such setting")
+
+    @property
+    def versions(self) -> MlxVersions:
+        """The versions of MLX and mlx-lm with the rules that it follows."""
+        return MlxVersions(self.mlx_version or MLX_VERSION, self.mlx_lm_version or MLX_LM_VERSION)
 
 
 class RuntimeTable(Result, frozen=True, kw_only=True, tag="memfit.runtimes/1"):

@@ -13,7 +13,8 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.registry import native_runtime
+from memfit.estimators.mlx.versions import MlxVersions
+from memfit.estimators.runtimes.registry import native_runtime, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 
@@ -37,9 +38,18 @@ class Draft(Struct, frozen=True):
 class Catalog:
     """Sized models by reference and settings; an error is kept and raised again each time."""
 
-    def __init__(self, directory: Path | None = None, progress: Progress = NULL_PROGRESS) -> None:
-        """Start empty; a relative reference is first looked up in ``directory``."""
+    def __init__(
+        self,
+        directory: Path | None = None,
+        progress: Progress = NULL_PROGRESS,
+        versioned: Callable[[Runtime], Runtime] | None = None,
+    ) -> None:
+        """Start empty; a relative reference is first looked up in ``directory``.
+
+        ``versioned`` sets the versions of a runtime that is not named.
+        """
         self._directory = directory
+        self._versioned = versioned
         self._progress = progress
         self._kept: dict[Hashable, Any] = {}
 
@@ -60,9 +70,10 @@ class Catalog:
         """Return the runtime that a checkpoint is sized for where none is named.
 
         Raises:
-            MemfitError: as `open_checkpoint`.
+            MemfitError: as `open_checkpoint` and ``versioned``.
         """
-        return native_runtime(self.checkpoint(reference))
+        runtime = native_runtime(self.checkpoint(reference))
+        return self._versioned(runtime) if self._versioned else runtime
 
     def sized(
         self,
@@ -84,13 +95,14 @@ class Catalog:
         Raises:
             MemfitError: as `open_checkpoint`, `read_adapter`, `size` and `with_runtime`.
         """
-        conversion = (reference, quantize, method, adapter, draft, margin_bytes)
+        if runtime is None:
+            runtime = self.native_runtime(reference)
+        settings = (reference, quantize, method, adapter, draft, margin_bytes)
+        conversion = (*settings, runtime.versions)
         base = self._once(conversion, lambda: self._size(device, *conversion))
         placed = self._once(
             (conversion, device), lambda: base if base.device == device else base.on(device)
         )
-        if runtime is None:
-            return placed
         return self._once((conversion, device, runtime), lambda: placed.with_runtime(runtime))
 
     def _size(
@@ -102,6 +114,7 @@ class Catalog:
         adapter: Path | None,
         draft: Draft | None,
         margin_bytes: int,
+        versions: MlxVersions,
     ) -> "SizedModel":
         from memfit.estimators.sizing.sized_model import size
 
@@ -111,14 +124,16 @@ class Catalog:
             margin_bytes=margin_bytes,
             quantize=quantize,
             adapter=self._adapter(adapter) if adapter else None,
-            draft=(
-                self.sized(draft.reference, quantize=draft.quantize, device=device)
-                if draft
-                else None
-            ),
+            draft=self._drafting(draft, device, versions) if draft else None,
             draft_tokens=draft.tokens if draft else DRAFT_TOKENS,
             method=method,
+            versions=versions,
         )
+
+    def _drafting(self, draft: Draft, device: Device | None, versions: MlxVersions) -> "SizedModel":
+        native = native_runtime(self.checkpoint(draft.reference))
+        runtime = with_versions(native, mlx=versions.mlx, mlx_lm=versions.mlx_lm, strict=False)
+        return self.sized(draft.reference, quantize=draft.quantize, device=device, runtime=runtime)
 
     def _adapter(self, directory: Path) -> "Adapter":
         from memfit.estimators.checkpoint.adapters import read_adapter

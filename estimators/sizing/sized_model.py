@@ -14,10 +14,12 @@ from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.as_of import as_of, check_class
+from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel, Subject
-from memfit.estimators.runtimes.registry import bind, native_runtime
+from memfit.estimators.runtimes.registry import bind, native_runtime, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
@@ -227,10 +229,11 @@ def size(
     draft: SizedModel | None = None,
     draft_tokens: int = DRAFT_TOKENS,
     method: Method = "auto",
+    versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
 ) -> SizedModel:
     """Return a checkpoint sized for its own runtime, as it is or as mlx_lm.convert quantises it.
 
-    A GGUF file is sized for llama.cpp; all else for mlx-lm.
+    A GGUF file is sized for llama.cpp; all else for mlx-lm, as it is in ``versions``.
 
     Raises:
         CheckpointError: when there is no config to read the architecture from.
@@ -243,7 +246,7 @@ def size(
             raise UnsupportedError(f"{checkpoint.id}: {what} of a GGUF file are not described")
         runtime_model = _size_gguf(checkpoint, device)
     else:
-        runtime_model = _size_safetensors(checkpoint, device, quantize, adapter, method)
+        runtime_model = _size_safetensors(checkpoint, device, quantize, adapter, method, versions)
     if draft and draft.runtime != runtime_model.name:
         raise UnsupportedError(
             f"{draft.checkpoint.id}: a draft for {draft.runtime} cannot serve a model that"
@@ -258,15 +261,17 @@ def _size_safetensors(
     quantize: Quantization | None,
     adapter: "Adapter | None",
     method: Method,
+    versions: MlxVersions,
 ) -> RuntimeModel:
+    runtime = with_versions(native_runtime(checkpoint), mlx=versions.mlx, mlx_lm=versions.mlx_lm)
     try:
-        model = _model_of(checkpoint)
+        model = as_of(_model_of(checkpoint), versions)
     except UnsupportedError as error:
         # A key nobody reads is for the user to judge; an unknown type is traced in any case.
         known = checkpoint.config.get("model_type") in FAMILIES
         if method == "formula" or (known and method == "auto"):
             raise
-        return _size_by_trace(checkpoint, device, quantize, adapter, error)
+        return _size_by_trace(checkpoint, device, quantize, adapter, error, runtime)
     block = declared(checkpoint.config, model, checkpoint.config_name)
     if quantize:
         footprint = convert(model, QuantizationPlan(quantize, converting=True), block)
@@ -275,14 +280,14 @@ def _size_safetensors(
     if method != "trace":
         model, footprint = _with_adapter(model, footprint, adapter)
         subject = Subject(checkpoint, model, footprint, device)
-        return bind(native_runtime(checkpoint), subject)
+        return bind(runtime, subject)
     from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace, traced_weights
 
     trace = ClassTrace(checkpoint, quantize, model.dtype, is_described=True, adapter=adapter)
     footprint = traced_weights(trace, footprint, device)
     model, footprint = _with_adapter(model, footprint, adapter)
     subject = Subject(checkpoint, model, footprint, device)
-    return MlxLmTrace(native_runtime(checkpoint), subject, trace)
+    return MlxLmTrace(runtime, subject, trace)
 
 
 def _size_by_trace(
@@ -291,6 +296,7 @@ def _size_by_trace(
     quantize: Quantization | None,
     adapter: "Adapter | None",
     undescribed: UnsupportedError,
+    runtime: Runtime,
 ) -> RuntimeModel:
     """A model that the formulas do not describe, if mlx-lm has a class for it."""
     from memfit.estimators.runtimes.mlx_lm_trace import (
@@ -300,6 +306,7 @@ def _size_by_trace(
         undescribed_model,
     )
 
+    check_class(str(checkpoint.config.get("model_type")), runtime.versions.mlx_lm)
     dtype = dtype_of(
         config_fields(checkpoint.config, checkpoint.config_name), checkpoint.config_name
     )
@@ -311,7 +318,7 @@ def _size_by_trace(
     model = undescribed_model(checkpoint, dtype)
     model, footprint = _with_adapter(model, footprint, adapter)
     subject = Subject(checkpoint, model, footprint, device)
-    return MlxLmTrace(native_runtime(checkpoint), subject, trace)
+    return MlxLmTrace(runtime, subject, trace)
 
 
 def _with_adapter(

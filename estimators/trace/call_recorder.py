@@ -81,7 +81,7 @@ class Running:
     def calls(self) -> Iterator[Call]:
         """Yield the calls that decide the peak, in the order mlx-lm makes them."""
         # Only the first call finds the caches as they are; for the others they are set.
-        first, *others = planned_calls(self._workload)
+        first, *others = planned_calls(self._workload, self._target.versions)
         yield self._first_call(*first)
         for phase, tokens, position in others:
             # planned_calls knows where a buffer may grow; the caches know whether it does.
@@ -102,7 +102,8 @@ class Running:
         """Return the nodes that a loop adds for the tokens of all calls, from two short ones."""
         # What the two have in common is mostly how the weights were made, which is not recorded.
         (few, many), (base, more) = _PROBES, map(self._count, _PROBES)
-        tokens = sum(tokens for _, tokens, _ in planned_calls(self._workload))
+        calls = planned_calls(self._workload, self._target.versions)
+        tokens = sum(call.tokens for call in calls)
         return (more - base) * tokens // (many - few)
 
     def _call(self, phase: CallPhase, tokens: int, position: int, *, few: bool = False) -> Call:
@@ -123,7 +124,7 @@ class Running:
                 self._stepper.quantize()
                 ends = _states(self.caches)
                 # The last token of the prompt is the first that is sampled from.
-                if position >= self._workload.prompt_tokens - 1:
+                if position + tokens >= self._workload.prompt_tokens:
                     ends = _sampled(logits)
             # What the caches hold is returned as well, or the export would drop what makes it.
             counts.append(len(ends))

@@ -14,8 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.mlx.kernels import is_fused
-from memfit.estimators.mlx.versions import MLX_VERSION
+from memfit.estimators.mlx.kernels import AttentionCall, Mask, fused_kernel
+from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.trace.compiled_regions import ANY_SHAPE, BEGINS, ENDS
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, set_attributes
 
@@ -65,8 +65,8 @@ class TraceTarget(Struct, frozen=True, kw_only=True):
     """Whether a Metal GPU has neural accelerators: `has_nax`."""
     compute_capability: int | None = None
     """Of a CUDA GPU, ten times its number: 90 for 9.0."""
-    mlx_version: tuple[int, ...] = MLX_VERSION
-    """Decides the rules of fused attention: mlx/data/kernels.py."""
+    versions: MlxVersions = MlxVersions()
+    """Of MLX the rules of fused attention, of mlx-lm the calls of a run."""
 
 
 @cache
@@ -274,26 +274,30 @@ def _attention(original: Callable[..., Any], target: TraceTarget) -> Callable[..
     def scaled_dot_product_attention(
         q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None, **rest: Any
     ) -> Any:
+        import mlx.core as mx
+
         out = original(q, k, v, scale=scale, mask=mask, sinks=sinks, **rest)
         # mlx-lm passes an array, the word "causal" or nothing (models/base.py).
         array_mask = mask is not None and not isinstance(mask, str)
-        fused = is_fused(
-            backend=target.backend,
-            mlx_version=target.mlx_version,
-            nax=target.nax,
-            query_tokens=q.shape[2],
-            key_tokens=k.shape[2],
-            key_dim=q.shape[3],
-            value_dim=v.shape[3],
-            heads=q.shape[1],
-            kv_heads=k.shape[1],
-            causal=isinstance(mask, str) and mask == "causal",
-            array_mask=array_mask,
-            kv_quantised=False,
-            compute_capability=target.compute_capability,
+        kind: Mask = "array" if array_mask else "causal" if mask == "causal" else "none"
+        kernel = fused_kernel(
+            AttentionCall(
+                backend=target.backend,
+                nax=target.nax,
+                query_tokens=q.shape[2],
+                key_tokens=k.shape[2],
+                key_dim=q.shape[3],
+                value_dim=v.shape[3],
+                heads=q.shape[1],
+                kv_heads=k.shape[1],
+                mask=kind,
+                batch=q.shape[0],
+                compute_capability=target.compute_capability,
+            ),
+            target.versions.mlx,
         )
         # What is not fused is recorded as fast.cpp's fallback, which the target runs too.
-        if not fused:
+        if kernel is None:
             return out
         inputs = [array.astype(out.dtype) for array in (q, k, v)]
         # In the order of fast.cpp: queries, keys, values, mask, sinks.
@@ -301,7 +305,11 @@ def _attention(original: Callable[..., Any], target: TraceTarget) -> Callable[..
             inputs.append(_broadcast_mask(mask, q, k, out.dtype))
         if sinks is not None:
             inputs.append(sinks.astype(out.dtype))
-        return one_node("ScaledDotProductAttention", inputs, [out])[0]
+        outputs = [out]
+        if kernel.block:
+            row = kernel.scratch_row(k.shape[2], q.shape[3])
+            outputs.append(mx.zeros((*q.shape[:2], kernel.block, row), out.dtype))
+        return one_node("ScaledDotProductAttention", inputs, outputs)[0]
 
     return scaled_dot_product_attention
 

@@ -19,6 +19,9 @@ from memfit.estimators.trace.operation import (
 _FLOAT32 = 4
 # Up to this many queries attention takes its vector kernels (scaled_dot_product_attention.cpp).
 _VECTOR_QUERIES = 8
+# For each block: queries copied, a product, a softmax, a product, the result copied
+# (sdpa_full_self_attention_blocked in libmlx.dylib of mlx-metal 0.32.4).
+_BLOCK_KERNELS = 5
 # Tiles up to which a product is split along its inner axis, on large and on small GPUs.
 _SPLIT_TILES = {"s": 2048, "d": 2048}
 _SPLIT_TILES_OTHERS = 1024
@@ -55,6 +58,10 @@ def attention(op: Operation) -> None:
     """Fused attention; the result of many queries has the layout that the projection reads."""
     query, out = op.inputs[0], op.outputs[0]
     op.kernels = 1
+    # What a block of queries needs, where the kernel takes them in blocks.
+    for scratch in op.outputs[1:]:
+        op.allocate(scratch)
+        op.kernels = _BLOCK_KERNELS * ceil_div(query.shape[2], scratch.shape[2])
     for source in op.inputs[:3]:
         if source.strides[-1] != 1:
             copied(op, source)

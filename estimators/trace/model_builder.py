@@ -79,8 +79,11 @@ def build(
     with class_errors(name, config), _few_modules(nn, name):
         _reject_many_layers(config, name)
         utils = library.load("mlx_lm.utils")
-        # load_config decodes tagged floats too. A copy, because classes change their config.
-        settings = utils._decode_tagged_floats(copy.deepcopy(dict(config)))
+        # A copy, because classes change their config.
+        settings = copy.deepcopy(dict(config))
+        # load_config decodes tagged floats too; the first builds of mlx-lm 0.32 have none.
+        if hasattr(utils, "_decode_tagged_floats"):
+            settings = utils._decode_tagged_floats(settings)
         if tensors is not None:
             model = _loaded(utils, settings, tensors)
         else:

@@ -37,7 +37,7 @@ class Operation:
         self.memory = memory
         self.gpu_class = gpu_class
         self.has_nax = has_nax
-        # Some versions of MLX write over no input of a compiled function: mlx/data/scheduling.py.
+        # Some versions of MLX write over no input of a compiled function: mlx/data/changes.py.
         self.compiled_copies = compiled_copies
         self.name = ""
         self.arguments: tuple[Any, ...] = ()

@@ -14,9 +14,9 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.mlx.call_plan import CHUNKS, held_samples
+from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL, held_samples
 from memfit.estimators.mlx.kernels import has_nax
-from memfit.estimators.mlx.scheduler import compiled_copies
+from memfit.estimators.mlx.versions import MlxVersions, Version
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Array, Call, Trace
 from memfit.estimators.trace.layouts import Allocation, View
@@ -102,7 +102,7 @@ def _followed(moment: _Highest, weights: int) -> FollowedCall:
 
 
 def _in_prefill(moment: _Highest) -> bool:
-    return moment.call.phase in CHUNKS
+    return moment.call.phase in PREFILL
 
 
 def _kept(call: Call) -> int:
@@ -134,14 +134,14 @@ def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
 class _Replay:
     """Allocator and the device's stream over calls that follow one another."""
 
-    def __init__(self, device: Device, mlx_version: tuple[int, ...]) -> None:
+    def __init__(self, device: Device, mlx: Version) -> None:
         self._memory = Allocator(device.backend)
         self._stream = Stream(device)
         self._operation = Operation(
             self._memory,
             gpu_class=device.gpu_class or "",
             has_nax=has_nax(device),
-            compiled_copies=compiled_copies(mlx_version),
+            compiled_copies=MlxVersions(mlx).has("compiled_copies"),
         )
         self._held: list[View] = []
         self._samples: list[list[View]] = []

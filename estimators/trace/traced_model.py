@@ -123,7 +123,7 @@ class TracedModel:
                 versions=self._versions,
                 weights=self.weights,
                 calls=calls,
-                mlx_version=target.mlx_version,
+                mlx_version=target.versions.mlx,
             )
             return trace, self._shapes(running.caches, workload)
 

@@ -127,11 +127,11 @@ def _patterns(model: Model, tensors: Iterable[TensorGroup]) -> Iterator[str]:
 
 
 def _sharing(model: Model) -> frozenset[str]:
-    """Keys and values of the layers that read another layer's cache."""
+    """Keys and values of the layers that have no use for their own."""
     return frozenset(
         f"{index}.self_attn.{name}"
         for index, layer in enumerate(model.layers)
-        if not all(mixer.owns_cache for mixer in layer.mixers)
+        if not all(module.loaded for module in layer.modules)
         for name in ("k_proj", "v_proj", "k_norm")
     )
 

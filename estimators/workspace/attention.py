@@ -98,7 +98,7 @@ def attend(
         )
     queries, held_keys, held_values = arrays
     # A fused kernel computes the softmax in tiles, so a full array of scores never exists.
-    if spec.fused and call.fused(
+    kernel = spec.fused and call.fused(
         keys=keys,
         key_dim=spec.key_dim,
         value_dim=spec.value_dim,
@@ -106,8 +106,15 @@ def attend(
         kv_heads=spec.kv_heads,
         array_mask=array_mask,
         quantised=occupancy.kv.bits is not None,
-    ):
-        return tape.allocate((queries, held_keys, held_values), wide, nbytes=wide * call.width)
+    )
+    if kernel:
+        rows = call.batch * spec.heads * kernel.block
+        return tape.allocate(
+            (queries, held_keys, held_values),
+            wide,
+            nbytes=wide * call.width,
+            temporary=rows * kernel.scratch_row(keys, spec.key_dim) * call.width,
+        )
     # From here the fallback of mlx/fast.cpp, scaled_dot_product_attention. For a quantised cache
     # mlx-lm models/base.py takes the same steps with quantized_matmul.
     tape.inplace(queries, counts=ops.SCALED_QUERIES)

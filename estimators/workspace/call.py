@@ -4,15 +4,16 @@ from msgspec import Struct
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.mlx.kernels import is_fused
+from memfit.estimators.mlx.kernels import AttentionCall, FusedRule, Mask, fused_kernel
 from memfit.estimators.mlx.kv_cache import KVFormat
+from memfit.estimators.mlx.versions import MlxVersions
 
 
 class BackendTraits(Struct, frozen=True):
     """What decides which kernels MLX has."""
 
     backend: Backend
-    mlx_version: tuple[int, ...]
+    versions: MlxVersions
     nax: bool
     """Whether the GPU has neural accelerators."""
 
@@ -60,20 +61,24 @@ class CallShape(Struct, frozen=True):
         kv_heads: int,
         array_mask: bool,
         quantised: bool,
-    ) -> bool:
-        """Whether attention holds no scores."""
-        return is_fused(
-            backend=self.target.backend,
-            mlx_version=self.target.mlx_version,
-            nax=self.target.nax,
-            query_tokens=self.tokens,
-            key_tokens=keys,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            heads=heads,
-            kv_heads=kv_heads,
-            # A chunk without an array passes the word "causal" (mlx-lm base.py).
-            causal=self.tokens > 1 and not array_mask,
-            array_mask=array_mask,
-            kv_quantised=quantised,
+    ) -> FusedRule | None:
+        """Return the fused kernel of attention, None where all scores are held."""
+        if quantised:
+            return None
+        # A chunk without an array passes the word "causal" (mlx-lm base.py).
+        mask: Mask = "array" if array_mask else "causal" if self.tokens > 1 else "none"
+        return fused_kernel(
+            AttentionCall(
+                backend=self.target.backend,
+                nax=self.target.nax,
+                query_tokens=self.tokens,
+                key_tokens=keys,
+                key_dim=key_dim,
+                value_dim=value_dim,
+                heads=heads,
+                kv_heads=kv_heads,
+                mask=mask,
+                batch=self.batch,
+            ),
+            self.target.versions.mlx,
         )

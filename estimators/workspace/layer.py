@@ -97,17 +97,22 @@ def _alternating(
     return tape.allocate((result, others), every)
 
 
-def head_program(vocabulary: int, touched: int, call: CallShape, hidden: int) -> Program:
-    """Return the steps after the last layer: norm, logits, log-probabilities, the sample."""
+def head_program(
+    vocabulary: int, touched: int, call: CallShape, hidden: int, sampled: int
+) -> Program:
+    """Return the steps after the last layer: norm, logits, log-probabilities, the sample.
+
+    Logits are made of all tokens, the rest of ``sampled`` ones.
+    """
     elements = call.rows * hidden
     tape = Tape(call.target.backend, call.width, elements)
     # Nothing reads the hidden states after the last norm.
     normed = norm(tape, 0, elements, shared=False)
     logits = tape.allocate((normed,), call.rows * vocabulary, weight=touched, name="logits")
-    total = tape.allocate((logits,), call.rows, nbytes=call.rows * _FLOAT32)
+    total = tape.allocate((logits,), sampled, nbytes=sampled * _FLOAT32)
     # generate_step yields the log-probabilities, so the caller holds them.
-    logprobs = tape.retain(tape.allocate((logits, total), call.rows * vocabulary, name="logits"))
-    tape.allocate((logprobs,), call.rows)
+    logprobs = tape.retain(tape.allocate((logits, total), sampled * vocabulary, name="logits"))
+    tape.allocate((logprobs,), sampled)
     return tape.program()
 
 

@@ -54,7 +54,7 @@ class RunMoments:
 
     def prefill(self) -> Iterator[RunMoment]:
         """Yield the moments of the prompt's chunks."""
-        chunks = planned_chunks(self._workload)
+        chunks = self._chunks()
         for chunk in chunks:
             yield self._during("prefill", chunk)
         yield from self._conversion("prefill", chunks)
@@ -65,8 +65,11 @@ class RunMoments:
         It computes ``tokens`` at once, and finds the log-probabilities of ``held`` earlier ones.
         """
         call = PlannedCall("decode", tokens, self._workload.total_tokens)
-        yield from self._conversion("decode", (*planned_chunks(self._workload), call))
+        yield from self._conversion("decode", (*self._chunks(), call))
         yield self._during("decode", call, held)
+
+    def _chunks(self) -> tuple[PlannedCall, ...]:
+        return planned_chunks(self._workload, self._prepared.traits.versions)
 
     def _during(self, phase: Phase, planned: PlannedCall, held: int = 0) -> RunMoment:
         """Follow the last layers of each kind; every other layer counts as it is after the call."""
@@ -82,10 +85,12 @@ class RunMoments:
         sequence = [order[index] for index in simulated_layers(order, window)]
         simulated = Counter(sequence)
         followed = [programs[number] for number in sequence]
-        # In prefill nothing evaluates the logits: mx.eval gets the caches alone (generate_step).
-        if decoding:
+        # After a chunk nothing evaluates the logits: mx.eval gets the caches alone (generate_step).
+        if decoding or planned.phase == "last_tokens":
             vocabulary = prepared.model.vocab_size
-            followed.append(head_program(vocabulary, prepared.head_touched, call, hidden))
+            sampled = call.rows if decoding else call.batch
+            head = head_program(vocabulary, prepared.head_touched, call, hidden, sampled)
+            followed.append(head)
         steps = [program.steps for program in followed]
         # MLX runs what only the next call needs after the last layer.
         steps += [programs[number].deferred for number in order]

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.versions import MLX_VERSION
+from memfit.estimators.machine.device import ANY_MAC, Device
+from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Phase
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.workspace.moments import RunMoments
@@ -19,8 +19,6 @@ from memfit.estimators.workspace.prepared import PreparedModel, prepare
 
 ERROR_PERCENT = 25
 """How far the workspace may be off: docs/accuracy.md has the measurements."""
-# Without a device: a Metal GPU of Max class.
-_ANY_MAC = Device("any Mac", "metal", 0, 0, None, "flag", "s")
 
 
 class PeakMoment(Struct, frozen=True):
@@ -50,15 +48,16 @@ def peak(
     resident_bytes: int,
     plan: QuantizationPlan | None,
     device: Device | None,
+    versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
 ) -> PeakMoment:
     """Return the largest moment of a run with weights of ``resident_bytes``.
 
-    What depends on the model alone is computed once for each (model, plan, device).
+    What depends on the model alone is computed once for each (model, plan, device, versions).
 
     Raises:
         UnsupportedError: when MLX is older than the oldest kernels described.
     """
-    prepared = prepared_model(model, plan, device)
+    prepared = prepared_model(model, plan, device, versions)
     run = RunMoments(prepared, workload, resident_bytes)
     moments = list(run.moments())
     best = max(moments, key=lambda moment: moment.nbytes)
@@ -80,10 +79,13 @@ def peak(
 
 
 def prepared_model(
-    model: Model, plan: QuantizationPlan | None, device: Device | None
+    model: Model,
+    plan: QuantizationPlan | None,
+    device: Device | None,
+    versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
 ) -> PreparedModel:
     """Return what of a model on a device no workload changes; the same for the same objects."""
-    return _prepared(_Same(model), _Same(plan), device or _ANY_MAC)
+    return _prepared(_Same(model), _Same(plan), device or ANY_MAC, versions)
 
 
 class _Same(Struct, eq=False):
@@ -100,7 +102,7 @@ class _Same(Struct, eq=False):
 
 
 @lru_cache(maxsize=8)
-def _prepared(model: _Same, plan: _Same, device: Device) -> PreparedModel:
+def _prepared(model: _Same, plan: _Same, device: Device, versions: MlxVersions) -> PreparedModel:
     assert isinstance(model.value, Model)
     packing = plan.value.quantization if isinstance(plan.value, QuantizationPlan) else None
-    return prepare(model.value, device, mlx_version=MLX_VERSION, quantization=packing)
+    return prepare(model.value, device, versions=versions, quantization=packing)

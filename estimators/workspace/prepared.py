@@ -12,6 +12,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.scheduler import BatchLimits
+from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.workspace.call import BackendTraits
 from memfit.estimators.workspace.layer_plan import (
     LayerPlan,
@@ -50,7 +51,7 @@ def prepare(
     model: Model,
     device: Device,
     *,
-    mlx_version: tuple[int, ...],
+    versions: MlxVersions,
     quantization: QuantizationOf | None = None,
 ) -> PreparedModel:
     """Return a model for a device; ``quantization`` says how each module is packed."""
@@ -62,7 +63,7 @@ def prepare(
         order.append(numbers.setdefault(plan, len(numbers)))
     return PreparedModel(
         model,
-        BackendTraits(device.backend, mlx_version, has_nax(device)),
+        BackendTraits(device.backend, versions, has_nax(device)),
         formula_limits(device),
         tuple(numbers),
         tuple(order),

@@ -34,12 +34,14 @@ def record_gated_delta(
     # normalize_qk multiplies both by a scale after the norm.
     for array in (queries, keys):
         tape.inplace(array)
-    # compute_g starts from A_log in float32, so the decays are float32.
-    gates = tape.allocate((made[-1],), rows * spec.value_heads, nbytes=rows * spec.value_heads * 4)
+    # compute_g starts from A_log in float32, and the decays are of the state's type.
+    width = _FLOAT32 if spec.float32 else call.width
+    decays = rows * spec.value_heads
+    gates = tape.allocate((made[-1],), decays, nbytes=decays * width)
     # Values are a strided part, which a custom kernel reads only after a copy.
     copied = tape.allocate((mixed,), values)
     state = spec.value_heads * spec.value_dim * spec.key_dim * call.batch
-    old = tape.existing(state, state * _FLOAT32)
+    old = tape.existing(state, state * width)
     # Without Metal gated_delta_update takes gated_delta_ops, a loop over tokens in Python.
     if call.target.backend == "cpu" and call.tokens > 1:
         repeated = rows * spec.value_heads * spec.key_dim
@@ -47,11 +49,11 @@ def record_gated_delta(
             tape.allocate((a,), repeated, counts=ops.REPEATED_HEADS) for a in (queries, keys)
         )
         output = _token_loop(tape, (queries, keys, copied, gates), old, state, values, call)
-        _all_states(tape, output, state * call.tokens, _FLOAT32)
+        _all_states(tape, output, state * call.tokens, width)
     else:
         # One kernel has two outputs: the values of all tokens and the new state.
         output = tape.allocate((queries, keys, copied, gates, old), values)
-        tape.retain(tape.allocate((), state, nbytes=state * _FLOAT32, counts=ops.NO_KERNEL))
+        tape.retain(tape.allocate((), state, nbytes=state * width, counts=ops.NO_KERNEL))
     output = norm(tape, output, values, shared=True)
     gate = tape.allocate((made[0],), values)
     tape.inplace(output, gate)
@@ -78,7 +80,7 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
             output = _token_loop(tape, (mixed,), old, state, inner, call)
             _all_states(tape, output, state * call.tokens, call.width)
         case Scan.MATRIX:
-            _ssm_chunks(tape, mixed, (spec.heads, inner, state), old, call)
+            _ssm_chunks(tape, mixed, (spec.heads, inner, state), old, call, width)
             output = tape.allocate((mixed,), inner)
         case Scan.KERNEL:
             output = tape.allocate((mixed, old), inner)
@@ -164,30 +166,39 @@ def _kept(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int | None
 
 
 def _ssm_chunks(
-    tape: Tape, mixed: int, sizes: tuple[int, int, int], old: int, call: CallShape
+    tape: Tape,
+    mixed: int,
+    sizes: tuple[int, int, int],
+    old: int,
+    call: CallShape,
+    width: int,
 ) -> None:
-    """Mamba-2 in its matrix form: decays of every pair of tokens in a chunk, in float32.
+    """Mamba-2 in its matrix form: decays of every pair of tokens in a chunk.
 
-    ``sizes`` are the heads, the elements of the inputs and those of the state.
+    ``sizes`` are the heads, the elements of the inputs and those of the state; ``width`` the bytes
+    of an element of the state.
     """
     heads, inner, _ = sizes
-    # dt is float32, so dt * x is too.
-    wide = tape.allocate((mixed,), inner, nbytes=inner * _FLOAT32)
-    for start in range(0, call.tokens, _SSM_CHUNK):
-        tokens = min(_SSM_CHUNK, call.tokens - start)
+    step = call.tokens if call.target.versions.has("whole_ssm") else _SSM_CHUNK
+    # dt is of the state's type, float32 since mlx-lm 0.31.2, so dt * x is too.
+    wide = tape.allocate((mixed,), inner, nbytes=inner * width)
+    for start in range(0, call.tokens, step):
+        tokens = min(step, call.tokens - start)
         cells = call.batch * heads * tokens * tokens
-        decays = tape.allocate((wide,), cells, nbytes=cells * _FLOAT32, counts=ops.CHUNK_DECAYS)
+        decays = tape.allocate((wide,), cells, nbytes=cells * width, counts=ops.CHUNK_DECAYS)
         # segsum holds a number for every pair of tokens; each step writes over the one before.
         for _ in ("lower", "sum", "exponential"):
             tape.inplace(decays, counts=ops.CHUNK_DECAY_STEP)
         products = tape.allocate((mixed,), cells, counts=ops.CHUNK_PRODUCTS)
-        # CB * decay: the half-precision product is cast to float32.
-        weights = tape.allocate((products,), cells, nbytes=cells * _FLOAT32)
+        # CB * decay: the half-precision product is cast to float32, where the decays are.
+        weights = products
+        if width == _FLOAT32:
+            weights = tape.allocate((products,), cells, nbytes=cells * _FLOAT32)
         tape.inplace(weights, decays)
         tape.inplace(weights, counts=ops.CHUNK_WEIGHTS)
         tape.allocate((weights, wide), inner * tokens // call.tokens, counts=ops.CHUNK_OUTPUT)
     # Only the next call needs the last state, so MLX runs it after all layers.
-    tape.defer(lambda: _last_state(tape, (mixed, wide, decays, old), sizes, tokens, call))
+    tape.defer(lambda: _last_state(tape, (mixed, wide, decays, old), sizes, tokens, call, width))
 
 
 def _last_state(
@@ -196,16 +207,17 @@ def _last_state(
     sizes: tuple[int, int, int],
     tokens: int,
     call: CallShape,
+    width: int,
 ) -> None:
     """The state after the last chunk of Mamba-2 (mlx-lm models/ssm.py, next_state)."""
     mixed, wide, decays, old = arrays
     heads, inner, state = sizes
     spread = state * heads * call.rows // inner * tokens
     repeated = tape.allocate((mixed,), spread, counts=ops.REPEATED_INPUT)
-    if tape.width != _FLOAT32:
-        repeated = tape.allocate((repeated,), spread, nbytes=spread * _FLOAT32)
+    if tape.width != width:
+        repeated = tape.allocate((repeated,), spread, nbytes=spread * width)
     part = inner * tokens // call.tokens
-    decayed = tape.allocate((wide, decays), part, nbytes=part * _FLOAT32, counts=ops.DECAYED_INPUT)
-    product = tape.retain(tape.allocate((decayed, repeated), state, nbytes=state * _FLOAT32))
-    scaled = tape.allocate((old, decays), state, nbytes=state * _FLOAT32)
+    decayed = tape.allocate((wide, decays), part, nbytes=part * width, counts=ops.DECAYED_INPUT)
+    product = tape.retain(tape.allocate((decayed, repeated), state, nbytes=state * width))
+    scaled = tape.allocate((old, decays), state, nbytes=state * width)
     tape.inplace(product, scaled)

@@ -19,7 +19,7 @@ from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx import operation_counts
 from memfit.estimators.mlx.kv_cache import KVFormat
 from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
-from memfit.estimators.mlx.versions import MLX_VERSION
+from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.trace.graph_format import Call, Trace
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
 from memfit.estimators.trace.leaves import Leaf
@@ -86,7 +86,7 @@ def recorded_graph(backend: Backend, function: Callable[..., Any], given: list[A
 
 
 def shape(backend: Backend, tokens: int) -> CallShape:
-    return CallShape(tokens, 1, 2, BackendTraits(backend, MLX_VERSION, nax=False), {}, 0)
+    return CallShape(tokens, 1, 2, BackendTraits(backend, MlxVersions(), nax=False), {}, 0)
 
 
 def attended(tape: Tape, tokens: int, *, array_mask: bool = False) -> None:
@@ -225,7 +225,7 @@ def kernels_by_rows(config: dict[str, Any]) -> int:
     model = build_model(config, "config.json")
     plan = QuantizationPlan(PACKING, converting=True)
     prepared = prepare(
-        model, DEVICES["metal"], mlx_version=MLX_VERSION, quantization=plan.quantization
+        model, DEVICES["metal"], versions=MlxVersions(), quantization=plan.quantization
     )
     buffers = {b: Occupancy(0, 256, TOKENS - 1, KVFormat(2)) for b in model.kv_buffers()}
     call = CallShape(TOKENS - 1, 1, 2, prepared.traits, buffers, 0)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.trace.graph_format import Call
@@ -185,7 +186,8 @@ def test_on_metal_formula_and_trace_agree_on_a_generation_that_grows() -> None:
     workload = Workload(prompt_tokens=200_000, max_tokens=1000)
     formula = size(checkpoint, device=None, method="formula")
     wanted = formula.on(MAX).figures_for(workload).moment
-    traced = ClassTrace(checkpoint, None, "BF16", is_described=True).run(workload, MAX).peak
+    trace = ClassTrace(checkpoint, None, "BF16", is_described=True)
+    traced = trace.run(workload, MAX, MlxVersions()).peak
     assert traced is not None
     assert traced.phase == "growing"
     assert wanted.decode_bytes is not None

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.accuracy import M4_MAX, PUBLISHED, published_run
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import peak
 from tests.trace.tracing import record
@@ -69,7 +70,9 @@ def test_compiled_functions_that_overwrite_inputs_need_less() -> None:
     config = {**CONFIGS["qwen3"], "num_hidden_layers": 8}
     workload = Workload(prompt_tokens=2048)
     before, since = (
-        peak(record(config, workload, target=TraceTarget(mlx_version=version)), M4_MAX).nbytes
+        peak(
+            record(config, workload, target=TraceTarget(versions=MlxVersions(mlx=version))), M4_MAX
+        ).nbytes
         for version in ((0, 30, 0), (0, 30, 1))
     )
     assert since < before

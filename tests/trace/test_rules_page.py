@@ -17,9 +17,10 @@ from unittest import mock
 import pytest
 
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.data.changes import CHANGES
 from memfit.estimators.mlx.data.kernels import KERNELS
 from memfit.estimators.mlx.data.scheduling import SCHEDULING
-from memfit.estimators.mlx.versions import MLX_VERSION
+from memfit.estimators.mlx.versions import MLX_VERSION, format_version
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.trace import fusion, memory, operation, schedule
 from memfit.estimators.trace.libraries import changed
@@ -50,14 +51,20 @@ INTRODUCTION = """\
 Facts about mlx-lm's loop and MLX's evaluation that figures depend on, from the tables that the code
 reads. Where the installed packages ship the source, `tests/trace/test_rules.py` and
 `tests/machine/test_runtime.py` compare it and fail when it differs."""
+ON_CHANGES = """\
+`--mlx-version` and `--mlx-lm-version` choose the rules. A row holds from the first version on, and
+ends before the second."""
 ON_ATTENTION = """\
 The first row that is not newer than the MLX version holds; widths are of keys and values. The CPU
-has no fused kernel."""
+has no fused kernel. Metal's file is mlx/backend/metal/scaled_dot_product_attention.cpp; releases
+without a public tag were read in the library of their package."""
 
 
 def page() -> str:
     """Return the whole page."""
-    return "\n".join(["# Rules of the trace", "", *_rules(), "", *_kernels(), "", *_classes(), ""])
+    return "\n".join(
+        ["# Rules of the trace", "", *_rules(), "", *_changes(), *_kernels(), *_classes(), ""]
+    )
 
 
 def _rules() -> Iterator[str]:
@@ -85,7 +92,7 @@ def _of_the_loop() -> Iterator[Row]:
 
 
 def _shipped() -> Iterator[Row]:
-    read_at = f"mlx {'.'.join(map(str, MLX_VERSION))}, tested"
+    read_at = f"mlx {format_version(MLX_VERSION)}, tested"
     yield "width of the evaluation tape", schedule.WIDTH, "mlx/utils.h, bfs_max_width", read_at
     dispatches = SCHEDULING["cpu_dispatches_per_task"]
     yield "dispatches of a CPU task", dispatches, "backend/cpu/encoder.h", read_at
@@ -107,10 +114,6 @@ def _unshipped() -> Iterator[Row]:
         yield name, _limits(limits), "backend/cuda/device.cpp", READ
     most = f"{fusion.MAX_DEPTH}, {fusion.MAX_ARRAYS}"
     yield "depth and arrays of a compiled function's kernel", most, "compile.cpp", OLDER
-    span = SCHEDULING["compiled_copies"]
-    since, until = (".".join(map(str, span[key])) for key in ("since", "until"))
-    text = f"from {since} until {until}"
-    yield "a compiled function writes over no input", text, "backend/common/compiled.cpp", OLDER
 
 
 def _limits(limits: Mapping[str, int]) -> str:
@@ -121,28 +124,43 @@ def _listed(values: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
+def _changes() -> Iterator[str]:
+    yield "## What changed between versions"
+    yield ""
+    yield ON_CHANGES
+    yield ""
+    yield "| rule | of | since | until | source |"
+    yield "|---|---|---|---|---|"
+    for name, row in CHANGES.items():
+        span = " | ".join(format_version(row.get(key, ())) for key in ("since", "until"))
+        yield f"| {name.replace('_', ' ')} | {row['package']} | {span} | {row['source']} |"
+    yield ""
+
+
 def _kernels() -> Iterator[str]:
     yield "## Fused attention"
     yield ""
     yield ON_ATTENTION
     yield ""
-    yield "| backend | since mlx | widths | source |"
+    yield "| backend | since mlx | kernels | source |"
     yield "|---|---|---|---|"
     for backend, rows in KERNELS.items():
         for row in rows:
-            since = ".".join(map(str, row["since"]))
-            widths = "; ".join(
-                f"{name.replace('_', ' ')} {_widths(value)}"
-                for name, value in row.items()
-                if name not in ("since", "source") and value
-            )
-            yield f"| {backend} | {since} | {widths} | {row['source']} |"
+            kernels = "; ".join(map(_kernel, row["rules"]))
+            yield f"| {backend} | {format_version(row['since'])} | {kernels} | {row['source']} |"
+    yield ""
 
 
-def _widths(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(f"{a}/{b}" if a != b else str(a) for a, b in value)
-    return str(value)
+def _kernel(rule: Mapping[str, Any]) -> str:
+    least, most = rule["queries"]
+    queries = f"{least} queries or more" if most is None else f"{least} to {most} queries"
+    widths = ", ".join(f"{a}/{b}" if a != b else str(a) for a, b in rule.get("widths", ()))
+    others = (
+        f"{name.replace('_', ' ')} {', '.join(value) if isinstance(value, tuple) else value}"
+        for name, value in rule.items()
+        if name not in ("queries", "widths") and value is not None
+    )
+    return ", ".join(filter(None, (queries, widths and f"widths {widths}", *others)))
 
 
 def _classes() -> Iterator[str]:

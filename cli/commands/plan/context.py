@@ -99,9 +99,10 @@ def context(
         verbose=output.verbose,
         method="formula",  # hundreds of workloads are sized: a trace of each takes too long
         margin_bytes=runtime.margin_bytes(),
+        versions=runtime,
     )
     if runtime.runtime is None:
-        rules = runtime.with_settings(named_runtime(sized.runtime))
+        rules = runtime.with_settings(runtime.versioned(named_runtime(sized.runtime)))
     sized = sized.with_runtime(rules)
     run = workload.partial().under(sized.runtime_model.runtime)
     sized = sized.settled(run)

@@ -10,6 +10,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.estimators.base.units import parse_count, parse_rate
 from memfit.estimators.base.workload import Workload
@@ -54,6 +55,7 @@ def experts(
     asked: ExpertOptions,
     workload: Annotated[WorkloadOptions, Only("context", "kv_bits")],
     machine: MachineOptions,
+    versions: VersionOptions,
     output: PlanOutput,
 ) -> None:
     """Show memory and disk reads for numbers of experts kept in memory.
@@ -72,7 +74,7 @@ def experts(
     tokens, _ = workload.tokens()
     run = Workload(prompt_tokens=tokens, kv_bits=workload.kv_bits or None, quantized_kv_start=0)
     device = machine.chosen()
-    sized = model.sized_for_mlx_lm(device, verbose=output.verbose)
+    sized = model.sized_for_mlx_lm(device, verbose=output.verbose, versions=versions)
     tensors = None if model.quantize else sized.checkpoint.tensors
     kept = inventory(sized.model, tensors, sized.footprint)
     profile = read_profile(asked.profile, kept.layers) if asked.profile else None

@@ -9,7 +9,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.groups import OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.runtime import named_runtime
+from memfit.cli.options.runtime import VersionOptions, named_runtime
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count, parse_size
 
@@ -89,7 +89,11 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def growth(
-    model: PlanModel, asked: GrowthOptions, machine: MachineOptions, output: PlanOutput
+    model: PlanModel,
+    asked: GrowthOptions,
+    machine: MachineOptions,
+    versions: VersionOptions,
+    output: PlanOutput,
 ) -> None:
     """Show what sessions allocate and copy as they grow.
 
@@ -105,7 +109,7 @@ def growth(
     names = runtime_names() if asked.runtimes == "all" else asked.runtimes.split(",")
     rules = [named_runtime(name.strip()) for name in names]
     device = machine.chosen()
-    sized = model.sized(device, verbose=output.verbose, method="formula")
+    sized = model.sized(device, verbose=output.verbose, method="formula", versions=versions)
     result = plan_growth(
         sized.model,
         sized.checkpoint.id,

@@ -10,6 +10,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.groups import OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.workload import DEFAULT_CONTEXT
 from memfit.estimators.base.units import parse_count, parse_rate, parse_size
 
@@ -82,7 +83,11 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def offload(
-    model: PlanModel, asked: OffloadOptions, machine: MachineOptions, output: PlanOutput
+    model: PlanModel,
+    asked: OffloadOptions,
+    machine: MachineOptions,
+    versions: VersionOptions,
+    output: PlanOutput,
 ) -> None:
     """Show the memory and disk space of cached conversations.
 
@@ -98,7 +103,7 @@ def offload(
 
     question = asked.question()
     device = machine.chosen()
-    sized = model.sized_for_mlx_lm(device, verbose=output.verbose)
+    sized = model.sized_for_mlx_lm(device, verbose=output.verbose, versions=versions)
     active = sized.requirement(Workload(prompt_tokens=question.tokens))
     result = plan_offload(
         storage_of(sized.model, bits=asked.stored_bits, group_size=asked.stored_group_size),

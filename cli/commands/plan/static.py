@@ -10,6 +10,7 @@ from memfit.cli.commands.plan.subject import PlanModel
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.render.output import write_whole
 from memfit.estimators.base.quantization import Quantization
@@ -44,6 +45,7 @@ def static(
     model: PlanModel,
     asked: TraceOptions,
     workload: Annotated[WorkloadOptions, Only("context")],
+    versions: VersionOptions,
     output: PlanOutput,
 ) -> None:
     """Place every intermediate of a recorded graph in one arena.
@@ -59,7 +61,7 @@ def static(
     tokens, _ = workload.tokens()
     conversion = model.quantization()
     kept = _read(asked.trace) if asked.trace else None
-    sized = model.sized_for_mlx_lm(None, verbose=output.verbose)
+    sized = model.sized_for_mlx_lm(None, verbose=output.verbose, versions=versions)
     recorded = kept or _record(sized, tokens, asked.prefill_step, conversion)
     if asked.save_trace:
         write_whole(asked.save_trace, to_json(recorded))
@@ -88,7 +90,8 @@ def _record(
     from memfit.estimators.trace.kernel_stubs import TraceTarget
     from memfit.estimators.trace.traced_model import TracedModel
 
-    checkpoint, target = sized.checkpoint, TraceTarget()
+    checkpoint = sized.checkpoint
+    target = TraceTarget(versions=sized.runtime_model.runtime.versions)
     model = TracedModel(
         checkpoint.config,
         target.backend,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memfit.cli.options.model import ModelOptions
+from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
@@ -33,8 +34,9 @@ class PlanModel(ModelOptions, frozen=True, kw_only=True):
         verbose: bool,
         method: "Method" = "auto",
         margin_bytes: int = MARGIN_BYTES,
+        versions: VersionOptions,
     ) -> "SizedModel":
-        """Return the model on a machine under its native runtime.
+        """Return the model on a machine under its native runtime of some versions.
 
         Raises:
             MemfitError: as `Catalog.sized`.
@@ -43,7 +45,7 @@ class PlanModel(ModelOptions, frozen=True, kw_only=True):
 
         quantization = self.quantization()
         with reporting(verbose=verbose) as progress:
-            catalog = Catalog(progress=progress)
+            catalog = Catalog(progress=progress, versioned=versions.versioned)
             catalog.checkpoint(self.model)
         return catalog.sized(
             self.model,
@@ -53,14 +55,16 @@ class PlanModel(ModelOptions, frozen=True, kw_only=True):
             margin_bytes=margin_bytes,
         )
 
-    def sized_for_mlx_lm(self, machine: Device | None, *, verbose: bool) -> "SizedModel":
+    def sized_for_mlx_lm(
+        self, machine: Device | None, *, verbose: bool, versions: VersionOptions
+    ) -> "SizedModel":
         """Return the model sized for mlx-lm on a machine.
 
         Raises:
             UnsupportedError: for a GGUF file.
         """
         # These plans state what a model takes, without a margin.
-        sized = self.sized(machine, verbose=verbose, margin_bytes=0)
+        sized = self.sized(machine, verbose=verbose, margin_bytes=0, versions=versions)
         if not sized.runtime_model.is_mlx_lm:
             raise UnsupportedError(
                 f"{sized.checkpoint.id}: this is planned for checkpoints of mlx-lm, not for GGUF"

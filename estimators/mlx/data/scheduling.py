@@ -28,7 +28,4 @@ SCHEDULING: dict[str, Any] = {
         121: {"max_ops": 20, "max_mebi_elements": 25},
         "default": {"max_ops": 20, "max_mebi_elements": 100},
     },
-    # mlx/backend/common/compiled.cpp, compiled_allocate_outputs: a negation was missing, so that a
-    # compiled function wrote over none of its inputs (0bb89e9e5, #2240, to 3c8ce9b00, #2897).
-    "compiled_copies": {"since": (0, 26, 1), "until": (0, 30, 1)},
 }

@@ -1,0 +1,100 @@
+"""What to say of versions: where another supported MLX differs, and where rules are missing."""
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Recurrent
+from memfit.estimators.base.dispatch import assert_never
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import ANY_MAC
+from memfit.estimators.mlx.kernels import fused_changes
+from memfit.estimators.mlx.versions import (
+    OLDEST_MLX,
+    MlxVersions,
+    Version,
+    format_version,
+    reaches,
+)
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.interface import Bound, MemoryFigures, RuntimeModel
+
+# Two peaks that differ by more than one part of this many are different answers.
+_ONE_PART_OF = 20
+
+
+def version_notes(
+    runtime_model: RuntimeModel, workload: Workload, figures: MemoryFigures, units: Units
+) -> Iterator[Note]:
+    """Yield notes on the versions of MLX and mlx-lm that figures are for."""
+    names = ("MLX", "mlx-lm")
+    for name, asked, newest in zip(
+        names, runtime_model.runtime.versions, MlxVersions(), strict=True
+    ):
+        if asked > newest:
+            text = (
+                f"{name} {format_version(asked)} is newer than the rules, which were read in"
+                f" {format_version(newest)}"
+            )
+            yield Note("warning", "newer-version", text)
+    yield from _other_mlx(runtime_model, workload, figures, units)
+
+
+def _other_mlx(
+    runtime_model: RuntimeModel, workload: Workload, figures: MemoryFigures, units: Units
+) -> Iterator[Note]:
+    """Yield the peak on a supported MLX that fuses other attention, where it differs much."""
+    subject, mlx = runtime_model.subject, runtime_model.runtime.versions.mlx
+    changes = fused_changes(attention_widths(subject.model), subject.device or ANY_MAC)
+    versions = sorted({max(version, OLDEST_MLX) for version in changes} | {min(mlx, OLDEST_MLX)})
+    own = max(version for version in versions if reaches(mlx, version))
+    # The formula says at once whether a version matters; a trace takes seconds.
+    view = runtime_model.formula_view() or runtime_model
+    here = view.figures(workload) if len(versions) > 1 else figures
+
+    def differs(version: Version) -> bool:
+        return version != own and _differ(here, _on(view, version).figures(workload))
+
+    other = next((version for version in (versions[0], versions[-1]) if differs(version)), None)
+    if other is None:
+        return
+    there = _on(runtime_model, other).figures(workload)
+    if _differ(figures, there):
+        older = [version for version in versions if version < own and differs(version)]
+        newer = [version for version in versions if version > own and differs(version)]
+        since = next(version for version in versions if version > max(older, default=()))
+        span = f"{format_version(since)} and newer"
+        if newer:
+            span = f"before {format_version(newer[0])}"
+            span = f"from {format_version(since)} and {span}" if older else span
+        peak = format_bytes(there.moment.nbytes, units)
+        text = f"the peak is for MLX {span}; {peak} on {format_version(other)}"
+        is_higher = there.moment.nbytes > figures.moment.nbytes
+        yield Note("warning" if is_higher else "info", "mlx-version", text)
+
+
+def attention_widths(model: Model) -> frozenset[tuple[int, int]]:
+    """Return the widths of keys and values that a model's attention has."""
+    found = set()
+    for mixer in model.mixers():
+        match mixer:
+            case Attention():
+                found.add((mixer.key_dim, mixer.value_dim))
+            case LatentAttention():
+                found |= {(mixer.nope_dim, mixer.value_dim), (mixer.latent_dim, mixer.latent_dim)}
+            case GatedDelta() | Recurrent():
+                pass
+            case _:
+                assert_never(mixer)
+    return frozenset(found)
+
+
+def _on(runtime_model: Bound, mlx: Version) -> Bound:
+    return replace(runtime_model, runtime=replace(runtime_model.runtime, mlx_version=mlx))
+
+
+def _differ(one: MemoryFigures, other: MemoryFigures) -> bool:
+    peak = one.moment.nbytes
+    return abs(other.moment.nbytes - peak) * _ONE_PART_OF > peak

@@ -1,0 +1,126 @@
+"""`--mlx-version` and `--mlx-lm-version`, and the keys of a policy."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.cli.gating import SAMPLES, target, write_policy
+from tests.cli.running import Memfit
+
+HYBRID = SAMPLES / "qwen3.5-35b-a3b.yaml"
+OLD = ("--mlx-version", "0.32.0")
+LONG = ("--quantize", "4", "--context", "192k", "--device", "m5-max-128")
+
+
+def test_an_older_mlx_needs_the_scores_that_newer_ones_do_not(memfit: Memfit) -> None:
+    now = memfit("estimate", HYBRID, *LONG, "--json").json
+    before = memfit("estimate", HYBRID, *LONG, *OLD, "--json").json
+    # Measured on MLX 0.32.0, on a model of these sizes: 38.0 GB.
+    assert before["peak_bytes"] == pytest.approx(38.0e9, rel=0.02)
+    assert now["peak_bytes"] < 26e9
+    (note,) = [note for note in now["notes"] if note["code"] == "mlx-version"]
+    assert note["message"] == "the peak is for MLX 0.32.2 and newer; 38.664 GB on 0.32.0"
+    assert "by the rules of mlx-lm 0.32.2 and MLX 0.32.0" in before["assumptions"]
+
+
+def test_a_comparison_is_of_the_version_where_a_runtime_runs_on_it(memfit: Memfit) -> None:
+    alone = memfit("estimate", HYBRID, *LONG, *OLD, "--json").json["peak_bytes"]
+    result = memfit("compare", HYBRID, "--runtimes", "mlx-lm,vllm", *LONG, *OLD, "--json").json
+    (peak,) = [figure for figure in result["figures"] if figure["name"] == "peak"]
+    assert peak["values"][0]["value"] == alone
+    native = memfit("compare", HYBRID, HYBRID, *LONG, *OLD, "--json").json
+    (peak,) = [figure for figure in native["figures"] if figure["name"] == "peak"]
+    assert [value["value"] for value in peak["values"]] == [alone, alone]
+
+
+def test_the_gate_gives_the_figures_of_the_version_in_its_policy(
+    memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys = {"model": str(HYBRID), "device": "m5-max-128", "workload": {"context": "64k"}}
+    versions = {"mlx_version": "0.32.0", "mlx_lm_version": "0.31.1"}
+    write_policy(
+        tmp_path,
+        now=target({"peak": "100%"}, **keys),
+        before=target({"peak": "100%"}, **keys, **versions),
+    )
+    assert memfit("gate", "--update").code == 0
+    kept = json.loads((tmp_path / "memfit.lock.json").read_text())["targets"]["before"]
+    assert {key: kept["asked"][key] for key in versions} == versions
+    now, before = memfit("gate", "--format", "json").json["targets"]
+    arguments = ("--device", "m5-max-128", "--context", "64k", *OLD, "--mlx-lm-version", "0.31.1")
+    asked = memfit("estimate", HYBRID, *arguments, "--json").json
+    assert before["figures"]["peak_bytes"] == asked["peak_bytes"] > now["figures"]["peak_bytes"]
+    assert before["figures"]["state_bytes"] < now["figures"]["state_bytes"]
+
+
+def test_a_baseline_of_another_version_answers_another_question(
+    memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys = {"model": str(HYBRID), "device": "m5-max-128", "workload": {"context": "8k"}}
+    limits = {"growth": {"peak": "1%"}}
+    write_policy(tmp_path, one=target(limits, **keys))
+    memfit("gate", "--update")
+    write_policy(tmp_path, one=target(limits, **keys, mlx_version="0.32.0"))
+    (report,) = memfit("gate", "--format", "json").json["targets"]
+    assert "mlx_version not named, now 0.32.0" in report["message"]
+
+
+def test_a_version_that_is_no_text_is_a_mistake_of_the_policy(
+    memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys = {"model": str(HYBRID), "device": "m5-max-128", "workload": {"context": "8k"}}
+    write_policy(tmp_path, one=target({"peak": "90%"}, **keys, mlx_version="newest"))
+    run = memfit("gate")
+    assert run.code == 2
+    assert "targets.one.mlx_version: expected a version such as 0.32.1, got 'newest'" in run.err
+
+
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        (("plan", "context", HYBRID, "--device", "m5-max-128"), "rows"),
+        (("plan", "experts", HYBRID, "--device", "m5-max-128", "--context", "64k"), "rows"),
+        (("plan", "offload", HYBRID, "--device", "m5-max-128"), "conversations"),
+    ],
+)
+def test_plans_follow_the_version(
+    memfit: Memfit, command: tuple[str | Path, ...], field: str
+) -> None:
+    now = memfit(*command, "--json")
+    before = memfit(*command, *OLD, "--json")
+    assert now.json["schema"] == before.json["schema"]
+    assert now.out != before.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--mlx-version", "latest"), "--mlx-version: expected a version such as 0.32.1"),
+        (("--mlx-version", "0.20.0"), "are described from 0.29.0 on"),
+        (("--mlx-lm-version", "0.20.0"), "its rules are described from 0.26.0 on"),
+        (("--runtime", "vllm", *OLD), "vllm is not run by MLX"),
+        (("--runtime", "mlx-moe", "--mlx-lm-version", "0.31.1"), "mlx-moe is not run by mlx-lm"),
+    ],
+)
+def test_a_version_that_cannot_be_is_one_line(
+    memfit: Memfit, arguments: tuple[str, ...], said: str
+) -> None:
+    run = memfit("estimate", HYBRID, "--device", "m5-max-128", *arguments)
+    assert run.code in (2, 3)
+    assert said in run.err
+    assert run.err.count("\n") == 1
+
+
+def test_on_a_mac_the_installed_versions_are_the_default(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlx_lm")
+    monkeypatch.setattr("sys.platform", "darwin")
+    arguments = ("estimate", HYBRID, "--device", "m5-max-128", "--json")
+    (line,) = [text for text in memfit(*arguments).json["assumptions"] if "by the rules" in text]
+    assert line == f"by the rules of mlx-lm {version('mlx-lm')} and MLX {version('mlx')}"
