@@ -55,6 +55,11 @@ class EstimatedModel(ModelOptions, frozen=True, kw_only=True):
         int, typer.Option(min=1, max=64, help="Tokens that the draft model proposes in a step.")
     ] = DRAFT_TOKENS
 
+    mmproj: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Include this vision projector of a GGUF model."),
+    ] = None
+
     def drafting(self) -> "Draft | None":
         """Return the draft model of --draft with its settings.
 
@@ -162,6 +167,10 @@ def _opened(
     catalog = Catalog(progress=progress, versioned=runtime.versioned)
     reference = _open_sample(catalog) if model.model is None else model.model
     catalog.checkpoint(reference)
+    if model.mmproj is not None:
+        from memfit.estimators.checkpoint.gguf.files import with_projector
+
+        reference = catalog.add(with_projector(catalog.checkpoint(reference), model.mmproj))
     if model.draft is not None:
         catalog.checkpoint(model.draft)
     return catalog, reference

@@ -1,13 +1,14 @@
 """``memfit estimate`` of GGUF files: llama.cpp's rules, the same answer otherwise."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.weights.ggml import part_of
 from tests.cli.running import Memfit
-from tests.gguf.writing import recorded, write
+from tests.gguf.writing import recorded, tensor, write
 from tests.models import QWEN3_4B, write_config
 
 MODELS = recorded()
@@ -202,6 +203,44 @@ def test_a_draft_model_of_another_runtime_is_rejected(
     run = memfit("estimate", qwen, "--draft", folder)
     assert (run.code, "cannot serve a model that runs on llama.cpp" in run.err) == (3, True)
     assert memfit("estimate", qwen, "--draft", qwen).code == 0
+
+
+def test_a_draft_model_has_a_context_of_its_own(memfit: Memfit, qwen: Path) -> None:
+    def answer(*options: str) -> dict[str, Any]:
+        run = memfit("estimate", qwen, "--context", "4k", "--json", *options)
+        found: dict[str, Any] = run.json
+        return found
+
+    alone = answer()
+    draft = answer("--draft", str(qwen))["components"]["draft"]
+    assert draft["basis"] == "derived"
+    # The same without the logits of all tokens but one, which the target alone has room for.
+    logits = 511 * 151936 * 4
+    assert alone["peak_bytes"] - logits <= draft["bytes"] < alone["peak_bytes"]
+    # The options of the target are not those of the draft.
+    for option in (["--cache-type", "q8_0"], ["--kv-bits", "4"], ["--gpu-layers", "2"]):
+        assert answer("--draft", str(qwen), *option)["components"]["draft"] == draft
+
+
+def test_a_projector_adds_its_weights(memfit: Memfit, qwen: Path, tmp_path: Path) -> None:
+    tensors = (tensor("v.blk.0.attn_q.weight", (1024, 1024)), tensor("mm.0.weight", (1024, 2560)))
+    metadata = {"general.architecture": "clip", "general.type": "mmproj"}
+    projector = write(tmp_path / "mmproj.gguf", metadata, tensors)
+    plain = memfit("estimate", qwen, "--context", "4k", "--json").json
+    data = memfit("estimate", qwen, "--context", "4k", "--json", "--mmproj", projector).json
+    added = sum(t.nbytes for t in tensors)
+    assert data["components"]["weights"]["by_part"]["vision"] == added
+    assert data["peak_bytes"] - plain["peak_bytes"] == added
+    assert any("what it computes an image with is not" in n["message"] for n in data["notes"])
+    split = memfit(
+        "estimate", qwen, "--gpu-layers", "0", "--json", "--mmproj", projector, "--context", "4k"
+    ).json["memories"]
+    assert split[0]["weights_bytes"] == added
+    run = memfit("estimate", qwen, "--mmproj", qwen)
+    assert (run.code, "is no vision projector" in run.err) == (3, True)
+    folder = write_config(tmp_path / "model", QWEN3_4B)
+    run = memfit("estimate", folder, "--mmproj", projector)
+    assert (run.code, "a projector belongs to a GGUF file" in run.err) == (3, True)
 
 
 def test_comparing_gguf_files_gives_the_estimated_figures(memfit: Memfit, qwen: Path) -> None:

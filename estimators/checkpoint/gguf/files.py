@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from memfit.estimators.base.errors import CheckpointError, UnsupportedError
 from memfit.estimators.base.files import printable, regular_file_bytes
 from memfit.estimators.checkpoint.byte_source import ByteSource, FileSource
@@ -119,6 +121,33 @@ def read_gguf_file(
             GgufFile(printable(other), stack.enter_context(FileSource(other))) for other in paths
         ]
         return gguf_checkpoint(parts, id=id or printable(path), skipped_files=skipped_files)
+
+
+def with_projector(checkpoint: Checkpoint, path: Path) -> Checkpoint:
+    """Return the checkpoint of a GGUF model with the tensors of its vision projector.
+
+    Raises:
+        CheckpointError: when the projector's file is missing, unreadable or inconsistent.
+        UnsupportedError: when it is no projector, or the model no GGUF file.
+    """
+    if checkpoint.source != "gguf":
+        raise UnsupportedError(f"{checkpoint.id}: a projector belongs to a GGUF file")
+    name = printable(path)
+    with FileSource(path) as source:
+        header = read_gguf(source, name)
+    if header.metadata.get("general.architecture") != "clip":
+        raise UnsupportedError(f"{name}: is no vision projector")
+    text = f"{name}: its weights are counted, what it computes an image with is not"
+    return replace(
+        checkpoint,
+        tensors=(*(checkpoint.tensors or ()), *header.tensors),
+        file_bytes=checkpoint.file_bytes + header.file_bytes,
+        header_bytes=checkpoint.header_bytes + header.header_bytes,
+        skipped_files=tuple(
+            left for left in checkpoint.skipped_files if left.name != printable(path.name)
+        ),
+        warnings=(*checkpoint.warnings, text),
+    )
 
 
 def has_models(names: Sequence[str]) -> bool:

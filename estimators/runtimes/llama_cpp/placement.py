@@ -17,6 +17,7 @@ from memfit.estimators.base.units import round_up
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
+from memfit.estimators.weights.ggml import part_of
 
 ALIGNMENT = 32  # general.alignment's default, and ggml's own (ggml-backend)
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
@@ -104,12 +105,19 @@ def file_weights(tensors: tuple[Tensor, ...], trunk: int, elements: int) -> Weig
     for tensor, match in found:
         name = match[2] if match else tensor.name
         largest[name] = max(tensor.nbytes, largest.get(name, 0))
-        layer = int(match[1]) if match else None if _INPUTS.fullmatch(name) else blocks
+        layer = int(match[1]) if match else _layer(name, blocks)
         if not match or int(match[1]) < trunk:
             sums[layer, "_exps." in name] += round_up(tensor.nbytes, ALIGNMENT)
     tied = 0 if _HEAD in largest else largest.get(_TIED, 0)
     largest.setdefault(_HEAD, tied)
     return _weights(sums, blocks, tied, largest, sum(t.nbytes for t in tensors), elements)
+
+
+def _layer(name: str, blocks: int) -> int | None:
+    """The layer of a tensor outside the blocks; a projector is on the GPU with none of them."""
+    if _INPUTS.fullmatch(name):
+        return None
+    return blocks + (part_of(name) is Part.VISION)
 
 
 def config_weights(model: Model, *, nbytes: int, elements: int) -> Weights:

@@ -16,7 +16,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import MemoryShare
-from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
     cache_lines,
@@ -160,7 +160,7 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         kept = caches(model, room, types, tokens, flash=context.flash)
         states = recurrent_bytes(model, room.sequences)
         compute = self._compute(context)
-        used = compute.gpu if self.is_split else compute.nbytes
+        used = self._used(compute)
         rest = self.resident_bytes + kept.nbytes + states
         moment = PeakMoment(
             phase="prefill",
@@ -206,6 +206,27 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             compute_bytes=compute,
             total_bytes=weights + kept + states + compute,
         )
+
+    def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
+        """Return what a draft model adds: a context of its own as long, with a cache in f16.
+
+        Source: common/speculative.cpp. All its layers are on the GPU, and it has logits of one
+        token for each sequence.
+        """
+        assert isinstance(draft, LlamaCpp)
+        own = replace(self.settings, types=None, gpu_layers=None, automatic=False, host_experts=0)
+        alone = replace(draft, runtime=own)
+        unquantised = replace(workload, kv_bits=None)
+        context = alone._context(unquantised, all_outputs=True)
+        fewer = alone._context(unquantised, all_outputs=False)
+        less = alone._used(alone._compute(context)) - alone._used(alone._compute(fewer))
+        nbytes = alone.figures(unquantised).moment.nbytes - less
+        text = f"a context of {context.room.full} cells in f16 with all its layers on the GPU"
+        return DraftFigures(nbytes, "derived", "prefill", f"{text} = {nbytes} bytes")
+
+    def _used(self, compute: "Compute") -> int:
+        """The bytes of the compute buffers that figures count."""
+        return compute.gpu if self.is_split else compute.nbytes
 
     def _in(self, place: Place) -> Model:
         """The layers in one memory."""
