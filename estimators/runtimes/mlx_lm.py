@@ -12,7 +12,12 @@ from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_ca
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Basis, Note
-from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
+from memfit.estimators.runtimes.interface import (
+    DraftFigures,
+    Figure,
+    MemoryFigures,
+    RuntimeModel,
+)
 from memfit.estimators.runtimes.mlx_lm_commands import STDIN, generate_command, server_command
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model
@@ -78,6 +83,12 @@ class MlxLm(RuntimeModel, frozen=True):
         states = state_bytes(subject.model, workload.batch)
         return MemoryFigures(kv_cache(subject.model, workload), states, moment)
 
+    def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
+        """Return what a figure rests on; on CUDA the workspace is a bound."""
+        if figure == "workspace" and self.subject.backend == "cuda":
+            return "bound", 0
+        return RuntimeModel.basis(self, figure, workload)
+
     def least_bytes(self, workload: Workload) -> int:
         """Return weights, states and the tokens in the caches, which the last step reads."""
         model = self.subject.model
@@ -137,6 +148,12 @@ class MlxLm(RuntimeModel, frozen=True):
         from memfit.estimators.runtimes.version_notes import version_notes
 
         yield from RuntimeModel.notes(self, workload, figures, units)
+        if self.subject.backend == "cuda":
+            text = (
+                "on CUDA the workspace is an upper bound, without those of cuBLAS: how many of the"
+                " graphs under way have run depends on the speed of GPU and CPU"
+            )
+            yield Note("info", "cuda-bound", text)
         yield from version_notes(self, workload, figures, units)
 
     def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:

@@ -147,15 +147,14 @@ class MlxLmTrace(MlxLm, frozen=True):
         return MemoryFigures(kv, shapes.ssm_bytes, _moment(traced))
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
-        """Return a figure's basis; no percentage of a workspace where nothing was measured."""
+        """Return a figure's basis; a workspace without a trace rests on the formula."""
         if figure == "weights":
             return MlxLm.basis(self, figure, workload)
         if figure == "cache":
             return "traced", 0
-        device = self.subject.device
-        if self._run(workload).peak is None:
+        if self.subject.backend != "cuda" and self._run(workload).peak is None:
             return MlxLm.workspace_basis
-        return ("traced", 0) if device and device.backend == "cuda" else self.workspace_basis
+        return MlxLm.basis(self, figure, workload)
 
     def formula_view(self) -> MlxLm | None:
         """Return mlx-lm by formula, None for a model that formulas do not describe."""
@@ -175,13 +174,9 @@ class MlxLmTrace(MlxLm, frozen=True):
             derived = kv_cache(model, workload).nbytes, state_bytes(model, workload.batch)
             yield from _difference("KV cache", figures.kv.nbytes, derived[0])
             yield from _difference("recurrent state", figures.ssm_bytes, derived[1])
-        device = self.subject.device
         if failure := self._run(workload).failure:
             text = "weights, caches and states are by trace, the workspace is by formula"
             yield Note("warning", "not-traced", f"{failure}: {text}")
-        elif device and device.backend == "cuda":
-            text = "the trace was never compared with MLX on CUDA: its error there is unknown"
-            yield Note("warning", "unmeasured", text)
 
     def _other_classes(self) -> Iterator[Note]:
         """Yield that the classes are not of the version of mlx-lm that is asked for."""

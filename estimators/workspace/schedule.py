@@ -8,7 +8,6 @@ from memfit.estimators.mlx.scheduler import (
     CPU_DISPATCHES_PER_TASK,
     BatchLimits,
     BatchQueue,
-    command_buffer_limits,
     gpu_limits,
 )
 from memfit.estimators.workspace.tape import Program, Step
@@ -19,11 +18,11 @@ LEAST_SIMULATED = 8
 
 
 def formula_limits(device: Device) -> BatchLimits:
-    """Return the limits the formula uses: CPU tasks as batches, CUDA as a large Metal GPU."""
+    """Return the limits the formula uses: those of a GPU, and CPU tasks as batches."""
     if device.backend == "cpu":
         # A batch closes with MORE than its limit, a task with exactly its number of dispatches.
         return BatchLimits(CPU_DISPATCHES_PER_TASK - 1, _NO_LIMIT)
-    return command_buffer_limits("s") if device.backend == "cuda" else gpu_limits(device)
+    return gpu_limits(device)
 
 
 def transient_peak(layers: Iterable[tuple[Step, ...]], limits: BatchLimits) -> int:

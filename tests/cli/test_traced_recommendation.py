@@ -116,7 +116,7 @@ def test_a_graph_that_mlx_cannot_export_still_gives_traced_weights_and_caches(
 
 
 @pytest.mark.parametrize(("device", "percent"), [("m4-max-64", 10), ("rtx-4090", 0)])
-def test_no_error_is_stated_for_a_backend_without_measurements(
+def test_a_workspace_on_cuda_is_a_bound(
     memfit: Memfit, tmp_path: Path, device: str, percent: int
 ) -> None:
     path = write_config(tmp_path, SMALL)
@@ -124,5 +124,6 @@ def test_no_error_is_stated_for_a_backend_without_measurements(
     data = memfit(*arguments, "--json").json
     assert data["components"]["workspace"]["error_percent"] == percent
     codes = [note["code"] for note in data["notes"]]
-    assert ("unmeasured" in codes) == (percent == 0)
+    assert ("cuda-bound" in codes) == (percent == 0)
+    assert (data["components"]["workspace"]["basis"] == "bound") == (percent == 0)
     assert ("±" in memfit(*arguments).out) == (percent > 0)
