@@ -89,6 +89,8 @@ class RuntimeModel(Struct, frozen=True):
     method: ClassVar[Method] = "formula"
     on_mlx: ClassVar[bool] = False
     """Whether MLX's allocator has its memory, within MLX's wired limit."""
+    runs_on_macs: ClassVar[bool] = True
+    """Whether Macs are looked through for one that is large enough."""
     is_mlx_lm: ClassVar[bool] = False
     """Whether it is mlx-lm itself, which `memfit tune` measures."""
     loads_only_gguf: ClassVar[bool] = False

@@ -6,7 +6,7 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Action, Advice, Grid, Recommendation
 from memfit.estimators.sizing.actions import actions, find_answer
-from memfit.estimators.sizing.grid import NO_GRID, mac_grid, prompt_grid
+from memfit.estimators.sizing.grid import NO_GRID, NO_MACS, mac_grid, prompt_grid
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.macs import macs
 from memfit.estimators.sizing.recommend import memory_advice, recommend
@@ -57,7 +57,9 @@ class _Ladder(Struct):
 def _grid(search: JointSearch | None, ladder: _Ladder) -> Grid:
     if search is None:
         return NO_GRID
-    return prompt_grid(search) if search.sized.device else mac_grid(search, ladder.get())
+    if search.sized.device:
+        return prompt_grid(search)
+    return mac_grid(search, ladder.get()) if search.sized.runtime_model.runs_on_macs else NO_MACS
 
 
 _NO = Advice("not_applicable", None, "not searched")

@@ -19,6 +19,9 @@ PROMPTS = (4096, 16384, 65536, 131072)
 NO_GRID = Grid(
     "context_tokens", (), (), (LeftOut("grid", "only a trace knows this model"),), "trace"
 )
+NO_MACS = Grid(
+    "memory_bytes", (), (), (LeftOut("grid", "the runtime does not run on Macs"),), "formula"
+)
 
 
 def prompt_grid(search: JointSearch) -> Grid:

@@ -16,7 +16,7 @@ def macs(search: JointSearch) -> list[JointSearch]:
     No Mac is larger than a machine that is none. Figures are computed once for all of them.
     """
     own = search.sized.device
-    if own and own.backend != "metal":
+    if (own and own.backend != "metal") or not search.sized.runtime_model.runs_on_macs:
         return []
     least = own.memory_bytes if own else 0
     found = []

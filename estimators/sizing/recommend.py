@@ -108,7 +108,8 @@ class DirectSearch(Struct):
 def memory_advice(search: JointSearch, answer: Answer, units: Units) -> Advice:
     """Return the memory that a machine must have."""
     device = search.sized.device
-    if device and device.backend != "metal":
+    runs = search.sized.runtime_model.runs_on_macs
+    if not runs or (device and device.backend != "metal"):
         return Advice("not_applicable", None, "only Macs are looked through")
     if device and answer.settings:
         return Advice("keep", device.memory_bytes, "the memory of this machine is enough")

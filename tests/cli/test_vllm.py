@@ -18,6 +18,7 @@ def test_no_sentence_is_about_another_runtime(memfit: Memfit, tmp_path: Path) ->
         assert run.code == 0
         assert "mlx" not in run.out.lower()
         assert "wired" not in run.out.lower()
+        assert "Mac" not in run.out
     assert "mlx" not in memfit("plan", "context", model, "--runtime", "vllm").out.lower()
 
 

@@ -96,6 +96,7 @@ class Vllm(TokenCacheModel, frozen=True):
     runtime: VllmRuntime
 
     defaults = VLLM
+    runs_on_macs = False
     kv_bits = (_FLOAT8_BITS,)
 
     @classmethod
