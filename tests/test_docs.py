@@ -61,16 +61,16 @@ def output_of(command: str) -> str:
     return run(command)[0]
 
 
-def run(command: str) -> tuple[str, int | str | None]:
-    """Run a command from the project's root at a fixed width; return its output and exit code."""
+def run(command: str, *, columns: int = 100, folder: Path = ROOT) -> tuple[str, int | str | None]:
+    """Run a command in a folder at a fixed width; return its output and exit code."""
     from memfit.cli.app import main
 
     # The console needs a file with an encoding; a StringIO has none.
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     # On GitHub, these reports must not go into the job's own summary.
-    environment = {"COLUMNS": "100", "GITHUB_STEP_SUMMARY": "", "GITHUB_WORKSPACE": ""}
+    environment = {"COLUMNS": str(columns), "GITHUB_STEP_SUMMARY": "", "GITHUB_WORKSPACE": ""}
     here = Path.cwd()
-    os.chdir(ROOT)
+    os.chdir(folder)
     try:
         with (
             mock.patch.object(sys, "argv", shlex.split(command)),

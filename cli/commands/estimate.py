@@ -90,6 +90,10 @@ class EstimateReport(OptionGroup, frozen=True, kw_only=True):
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every formula with its numbers.")
     ] = False
+    breakdown: Annotated[
+        bool,
+        typer.Option("--breakdown", help="Show what the peak is made of, on a small screen too."),
+    ] = False
     plot: Annotated[
         bool,
         typer.Option("--plot", help="Draw memory against context; with a trace also over a run."),
@@ -137,7 +141,8 @@ def estimate(
         result = with_plots(result, sized)
     if report.explain:
         result = replace(result, explanation=_explained(sized, run, output.units))
-    output.write(EstimateView(result, output.units))
+    view = EstimateView(result, output.units, breakdown=report.breakdown, verbose=output.verbose)
+    output.write(view)
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
 

@@ -18,7 +18,17 @@ class Pair(NamedTuple):
     remedy: str
 
 
-Cell = str | int | bool
+class Toned(NamedTuple):
+    """A text in a colour, which only repeats what the text says."""
+
+    text: str
+    colour: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Cell = str | int | bool | Toned
 """A text, an amount that is drawn as a bar, or whether a check passed."""
 
 
@@ -27,6 +37,10 @@ class Part(Struct, frozen=True, kw_only=True):
 
     only: Literal["", "terminal", "page"] = ""
     """Where it is shown; a page is Markdown. Empty: everywhere."""
+    needs_room: bool = False
+    """Whether the terminal leaves it out when the screen is full."""
+    otherwise: str = ""
+    """A line that the terminal shows in place of a part that needs room."""
 
 
 class Heading(Part, frozen=True):
@@ -50,8 +64,6 @@ class Text(Part, frozen=True):
     mark: Literal["", "-", "1.", "!"] = ""
     """Kind of list: none, bullets, numbers or warnings."""
     indent: int = 0
-    wraps: bool = True
-    """Whether the terminal wraps long lines."""
     gap: bool = False
     """Whether an empty line precedes the text on the terminal."""
     strong: bool = False
@@ -73,6 +85,8 @@ class Table(Part, frozen=True):
     has_total: bool = False
     """Whether the last row is a total."""
     gap: bool = True
+    droppable: Sequence[int] = ()
+    """Columns that a narrow terminal leaves out, the first of them first; a line says so."""
 
     def aligned(self, column: int) -> str:
         """Return the letter of a column."""
@@ -104,15 +118,15 @@ class Verdict(Part, frozen=True):
     text: str
     colour: str = "default"
     gap: bool = True
-    wraps: bool = True
     is_title: bool = False
     """Whether it is the title of a page, with a mark of success or failure."""
 
 
 class Commands(Part, frozen=True):
-    """Lines to paste into a shell; they are never wrapped."""
+    """Lines to paste into a shell; a long one continues on the next line after a backslash."""
 
     lines: Sequence[str]
+    heading: str = "To paste"
 
 
 class Chart(Part, frozen=True):
@@ -155,6 +169,6 @@ def report(
     )
 
 
-def section(heading: str, lines: Sequence[str], *, wraps: bool = True) -> Text:
+def section(heading: str, lines: Sequence[str], *, only: Literal["", "page"] = "") -> Text:
     """Return a list below a heading, which may be empty."""
-    return Text(lines, heading, mark="-", indent=2, gap=True, wraps=wraps)
+    return Text(lines, heading, mark="-", indent=2, gap=True, only=only)

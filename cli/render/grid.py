@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from rich import box
 from rich.table import Table as Grid
+from rich.text import Text
 
 from memfit.cli.render.document import Cell, Column, Columns, Table
 from memfit.cli.render.escape import visible
@@ -22,34 +23,110 @@ _JUSTIFY: dict[str, Literal["left", "right"]] = {"l": "left", "r": "right", "b":
 def draw_table(page: Page, table: Table) -> None:
     """Draw a table.
 
-    On a narrow terminal the bars and the gaps shrink and the wrapped columns wrap. A table that
-    still does not fit is drawn at its full width.
+    On a narrow terminal the bars and the gaps shrink and the wrapped columns wrap. Then columns
+    that may be dropped are; what still does not fit is drawn in blocks that repeat the first
+    column.
     """
     if table.title:
-        page.say(table.title, wraps=False)
+        page.say(table.title)
     headings = [visible(heading) for heading in table.headings]
     rows = [[_text(cell) for cell in row] for row in table.rows]
     widths = [max(1, *map(len, column)) for column in zip(headings, *rows, strict=True)]
-    bars = [index for index in range(len(headings)) if table.aligned(index) == "b"]
-    for index in bars:
-        widths[index] = 0
-        room = page.console.width - _span(widths, _GAP)
-        least, most = _BAR_WIDTHS
-        widths[index] = max(least, min(most, room))
-        for cells, row in zip(rows, table.rows, strict=True):
-            cells[index] = _bar(row[index], table.whole, widths[index], page)
-    widths, gap = _fitted(widths, table.wrapped, page.console.width)
-    page.console.width = max(page.console.width, _span(widths, gap))
-    grid = _grid(page, gap)
-    for index, (heading, width) in enumerate(zip(headings, widths, strict=True)):
+    for index in range(len(headings)):
+        if table.aligned(index) == "b":
+            widths[index] = _bar_width(widths, index, page.console.width)
+            for cells, row in zip(rows, table.rows, strict=True):
+                cells[index] = _bar(row[index], table.whole, widths[index], page)
+    shown, dropped = _kept(table, widths, page.console.width)
+    for number, block in enumerate(_table_blocks(table, widths, shown, page.console.width)):
+        if number:
+            page.console.print()
+        _draw_block(page, table, headings, rows, block)
+    if dropped:
+        names = ", ".join(headings[index] for index in sorted(dropped))
+        page.say(f"not shown on a narrow terminal: {names}", style="dim")
+
+
+def _bar_width(widths: Sequence[int], index: int, most: int) -> int:
+    room = most - _span([*widths[:index], 0, *widths[index + 1 :]], _GAP)
+    return max(_BAR_WIDTHS[0], min(_BAR_WIDTHS[1], room))
+
+
+class _Block(NamedTuple):
+    """Columns that are drawn side by side."""
+
+    columns: list[int]
+    widths: list[int]
+    gap: int
+
+
+def _kept(table: Table, widths: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+    """The columns that are shown, and those that are dropped because nothing else fits."""
+    shown, dropped = list(range(len(widths))), []
+    for index in table.droppable:
+        if _fitted([widths[each] for each in shown], _wrapped(table, shown), most):
+            break
+        shown.remove(index)
+        dropped.append(index)
+    return shown, dropped
+
+
+def _table_blocks(
+    table: Table, widths: Sequence[int], shown: Sequence[int], most: int
+) -> Iterator[_Block]:
+    """The blocks that a table is drawn in; mostly one."""
+    rest = list(shown)
+    while rest:
+        columns = rest[:1]
+        best = _block(table, widths, columns, most)
+        for index in rest[1:]:
+            wider = _block(table, widths, [*columns, index], most)
+            if wider is None and len(columns) > 1:
+                break
+            columns.append(index)
+            best = wider
+        yield best or _squeezed(table, widths, columns, most)
+        taken = len(columns)
+        rest = [*rest[:1], *rest[taken:]] if taken < len(rest) else []
+
+
+def _block(table: Table, widths: Sequence[int], columns: Sequence[int], most: int) -> _Block | None:
+    fitted = _fitted([widths[index] for index in columns], _wrapped(table, columns), most)
+    return _Block(list(columns), *fitted) if fitted else None
+
+
+def _squeezed(table: Table, widths: Sequence[int], columns: Sequence[int], most: int) -> _Block:
+    """Two columns that do not fit: the first takes what the other leaves, and wraps."""
+    *_, last = kept = [widths[index] for index in columns]
+    kept[0] = max(1, min(kept[0], most - last - _NARROW_GAP))
+    return _Block(list(columns), kept, _NARROW_GAP)
+
+
+def _wrapped(table: Table, columns: Sequence[int]) -> list[int]:
+    return [place for place, index in enumerate(columns) if index in table.wrapped]
+
+
+def _draw_block(
+    page: Page,
+    table: Table,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    block: _Block,
+) -> None:
+    grid = _grid(page, block.gap)
+    for index, width in zip(block.columns, block.widths, strict=True):
         grid.add_column(
-            heading,
+            headings[index],
             justify=_JUSTIFY[table.aligned(index)],
-            no_wrap=index not in table.wrapped,
+            no_wrap=index not in table.wrapped and len(headings[index]) <= width,
             overflow="fold",
             width=width,
         )
-    _fill(page, grid, rows)
+    styles = [[getattr(cell, "colour", "") for cell in row] for row in table.rows]
+    for cells, colours in zip(rows, styles, strict=True):
+        texts = [Text(cells[index], style=colours[index]) for index in block.columns]
+        grid.add_row(*texts, style="dim" if cells[0].startswith("  ") else None)
+    page.console.print(grid)
 
 
 def draw_columns(page: Page, columns: Columns) -> None:
@@ -63,7 +140,7 @@ def draw_columns(page: Page, columns: Columns) -> None:
         widths = [column.width for column in shown]
         if _span(widths, _GAP) + _GAP > page.console.width:
             widths = [max(column.least_width, len(column.heading[:1])) for column in shown]
-        page.console.width = max(page.console.width, _span(widths, _GAP) + _GAP)
+        widths[0] = max(1, min(widths[0], page.console.width - _GAP - _span(widths[1:], _GAP)))
         grid = _grid(page, _GAP)
         for column, width in zip(shown, widths, strict=True):
             grid.add_column(_cut(column.heading, width, page), no_wrap=True, width=width)
@@ -89,19 +166,22 @@ def _text(cell: Cell) -> str:
 
 
 def _bar(amount: Cell, whole: int, width: int, page: Page) -> str:
-    filled = -(-width * int(amount) // whole)
+    assert isinstance(amount, int)
+    filled = -(-width * amount // whole)
     return ("#" if page.ascii_only else "█") * filled
 
 
-def _fitted(widths: list[int], wrapped: Sequence[int], most: int) -> tuple[list[int], int]:
-    """Return widths and gap that fit, unchanged when nothing fits."""
-    if _span(widths, _GAP) <= most:
-        return widths, _GAP
+def _fitted(
+    widths: Sequence[int], wrapped: Sequence[int], most: int
+) -> tuple[list[int], int] | None:
+    """Return widths and gap that fit, None when there are none."""
     narrowed = list(widths)
+    if _span(widths, _GAP) <= most:
+        return narrowed, _GAP
     while _span(narrowed, _NARROW_GAP) > most:
         widest = max(wrapped, key=lambda index: narrowed[index], default=None)
         if widest is None or narrowed[widest] <= _LEAST_NAME:
-            return widths, _GAP
+            return None
         narrowed[widest] -= 1
     return narrowed, _NARROW_GAP
 

@@ -66,7 +66,7 @@ def test_numbers_are_not_cut_on_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "40")
     out = memfit("plan", "wired", SERVER).out
     assert "…" not in out
-    assert "13.726 GB   13.726 GB   13.726 GB" in out
+    assert "13.726 GB  13.726 GB  13.726 GB" in out
 
 
 def test_binary_units_are_shown_on_request(memfit: Memfit) -> None:

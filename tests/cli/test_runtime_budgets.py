@@ -59,10 +59,10 @@ def test_estimate_compare_and_plan_agree_on_vllms_limit(memfit: Memfit) -> None:
 
 def test_an_exceeded_budget_is_shown_with_its_figures(memfit: Memfit) -> None:
     out = memfit(
-        *("estimate", LLAMA, "--runtime", "vllm", "--device", "rtx-4090", "--context", "56k")
+        *("estimate", LLAMA, "--runtime", "vllm", "--device", "rtx-4090", "--context", "56k", "-v")
     ).out
     text = " ".join(out.split())
-    assert "Does not fit: 24.601 GB of 25.757 GB (96 %); more than vllm gives itself." in text
+    assert "does not fit (24.7 GB of 25.7 GB; more than vllm gives itself)." in text
     assert "vllm gives itself 23.697 GB, this workload needs 24.537 GB" in text
 
 

@@ -85,7 +85,7 @@ def test_mlx_moe_keeps_208_experts_on_32_gb(memfit: Memfit) -> None:
 
 def test_mlx_moes_own_capacity_is_shown_with_the_correct_one(memfit: Memfit) -> None:
     text = " ".join(
-        memfit("estimate", HYBRID, "--memory", "64GB", "--runtime", "mlx-moe").out.split()
+        memfit("estimate", HYBRID, "--memory", "64GB", "--runtime", "mlx-moe", "-v").out.split()
     )
     assert "mlx-moe keeps 448 of 512 experts a layer" in text
     assert "mlx-moe's own capacity is 456, 679.5 MB more than 71 %" in text

@@ -178,7 +178,6 @@ def test_everything_fits_a_terminal_of_eighty_columns(
     assert not [line for line in lines if line != line.rstrip()]
     assert "1 prompt token," in run.out
     assert "prompt read in" in run.out
-    assert "wired limit: the cpu backend has none" in run.out
     (heading,) = (line for line in lines if line.startswith("Prompt"))
     assert heading.split()[:5] == ["Prompt", "Step", "KV", "bits", "Runs"]
 

@@ -49,7 +49,7 @@ def test_every_recorded_model_is_estimated(memfit: Memfit, tmp_path: Path, name:
 
 
 def test_the_table_states_the_assumptions(memfit: Memfit, qwen: Path) -> None:
-    run = memfit("estimate", qwen, "--context", "1000")
+    run = memfit("estimate", qwen, "--context", "1000", "-v")
     assert run.code == 0
     text = " ".join(run.out.split())
     assert "KV cache, 1024 tokens" in text

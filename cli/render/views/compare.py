@@ -42,19 +42,19 @@ class ComparisonView(NamedTuple):
         return (
             Heading("Memory compared", only="page"),
             *self._models(),
-            Text(facts, style="dim", wraps=False),
+            Text(facts, style="dim"),
             *self._figures(),
-            section("", compare_text.notes(result), wraps=False),
+            section("", compare_text.notes(result)),
             *matrix,
         )
 
     def _models(self) -> Iterator[Text]:
         models = self.result.models
         titles = [f"{model.label}: {compare_text.title(model)}" for model in models]
-        yield Text(titles, mark="1.", wraps=False, only="page" if self.by_runtime else "")
+        yield Text(titles, mark="1.", only="page" if self.by_runtime else "")
         described = next((model.model for model in models if model.model), None)
         if self.by_runtime and described:
-            yield Text([estimate_text.title(described)], wraps=False, only="terminal")
+            yield Text([estimate_text.title(described)], only="terminal")
 
     def _figures(self) -> Iterator[Table | Columns]:
         result, units = self.result, self.units
@@ -126,7 +126,7 @@ def _matrix(result: Comparison, matrix: Matrix, units: Units) -> Iterator[Headin
     yield Heading("What fits", level=3, only="page")
     yield Columns(axes, columns, gap=True)
     yield Text([compare_text.tally(matrix)])
-    yield section("", notes.lines(), wraps=False)
+    yield section("", notes.lines())
 
 
 def _headings(result: Comparison) -> Iterator[str]:

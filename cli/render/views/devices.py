@@ -39,7 +39,7 @@ class DevicesView(NamedTuple):
             for gpu in _gpus(self.tables)
         ]
         return (
-            Text([_host_text(self.host)], wraps=False),
+            Text([_host_text(self.host)]),
             _macs(self.tables),
             Text(_NOTES),
             Table(("name", "memory", "MLX's limit"), gpus, "NVIDIA GPUs"),

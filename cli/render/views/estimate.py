@@ -1,11 +1,12 @@
 """An estimate as a document, and as data."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
     Chart,
+    Commands,
     Document,
     Heading,
     Table,
@@ -13,6 +14,7 @@ from memfit.cli.render.document import (
     Verdict,
     section,
 )
+from memfit.cli.render.views import answer
 from memfit.cli.render.views import text as estimate_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import Estimate
@@ -23,26 +25,56 @@ class EstimateView(NamedTuple):
 
     result: Estimate
     units: Units
+    breakdown: bool = False
+    """Whether the components are shown where the screen has no room for them."""
+    verbose: bool = False
+    """Whether all recommendations and notes are shown."""
 
     def document(self) -> Document:
-        """Return the components of the peak, the verdict, recommendations and notes."""
+        """Return the verdict, the grid, what to type, and what the peak is made of."""
         result, units = self.result, self.units
-        notes = (*result.assumptions, *(note.message for note in result.notes))
-        verdict = estimate_text.verdict(result, units)
+        colour = VERDICT_COLOURS[result.verdict]
+        facts = (answer.task(result), answer.peak(result, units), *answer.speed(result))
+        heading, commands, others = answer.doing(result)
         return (
-            Heading(result.model.id),
-            Text(estimate_text.summary(result, units), style="dim", mark="-"),
-            _components(result, units),
-            _bytes(result, units),
-            Verdict(verdict, VERDICT_COLOURS[result.verdict], gap=False),
-            *_pool(result, units),
-            *_memories(result, units),
-            section("Recommended", result.recommendation.reasons),
-            section("Notes", notes),
+            Heading(result.model.id, only="page"),
+            Verdict(answer.headline(result, units), colour),
+            Text(("; ".join(facts),), style="dim"),
+            *answer.grid_table(result, units),
+            Text(tuple(answer.legend(result, units)), style="dim"),
+            Commands(commands, heading),
+            Text(others, mark="-", gap=not commands),
+            *self._notes(),
+            *self._details(),
             *self._charts(),
             *((Heading("Formulas", level=3, only="page"),) if result.explanation else ()),
-            Text(result.explanation or (), mark="-", wraps=False, gap=True),
+            Text(result.explanation or (), mark="-", gap=True),
         )
+
+    def _notes(self) -> Iterator[Text]:
+        """The warnings, with ``verbose`` and on a page everything that there is to know."""
+        result = self.result
+        warnings = tuple(note.message for note in result.notes if note.level == "warning")
+        everything = (*result.assumptions, *(note.message for note in result.notes))
+        left_out = [f"{each.what} is left out: {each.reason}" for each in result.grid.left_out]
+        if self.verbose:
+            yield section("Settings", result.recommendation.reasons)
+            yield section("Notes", (*everything, *left_out))
+            return
+        count = "a warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
+        hidden = f"{count}: -v shows more"
+        yield Text(warnings, mark="!", gap=True, only="terminal", needs_room=True, otherwise=hidden)
+        yield section("Settings", result.recommendation.reasons, only="page")
+        yield section("Notes", (*everything, *left_out), only="page")
+
+    def _details(self) -> Iterator[Text | Table]:
+        needs_room = not (self.breakdown or self.verbose)
+        only: Literal["", "page"] = "page" if needs_room else ""
+        yield Text((estimate_text.title(self.result.model),), style="dim", gap=True, only=only)
+        yield _components(self.result, self.units, needs_room=needs_room)
+        yield _bytes(self.result, self.units)
+        yield from _pool(self.result, self.units, needs_room=needs_room)
+        yield from _memories(self.result, self.units)
 
     def _charts(self) -> Iterator[Chart]:
         run, curve = self.result.run, self.result.curve
@@ -57,7 +89,7 @@ class EstimateView(NamedTuple):
             yield curve_chart(curve, budget, self.units, by=self.result.curve_method or None)
 
 
-def _components(result: Estimate, units: Units) -> Table:
+def _components(result: Estimate, units: Units, *, needs_room: bool) -> Table:
     """The components of the peak and the parts of the weights, drawn as bars."""
     budget = result.device.working_set_bytes if result.device else None
     return Table(
@@ -65,8 +97,8 @@ def _components(result: Estimate, units: Units) -> Table:
         tuple(_rows(result, units, budget or max(result.peak_bytes, 1))),
         align="lrbrl",
         whole=max(budget or 0, result.peak_bytes, 1),
-        gap=False,
         only="terminal",
+        needs_room=needs_room,
     )
 
 
@@ -84,7 +116,7 @@ def _rows(result: Estimate, units: Units, whole: int) -> Iterator[tuple[str | in
     yield "Margin", format_bytes(result.components.margin.bytes, units), 0, "", ""
 
 
-def _pool(result: Estimate, units: Units) -> Iterator[Table]:
+def _pool(result: Estimate, units: Units, *, needs_room: bool) -> Iterator[Table]:
     """How the runtime divides the memory that it takes at its start."""
     pool = result.pool
     if not pool:
@@ -102,7 +134,7 @@ def _pool(result: Estimate, units: Units) -> Iterator[Table]:
         ("Tokens in the pool", str(pool.tokens), "of the rest"),
         (f"Requests of {tokens} tokens at once", str(pool.requests), "of the rest"),
     ]
-    yield Table(("Pool", "Size", "Basis"), tuple(rows), align="lrl")
+    yield Table(("Pool", "Size", "Basis"), tuple(rows), align="lrl", needs_room=needs_room)
 
 
 def _memories(result: Estimate, units: Units) -> Iterator[Table]:

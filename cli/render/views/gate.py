@@ -29,8 +29,8 @@ class GateView(NamedTuple):
         report, headline = self.result, gate_text.headline(self.result)
         return (
             *(part for target in report.targets for part in _target(target)),
-            Verdict(headline, _COLOURS[report.verdict], wraps=False, is_title=True),
-            Text([gate_text.footer(report)], style="dim", wraps=False),
+            Verdict(headline, _COLOURS[report.verdict], is_title=True),
+            Text([gate_text.footer(report)], style="dim"),
         )
 
     def annotations(self) -> Iterator[Annotation | str]:
@@ -62,18 +62,18 @@ class MistakesView(NamedTuple):
 def _target(target: TargetReport) -> Iterator[Heading | Text | Table]:
     status = gate_text.status(target)
     yield Heading(target.name, level=3, status=status, colour=_COLOURS[target.status])
-    yield Text([gate_text.subject(target)], style="dim", wraps=False)
+    yield Text([gate_text.subject(target)], style="dim")
     if target.message is not None:
-        yield Text([target.message], indent=2, wraps=False, strong=True)
+        yield Text([target.message], indent=2, strong=True)
     if target.checks:
         rows = [_check(check) for check in target.checks]
         headings = ("Limit", "Figure", "Allowed", "")
         yield Table(headings, rows, align="lrl", wrapped=(2,), gap=False)
     broken = [check for check in target.checks if not check.passed]
     problems = [Pair(gate_text.broken(check), gate_text.remedy(check)) for check in broken]
-    yield Text(problems, mark="-", indent=2, wraps=False)
+    yield Text(problems, mark="-", indent=2)
     yield from _changes(target)
-    yield Text([note.message for note in target.notes], mark="!", indent=2, wraps=False)
+    yield Text([note.message for note in target.notes], mark="!", indent=2)
 
 
 def _check(check: LimitCheck) -> tuple[str | bool, ...]:

@@ -15,9 +15,9 @@ def to_document(result: RequestPlan) -> Document:
     lines = [f"{name:<20}{tokens:>{digits}} tokens" for name, tokens in rows]
     answer = f"{result.admission.capitalize()}: {result.reason}."
     return (
-        Text(lines, wraps=False, only="terminal"),
+        Text(lines, only="terminal"),
         Table(("", "Tokens"), rows, only="page"),
-        Verdict(answer, _COLOURS[result.admission], gap=False, wraps=False),
+        Verdict(answer, _COLOURS[result.admission], gap=False),
     )
 
 

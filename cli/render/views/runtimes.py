@@ -34,11 +34,11 @@ class RuntimesView(NamedTuple):
 
 
 def _texts(runtime: Runtime) -> Iterator[Text]:
-    yield Text([f"{runtime.name}: {runtime.allocates}"], wraps=False, gap=True)
+    yield Text([f"{runtime.name}: {runtime.allocates}"], gap=True)
     faults = (f"known to be wrong: {fault}" for fault in runtime.faults)
     lines = (f"charges {runtime.charges}; keeps {runtime.keeps}", *faults)
-    yield Text(lines, indent=2, wraps=False)
-    yield Text([f"source: {runtime.source}"], style="dim", indent=2, wraps=False)
+    yield Text(lines, indent=2)
+    yield Text([f"source: {runtime.source}"], style="dim", indent=2)
 
 
 def _row(runtime: Runtime) -> tuple[str, ...]:

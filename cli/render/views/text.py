@@ -51,11 +51,6 @@ def weight_rows(result: Estimate) -> Iterator[tuple[str, int]]:
         yield "all of these, on disk", result.components.weights.bytes
 
 
-def summary(result: Estimate, units: Units) -> tuple[str, str, str]:
-    """The model, the workload and the device, a line each."""
-    return title(result.model), task(result), machine(result, units)
-
-
 def title(model: ModelSummary) -> str:
     """The model in one line."""
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in model.layers.items())
@@ -93,22 +88,6 @@ def machine(result: "Estimate | Comparison | ContextPlan | TuneResult", units: U
     if device.used_by_others_bytes is not None:
         text += f", {format_bytes(device.used_by_others_bytes, units)} in use by others now"
     return text
-
-
-def verdict(result: Estimate, units: Units) -> str:
-    """The verdict as a sentence with its numbers."""
-    need = result.peak_bytes + result.components.margin.bytes
-    needed = format_bytes(need, units)
-    if result.device is None:
-        return f"Needs {needed}."
-    budget = result.device.working_set_bytes
-    share = f"{needed} of {format_bytes(budget, units)} ({percent(need, budget)})"
-    name = result.runtime.name
-    if "working_set" not in result.exceeded and "runtime_budget" in result.exceeded:
-        return f"Does not fit: {share}; more than {name} gives itself."
-    if "working_set" not in result.exceeded and "cache_budget" in result.exceeded:
-        return f"Does not fit: the cache is larger than {name} gives it ({share} in all)."
-    return verdict_sentence(result.verdict, result.exceeded, share)
 
 
 def verdict_sentence(verdict: Verdict, exceeded: tuple[str, ...], share: str) -> str:

@@ -1,5 +1,8 @@
 """Text for the terminal, plain in a pipe or a file; numbers are never cut."""
 
+import re
+from collections.abc import Iterator
+
 from memfit.cli.render import grid
 from memfit.cli.render.document import (
     Chart,
@@ -16,7 +19,8 @@ from memfit.cli.render.document import (
 from memfit.cli.render.escape import visible
 from memfit.cli.render.page import Page, open_page
 
-_LEAST_WIDTH = 64
+# A word of a shell command: quoted parts and escaped characters may have spaces in them.
+_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""")
 
 
 def write(view: HasDocument, *, to_file: bool) -> str:
@@ -26,14 +30,19 @@ def write(view: HasDocument, *, to_file: bool) -> str:
 
 def to_terminal(document: Document, *, to_file: bool) -> str:
     """Return a document as text with colours only for a terminal that supports them."""
-    page = open_page(to_file=to_file, least_width=_LEAST_WIDTH)
+    page = open_page(to_file=to_file)
     is_first = True
     for part in document:
         if part.only == "page" or (isinstance(part, Text | Commands) and not part.lines):
             continue
+        before = page.length
         if not is_first and _has_gap(part):
             page.console.print()
         _draw(page, part)
+        if part.needs_room and page.lines > page.height:
+            page.take_back(before)
+            if part.otherwise:
+                page.say(part.otherwise)
         is_first = False
     return page.text()
 
@@ -53,13 +62,25 @@ def _draw(page: Page, part: Heading | Text | Table | Columns | Verdict | Command
         case Columns():
             grid.draw_columns(page, part)
         case Verdict():
-            page.say(part.text, style=f"bold {part.colour}", wraps=part.wraps)
+            page.say(part.text, style=f"bold {part.colour}")
         case Commands():
-            page.say("To paste")
+            page.say(part.heading)
             for line in part.lines:
-                page.say(line, indent=2, wraps=False)
+                for piece in continued(visible(line), page.console.width - 2):
+                    page.console.print(f"  {piece}", soft_wrap=True)
         case Chart():
             _chart(page, part)
+
+
+def continued(command: str, width: int) -> Iterator[str]:
+    """Yield the lines of a shell command, broken between its words where it is too long."""
+    line = ""
+    for word in _WORD.findall(command):
+        if line and len(line) + len(word) + 3 > width:
+            yield f"{line} \\"
+            line = "  "
+        line += word if line in ("", "  ") else f" {word}"
+    yield line
 
 
 def _chart(page: Page, chart: Chart) -> None:
@@ -68,9 +89,11 @@ def _chart(page: Page, chart: Chart) -> None:
 
 
 def _heading(page: Page, heading: Heading) -> None:
-    page.say(heading.text, style="bold", end=": " if heading.status else "\n", wraps=False)
+    is_one_line = len(heading.text) + len(heading.status) + 2 <= page.console.width
+    end = ": " if is_one_line else ":\n"
+    page.say(heading.text, style="bold", end=end if heading.status else "\n")
     if heading.status:
-        page.say(heading.status, style=heading.colour, wraps=False)
+        page.say(heading.status, style=heading.colour)
 
 
 def _text(page: Page, text: Text) -> None:
@@ -78,8 +101,8 @@ def _text(page: Page, text: Text) -> None:
         page.say(text.heading)
     for number, line in enumerate(text.lines, 1):
         if isinstance(line, Pair):
-            page.say(line.problem, indent=text.indent, wraps=text.wraps)
-            page.say(line.remedy, indent=text.indent + 2, wraps=text.wraps)
+            page.say(line.problem, indent=text.indent)
+            page.say(line.remedy, indent=text.indent + 2)
             continue
         prefix = {"1.": f"{number} ", "!": "note: "}.get(text.mark, "")
-        page.say(f"{prefix}{line}", style=text.style, indent=text.indent, wraps=text.wraps)
+        page.say(f"{prefix}{line}", style=text.style, indent=text.indent)

@@ -1,0 +1,277 @@
+"""The first screen of an estimate: the verdict, the grid, and what to type."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from memfit.cli.render.document import VERDICT_COLOURS, Table, Toned
+from memfit.cli.render.views.text import percent
+from memfit.estimators.base.units import Units
+from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.results.estimate import Action, Cell, DeviceSummary, Estimate, Grid, GridRow
+
+_WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
+_MARKS = "*+^%"
+SETTINGS = {
+    "weight_bits": "{} bits",
+    "kv_bits": "KV {} bits",
+    "prefill_step": "prefill step {}",
+}
+"""How an action's settings are called; memory is a machine's."""
+
+
+def headline(result: Estimate, units: Units) -> str:
+    """The verdict, with what has to change."""
+    name = result.model.id.rstrip("/").rpartition("/")[2]
+    needed = size(result.needed_bytes, units)
+    if result.device is None:
+        # As on the Macs of the grid, where the chip is not known either.
+        needed = _need(result.grid.rows[0], units) if result.grid.rows else needed
+        return f"{name}: needs {needed}. {_mac(result)}"
+    share = f"{needed} of {size(result.device.working_set_bytes, units, down=True)}"
+    start = f"{name}, {machine(result.device)}:"
+    if result.verdict == "fits":
+        part = percent(result.needed_bytes, result.device.working_set_bytes)
+        return f"{start} fits ({share}, {part}). Nothing to change."
+    if result.verdict == "tight":
+        return f"{start} tight ({share}); above nine tenths it can be slow. {_remedy(result)}"
+    label = result.grid.rows[0].label if result.grid.rows else ""
+    at = f" at {label}" if label[:1].isdigit() else ""
+    return f"{start} does not fit{at} ({_excess(result, share)}). {_remedy(result)}"
+
+
+def _excess(result: Estimate, share: str) -> str:
+    if "working_set" in result.exceeded:
+        return share
+    if "runtime_budget" in result.exceeded:
+        return f"{share}; more than {result.runtime.name} gives itself"
+    if "cache_budget" in result.exceeded:
+        return f"{share}; the cache is larger than {result.runtime.name} gives it"
+    return f"{share}; one allocation is larger than the device allows"
+
+
+def _remedy(result: Estimate) -> str:
+    chosen = best(result)
+    if chosen is None:
+        return _mac(result)
+    if "memory_bytes" in chosen.settings:
+        return _mac(result)
+    return f"It fits {settings_text(chosen.settings)}."
+
+
+def _mac(result: Estimate) -> str:
+    chosen = best(result)
+    if chosen is None:
+        return "No Mac is large enough." if _looks_at_macs(result) else ""
+    text = f"The smallest Mac that fits has {gigabytes(chosen.settings['memory_bytes'])}"
+    changes = settings_text(chosen.settings)
+    return f"{text}, {changes}." if changes else f"{text}."
+
+
+def _looks_at_macs(result: Estimate) -> bool:
+    return result.recommendation.memory_bytes.state == "impossible"
+
+
+def best(result: Estimate) -> Action | None:
+    """The cheapest action that makes the request fit; of Macs first the one without changes."""
+    fitting = [a for a in result.actions if a.goal == "request" and a.verdict == "fits"]
+    here = [action for action in fitting if "memory_bytes" not in action.settings]
+    unchanged = [action for action in fitting if set(action.settings) == {"memory_bytes"}]
+    return next(iter((*here, *unchanged, *fitting)), None)
+
+
+def settings_text(settings: Mapping[str, int]) -> str:
+    """What changes, after "it fits"; empty when nothing but the machine does."""
+    parts = [text.format(settings[name]) for name, text in SETTINGS.items() if name in settings]
+    if not parts:
+        return ""
+    start = "at" if "weight_bits" in settings else "with"
+    return f"{start} {parts[0]}" + "".join(f" and {part}" for part in parts[1:])
+
+
+def machine(device: DeviceSummary) -> str:
+    """The machine, a Mac by the memory it is sold with."""
+    if device.name.startswith("Mac with") and not device.memory_bytes % GIB:
+        return f"Mac with {gigabytes(device.memory_bytes)}"
+    return device.name
+
+
+def gigabytes(memory_bytes: int) -> str:
+    """Memory as it is sold: a "GB" of it is a GiB."""
+    return f"{memory_bytes // GIB} GB"
+
+
+def size(nbytes: int, units: Units, *, down: bool = False) -> str:
+    """Bytes with one decimal, rounded up so that a need never looks smaller."""
+    return f"{tenths(nbytes, units, down=down)} {'GB' if units is Units.GB else 'GiB'}"
+
+
+def tenths(nbytes: int, units: Units, *, down: bool = False) -> str:
+    """The number of `size`."""
+    unit = 10**9 if units is Units.GB else 2**30
+    found = 10 * nbytes // unit if down else -(-10 * nbytes // unit)
+    return f"{found // 10}.{found % 10}"
+
+
+def tokens(count: int) -> str:
+    """Tokens in a few characters, rounded down: 4k is 4096, but 40960 is 40k.
+
+    >>> tokens(131072), tokens(102144), tokens(300)
+    ('128k', '99k', '300')
+    """
+    if count >= 2**20:
+        return f"{count // 2**20}M"
+    return f"{count // 1024}k" if count >= 1024 else str(count)
+
+
+def grid_table(result: Estimate, units: Units) -> Iterator[Table]:
+    """Yield the grid as a table; a narrow terminal drops the farthest columns first."""
+    grid = result.grid
+    if not grid.rows:
+        return
+    unit = "GB" if units is Units.GB else "GiB"
+    places = range(2, 2 + len(grid.columns))
+    if grid.axis == "memory_bytes":
+        headings = ["", "needs", *(str(nbytes // GIB) for nbytes in grid.columns)]
+        title, droppable = f"fits a Mac with {unit} of memory", list(places)[:0:-1]
+    else:
+        headings = ["", "weights", *map(tokens, grid.columns), "longest"]
+        title = f"needs in {unit} for a prompt of"
+        asked = result.workload.prompt_tokens
+        droppable = [n for n in reversed(places) if grid.columns[n - 2] != asked]
+    yield Table(
+        headings,
+        list(_grid_rows(grid, step_marks(grid, result.workload.prefill_step), units)),
+        title,
+        align="lr" + "l" * len(places) + "r",
+        wrapped=(),
+        droppable=droppable,
+    )
+
+
+def _grid_rows(grid: Grid, marks: Mapping[int, str], units: Units) -> Iterator[list[str | Toned]]:
+    by_prompt = grid.axis == "context_tokens"
+    cells = [[_cell(cell, by_prompt, marks, units) for cell in row.cells] for row in grid.rows]
+    for row, shown in zip(grid.rows, _padded(cells), strict=True):
+        if by_prompt:
+            yield [row.label, size(row.weights_bytes, units), *shown, _longest(row, marks)]
+        else:
+            yield [row.label, _need(row, units), *shown]
+
+
+def _need(row: GridRow, units: Units) -> str:
+    needs = [cell.needed_bytes for cell in row.cells if cell.needed_bytes is not None]
+    return size(max(needs), units) if needs else "-"
+
+
+def step_marks(grid: Grid, step: int) -> dict[int, str]:
+    """A mark for each prefill step that is not the request's, the largest first."""
+    steps = {cell.prefill_step for row in grid.rows for cell in row.cells}
+    steps |= {row.context_step for row in grid.rows if row.context_tokens}
+    return dict(zip(sorted(steps - {step}, reverse=True), _MARKS, strict=False))
+
+
+def _cell(cell: Cell, by_prompt: bool, marks: Mapping[int, str], units: Units) -> Toned:
+    word = _WORDS[cell.verdict] if by_prompt else cell.verdict.replace("exceeds", "no")
+    if by_prompt and cell.needed_bytes is not None:
+        word = f"{tenths(cell.needed_bytes, units)} {word}".rstrip()
+    return Toned(word + marks.get(cell.prefill_step, ""), VERDICT_COLOURS[cell.verdict])
+
+
+def _padded(rows: Sequence[Sequence[Toned]]) -> list[list[Toned]]:
+    """The cells with the decimal points of each column below each other."""
+    points = [max(cell.text.find(".") for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        [
+            Toned(" " * max(0, point - cell.text.find(".")) + cell.text, cell.colour)
+            if "." in cell.text
+            else cell
+            for cell, point in zip(row, points, strict=True)
+        ]
+        for row in rows
+    ]
+
+
+def _longest(row: GridRow, marks: Mapping[int, str]) -> str:
+    if not row.context_tokens:
+        return "-"
+    mark = marks.get(row.context_step)
+    return f"{tokens(row.context_tokens)}{mark or ''}"
+
+
+def legend(result: Estimate, units: Units) -> Iterator[str]:
+    """What the marks of the grid mean, and what the device gives."""
+    marks = step_marks(result.grid, result.workload.prefill_step)
+    parts = [", ".join(f"{mark} {step}" for step, mark in marks.items())]
+    parts = [f"prefill step: {parts[0]}"] if marks else []
+    if result.device and result.grid.rows:
+        budget = size(result.device.working_set_bytes, units, down=True)
+        if result.device.backend == "metal":
+            whole = size(result.device.memory_bytes, units)
+            parts.append(f"the GPU may use {budget} of {whole}")
+    if result.grid.rows and result.grid.method != result.method:
+        parts.append("by formula")
+    if parts:
+        yield "; ".join(parts)
+
+
+def task(result: Estimate) -> str:
+    """The workload and the runtime, in few words."""
+    work = result.workload
+    text = f"{work.prompt_tokens} tokens"
+    if work.max_tokens:
+        text += f" + {work.max_tokens} generated"
+    if work.batch > 1:
+        text += f", batch {work.batch}"
+    text += f", prefill step {work.prefill_step}"
+    if work.kv_bits:
+        text += f", KV {work.kv_bits} bits"
+    return f"{text}, {result.runtime.name} {result.runtime.version}"
+
+
+def peak(result: Estimate, units: Units) -> str:
+    """The peak with its range."""
+    low, high = result.peak_range_bytes
+    if result.method == "measure":
+        return f"peak {size(result.peak_bytes, units)}, measured"
+    if high == result.peak_bytes:
+        return f"peak at most {size(high, units)}"
+    between = f"{tenths(low, units, down=True)} to {tenths(high, units)}"
+    return f"peak {size(result.peak_bytes, units)} ({between})"
+
+
+def speed(result: Estimate) -> Iterator[str]:
+    """The bound of the decode speed, and what to expect of it."""
+    found = result.decode_speed
+    if found is None:
+        return
+    text = f"decodes at most {found.most_tokens_per_second:.0f} tokens a second"
+    if found.expected_tokens_per_second:
+        least, median, most = found.expected_tokens_per_second
+        text += f", expect about {median:.0f} ({least:.0f} to {most:.0f})"
+    yield text
+
+
+def doing(result: Estimate) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """A heading, the commands to paste, and what else there is to know of them."""
+    chosen = best(result)
+    if chosen is None:
+        return "", (), tuple(_other_ways(result, None))
+    heading = "Run it" if not chosen.settings else "Do this"
+    return heading, chosen.commands, tuple(_other_ways(result, chosen))
+
+
+def _other_ways(result: Estimate, chosen: Action | None) -> Iterator[str]:
+    kept = chosen.settings.items() if chosen else ()
+    longer = [
+        f"{tokens(each.context_tokens or 0)} {settings_text(dict(each.settings.items() - kept))}"
+        for each in result.actions
+        if each.goal == "longer_prompt"
+    ]
+    if longer:
+        yield f"Longer prompts: {', '.join(longer)}."
+    if chosen and "memory_bytes" not in chosen.settings:
+        for action in result.actions:
+            if set(action.settings) == {"memory_bytes"}:
+                yield f"A Mac with {gigabytes(action.settings['memory_bytes'])} fits it unchanged."
+    limit = result.recommendation.wired_limit_mb
+    if limit.state == "change" and (chosen is None or chosen.cost == "hardware"):
+        yield f"Or: {limit.reason}."
