@@ -173,7 +173,8 @@ def test_the_longest_prompt_of_all_steps_is_that_of_brute_force(case: Case) -> N
 
 def longest_by_steps(model: SizedModel, workload: Workload) -> int:
     longest = 0
-    for tokens in range(256, LIMIT + 1, 256):
+    limit = min(LIMIT, model.model.max_context or LIMIT)
+    for tokens in range(256, limit + 1, 256):
         try:
             answer = estimate(model, workload.prompt_only(tokens), advises=False)
         except UnsupportedError:
