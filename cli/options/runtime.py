@@ -112,6 +112,18 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
         str | None,
         typer.Option(metavar="KEYS[,VALUES]", help="Types of llama.cpp's KV cache, such as q8_0."),
     ] = None
+    cache_type_k: Annotated[
+        str | None,
+        typer.Option(
+            "--cache-type-k", "-ctk", metavar="TYPE", help="Type of the keys in llama.cpp's cache."
+        ),
+    ] = None
+    cache_type_v: Annotated[
+        str | None,
+        typer.Option(
+            "--cache-type-v", "-ctv", metavar="TYPE", help="Type of the values in its cache."
+        ),
+    ] = None
     flash_attn: Annotated[
         bool,
         typer.Option(
@@ -121,6 +133,8 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
     gpu_layers: Annotated[
         str | None,
         typer.Option(
+            "--gpu-layers",
+            "-ngl",
             metavar="N|auto|all",
             help="Layers that llama.cpp has on the GPU, with the head; auto: the most that fit.",
         ),
@@ -128,7 +142,10 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
     n_cpu_moe: Annotated[
         str | None,
         typer.Option(
-            metavar="N", help="Layers, from the first, with their experts on llama.cpp's host."
+            "--n-cpu-moe",
+            "-ncmoe",
+            metavar="N",
+            help="Layers, from the first, with their experts on llama.cpp's host.",
         ),
     ] = None
 
@@ -149,6 +166,8 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
         """
         settings = {
             "--cache-type": self.cache_type,
+            "--cache-type-k": self.cache_type_k,
+            "--cache-type-v": self.cache_type_v,
             "--no-flash-attn": None if self.flash_attn else "off",
             "--gpu-layers": self.gpu_layers,
             "--n-cpu-moe": self.n_cpu_moe,

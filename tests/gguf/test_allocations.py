@@ -141,6 +141,25 @@ def test_most_compute_buffers_are_llama_cpps_to_the_hundredth_of_a_mebibyte() ->
     assert (len(off), sum(abs(percent) < 0.02 for percent in off)) == (526, 318)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "count"),
+    [
+        ("qwen3moe", "expert_used_count", 2**31 - 1),
+        ("lfm2", "shortconv.l_cache", 1),
+        ("llama", "attention.head_count_kv", 2**20),
+        ("mamba", "ssm.conv_kernel", 1),
+    ],
+)
+def test_any_count_of_a_file_gives_buffers(name: str, key: str, count: int) -> None:
+    entry = MODELS[name]
+    metadata = {**entry.metadata, f"{name}.{key}": count}
+    model = build_gguf_model(metadata, entry.tensors, "model.gguf").model
+    room = cells(workload_of(entry.runs[0]), RUNTIME)
+    weights = file_weights(entry.tensors, len(model.layers), 1)
+    context = Context(room, F16, True, room.microbatch)
+    assert compute_buffers(model, context, weights, Placement("metal", 4, 5)).gpu > 0
+
+
 def test_a_gpu_copies_the_weights_that_the_host_keeps() -> None:
     (run,) = (run for run in MODELS["qwen3"].runs if run.gpu_layers == 0)
     # The head's matrix, which is the embedding's, and the logits.

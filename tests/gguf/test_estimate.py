@@ -79,6 +79,8 @@ def test_kv_bits_select_llama_cpps_block_types(memfit: Memfit, qwen: Path) -> No
     assert kv_bytes("--kv-bits", "4") == plain * 18 // 64 == kv_bytes("--cache-type", "q4_0,q4_0")
     assert kv_bytes("--cache-type", "q8_0,f16") == (plain * 34 // 64 + plain) // 2
     assert kv_bytes("--cache-type", "f32") == 2 * plain
+    assert kv_bytes("-ctk", "q8_0") == kv_bytes("--cache-type", "q8_0,f16")
+    assert kv_bytes("-ctk", "q8_0", "-ctv", "q8_0") == kv_bytes("--cache-type", "q8_0")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,7 @@ def test_kv_bits_select_llama_cpps_block_types(memfit: Memfit, qwen: Path) -> No
         (["--max-kv-size", "64"], 3, "no rotating cache"),
         (["--cache-type", "q3_k"], 2, "--cache-type: 'q3_k': llama.cpp keeps a cache in f32"),
         (["--cache-type", "f16,f16,f16"], 2, "--cache-type: 'f16,f16,f16'"),
+        (["-ctk", "f16,q8_0"], 2, "--cache-type-k: 'f16,q8_0': give one type"),
         (["--quantize", "4"], 3, "conversions of a GGUF file are not described"),
     ],
 )
@@ -152,7 +155,7 @@ def test_layers_are_divided_between_the_gpu_and_the_host(memfit: Memfit, qwen: P
     data = memfit("estimate", qwen, "--context", "4k", "--json", "--gpu-layers", "3").json
     assert data["peak_bytes"] == gpu["total_bytes"]
     assert data["components"]["weights"]["resident_bytes"] == gpu["weights_bytes"]
-    nothing, everything = shares("--gpu-layers", "0")
+    nothing, everything = shares("-ngl", "0")
     assert nothing["weights_bytes"] == nothing["cache_bytes"] == 0
     assert everything["weights_bytes"] == whole["weights"]["bytes"]
     assert shares("--gpu-layers", "all", "--device", "rtx-3090") == shares("--device", "rtx-3090")

@@ -47,7 +47,7 @@ def _experts(to: Builder, spec: MixtureOfExperts, normed: Tensor) -> Tensor:
         active = to.over(product("up", normed, width, inner))
     each = to.over(product("down", active, inner, width), shares)
     total = to.op(to.hidden, each)
-    for _ in range(spec.top_k - 2):
+    if spec.top_k > 2:  # as often as there are experts, in the same room
         total = to.over(total, each)
     if spec.shared_intermediate:
         shared = _dense(to, "_shexp", spec.shared_intermediate, normed, gated=spec.gated)

@@ -48,7 +48,7 @@ def _attention(to: Builder, spec: Attention, normed: Tensor) -> Tensor:
         key = to.over(to.product("attn_k", normed, spec.kv_heads * spec.key_dim), to.positions)
         for row, place in zip((key, value), inputs.rows, strict=True):
             to.graph.write(to.place, row, place)
-    mixed = _attended(to, spec, query, caches, inputs.mask, spec.heads * spec.value_dim)
+    mixed = _attended(to, spec, query, caches, inputs.mask, spec.value_dim)
     if spec.output_gate:
         mixed = to.over(mixed, to.over(to.op(width, projected)))
     return mixed
@@ -60,12 +60,13 @@ def _attended(
     query: Tensor,
     caches: tuple[Stored, ...],
     mask: Tensor,
-    width: int,
+    value_dim: int,
 ) -> Tensor:
     """Attention proper: fused, or with every score in memory."""
+    width = spec.heads * value_dim
     if to.flash:
         mixed = to.op(width, query, *caches, mask)
-        mixed.scratch = to.scratch(spec, width // spec.heads)
+        mixed.scratch = to.scratch(spec, value_dim)
         return mixed
     scores = to.op(to.room.of(spec.window) * spec.heads, caches[0], query)
     return to.op(width, to.op(width, caches[-1], to.over(scores, mask)))
@@ -81,7 +82,7 @@ def _latent(to: Builder, spec: LatentAttention, normed: Tensor) -> Tensor:
     row = to.product("attn_kv_a_mqa", normed, latent + rope)
     row = to.op(latent + rope, to.over(to.op(latent, row)), to.op(rope, row, to.positions))
     to.graph.write(to.place, row, inputs.rows[0])
-    mixed = _attended(to, spec, query, caches, mask, heads * latent)
+    mixed = _attended(to, spec, query, caches, mask, latent)
     return to.op(heads * spec.value_dim, to.product("attn_v_b", mixed, heads * spec.value_dim))
 
 
@@ -114,7 +115,7 @@ def _recurrent(to: Builder, spec: Recurrent, normed: Tensor) -> Tensor:
         return _rwkv(to, spec, normed)
     if spec.kind == "short_convolution":
         mixed = to.product("shortconv.in_proj", normed, 3 * to.hidden)
-        kernel = spec.state[0].elements // to.hidden + 1
+        kernel = sum(state.elements for state in spec.state) // to.hidden + 1
         window = to.convolved(to.op(to.hidden, mixed), to.hidden, kernel)
         return to.op(to.hidden, mixed, window)
     return _mamba(to, spec, normed)
@@ -122,7 +123,7 @@ def _recurrent(to: Builder, spec: Recurrent, normed: Tensor) -> Tensor:
 
 def _mamba(to: Builder, spec: Recurrent, normed: Tensor) -> Tensor:
     """Source: mamba-base.cpp; other recurrences (minimax-01.cpp) are taken as one."""
-    inner, kept = spec.inner_dim, spec.state[-1].elements
+    inner, kept = spec.inner_dim, sum(state.elements for state in spec.state[-1:])
     shifted = spec.state[0].elements if len(spec.state) > 1 else 0
     channels = max(inner, shifted // (_MAMBA_KERNEL - 1))
     mixed = to.product("ssm_in", normed, inner + channels)

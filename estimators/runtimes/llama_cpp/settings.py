@@ -7,6 +7,8 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.runtimes.llama_cpp.caches import CACHE_TYPES, CacheTypes
 from memfit.estimators.runtimes.runtime import Runtime
 
+_UNQUANTISED = CacheTypes("f16", "f16")
+
 
 class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
     """llama.cpp with its settings."""
@@ -31,6 +33,12 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
         match option:
             case "--cache-type":
                 return replace(self, types=parse_cache_types(text))
+            case "--cache-type-k" | "--cache-type-v":
+                (given, again), types = parse_cache_types(text), self.types or _UNQUANTISED
+                if given != again:
+                    raise InputError(f"{text[:60]!r}: give one type")
+                one = {"keys": given} if option.endswith("k") else {"values": given}
+                return replace(self, types=types._replace(**one))
             case "--no-flash-attn":
                 return replace(self, flash=False)
             case "--gpu-layers" if text.strip().lower() == "auto":
