@@ -56,8 +56,11 @@ def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, Estima
         "kv": EstimatedFigure(figures.kv.nbytes, cache_basis),
         "kv_held": EstimatedFigure(figures.kv.held_bytes, cache_basis),
         "ssm": EstimatedFigure(figures.ssm_bytes, cache_basis),
-        "peak": EstimatedFigure(moment.nbytes, peak_basis),
-        "workspace": EstimatedFigure(moment.nbytes - footprint.loaded_bytes - caches, peak_basis),
+        # A run is measured from after the load on.
+        "peak": EstimatedFigure(moment.run_bytes, peak_basis),
+        "workspace": EstimatedFigure(
+            moment.run_bytes - footprint.loaded_bytes - caches, peak_basis
+        ),
     }
     if sized.model.layers:
         prefilled = prefilled_kv_cache(sized.model, workload)

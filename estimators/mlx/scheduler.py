@@ -142,3 +142,25 @@ class TaskQueue(Generic[Work]):
         while under_way and under_way[0][0] <= dispatches:
             done.append(under_way.popleft()[1])
         return done
+
+
+class ReadQueue(BatchQueue[Work]):
+    """A GPU's batches while files are read, which the CPU does in tasks of its own.
+
+    Both count as under way (mlx scheduler.h), and are taken as done in their order: the GPU waits
+    for what it needs. Before MLX waits it commits the GPU's open batch (mlx transforms.cpp).
+    """
+
+    __slots__ = ("_reads",)
+
+    def __init__(self, limits: BatchLimits) -> None:
+        super().__init__(limits)
+        self._reads = 0
+
+    def read(self) -> Iterable[Work]:
+        """Give the CPU one read; return the work that is done when MLX continues."""
+        self._reads += 1
+        if self._reads % CPU_DISPATCHES_PER_TASK:
+            return ()
+        self._close()
+        return self._closed.popleft() if len(self._closed) > self._in_flight else ()

@@ -13,7 +13,7 @@ from memfit.estimators.results.estimate import Basis, Note, Phase
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.runtimes.mlx_lm import MlxLm
-from memfit.estimators.workspace.peak import PeakMoment
+from memfit.estimators.workspace.peak import PeakMoment, with_load
 
 
 class Measured(MlxLm, frozen=True):
@@ -118,7 +118,9 @@ class Measured(MlxLm, frozen=True):
             prefill_bytes=prefill,
             decode_bytes=decode,
         )
-        return MemoryFigures(kv, ssm_bytes, moment)
+        # A run is measured from after the load on.
+        load = estimated.moment.nbytes if estimated.moment.phase == "load" else 0
+        return MemoryFigures(kv, ssm_bytes, with_load(moment, load))
 
 
 def _median(values: Iterable[int]) -> int:

@@ -20,7 +20,8 @@ from memfit.estimators.runtimes.interface import (
 )
 from memfit.estimators.runtimes.mlx_lm_commands import STDIN, generate_command, server_command
 from memfit.estimators.runtimes.runtime import Budget, Runtime
-from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model
+from memfit.estimators.workspace.load import load_extra
+from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model, with_load
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.token_cost import TokenCost
@@ -81,6 +82,7 @@ class MlxLm(RuntimeModel, frozen=True):
             versions=self.runtime.versions,
         )
         states = state_bytes(subject.model, workload.batch)
+        moment = with_load(moment, self.load_bytes())
         return MemoryFigures(kv_cache(subject.model, workload), states, moment)
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
@@ -88,6 +90,13 @@ class MlxLm(RuntimeModel, frozen=True):
         if figure == "workspace" and self.subject.backend == "cuda":
             return "bound", 0
         return RuntimeModel.basis(self, figure, workload)
+
+    def load_bytes(self) -> int:
+        """Return the peak of the load."""
+        footprint, backend = self.subject.footprint, self.subject.backend
+        made = footprint.conversions if self.is_mlx_lm else ()
+        arrays = footprint.sizes.total()
+        return self.resident_bytes + load_extra(made, arrays=arrays, backend=backend)
 
     def least_bytes(self, workload: Workload) -> int:
         """Return weights, states and the tokens in the caches, which the last step reads."""

@@ -11,6 +11,7 @@ from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import context_limit
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
@@ -25,8 +26,9 @@ from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.weights.footprint import WeightFootprint, bounded
+from memfit.estimators.weights.loading import Conversion
 from memfit.estimators.weights.parts import part_of
-from memfit.estimators.workspace.peak import PeakMoment
+from memfit.estimators.workspace.peak import PeakMoment, with_load
 
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
     adapter: "Adapter | None" = None
     _built: dict[Backend, "TracedModel"] = {}
     _runs: dict[tuple[Workload, Device, MlxVersions], "TracedRun"] = {}
+    _loads: dict[tuple[Device, MlxVersions], int | None] = {}
 
     def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> "TracedRun":
         """Return what the class holds when a workload ends, and its largest moment on the way."""
@@ -82,6 +85,21 @@ class ClassTrace(Struct, frozen=True, eq=False):
                 raise
             return TracedRun(built.shapes(workload), None, str(error))
         return TracedRun(shapes, peak(trace, machine))
+
+    def load_bytes(self, machine: Device, versions: MlxVersions) -> int | None:
+        """Return the peak of the load, 0 if nothing is converted, None if it is not known."""
+        from memfit.estimators.trace.kernel_stubs import TraceTarget
+        from memfit.estimators.trace.peak import load_peak
+
+        asked = machine, versions
+        if asked not in self._loads:
+            target = TraceTarget(backend=machine.backend, versions=versions)
+            try:
+                call = self.built(machine.backend).load(target)
+                self._loads[asked] = load_peak(call, machine, versions.mlx) if call else 0
+            except UnsupportedError:
+                self._loads[asked] = None
+        return self._loads[asked]
 
     def shapes(self, workload: Workload) -> "TracedShapes":
         """Return the bytes that the class holds when a workload ends."""
@@ -144,7 +162,13 @@ class MlxLmTrace(MlxLm, frozen=True):
         if traced is None:
             derived = MlxLm.figures(self, workload)
             return replace(derived, kv=kv, ssm_bytes=shapes.ssm_bytes)
-        return MemoryFigures(kv, shapes.ssm_bytes, _moment(traced))
+        moment = with_load(_moment(traced), self.load_bytes())
+        return MemoryFigures(kv, shapes.ssm_bytes, moment)
+
+    def load_bytes(self) -> int:
+        """Return the peak of the load; by formula where its graph cannot be recorded."""
+        traced = self.trace.load_bytes(self.subject.device or ANY_MAC, self.runtime.versions)
+        return MlxLm.load_bytes(self) if traced is None else traced
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return a figure's basis; a workspace without a trace rests on the formula."""
@@ -158,7 +182,12 @@ class MlxLmTrace(MlxLm, frozen=True):
 
     def formula_view(self) -> MlxLm | None:
         """Return mlx-lm by formula, None for a model that formulas do not describe."""
-        return MlxLm(self.runtime, self.subject) if self.trace.is_described else None
+        if not self.trace.is_described:
+            return None
+        # The load does not depend on the workload, so it stays by trace.
+        extra = max(0, self.load_bytes() - self.resident_bytes)
+        footprint = replace(self.subject.footprint, conversions=(Conversion(0, extra),))
+        return MlxLm(self.runtime, replace(self.subject, footprint=footprint))
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
         """Yield the versions of what was run, and what an estimate assumes."""

@@ -52,7 +52,7 @@ _SHARED: Mapping[str, Rule] = {
     **_names(writing.scatter, "Scatter ScatterAxis MaskedScatter"),
     **_names(writing.dynamic_slice, "DynamicSlice"),
     **_names(writing.dynamic_slice_update, "DynamicSliceUpdate"),
-    **_names(writing.nothing, "NumberOfElements"),
+    **_names(writing.nothing, "Load NumberOfElements"),
     **_names(cpu_rules.log_sum_exp, "LogSumExp"),
     **_names(cpu_rules.quantize, "Quantize"),
     **_names(fresh, "Arange ArgReduce Gather GatherAxis RandomBits Reduce SearchSorted"),

@@ -59,11 +59,11 @@ def build(
     name: str,
     *,
     dtype: str,
-    tensors: Iterable[Tensor] | None = None,
+    arrays: dict[str, Any] | None = None,
     quantize: Quantization | None = None,
     adapter: Adapter | None = None,
 ) -> Any:
-    """Return the model, loaded from ``tensors`` or, without them, converted to ``dtype``.
+    """Return the model, loaded from ``arrays`` or, without them, converted to ``dtype``.
 
     ``quantize`` then quantises it as mlx_lm.convert would, and ``adapter`` adds its layers.
     ``name`` is the name of the config in messages. Call it inside `tracing`.
@@ -79,13 +79,9 @@ def build(
     with class_errors(name, config), _few_modules(nn, name):
         _reject_many_layers(config, name)
         utils = library.load("mlx_lm.utils")
-        # A copy, because classes change their config.
-        settings = copy.deepcopy(dict(config))
-        # load_config decodes tagged floats too; the first builds of mlx-lm 0.32 have none.
-        if hasattr(utils, "_decode_tagged_floats"):
-            settings = utils._decode_tagged_floats(settings)
-        if tensors is not None:
-            model = _loaded(utils, settings, tensors)
+        settings = settings_of(utils, config)
+        if arrays is not None:
+            model = loaded(utils, settings, arrays)
         else:
             model = _made(utils, settings, dtype)
             _quantize_as_declared(nn, model, settings)
@@ -93,7 +89,7 @@ def build(
             model, _ = utils.quantize_model(
                 model, {}, quantize.group_size, quantize.bits, mode=quantize.mode
             )
-        if quantize or tensors is None:  # else load_model has called it
+        if quantize or arrays is None:  # else load_model has called it
             model.eval()
     # mlx-lm itself does not load PEFT's layout: memfit counts its bytes alone.
     if adapter and adapter.weight_file == MLX_WEIGHTS:
@@ -119,8 +115,17 @@ def _attach(tuner: Any, model: Any, adapter: Adapter) -> None:
                 f"{adapter.id}: {printable(tensor.name)}: the model has no such parameter, or one"
                 " of another shape; is it the model that the adapter was trained on?"
             )
-    model.load_weights([(t.name, _array(t)) for t in adapter.tensors], strict=False)
+    model.load_weights(list(arrays_of(adapter.tensors).items()), strict=False)
     model.eval()
+
+
+def settings_of(utils: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a config as mlx-lm's load_config reads it; classes change it."""
+    settings = copy.deepcopy(dict(config))
+    # The first builds of mlx-lm 0.32 decode no tagged floats.
+    decode: Callable[[dict[str, Any]], dict[str, Any]] | None
+    decode = getattr(utils, "_decode_tagged_floats", None)
+    return decode(settings) if decode else settings
 
 
 @contextmanager
@@ -197,8 +202,13 @@ def _few_modules(nn: Any, name: str) -> Iterator[None]:
         yield
 
 
-def _loaded(utils: Any, config: dict[str, Any], tensors: Iterable[Tensor]) -> Any:
-    arrays = {tensor.name: _array(tensor) for tensor in tensors}
+def arrays_of(tensors: Iterable[Tensor]) -> dict[str, Any]:
+    """Return an array for each tensor of a header, which is not computed."""
+    return {tensor.name: _array(tensor) for tensor in tensors}
+
+
+def loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
+    """Return what mlx-lm's load_model makes of ``arrays``, in place of those in files."""
     # load_model finds these names in its own module, so they can be replaced there.
     given = {
         "load_config": lambda _: config,

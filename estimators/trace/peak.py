@@ -95,6 +95,12 @@ def peak(trace: Trace, device: Device) -> TracedPeak:
     )
 
 
+def load_peak(call: Call, device: Device, mlx_version: Version) -> int:
+    """Return the most bytes in use while a model is loaded, its weights included."""
+    run = _Replay(device, mlx_version)
+    return run.follow(unmerged(call), jumped=False, sampled=0).nbytes
+
+
 def _followed(moment: _Highest, weights: int) -> FollowedCall:
     call = moment.call
     curve = tuple(weights + used for used in moment.curve)

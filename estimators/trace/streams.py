@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterable
 
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.scheduler import BatchQueue, TaskQueue, WorkQueue, gpu_limits
+from memfit.estimators.mlx.scheduler import BatchQueue, ReadQueue, TaskQueue, WorkQueue, gpu_limits
 from memfit.estimators.trace.layouts import Allocation
 from memfit.estimators.trace.memory import Allocator
 from memfit.estimators.trace.operation import Operation
+
+# The primitive that reads an array from a file, on the CPU in any case (mlx io/load.cpp).
+READ = "Load"
 
 
 class Stream:
@@ -15,14 +18,19 @@ class Stream:
     def __init__(self, device: Device) -> None:
         # The CPU closes tasks by dispatches alone, so its elements are not used.
         self._queue: WorkQueue[list[Allocation]] = TaskQueue()
+        self._reads: ReadQueue[list[Allocation]] | None = None
         self._elements: Callable[[Operation], int] = _read
         if device.backend != "cpu":
-            self._queue = batches = BatchQueue[list[Allocation]](gpu_limits(device))
+            # Without reads it is a queue of batches alone.
+            self._queue = self._reads = batches = ReadQueue[list[Allocation]](gpu_limits(device))
             if device.backend == "metal":
                 self._elements = _Touched(batches).count
 
     def after(self, op: Operation, held: list[Allocation], memory: Allocator) -> None:
         """Give the device one operation, and wait if too much is under way."""
+        if self._reads and op.name == READ:
+            _release(self._reads.read(), memory)
+            return
         # Without a kernel nothing is encoded, and no buffer is bound to the batch.
         elements = self._elements(op) if op.kernels else 0
         _release(self._queue.submit(held, op.kernels, elements), memory)

@@ -21,7 +21,8 @@ from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import versions
-from memfit.estimators.trace.model_builder import build, class_errors, unread_format
+from memfit.estimators.trace.load_recorder import record_load
+from memfit.estimators.trace.model_builder import arrays_of, build, class_errors, unread_format
 from memfit.estimators.trace.recording import GraphError
 
 
@@ -80,22 +81,28 @@ class TracedModel:
         adapter: Adapter | None = None,
     ) -> None:
         self._config, self._backend, self._name = config, backend, name
+        self._load: Call | None = None
         # Headers list the packed tensors, so that no format has to be assumed.
         self.unread_format = unread_format(config) if tensors is None else None
         # It raises, with what to install, before anything is built.
         self._versions = versions()
         with self._tracing():
             library = library_for(backend)
+            arrays = None if tensors is None else arrays_of(tensors)
+            read = set(map(id, (arrays or {}).values()))
             self._model = build(
                 library,
                 config,
                 name,
                 dtype=dtype,
-                tensors=tensors,
+                arrays=arrays,
                 quantize=quantize,
                 adapter=adapter,
             )
             self._modules = Modules(self._model)
+            weights = [leaf.array for leaf in self._modules.leaves() if leaf.role == "weight"]
+            # Of other tensors ``load`` has to find out what they take on the way.
+            self._unread = [] if read.issuperset(map(id, weights)) else list(tensors or ())
             self.weights: Mapping[str, int] = _weight_bytes(self._model)
             """Bytes of each parameter by path."""
 
@@ -107,6 +114,17 @@ class TracedModel:
             running = Running(self._model, self._modules, workload, target)
             running.finish()
             return self._shapes(running.caches, workload)
+
+    def load(self, target: TraceTarget) -> Call | None:
+        """Return the load of the tensors, None where all stay in memory as they are in files.
+
+        Raises:
+            GraphError: when its graph cannot be recorded.
+        """
+        if self._load is None and self._unread:
+            with self._tracing():
+                self._load = record_load(self._config, self._unread, target)
+        return self._load
 
     def record(self, workload: Workload, target: TraceTarget) -> tuple[Trace, TracedShapes]:
         """Return the graphs of a workload's calls, and the bytes at its end.

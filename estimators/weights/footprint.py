@@ -14,6 +14,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
 from memfit.estimators.weights.headers import read_headers
+from memfit.estimators.weights.loading import Conversion, conversions
 from memfit.estimators.weights.match_tensors import Match, match_tensors
 from memfit.estimators.weights.quantization_plan import Declared, text_class
 from memfit.estimators.weights.sanitize_conversions import repacked_awq, sanitize_conversions
@@ -40,6 +41,8 @@ class WeightFootprint(Struct, frozen=True):
     notes: tuple[Note, ...] = ()
     unloaded_by_part: Mapping[str, int] = field(default_factory=dict)
     """Bytes on disk of each part that the runtime does not load."""
+    conversions: tuple[Conversion, ...] = ()
+    """What is made of the files' tensors while loading."""
 
     @property
     def loaded_bytes(self) -> int:
@@ -142,7 +145,7 @@ def _from_headers(
     fit = match_tensors(loaded, modules, declared)
     plan = _plan(fit, modules, declared)
     # Bytes on disk are exact from here on, whatever the load makes of them.
-    result = _result(totals, "exact", plan)
+    result = replace(_result(totals, "exact", plan), conversions=conversions(totals.kept, loaded))
     if unreadable := next((t for t in tensors if t.dtype in _UNREADABLE), None):
         why = (
             f"{printable(unreadable.name)}: MLX has no type {unreadable.dtype} and refuses the file"

@@ -7,6 +7,7 @@ makes them, and follow MLX's scheduler. docs/accuracy.md compares it with measur
 from functools import lru_cache
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.workload import Workload
@@ -39,6 +40,12 @@ class PeakMoment(Struct, frozen=True):
     """The most in use before the last token of the prompt, None when it is not known by phase."""
     decode_bytes: int | None = None
     """The most in use after that."""
+
+    @property
+    def run_bytes(self) -> int:
+        """The most in use once the model is loaded."""
+        phases = [b for b in (self.prefill_bytes, self.decode_bytes) if b is not None]
+        return max(phases, default=self.nbytes)
 
 
 def peak(
@@ -75,6 +82,20 @@ def peak(
         # Loading comes before the first token, so it belongs to prefill.
         prefill_bytes=max(m.nbytes for m in moments if m.phase != "decode"),
         decode_bytes=max(m.nbytes for m in moments if m.phase == "decode"),
+    )
+
+
+def with_load(moment: PeakMoment, load_bytes: int) -> PeakMoment:
+    """Return the largest moment of a run and of the load before it, which took ``load_bytes``."""
+    if load_bytes <= moment.nbytes:
+        return moment
+    line = f"load = {load_bytes:,}: the weights, and the arrays of files that some are made from"
+    return replace(
+        moment,
+        phase="load",
+        nbytes=load_bytes,
+        workspace_bytes=moment.workspace_bytes + load_bytes - moment.nbytes,
+        explanation=(line, *moment.explanation),
     )
 
 

@@ -1,0 +1,54 @@
+"""What mlx-lm does to the arrays of files until a model is loaded, as one recorded call.
+
+load_model (mlx-lm utils.py) builds a graph: files are read, ``sanitize`` stacks, splits and
+converts. mx.eval(model.parameters()) then runs all of it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.trace.graph_format import Call, Node
+from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
+from memfit.estimators.trace.leaves import Leaf
+from memfit.estimators.trace.model_builder import arrays_of, loaded, settings_of
+from memfit.estimators.trace.recording import record_call
+from memfit.estimators.trace.streams import READ
+
+
+def record_load(config: Mapping[str, Any], tensors: Iterable[Tensor], target: TraceTarget) -> Call:
+    """Return the load of a checkpoint; call it inside `tracing`.
+
+    Raises:
+        GraphError: when the graph cannot be recorded.
+    """
+    utils = library_for(target.backend).load("mlx_lm.utils")
+    arrays = arrays_of(tensors)
+
+    def run() -> list[Any]:
+        from mlx.utils import tree_flatten
+
+        with recorded(target):
+            model = loaded(utils, settings_of(utils, config), arrays)
+        flat: Any = tree_flatten(model.parameters())
+        return [array for _, array in flat]
+
+    leaves = [Leaf(array, "computed", name, arrays, name) for name, array in arrays.items()]
+    graph = record_call(run, leaves)
+    made = {position for node in graph.nodes for position in node.outputs}
+    # An array of a file is allocated when it is read.
+    reads = tuple(
+        Node(READ, (), (position,))
+        for position, array in enumerate(graph.arrays)
+        if array.role == "computed" and position not in made
+    )
+    return Call(
+        # Nothing shows it among the calls of a run, so it needs no phase of its own.
+        phase="first_chunk",
+        tokens=0,
+        position=0,
+        arrays=graph.arrays,
+        nodes=(*reads, *graph.nodes),
+        evaluated=graph.outputs,
+        held=tuple(dict.fromkeys(graph.outputs)),
+    )

@@ -1,0 +1,150 @@
+"""The most in use while mlx-lm loads a checkpoint, compared with real loads on the CPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mlx_lm", reason="the loads are mlx-lm's")
+import mlx.core as mx
+from mlx_lm.utils import load_model
+
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.scheduler import BatchLimits, ReadQueue
+from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.sizing.sized_model import Method, size
+from tests.selection import quick
+from tests.weights.hub_layout import Tensors, hub_layout
+from tests.weights.loads import config_of, plain, save
+
+HOST = Device("this host", "cpu", 0, 0, None, "flag")
+MAX = Device("a Max", "metal", 0, 0, None, "flag", "s", 16)
+GROUP = 128
+
+
+def published(case: str, **changes: Any) -> tuple[dict[str, Any], Tensors]:
+    config = config_of(case, **changes)
+    return config, hub_layout(plain(config), config)
+
+
+def mixtral(layers: int) -> tuple[dict[str, Any], Tensors]:
+    """Experts as separate tensors, which mlx-lm stacks."""
+    widths = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
+    return published("mixtral", num_hidden_layers=layers, **widths)
+
+
+def many_experts() -> tuple[dict[str, Any], Tensors]:
+    widths = {"hidden_size": 512, "moe_intermediate_size": 256}
+    return published("qwen3_moe", num_experts=128, num_hidden_layers=4, **widths)
+
+
+def awq() -> tuple[dict[str, Any], Tensors]:
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
+    config, tensors = published(
+        "llama", hidden_size=1024, intermediate_size=2048, num_hidden_layers=4, **heads
+    )
+    settings = {"quant_method": "awq", "bits": 4, "group_size": GROUP}
+    packed: Tensors = {}
+    for name, value in tensors.items():
+        base, found, _ = name.partition("_proj.weight")
+        if found:
+            outputs, inputs = value.shape
+            packed[f"{base}_proj.qweight"] = mx.zeros((inputs, outputs // 8), mx.int32)
+            packed[f"{base}_proj.qzeros"] = mx.zeros((inputs // GROUP, outputs // 8), mx.int32)
+            packed[f"{base}_proj.scales"] = mx.ones((inputs // GROUP, outputs), mx.float16)
+        else:
+            packed[name] = value.astype(mx.float16)
+    return config | {"quantization_config": settings}, packed
+
+
+def fp8() -> tuple[dict[str, Any], Tensors]:
+    config, tensors = published(
+        "deepseek_v3",
+        **{"hidden_size": 512, "moe_intermediate_size": 512, "intermediate_size": 1024},
+        **{"n_routed_experts": 16, "kv_lora_rank": 128, "q_lora_rank": 128},
+    )
+    blocks: Tensors = {}
+    for name, value in tensors.items():
+        blocks[name] = value
+        if name.endswith(("_proj.weight", "_mqa.weight")):
+            rows, columns = value.shape
+            blocks[name] = mx.zeros(value.shape, mx.uint8)
+            scales = mx.ones((-(-rows // 128), -(-columns // 128)), mx.float32)
+            blocks[f"{name}_scale_inv"] = scales
+    return config, blocks
+
+
+CHECKPOINTS: dict[str, Callable[[], tuple[dict[str, Any], Tensors]]] = {
+    "mixtral": lambda: mixtral(4),
+    "mixtral-16": lambda: mixtral(16),
+    "many-experts": many_experts,
+    "awq": awq,
+    "fp8": fp8,
+}
+
+
+def write(name: str, directory: Path) -> Path:
+    config, tensors = CHECKPOINTS[name]()
+    floating = {n: "F8_E4M3" for n, value in tensors.items() if value.dtype == mx.uint8}
+    return save(directory, config, tensors, floating)
+
+
+def predicted(directory: Path, method: Method, device: Device = HOST) -> int:
+    runtime_model = size(
+        open_checkpoint(str(directory)), device=device, method=method
+    ).runtime_model
+    assert isinstance(runtime_model, MlxLm)
+    return runtime_model.load_bytes()
+
+
+@pytest.mark.parametrize("name", quick(list(CHECKPOINTS), ("mixtral", "awq", "fp8")))
+def test_load_peaks_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
+    directory = write(name, tmp_path)
+    peaks = []
+    # With a fast disk arrays are free sooner: the largest of three.
+    for _ in range(3):
+        mx.synchronize()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        model, _ = load_model(directory)
+        peaks.append(mx.get_peak_memory() - before)
+        del model
+    traced, bound = predicted(directory, "trace"), predicted(directory, "formula")
+    assert 0.97 * max(peaks) <= traced
+    # The slowest device: the measurement is below it where reads were fast.
+    assert traced <= 1.35 * max(peaks)
+    assert bound >= max(peaks)
+
+
+def test_what_mlx_lm_wrote_loads_without_more_than_its_weights(tmp_path: Path) -> None:
+    config = config_of("qwen3_moe")
+    directory = save(tmp_path, config, plain(config))
+    sized = size(open_checkpoint(str(directory)), device=MAX, method="trace")
+    figures = sized.figures_for(Workload(prompt_tokens=64))
+    assert predicted(directory, "formula", MAX) == sized.resident_bytes
+    assert figures.moment.phase != "load"
+
+
+@pytest.mark.parametrize("method", ["formula", "trace"])
+def test_the_load_is_the_peak_where_it_is_the_largest_moment(
+    method: Method, tmp_path: Path
+) -> None:
+    sized = size(open_checkpoint(str(write("mixtral", tmp_path))), device=MAX, method=method)
+    moment = sized.figures_for(Workload(prompt_tokens=64)).moment
+    assert (moment.phase, moment.nbytes) == ("load", predicted(tmp_path, method, MAX))
+    assert moment.nbytes > 1.1 * sized.resident_bytes
+    assert moment.explanation[0].startswith(f"load = {moment.nbytes:,}")
+    kept = moment.nbytes - moment.workspace_bytes - sized.resident_bytes
+    assert kept == sized.figures_for(Workload(prompt_tokens=64)).kv.nbytes
+
+
+def test_ten_reads_are_a_task_and_end_the_gpus_open_batch() -> None:
+    queue: ReadQueue[str] = ReadQueue(BatchLimits(50, 50, in_flight=1))
+    assert not queue.submit("stack", 1, 0)
+    first, second = [[list(queue.read()) for _ in range(10)] for _ in range(2)]
+    assert first == [[]] * 10
+    assert second == [*[[]] * 9, ["stack"]]
