@@ -35,8 +35,10 @@ class Fields(Section):
         return key in self.values and self.values[key] is None
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """Return a boolean."""
+        """Return a boolean; a null is false, as Python has it, whatever the default is."""
         value = self._take(key, REQUIRED if default is None else default)
+        if default is not None and self.null(key):
+            return False
         if not isinstance(value, bool):
             raise self.fail(key, f"expected true or false, got {short(value)}")
         return value

@@ -1,0 +1,117 @@
+"""Change one key of a config at a time, and compare the formula with mlx-lm's class.
+
+Run from the checkout with mlx and mlx-lm installed: ``python -m benchmarks.mutations``. Each key of
+every config in tests/arch/cases is left out, made null, turned round or made larger. Where both the
+formula and the class answer, weights and caches must be equal, or a number is silently wrong.
+"""
+
+import argparse
+import copy
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from memfit.estimators.arch.registry import build_model
+from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.kv_cache import kv_cache
+from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.trace.traced_model import TracedModel
+from memfit.estimators.weights import derive
+
+CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"
+WORKLOAD = Workload(prompt_tokens=300, max_tokens=2, prefill_step=256)
+_LEFT_OUT = object()
+
+Outcome = Literal["equal", "rejected", "different"]
+
+
+class Mutation(NamedTuple):
+    """One case with one key changed."""
+
+    case: str
+    path: tuple[str, ...]
+    change: str
+    config: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What was changed, as a line of text."""
+        return f"{self.case}: {'.'.join(self.path)} {self.change}"
+
+
+def main() -> None:
+    """Print the mutations with a silent wrong number, and how many of each outcome."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    outcomes: Counter[Outcome] = Counter()
+    for mutation in mutations(arguments.only):
+        found = outcome(mutation.config)
+        outcomes[found] += 1
+        if found == "different":
+            print(mutation.name, flush=True)
+    print(", ".join(f"{count} {found}" for found, count in outcomes.items()))
+
+
+def mutations(only: str = "") -> Iterator[Mutation]:
+    """Yield every mutation of every case with ``only`` in its name."""
+    for path in sorted(CASES.glob("*.json")):
+        if only in path.stem:
+            config = json.loads(path.read_text())
+            for place, value in _places(config):
+                for change, changed in _changes(value):
+                    yield Mutation(path.stem, place, change, _with(config, place, changed))
+
+
+def _places(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    for key, value in values.items():
+        # Another class is another case.
+        if key != "model_type":
+            yield (*above, key), value
+        if isinstance(value, dict):
+            yield from _places(value, (*above, key))
+
+
+def _changes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield "left out", _LEFT_OUT
+    yield "made null", None
+    if isinstance(value, bool):
+        yield "turned round", not value
+    elif isinstance(value, int):
+        yield "doubled", 2 * value
+        yield "plus one", value + 1
+
+
+def _with(config: dict[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(config)
+    section = changed
+    for key in place[:-1]:
+        section = section[key]
+    if value is _LEFT_OUT:
+        del section[place[-1]]
+    else:
+        section[place[-1]] = value
+    return changed
+
+
+def outcome(config: dict[str, Any]) -> Outcome:
+    """Return whether the formula and the class agree on weights, caches and states."""
+    try:
+        model = build_model(config, "config.json")
+        derived = (
+            derive(model, None).loaded_bytes,
+            kv_cache(model, WORKLOAD).nbytes,
+            state_bytes(model, WORKLOAD.batch),
+        )
+        shapes = TracedModel(config, "metal", dtype=model.dtype).shapes(WORKLOAD)
+    except MemfitError:
+        return "rejected"
+    held = shapes.weight_bytes, shapes.kv_bytes, shapes.ssm_bytes
+    return "equal" if derived == held else "different"
+
+
+if __name__ == "__main__":
+    main()
