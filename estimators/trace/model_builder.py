@@ -324,7 +324,8 @@ def _quantize_as_declared(nn: Any, model: Any, config: dict[str, Any]) -> None:
     predicate = getattr(model, "quant_predicate", None) or (lambda *_: True)
 
     def is_quantised(path: str, module: Any) -> Any:
-        return block[path] if path in block else predicate(path, module)
+        # mlx_lm.convert writes what a predicate answers in other bits into the block.
+        return block[path] if path in block else bool(predicate(path, module))
 
     _quantize(nn, model, block, is_quantised)
 

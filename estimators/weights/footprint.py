@@ -1,13 +1,16 @@
 """What a checkpoint's weights take on disk and after the runtime has loaded them."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part, linear
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
@@ -80,7 +83,25 @@ def load_footprint(checkpoint: Checkpoint, model: Model, declared: Declared) -> 
             " loading: the figure is of what it holds, the files are smaller"
         )
         result = replace(result, notes=(Note("info", "dequantised-at-load", text),))
+    if declared.method is None and (named := _named_format(checkpoint.id)):
+        text = (
+            f"the name says {printable(named)}, and the config declares no quantisation: the"
+            f" weights count at {dtypes.BITS[model.dtype]} bits; headers would show what they are"
+        )
+        return bounded(result, "undeclared-format", text)
     return _as_declared(result, declared)
+
+
+# Formats as the names of repositories have them: Qwen3-8B-NVFP4, Mistral-7B-Instruct-4bit.
+_NAMED_FORMAT = r"[-.]((?:nv|mx)?fp[48]|awq|gptq|int[48]|w[48]a(?:8|16)|[2-8]-?bits?)(?=$|[-.])"
+
+
+def _named_format(checkpoint_id: str) -> str | None:
+    """Return the format in the name of a model, which is that of its file or directory."""
+    path = PurePath(checkpoint_id)
+    name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
+    found = re.search(_NAMED_FORMAT, name, re.IGNORECASE)
+    return found[1] if found else None
 
 
 def convert(model: Model, plan: QuantizationPlan, source: Declared) -> WeightFootprint:

@@ -9,6 +9,7 @@ import pytest
 from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, QWEN3_4B_4BIT, quantised_tensors, write_checkpoint, write_config
 
+CASES = Path(__file__).parents[1] / "arch" / "cases"
 # A class that mlx-lm has and the formulas do not,
 # in the small shape of mlx-lm's own tests (tests/test_models.py, nanochat).
 UNDESCRIBED = {
@@ -126,3 +127,16 @@ def test_an_unknown_model_in_an_unknown_format_gives_a_bound(
     assert weights["basis"] == "bound"
     assert weights["loaded_bytes"] == plain["components"]["weights"]["loaded_bytes"]
     assert [note["code"] for note in answer["notes"]].count("dequantised") == 1
+
+
+# A router that convert gives other bits is one of the block's own in a config without an entry.
+def test_the_trace_of_a_quantised_config_has_the_bytes_of_the_block(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    config = json.loads((CASES / "qwen3_moe.json").read_text())
+    config["quantization"] = {"group_size": 64, "bits": 4}
+    path = write_config(tmp_path, config)
+    answer = memfit("estimate", path, "--method", "trace", "--json").json
+    weights = answer["components"]["weights"]
+    assert weights["bytes"] == weights["loaded_bytes"]
+    assert not [note for note in answer["notes"] if note["code"] == "methods-differ"]

@@ -315,3 +315,27 @@ def test_dropped_tensors_are_on_disk_and_not_loaded() -> None:
     assert totals.unloaded == 320 * 128 * 2
     assert totals.nbytes - totals.unloaded == totals.loaded_bytes == derive(model, None).nbytes
     assert totals.sizes == Counter(derive(model, None).sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_bound"),
+    [
+        ("org/Qwen3-8B-NVFP4", True),
+        ("downloads/GLM-5-NVFP4.json", True),
+        ("downloads/Mistral-7B-Instruct-4bit/config.json", True),
+        ("Llama-3.1-8B-Instruct-quantized.w4a16", True),
+        ("org/Qwen3-8B", False),
+        ("fp8-tests/Qwen3-8B.json", False),
+        ("org/granite-4.0-h-8b", False),
+    ],
+)
+def test_a_name_with_a_format_that_the_config_does_not_declare_is_a_bound(
+    name: str, is_bound: bool
+) -> None:
+    model = build_model(small(), name)
+    plain = Checkpoint(id=name, source="config", config=small(), config_name="config.json")
+    found = load_footprint(plain, model, Declared())
+    assert (found.basis, [note.code for note in found.notes]) == (
+        ("bound", ["undeclared-format"]) if is_bound else ("derived", [])
+    )
+    assert found.nbytes == derive(model, None).nbytes
