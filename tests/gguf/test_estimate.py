@@ -181,6 +181,16 @@ def test_auto_has_the_most_layers_on_the_gpu_that_fit(memfit: Memfit, tmp_path: 
     assert (run.code, "--gpu-layers: 'some': expected a number of layers" in run.err) == (2, True)
 
 
+def test_a_mac_has_one_memory_for_both_sides(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["qwen3moe"]
+    path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
+    where = ("estimate", path, "--memory", "8GB", "--context", "800k", "--json")
+    data = memfit(*where, "--gpu-layers", "1").json
+    assert data["verdict"] != "exceeds"
+    assert any("GPU and host share" in note["message"] for note in data["notes"])
+    assert memfit(*where).json["verdict"] == "exceeds"
+
+
 def test_experts_can_be_on_the_host(memfit: Memfit, tmp_path: Path) -> None:
     entry = MODELS["qwen3moe"]
     path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)

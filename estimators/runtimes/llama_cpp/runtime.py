@@ -15,7 +15,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
-from memfit.estimators.results.estimate import MemoryShare
+from memfit.estimators.results.estimate import MemoryShare, Note
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
@@ -114,8 +114,9 @@ class LlamaCpp(TokenCacheModel, frozen=True):
     @property
     def is_split(self) -> bool:
         """Whether figures are of the GPU's memory alone: it is apart, or layers were divided."""
-        divided = self.settings.gpu_layers is not None or self.settings.host_experts
-        return bool(divided) or self.subject.backend == "cuda"
+        settings, backend = self.settings, self.subject.backend
+        divided = settings.gpu_layers is not None or settings.host_experts
+        return backend == "cuda" or (bool(divided) and backend != "cpu")
 
     @property
     def weights(self) -> Weights:
@@ -130,10 +131,16 @@ class LlamaCpp(TokenCacheModel, frozen=True):
 
     @property
     def placement(self) -> Placement:
-        """Which layers are on the GPU: all, unless fewer were asked for."""
+        """Which layers are on the GPU: all, unless fewer were asked for.
+
+        Raises:
+            UnsupportedError: when layers were asked for and there is no GPU.
+        """
         settings, backend = self.settings, self.subject.backend
         blocks = self.weights.blocks if self.is_gguf else len(self.subject.model.layers)
         asked = blocks + 1 if settings.gpu_layers is None else settings.gpu_layers
+        if backend == "cpu" and (settings.automatic or settings.gpu_layers):
+            raise UnsupportedError("--gpu-layers: this machine has no GPU")
         layers = 0 if backend == "cpu" else min(asked, blocks + 1)
         return Placement(backend, blocks, layers, settings.host_experts)
 
@@ -233,6 +240,18 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         model, placement = self.subject.model, self.placement
         layers = enumerate(model.layers)
         return replace(model, layers=tuple(x for i, x in layers if placement.of(i) is place))
+
+    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+        """Yield whether a Mac has room for what is on its GPU and on its host together."""
+        yield from TokenCacheModel.notes(self, workload, figures, units)
+        device = self.subject.device
+        both = sum(share.total_bytes for share in self.memories(workload))
+        if device and device.backend == "metal" and both > device.memory_bytes:
+            text = (
+                f"GPU and host share {format_bytes(device.memory_bytes, units)} here; together they"
+                f" need {format_bytes(both, units)}"
+            )
+            yield Note("warning", "runtime-budget", text)
 
     def settled(self, workload: Workload) -> Runtime:
         """Return llama.cpp with the most layers on the GPU that leave what its --fit leaves.
