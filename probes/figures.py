@@ -62,12 +62,11 @@ def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, Estima
             moment.run_bytes - footprint.loaded_bytes - caches, peak_basis
         ),
     }
-    if sized.model.layers:
-        prefilled = prefilled_kv_cache(sized.model, workload)
-        found["prefill_kv"] = EstimatedFigure(prefilled.nbytes, "exact")
-        found["prefill_kv_held"] = EstimatedFigure(prefilled.held_bytes, "exact")
-        if workload.prompt_tokens > 1:
-            found["prefill_ssm"] = EstimatedFigure(figures.ssm_bytes, cache_basis)
+    prefilled = prefilled_kv_cache(sized.model, workload)
+    found["prefill_kv"] = EstimatedFigure(prefilled.nbytes, "exact")
+    found["prefill_kv_held"] = EstimatedFigure(prefilled.held_bytes, "exact")
+    if workload.prompt_tokens > 1:
+        found["prefill_ssm"] = EstimatedFigure(figures.ssm_bytes, cache_basis)
     phases = {"prefill_peak": moment.prefill_bytes, "decode_peak": moment.decode_bytes}
     return found | {
         name: EstimatedFigure(b, peak_basis) for name, b in phases.items() if b is not None

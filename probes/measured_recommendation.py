@@ -80,7 +80,7 @@ def line_of(points: Sequence[Point]) -> Line | None:
 
 def by_measurement(sized: SizedModel, points: Sequence[Point], line: Line | None) -> SizedModel:
     """Return the model with measured peaks instead of estimates, where points give them."""
-    inner = (sized.formula_view() or sized).runtime_model
+    inner = sized.formula_view().runtime_model
     peaks = {p.workload: p.peak_bytes for p in points if _counts(p) and p.peak_bytes is not None}
     asked = points[0].workload
     measured = MeasuredLine(inner.runtime, inner.subject, inner, asked, peaks, line)

@@ -97,7 +97,7 @@ def _memory_obstacle(need: Need, device: Device, units: Units) -> Obstacle | Non
 
 def _would_fit(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
     searching, device = sized.formula_view(), sized.device
-    if searching is None or device is None:
+    if device is None:
         return
     room = min(device.working_set_bytes, free_bytes(device))
     here = searching.on(replace(device, working_set_bytes=room))

@@ -17,6 +17,7 @@ class Growth(Enum):
     STEPS = "steps"  # KVCache: in steps, without a limit
     ROTATING = "rotating"  # RotatingKVCache: up to a window
     CHUNKED = "chunked"  # ChunkedKVCache: trimmed to a chunk before each call
+    ROWS = "rows"  # deepseek_v41.py, LayerCache: as many rows as are needed
 
 
 class KVBuffer(Struct, frozen=True):
@@ -30,15 +31,18 @@ class KVBuffer(Struct, frozen=True):
     """The window or chunk in tokens; None when the buffer grows without a limit."""
     in_cache_list: bool = False
     """Whether it is inside a CacheList, which mlx-lm never quantises."""
+    row_tokens: int = 1
+    """Tokens that share a row; a row is complete with the last of them."""
 
     @property
     def elements_per_token(self) -> int:
-        """Elements that one token of one sequence adds."""
+        """Elements of one row, which is one token of one sequence in all kinds but ROWS."""
         return self.heads * (self.key_dim + self.value_dim)
 
     def held_tokens(self, tokens: int) -> int:
-        """Return the tokens still needed after ``tokens`` have passed."""
-        return tokens if self.limit is None else min(tokens, self.limit)
+        """Return the rows still needed after ``tokens`` have passed."""
+        rows = tokens // self.row_tokens
+        return rows if self.limit is None else min(rows, self.limit)
 
 
 class StateBuffer(Struct, frozen=True):

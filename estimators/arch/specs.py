@@ -181,7 +181,37 @@ class Recurrent(Struct, frozen=True, kw_only=True):
         return self.state
 
 
-Mixer = Attention | LatentAttention | GatedDelta | Recurrent
+class TracedMixer(Struct, frozen=True, kw_only=True):
+    """A mixer of which only its cache in mlx-lm is known; its operations are the trace's."""
+
+    owns_cache: ClassVar[bool] = True
+    buffer: KVBuffer | None = None
+    state: tuple[StateBuffer, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The name of the layer kind, by what its cache keeps."""
+        if self.buffer is None:
+            return "recurrent_state"
+        if self.buffer.growth is Growth.CHUNKED:
+            return "chunked_attention"
+        return "full_attention" if self.window is None else "sliding_attention"
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that its cache keeps, None: all."""
+        return self.buffer.limit if self.buffer else None
+
+    def kv_buffers(self) -> tuple[KVBuffer, ...]:
+        """Return the buffer that its cache is."""
+        return (self.buffer,) if self.buffer else ()
+
+    def states(self) -> tuple[StateBuffer, ...]:
+        """Return the states that its cache holds."""
+        return self.state
+
+
+Mixer = Attention | LatentAttention | GatedDelta | Recurrent | TracedMixer
 
 
 class DenseMLP(Struct, frozen=True, kw_only=True):

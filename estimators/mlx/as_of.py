@@ -3,7 +3,14 @@
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Mixer, Recurrent
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Mixer,
+    Recurrent,
+    TracedMixer,
+)
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.mlx.data.changes import OLDEST_MLX_LM, REWRITTEN
@@ -52,7 +59,7 @@ def _narrowed(mixer: Mixer) -> Mixer:
             return replace(mixer, float32=False)
         case Recurrent() if mixer.kind == "mamba2":
             return replace(mixer, state=tuple(replace(s, float32=False) for s in mixer.state))
-        case Attention() | LatentAttention() | Recurrent():
+        case Attention() | LatentAttention() | Recurrent() | TracedMixer():
             return mixer
         case _:
             assert_never(mixer)

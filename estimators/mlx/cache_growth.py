@@ -26,6 +26,8 @@ def grown(buffer: KVBuffer, capacity: int, position: int, chunk: int) -> int:
     2256
     """
     limit = buffer.limit
+    if buffer.growth is Growth.ROWS:
+        return buffer.held_tokens(position + chunk)
     if buffer.growth is Growth.ROTATING and limit is not None:
         if chunk == 1:
             return grown_singly(buffer, capacity, position, 1)
@@ -47,6 +49,8 @@ def grown_singly(buffer: KVBuffer, capacity: int, position: int, count: int) -> 
     if not count:
         return capacity
     end = position + count
+    if buffer.growth is Growth.ROWS:
+        return buffer.held_tokens(end)
     stepped = capacity + max(0, ceil_div(end - capacity, STEP)) * STEP
     if buffer.limit is None:
         return stepped

@@ -8,6 +8,7 @@ from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.cache_growth import capacity_at
 
@@ -83,9 +84,9 @@ def _cache_at(model: Model, workload: Workload, tokens: int) -> KVCache:
         needed = buffer.held_tokens(tokens)
         total += token_bytes * allocated * workload.batch
         held += token_bytes * needed * workload.batch
-        per_token += token_bytes
-        allocated_tokens = max(allocated_tokens, allocated)
-        held_tokens = max(held_tokens, needed)
+        per_token += ceil_div(token_bytes, buffer.row_tokens)
+        allocated_tokens = max(allocated_tokens, allocated * buffer.row_tokens)
+        held_tokens = max(held_tokens, needed * buffer.row_tokens)
     return KVCache(total, held, per_token, held_tokens, allocated_tokens)
 
 
@@ -120,7 +121,7 @@ def _is_quantised(workload: Workload, tokens: int) -> bool:
 
 def _stays_plain(buffer: KVBuffer) -> bool:
     """Whether mlx-lm leaves the buffer as it is: its class has no ``to_quantized``."""
-    return buffer.in_cache_list or buffer.growth is Growth.CHUNKED
+    return buffer.in_cache_list or buffer.growth in (Growth.CHUNKED, Growth.ROWS)
 
 
 def _require_quantizable(model: Model, buffer: KVBuffer, group: int) -> None:

@@ -4,7 +4,7 @@ One file per runtime has its facts, a `Runtime`, and its rules, a subclass of `R
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.allocator import PAGE, allocated
 from memfit.estimators.mlx.kv_cache import KVCache
+from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import (
     Basis,
     MemoryPool,
@@ -58,6 +59,15 @@ class DraftFigures(Struct, frozen=True):
     explanation: str = "the draft model's own peak is added"
 
 
+class TracedPeak(Protocol):
+    """The peak of any workload, from traces of a few."""
+
+    def peak(
+        self, workload: Workload, device: Device | None, versions: MlxVersions, kept_bytes: int
+    ) -> PeakMoment:
+        """Return the peak of a workload that keeps ``kept_bytes`` to its end."""
+
+
 class Subject(Struct, frozen=True):
     """What a runtime is to run: a checkpoint as it was understood, and the machine."""
 
@@ -65,6 +75,8 @@ class Subject(Struct, frozen=True):
     model: Model
     footprint: WeightFootprint
     device: Device | None
+    traced: "TracedPeak | None" = None
+    """The workspace on MLX of a model with operations that no formula has."""
 
     @property
     def backend(self) -> Backend:
@@ -215,8 +227,8 @@ class RuntimeModel(Struct, frozen=True):
         """Return what the runtime's own budget has to hold: the cache or everything."""
         return figures.kv.nbytes if self.runtime.budget.for_cache else figures.moment.nbytes
 
-    def formula_view(self) -> "RuntimeModel | None":
-        """Return what answers many workloads quickly, None when only a trace knows the model."""
+    def formula_view(self) -> "RuntimeModel":
+        """Return what answers many workloads quickly."""
         return self
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:

@@ -57,7 +57,7 @@ class Measured(MlxLm, frozen=True):
         """Return the basis of every figure."""
         return self.workspace_basis
 
-    def formula_view(self) -> RuntimeModel | None:
+    def formula_view(self) -> RuntimeModel:
         """Return what answers many workloads quickly: nothing else was measured."""
         return self.inner.formula_view()
 

@@ -73,22 +73,28 @@ class MlxLm(RuntimeModel, frozen=True):
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes, e.g. no KV bits on a rotating cache."""
         subject = self.subject
-        moment = peak(
-            subject.model,
-            workload,
-            resident_bytes=self.resident_bytes,
-            plan=subject.footprint.plan,
-            device=subject.device,
-            versions=self.runtime.versions,
-        )
-        states = state_bytes(subject.model, workload.batch)
-        moment = with_load(moment, self.load_bytes())
-        return MemoryFigures(kv_cache(subject.model, workload), states, moment)
+        kv, states = kv_cache(subject.model, workload), state_bytes(subject.model, workload.batch)
+        if subject.traced:
+            kept, versions = self.resident_bytes + kv.nbytes + states, self.runtime.versions
+            moment = subject.traced.peak(workload, subject.device, versions, kept)
+        else:
+            moment = peak(
+                subject.model,
+                workload,
+                resident_bytes=self.resident_bytes,
+                plan=subject.footprint.plan,
+                device=subject.device,
+                versions=self.runtime.versions,
+            )
+        return MemoryFigures(kv, states, with_load(moment, self.load_bytes()))
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return what a figure rests on; on CUDA the workspace is a bound."""
         if figure == "workspace" and self.subject.backend == "cuda":
             return "bound", 0
+        # Between traced ones it is as good as a formula's.
+        if figure == "workspace" and self.subject.traced and self.method == "formula":
+            return "traced", ERROR_PERCENT
         return RuntimeModel.basis(self, figure, workload)
 
     def load_bytes(self) -> int:
@@ -122,8 +128,8 @@ class MlxLm(RuntimeModel, frozen=True):
         Raises:
             UnsupportedError: when mlx-lm rejects or ignores what is asked.
         """
-        model, other = self.subject.model, draft.subject.model
-        if not (self.is_mlx_lm and model.layers and other.layers):
+        model = self.subject.model
+        if not self.is_mlx_lm or self.subject.traced or draft.subject.traced:
             return RuntimeModel.drafted(self, workload, draft, tokens)
         _require_drafting(model, workload)
         from memfit.estimators.workspace.speculation import LoadedModel, speculative_moments

@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Recurrent
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Recurrent,
+    TracedMixer,
+)
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
@@ -51,7 +57,7 @@ def _other_mlx(
     versions = sorted({max(version, OLDEST_MLX) for version in changes} | {min(mlx, OLDEST_MLX)})
     own = max(version for version in versions if reaches(mlx, version))
     # The formula says at once whether a version matters; a trace takes seconds.
-    view = runtime_model.formula_view() or runtime_model
+    view = runtime_model.formula_view()
     here = view.figures(workload) if len(versions) > 1 else figures
 
     def differs(version: Version) -> bool:
@@ -84,6 +90,8 @@ def attention_widths(model: Model) -> frozenset[tuple[int, int]]:
                 found.add((mixer.key_dim, mixer.value_dim))
             case LatentAttention():
                 found |= {(mixer.nope_dim, mixer.value_dim), (mixer.latent_dim, mixer.latent_dim)}
+            case TracedMixer():
+                found.update((each.key_dim, each.value_dim) for each in mixer.kv_buffers())
             case GatedDelta() | Recurrent():
                 pass
             case _:

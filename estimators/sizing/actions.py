@@ -68,7 +68,7 @@ def _for_longer_prompts(search: JointSearch, settings: Settings) -> Iterator[Act
         [replace(settings, kv_bits=bits) for bits in search.kv_bits() if bits != settings.kv_bits],
         [replace(settings, weight_bits=bits) for bits in fewer],
     ]
-    best = search.longest_with(settings) or 0
+    best = search.longest_with(settings)
     for candidates in ladder:
         found = max(
             (search.longest(each) for each in candidates if is_accepted(search.converts, each)),

@@ -30,7 +30,7 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
     if sized.runtime_model.method == "trace":
         formula = sized.formula_view()
         search = JointSearch(sized, workload, formula=formula)
-        looked_at = JointSearch(formula, workload) if formula else None
+        looked_at = JointSearch(formula, workload)
     else:
         search = looked_at = JointSearch(sized, workload, sized.weight_bits())
     ladder = _Ladder(looked_at)
@@ -45,18 +45,16 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
 class _Ladder(Struct):
     """The search on larger Macs, made when it is needed."""
 
-    search: JointSearch | None
+    search: JointSearch
     _made: list[JointSearch] | None = None
 
     def get(self) -> list[JointSearch]:
         if self._made is None:
-            self._made = macs(self.search) if self.search else []
+            self._made = macs(self.search)
         return self._made
 
 
-def _grid(search: JointSearch | None, ladder: _Ladder) -> Grid:
-    if search is None:
-        return NO_GRID
+def _grid(search: JointSearch, ladder: _Ladder) -> Grid:
     if search.sized.device:
         return prompt_grid(search)
     return mac_grid(search, ladder.get()) if search.sized.runtime_model.runs_on_macs else NO_MACS

@@ -28,13 +28,13 @@ REACHED_PERCENT = {
 
 
 def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
-    """Return how fast a workload can decode at most, None where device or model do not say.
+    """Return how fast a workload can decode at most, None where the device does not say.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
     bandwidth = sized.device.bandwidth_bytes if sized.device else None
-    if bandwidth is None or not sized.model.layers:
+    if bandwidth is None:
         return None
     figures = sized.figures_for(workload)
     # The cache when the prompt is done: the smallest of the run.

@@ -87,7 +87,7 @@ def with_plots(result: Estimate, sized: SizedModel) -> Estimate:
     """Add memory against context, and over the operations of the run where it is traced."""
     workload, runtime_model = result.workload, sized.runtime_model
     points = curve(sized, workload)
-    is_by_formula = runtime_model.formula_view() is not runtime_model
+    is_by_formula = runtime_model.method != "formula" and not runtime_model.subject.traced
     return replace(
         result,
         curve=points or UNSET,
@@ -101,10 +101,7 @@ def curve(sized: SizedModel, workload: Workload) -> tuple[CurvePoint, ...]:
 
     It ends before a length that the runtime cannot run.
     """
-    searching = sized.formula_view()
-    if searching is None:
-        return ()
-    return tuple(_points(searching, workload, longest_prompt(sized)))
+    return tuple(_points(sized.formula_view(), workload, longest_prompt(sized)))
 
 
 def _points(sized: SizedModel, workload: Workload, most: int) -> Iterator[CurvePoint]:

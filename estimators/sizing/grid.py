@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.machine.working_set import GIB
-from memfit.estimators.results.estimate import Cell, Grid, GridRow, LeftOut
+from memfit.estimators.results.estimate import Cell, Grid, GridRow, LeftOut, Method
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import MAC_SIZES
@@ -16,9 +16,7 @@ PROMPTS = (4096, 16384, 65536, 131072)
 """Tokens of the columns, next to the prompt of the request and the model's own limit."""
 
 
-NO_GRID = Grid(
-    "context_tokens", (), (), (LeftOut("grid", "only a trace knows this model"),), "trace"
-)
+NO_GRID = Grid("context_tokens", (), (), (LeftOut("grid", "not searched"),), "trace")
 NO_MACS = Grid(
     "memory_bytes", (), (), (LeftOut("grid", "the runtime does not run on Macs"),), "formula"
 )
@@ -33,7 +31,7 @@ def prompt_grid(search: JointSearch) -> Grid:
         return _row(search, label, settings, cells, search.longest(settings))
 
     rows, left_out = _rows(search, row)
-    return Grid("context_tokens", prompts, rows, left_out, search.sized.runtime_model.method)
+    return Grid("context_tokens", prompts, rows, left_out, _method(search))
 
 
 def mac_grid(search: JointSearch, ladder: Sequence[JointSearch]) -> Grid:
@@ -45,7 +43,12 @@ def mac_grid(search: JointSearch, ladder: Sequence[JointSearch]) -> Grid:
 
     rows, left_out = _rows(search, row)
     sizes = tuple(size * GIB for size in MAC_SIZES)
-    return Grid("memory_bytes", sizes, rows, left_out, search.sized.runtime_model.method)
+    return Grid("memory_bytes", sizes, rows, left_out, _method(search))
+
+
+def _method(search: JointSearch) -> Method:
+    """Between traces it is a trace that gives the figures, as far as it goes."""
+    return "trace" if search.sized.is_between_traces else search.sized.runtime_model.method
 
 
 def prompts_of(search: JointSearch) -> tuple[int, ...]:

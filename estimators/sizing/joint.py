@@ -83,14 +83,16 @@ class JointSearch(Struct, eq=False):
     def steps(self) -> tuple[int, ...]:
         """Return the prefill step of the request, then the smaller ones."""
         usual = self.workload.prefill_step
+        if self.sized.is_between_traces:  # every other step takes traces of its own
+            return (usual,)
         least = self.sized.runtime_model.runtime.least_prefill_step
         return (usual, *(step for step in PREFILL_STEPS if least <= step < usual))
 
     def kv_bits(self) -> tuple[int | None, ...]:
         """Return the KV bits of the request, then the fewer ones that the runtime may run."""
         usual = self.workload.kv_bits
-        searched = self.sized.formula_view() is not None
-        if not searched or not self.sized.runtime_model.runs_kv_bits(self.workload):
+        runs = self.sized.runtime_model.runs_kv_bits(self.workload)
+        if self.sized.is_between_traces or not runs:
             return (usual,)
         return (usual, *(bits for bits in KV_BITS if bits and bits < (usual or 16)))
 
@@ -162,7 +164,7 @@ class JointSearch(Struct, eq=False):
             self.model(settings.weight_bits),
             self.workload_with(settings, prompt_tokens),
         )
-        if self.formula is None:
+        if self.formula is None or self.formula.is_between_traces:
             return model.runtime_model.least_bytes(workload) + model.margin_bytes
         workspace = self.formula.figures_for(workload).moment.workspace_bytes
         _, percent = self.formula.workspace_basis(workload)
@@ -204,19 +206,14 @@ class JointSearch(Struct, eq=False):
         ]
         return tuple(each.prefill_step for each in known if self.need(each).peak_bytes > asked)
 
-    def longest_with(self, settings: Settings) -> int | None:
-        """Return the longest prompt that fits with exactly these settings, 0 when none does.
-
-        None where only a trace, which takes long, knows the model.
-        """
+    def longest_with(self, settings: Settings) -> int:
+        """Return the longest prompt that fits with exactly these settings, 0 when none does."""
         model = self.model(settings.weight_bits)
         workload, most = self.workload_with(settings), longest_prompt(model)
         if self.formula is not None:
             from memfit.estimators.sizing.trace_search import TraceSearch
 
             return TraceSearch(model, self.formula, workload).longest_context(most) or 0
-        if not model.formula_view():
-            return None
         return longest_context(model, workload, most) or 0
 
     def longest(self, settings: Settings) -> Longest:

@@ -1,6 +1,6 @@
 """Settings recommended for a workload, each with its reason and what would change it."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.trace_search import TraceSearch
 
 _NO_DEVICE = Advice("not_applicable", None, "no device is named")
-_BY_TRACE_ALONE = "formulas do not describe this model, and this setting is searched by them"
 _NOT_SEARCHED = Advice("not_applicable", None, "other machines are not searched")
 
 
@@ -89,6 +88,8 @@ class DirectSearch(Struct):
     """The workload that settings are searched for."""
     too_long: int | None = None
     """The shortest prompt that does not fit."""
+    by: ClassVar[str] = ""
+    """How a requirement was found that is not as good as the estimate: there is none."""
 
     def longest_context(self, most: int) -> int | None:
         """Return the longest multiple of 256 up to ``most`` that fits, None when none does."""
@@ -132,14 +133,12 @@ def recommend_here(sized: SizedModel, workload: Workload, units: Units) -> Recom
 def recommended_context(sized: SizedModel, workload: Workload) -> int | None:
     """Return the longest prompt that fits, all else as in the workload; None when none does."""
     search = _context_search(sized, workload)
-    return search.longest_context(longest_prompt(sized)) if search and sized.device else None
+    return search.longest_context(longest_prompt(sized)) if sized.device else None
 
 
-def _context_search(sized: SizedModel, workload: Workload) -> "DirectSearch | TraceSearch | None":
-    """The search for the longest context; None where only a trace knows the model."""
+def _context_search(sized: SizedModel, workload: Workload) -> "DirectSearch | TraceSearch":
+    """The search for the longest context."""
     formula = sized.formula_view()
-    if formula is None:
-        return None
     if sized.runtime_model.method != "trace":
         return DirectSearch(formula, workload)
     # The formulas alone need none of it.
@@ -155,7 +154,7 @@ class _Recommender(Struct, frozen=True):
     answer: Answer
     device: Device
     units: Units
-    search: "DirectSearch | TraceSearch | None"
+    search: "DirectSearch | TraceSearch"
 
     @property
     def _sized(self) -> SizedModel:
@@ -172,13 +171,11 @@ class _Recommender(Struct, frozen=True):
 
     def context(self) -> Advice:
         """The longest prompt that fits, everything else as in the workload."""
-        if self.search is None:
-            return Advice("not_applicable", None, _BY_TRACE_ALONE)
         most = longest_prompt(self._sized)
         context = self.search.longest_context(most)
         if self.search.too_long is not None and self.search.too_long <= most:
             found = f"{context} tokens" if context else "none"
-            reason = f"{found}; {self._obstacle(self.search, self.search.too_long)}"
+            reason = f"{found}; {self._obstacle(self.search.too_long)}"
         else:
             reason = self._within_limits(context, most)
             reason += self._caveat(context, "; ")
@@ -216,8 +213,6 @@ class _Recommender(Struct, frozen=True):
         """The most bits of the cache in the cheapest settings."""
         asked = self._workload.kv_bits
         plain = dtypes.BITS[self._sized.model.dtype]
-        if self.search is None:
-            return Advice("not_applicable", None, _BY_TRACE_ALONE)
         if not self._sized.runtime_model.runs_kv_bits(self._workload):
             why = f"{self._sized.runtime} does not quantise the cache of this workload"
             return Advice("not_applicable", None, why)
@@ -250,7 +245,7 @@ class _Recommender(Struct, frozen=True):
         """The wired limit for the recommended context, else for the workload."""
         if self.device.backend != "metal" or not self._sized.runtime_model.on_mlx:
             return Advice("not_applicable", None, "MLX has a wired limit on Macs only")
-        if context is None or self.search is None:
+        if context is None:
             tokens = self._workload.total_tokens
             need = self._sized.requirement(self._workload).peak_bytes
         else:
@@ -291,14 +286,14 @@ class _Recommender(Struct, frozen=True):
             return ""
         return f"; a step of {' or '.join(map(str, dearer))} takes more memory, not less"
 
-    def _obstacle(self, search: "DirectSearch | TraceSearch", tokens: int) -> str:
+    def _obstacle(self, tokens: int) -> str:
         """Why a prompt of ``tokens`` is too long."""
         longer = self._workload.prompt_only(tokens)
         try:
-            need = search.requirement(longer)
+            need = self.search.requirement(longer)
         except UnsupportedError as error:
             return f"{tokens} cannot be run: {error}"
-        by = " by formula" if search.caveat(longer) else ""
+        by = f" {self.search.by}" if self.search.caveat(longer) else ""
         exceeded = judge(need, self.device)[1]
         if need.budget and {"cache_budget", "runtime_budget"}.intersection(exceeded):
             for_cache = need.budget.for_cache
@@ -323,7 +318,7 @@ class _Recommender(Struct, frozen=True):
 
     def _caveat(self, context: int | None, separator: str) -> str:
         """How a context was found that no trace confirmed."""
-        if not context or self.search is None:
+        if not context:
             return ""
         caveat = self.search.caveat(self._workload.prompt_only(context))
         return f"{separator}{caveat}" if caveat else ""

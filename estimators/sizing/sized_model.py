@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
+from memfit.estimators.arch.registry import build_model, dtype_of
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
@@ -99,12 +99,16 @@ class SizedModel(Struct):
         """Whether the figures of a workload were computed already."""
         return workload in self._answers
 
-    def formula_view(self) -> "SizedModel | None":
-        """Return what answers many workloads quickly, None when only a trace knows the model."""
+    @property
+    def is_between_traces(self) -> bool:
+        """Whether its workspace is between those of traced prompts: no formula has one."""
+        runtime_model = self.runtime_model
+        return runtime_model.method != "trace" and runtime_model.subject.traced is not None
+
+    def formula_view(self) -> "SizedModel":
+        """Return what answers many workloads quickly."""
         view = self.runtime_model.formula_view()
-        if view is None or view is self.runtime_model:
-            return self if view else None
-        return self._under(view)
+        return self if view is self.runtime_model else self._under(view)
 
     def requirement(self, workload: Workload) -> Need:
         """Return what must fit, and the budget that it must fit in."""
@@ -136,10 +140,6 @@ class SizedModel(Struct):
         """
         if runtime == self.runtime_model.runtime:
             return self
-        if self.formula_view() is None:
-            raise UnsupportedError(
-                f"{self.checkpoint.id}: only a trace sizes this model, and that for mlx-lm"
-            )
         draft = self.draft.with_runtime(runtime) if self.draft else None
         return replace(self._under(bind(runtime, self.runtime_model.subject)), draft=draft)
 
@@ -160,11 +160,7 @@ class SizedModel(Struct):
     def weight_bits(self) -> tuple[int, ...]:
         """Return the bits of mlx_lm.convert that are fewer than the weights have, most first."""
         plan, checkpoint = self.footprint.plan, self.checkpoint
-        if (
-            not self.runtime_model.on_mlx
-            or checkpoint.source == "gguf"
-            or self.formula_view() is None
-        ):
+        if not self.runtime_model.on_mlx or checkpoint.source == "gguf":
             return ()
         if plan is None or not plan.converting:
             block = declared(checkpoint.config, self.model, checkpoint.config_name)
@@ -183,8 +179,7 @@ class SizedModel(Struct):
         block = declared(checkpoint.config, model, checkpoint.config_name)
         plan = QuantizationPlan(converted(bits), converting=True)
         _, footprint = _with_adapter(model, convert(model, plan, block), self.adapter)
-        view = self.formula_view()
-        return (view or self).with_footprint(footprint)
+        return self.formula_view().with_footprint(footprint)
 
     def measured(self, measurement: "Measurement") -> "SizedModel":
         """Return the same with what a run on this device took, in place of figures for it.
@@ -267,11 +262,9 @@ def _size_safetensors(
     try:
         model = as_of(_model_of(checkpoint), versions)
     except UnsupportedError as error:
-        # A key nobody reads is for the user to judge; an unknown type is traced in any case.
-        known = checkpoint.config.get("model_type") in FAMILIES
-        if method == "formula" or (known and method == "auto"):
+        if method == "formula":
             raise
-        return _size_by_trace(checkpoint, device, quantize, adapter, error, runtime)
+        return _size_by_class(checkpoint, device, quantize, adapter, error, runtime)
     block = declared(checkpoint.config, model, checkpoint.config_name)
     if quantize:
         footprint = convert(model, QuantizationPlan(quantize, converting=True), block)
@@ -290,7 +283,7 @@ def _size_safetensors(
     return MlxLmTrace(runtime, subject, trace)
 
 
-def _size_by_trace(
+def _size_by_class(
     checkpoint: Checkpoint,
     device: Device | None,
     quantize: Quantization | None,
@@ -298,26 +291,26 @@ def _size_by_trace(
     undescribed: UnsupportedError,
     runtime: Runtime,
 ) -> RuntimeModel:
-    """A model that the formulas do not describe, if mlx-lm has a class for it."""
-    from memfit.estimators.runtimes.mlx_lm_trace import (
-        ClassTrace,
-        MlxLmTrace,
-        traced_weights,
-        undescribed_model,
-    )
+    """A model that no family describes, as mlx-lm's own class describes it."""
+    from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace, weights_by_trace
+    from memfit.estimators.runtimes.traced_workspace import TracedWorkspace
 
-    check_class(str(checkpoint.config.get("model_type")), runtime.versions.mlx_lm)
-    dtype = dtype_of(
-        config_fields(checkpoint.config, checkpoint.config_name), checkpoint.config_name
-    )
+    config, name = checkpoint.config, checkpoint.config_name
+    check_class(str(config.get("model_type")), runtime.versions.mlx_lm)
+    dtype = dtype_of(config_fields(config, name), name)
     trace = ClassTrace(checkpoint, quantize, dtype, is_described=False, adapter=adapter)
     try:
-        footprint = traced_weights(trace, None, device)
+        model = trace.description(device)
+        plan = QuantizationPlan(quantize, converting=True) if quantize else None
+        plan = plan or declared(config, model, name).plan
+        footprint = weights_by_trace(trace, model, plan, device)
     except (MachineError, UnsupportedError) as error:
         raise UnsupportedError(f"{undescribed}; by trace: {error}") from None
-    model = undescribed_model(checkpoint, dtype)
-    model, footprint = _with_adapter(model, footprint, adapter)
-    subject = Subject(checkpoint, model, footprint, device)
+    reason, _, _ = str(undescribed).partition(";")
+    text = f"{reason}; it is described by mlx-lm's own class, and mlx-lm's figures are by trace"
+    workspace = TracedWorkspace(trace, model.max_context)
+    model, footprint = _with_adapter(replace(model, notes=(text,)), footprint, adapter)
+    subject = Subject(checkpoint, model, footprint, device, workspace)
     return MlxLmTrace(runtime, subject, trace)
 
 

@@ -75,8 +75,10 @@ class TraceSearch(Struct):
         """Return how `requirement` of a workload was found, empty when by trace."""
         if workload in self._traced and self.sized.workspace_basis(workload)[0] == "traced":
             return ""
+        if self.formula.is_between_traces:
+            return self.by
         _, percent = self.formula.workspace_basis(self.workload)
-        return f"by formula, with its workspace raised by its error of {percent} %"
+        return f"{self.by}, with its workspace raised by its error of {percent} %"
 
     def requirement(self, workload: Workload) -> Need:
         """Return the need by trace where it was confirmed, else by the scaled formula.
@@ -93,8 +95,13 @@ class TraceSearch(Struct):
     def _candidate(self, found: int, top: int, attempt: int) -> int:
         """The prompt to trace next, at most ``found`` when there is none."""
         most = top if self.too_long is None else self.too_long - CONTEXT_STEP
+        if self.formula.is_between_traces:
+            # The line between traced prompts needs this trace too.
+            if attempt == 1 and is_accepted(self._leaves_room, self.workload.prompt_only(most)):
+                return most
+            attempt -= 1
         tokens = self._longest_by_formula(most)
-        if attempt == 1 and fits_comfortably(self.sized, self.workload):
+        if attempt <= 1 and fits_comfortably(self.sized, self.workload):
             tokens = max(tokens, min(round_down(self.workload.prompt_tokens, CONTEXT_STEP), most))
         if attempt >= _HALVED_FROM and self.too_long is not None:
             tokens = min(tokens, round_down((found + self.too_long) // 2, CONTEXT_STEP))
@@ -119,17 +126,24 @@ class TraceSearch(Struct):
 
     def _leaves_room(self, workload: Workload) -> bool:
         """Whether weights and caches fit: a trace takes long and finds no less."""
-        kept = self.formula.requirement(workload).peak_bytes - self._workspace(workload)
-        return self._judged(Need(kept, 0))
+        least = self.sized.runtime_model.least_bytes(workload) + self.sized.draft_bytes(workload)
+        return self._judged(Need(least + self.formula.margin_bytes, 0))
 
     def _fits_by_far(self, tokens: int) -> bool:
         """Whether a prompt fits by the formula's largest, where trace and formula agree."""
+        if self.formula.is_between_traces:
+            return False
         _, percent = self.formula.workspace_basis(self.workload)
         traced = self.sized.figures_for(self.workload).moment.workspace_bytes
         derived = self._workspace(self.workload)
         if abs(traced - derived) * 100 > derived * percent:
             return False
         return self._judged(self._largest_need(self.workload.prompt_only(tokens)))
+
+    @property
+    def by(self) -> str:
+        """What gives a requirement where no trace was made, in words."""
+        return "between traced prompts" if self.formula.is_between_traces else "by formula"
 
     def _largest_need(self, workload: Workload) -> Need:
         need = self.formula.requirement(workload)

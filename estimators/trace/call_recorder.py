@@ -35,9 +35,9 @@ class Running:
     ) -> None:
         self._model, self._modules = model, modules
         self._workload, self._target = workload, target
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._modules.restore()
         self.caches = self._new_caches()
         self._stepper = Stepper(self.caches, self._workload)
@@ -53,13 +53,18 @@ class Running:
     def finish(self) -> None:
         """Bring the caches to where they are when the workload ends, recording nothing."""
         total = self._workload.total_tokens
-        tokens = min(_LEARNING_TOKENS, max(1, self._workload.prompt_tokens - 1))
-        self._push(tokens)
+        self.begin()
         # One call at the end grows and trims the caches as mlx-lm would.
         if total > 1:
             self._stepper.jump(total - 1)
             self._push(1)
         self._stepper.quantize()
+
+    def begin(self) -> int:
+        """Fill the caches with a few tokens, recording nothing; return how many."""
+        tokens = min(_LEARNING_TOKENS, max(1, self._workload.prompt_tokens - 1))
+        self._push(tokens)
+        return tokens
 
     def _push(self, tokens: int) -> None:
         import mlx.core as mx
@@ -95,7 +100,7 @@ class Running:
         except LoopError:
             # Two short calls show how large the graph would be, before any time is spent on it.
             reject_large_loop(self._expected_nodes())
-            self._begin()
+            self._reset()
             return self._call(phase, tokens, position)
 
     def _expected_nodes(self) -> int:

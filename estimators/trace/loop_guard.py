@@ -23,16 +23,23 @@ def few_slices() -> Iterator[None]:
     """Raise `LoopError` once more than ``MAX_SLICES`` are taken of arrays inside the block."""
     import mlx.core as mx
 
-    take = mx.array.__getitem__
+    take, iterate = mx.array.__getitem__, mx.array.__iter__
     taken = 0
 
-    def counted(array: Any, index: Any) -> Any:
+    def count(slices: int) -> None:
         nonlocal taken
-        taken += 1
+        taken += slices
         if taken > MAX_SLICES:
             # Raised inside the class, before the graph takes much time and memory.
             raise LoopError
+
+    def taking(array: Any, index: Any) -> Any:
+        count(1)
         return take(array, index)
 
-    with array_stubs({"__getitem__": counted}):
+    def iterating(array: Any) -> Any:
+        count(len(array))
+        return iterate(array)
+
+    with array_stubs({"__getitem__": taking, "__iter__": iterating}):
         yield

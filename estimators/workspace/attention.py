@@ -3,7 +3,14 @@
 from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
-from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Mixer, Recurrent
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Mixer,
+    Recurrent,
+    TracedMixer,
+)
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape, Occupancy
@@ -74,7 +81,7 @@ def needs_array_mask(spec: Mixer, call: CallShape, occupancy: Occupancy) -> bool
             return call.tokens > 1 and spec.window is not None and occupancy.keys > spec.window
         case LatentAttention():
             return call.tokens > 1
-        case GatedDelta() | Recurrent():
+        case GatedDelta() | Recurrent() | TracedMixer():
             return False
         case _:
             assert_never(spec)

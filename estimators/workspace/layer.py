@@ -1,8 +1,15 @@
 """One decoder layer put together, and what follows the last one."""
 
 from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Recurrent
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Recurrent,
+    TracedMixer,
+)
 from memfit.estimators.base.dispatch import assert_never
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.attention import record_attention
 from memfit.estimators.workspace.call import CallShape
@@ -126,5 +133,7 @@ def _mix(tape: Tape, x: int, plan: MixerPlan, call: CallShape, buffers: list[KVB
             return record_gated_delta(tape, x, spec, plan, call)
         case Recurrent() as spec:
             return record_recurrent(tape, x, spec, plan, call)
+        case TracedMixer():
+            raise UnsupportedError("no formula has the operations of a layer that is only traced")
         case _ as spec:
             assert_never(spec)

@@ -82,12 +82,13 @@ def test_a_prompt_in_a_billion_chunks_is_as_quick_as_in_one(growth: Growth, step
 @pytest.mark.parametrize("growth", list(Growth))
 def test_mlx_lms_own_caches_grow_the_same_way(growth: Growth, step: int) -> None:
     pytest.importorskip("mlx_lm", reason="the caches are mlx-lm's")
-    from mlx_lm.models import cache
+    from mlx_lm.models import cache, deepseek_v41
 
     classes: dict[Growth, Any] = {
         Growth.STEPS: lambda: cache.KVCache(),
         Growth.ROTATING: lambda: cache.RotatingKVCache(max_size=300, keep=4),
         Growth.CHUNKED: lambda: cache.ChunkedKVCache(300),
+        Growth.ROWS: lambda: deepseek_v41.LayerCache(300),
     }
     made = classes[growth]()
     buffer = KVBuffer(1, 1, 1, growth, None if growth is Growth.STEPS else 300)
@@ -102,6 +103,9 @@ def room(made: Any, tokens: int) -> int:
     """Return the room in a cache of mlx-lm after ``tokens`` more."""
     import mlx.core as mx
 
+    if hasattr(made, "update_window"):
+        made.update_window(mx.zeros((1, tokens, 1)))
+        return int(made.window.shape[1])
     if hasattr(made, "maybe_trim_front"):
         made.maybe_trim_front()
     array = mx.zeros((1, 1, tokens, 1))

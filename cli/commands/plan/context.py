@@ -97,10 +97,11 @@ def context(
     sized = model.sized(
         machine.chosen(),
         verbose=output.verbose,
-        method="formula",  # hundreds of workloads are sized: a trace of each takes too long
         margin_bytes=runtime.margin_bytes(),
         versions=runtime,
     )
+    # Hundreds of workloads are sized: a trace of each takes too long.
+    sized = sized.formula_view()
     if runtime.runtime is None:
         rules = runtime.with_settings(runtime.versioned(named_runtime(sized.runtime)))
     sized = sized.with_runtime(rules)

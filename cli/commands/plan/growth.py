@@ -109,7 +109,7 @@ def growth(
     names = runtime_names() if asked.runtimes == "all" else asked.runtimes.split(",")
     rules = [named_runtime(name.strip()) for name in names]
     device = machine.chosen()
-    sized = model.sized(device, verbose=output.verbose, method="formula", versions=versions)
+    sized = model.sized(device, verbose=output.verbose, versions=versions)
     result = plan_growth(
         sized.model,
         sized.checkpoint.id,

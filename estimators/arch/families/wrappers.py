@@ -17,7 +17,14 @@ from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import under
 from memfit.estimators.arch.registry import FAMILIES, family
-from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Mixer, Recurrent
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Mixer,
+    Recurrent,
+    TracedMixer,
+)
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 
@@ -152,7 +159,7 @@ def _keeping_all(mixer: Mixer) -> Mixer:
     match mixer:
         case Attention():
             return replace(mixer, growth=Growth.STEPS)
-        case LatentAttention() | GatedDelta() | Recurrent():
+        case LatentAttention() | GatedDelta() | Recurrent() | TracedMixer():
             return mixer
         case _:
             assert_never(mixer)

@@ -7,7 +7,13 @@ half a head wide and as long as the capacity.
 from collections.abc import Iterator, Mapping
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Recurrent
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Recurrent,
+    TracedMixer,
+)
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import round_up
@@ -113,6 +119,9 @@ def rope_table_bytes(model: Model, capacity_tokens: int) -> int:
                 widths.add((mixer.kind, mixer.key_dim))
             case LatentAttention():
                 widths.add((mixer.kind, mixer.rope_dim))
+            case TracedMixer():
+                # At most: not all of a key need be rotated.
+                widths.update((mixer.kind, buffer.key_dim) for buffer in mixer.kv_buffers())
             case GatedDelta() | Recurrent():
                 pass
             case _:

@@ -17,6 +17,7 @@ from memfit.estimators.arch.specs import (
     LatentAttention,
     Mixer,
     Recurrent,
+    TracedMixer,
 )
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
@@ -201,6 +202,10 @@ def cell_widths(mixer: Mixer) -> Iterator[tuple[int, int]]:
                 yield mixer.indexer.dim, 0
         case GatedDelta() | Recurrent():
             pass
+        case TracedMixer():
+            raise UnsupportedError(
+                "llama.cpp: its caches are not described for a model that only mlx-lm describes"
+            )
         case _:
             assert_never(mixer)
 
@@ -238,7 +243,7 @@ def _head_widths(mixer: Mixer) -> tuple[int, int]:
             return mixer.key_dim, mixer.value_dim
         case LatentAttention():
             return mixer.latent_dim + mixer.rope_dim, mixer.latent_dim
-        case GatedDelta() | Recurrent():
+        case GatedDelta() | Recurrent() | TracedMixer():
             return 0, 0
         case _:
             assert_never(mixer)

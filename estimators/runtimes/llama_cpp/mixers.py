@@ -12,8 +12,10 @@ from memfit.estimators.arch.specs import (
     LatentAttention,
     Mixer,
     Recurrent,
+    TracedMixer,
 )
 from memfit.estimators.base.dispatch import assert_never
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.runtimes.llama_cpp.builder import Builder
 from memfit.estimators.runtimes.llama_cpp.ggml import Stored, Tensor
 
@@ -32,6 +34,8 @@ def mix(to: Builder, mixer: Mixer, normed: Tensor) -> Tensor:
             mixed = _gated_delta(to, mixer, normed)
         case Recurrent():
             mixed = _recurrent(to, mixer, normed)
+        case TracedMixer():
+            raise UnsupportedError("llama.cpp has operations of its own for these layers")
         case _:
             assert_never(mixer)
     return to.product("attn_output", mixed, to.hidden)

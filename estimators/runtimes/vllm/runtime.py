@@ -15,6 +15,7 @@ from memfit.estimators.arch.specs import (
     LatentAttention,
     Mixer,
     Recurrent,
+    TracedMixer,
 )
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dispatch import assert_never
@@ -312,7 +313,7 @@ def _on_latent(mixer: Mixer) -> Mixer:
     match mixer:
         case LatentAttention():
             return replace(mixer, caches_expanded=False)
-        case Attention() | GatedDelta() | Recurrent():
+        case Attention() | GatedDelta() | Recurrent() | TracedMixer():
             return mixer
         case _:
             assert_never(mixer)
@@ -324,7 +325,7 @@ def _expanded_width(mixer: Mixer) -> int:
         case LatentAttention():
             expanded = mixer.heads * (mixer.nope_dim + mixer.value_dim)
             return expanded + mixer.latent_dim + mixer.rope_dim
-        case Attention() | GatedDelta() | Recurrent():
+        case Attention() | GatedDelta() | Recurrent() | TracedMixer():
             return 0
         case _:
             assert_never(mixer)

@@ -13,9 +13,16 @@ from msgspec.structs import replace
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
-from memfit.estimators.arch.specs import Attention, GatedDelta, LatentAttention, Recurrent
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Recurrent,
+    TracedMixer,
+)
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dispatch import assert_never
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import round_up
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Basis, Note
@@ -122,6 +129,11 @@ def _additions(model: Model, method: str) -> Iterator[int]:
                 yield dtypes.nbytes(outputs * mixer.latent_dim, dtype)
             case Attention() | GatedDelta() | Recurrent():
                 pass
+            case TracedMixer():
+                raise UnsupportedError(
+                    f"{model.model_type}: what vLLM keeps is not described for a model that only"
+                    " mlx-lm describes"
+                )
             case _:
                 assert_never(mixer)
     if method == "mxfp4":

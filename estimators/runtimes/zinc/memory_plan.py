@@ -15,6 +15,7 @@ from memfit.estimators.arch.specs import (
     LatentAttention,
     MixtureOfExperts,
     Recurrent,
+    TracedMixer,
 )
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
@@ -171,7 +172,7 @@ def model_config(model: Model) -> ModelConfig:
                 config.head_dim = mixer.nope_dim + mixer.rope_dim
             case GatedDelta():
                 _add_delta(config, mixer)
-            case Recurrent():
+            case Recurrent() | TracedMixer():
                 raise UnsupportedError(
                     f"{model.model_type}: {mixer.kind} layers have no place in zinc's memory plan"
                 )

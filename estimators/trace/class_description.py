@@ -1,0 +1,256 @@
+"""A model as mlx-lm's class describes it: its parameters, its experts and what it keeps.
+
+It is what a family of arch/families writes by hand, for a class that none describes. The
+operations are not among it: they are the trace's.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from memfit.estimators.arch.caches import Growth, KVBuffer, StateBuffer
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.specs import MixtureOfExperts, TracedMixer
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.quantization import DEFAULTS, Quantization
+from memfit.estimators.trace.cache_stepper import buffer_of, leaves
+from memfit.estimators.trace.leaves import caches_of
+from memfit.estimators.trace.libraries import public_names
+from memfit.estimators.weights.parts import part_of
+
+_FLOAT32_BYTES = 4
+_NUMBERED = re.compile(r"(.+)\.(\d+)")
+# Routed experts: mlx-lm models/switch_layers.py. SwitchLinear alone is also used for groups of
+# heads (deepseek_v41.py).
+_ROUTED = frozenset({"SwitchGLU", "SwitchMLP"})
+# Routed experts as a list of modules, and the attribute that says how many a token takes.
+_LISTED, _LISTED_TOP_K = "experts", "num_experts_per_tok"  # mlx-lm models/dbrx.py
+
+
+class FirstCall(NamedTuple):
+    """What a class shows of itself in its first call, on one sequence of a few tokens."""
+
+    caches: list[Any]
+    """The caches after it."""
+    top_k: Mapping[str, int]
+    """The experts that a token took, by the path of the experts' matrices."""
+
+
+def describe(model: Any, first: FirstCall, *, model_type: str, dtype: str) -> Model:
+    """Return the description of a model that was built unquantised, with parameters of ``dtype``.
+
+    Raises:
+        UnsupportedError: for a cache or a list of experts that is not described, by its name.
+    """
+    modules = tuple(_modules(model, dtype))
+    # MLX promotes what a wider array touches, and with it keys and values.
+    if any(_width(cache) == _FLOAT32_BYTES for cache in leaves(first.caches)):
+        dtype = "F32"
+    root, count = _layers_root(model)
+    own: list[list[Module]] = [[] for _ in range(count)]
+    outside: list[Module] = []
+    for module in modules:
+        layer, rest = _inside(module.path, root)
+        (outside if layer is None else own[layer]).append(replace(module, path=rest))
+    embedding = next(m for m in modules if m.part is Part.EMBEDDING)
+    routed = _experts(model, root, first.top_k, embedding.shape[-1])
+    mixers = [tuple(_mixers(cache, dtype)) for cache in first.caches]
+    # A class may have more caches than layers (iquestloopcoder.py, afm7.py).
+    mixers[count - 1 :] = [tuple(mixer for cache in mixers[count - 1 :] for mixer in cache)]
+    layers = tuple(
+        Layer(
+            mixers[index] if index < len(mixers) else (),
+            _with_shared(routed.get(index), own[index], embedding.shape[-1]),
+            tuple(own[index]),
+        )
+        for index in range(count)
+    )
+    return Model(
+        model_type=model_type,
+        vocab_size=embedding.shape[0],
+        hidden_size=embedding.shape[-1],
+        layers=layers,
+        # The embedding is first in the files of a conversion too.
+        modules=tuple(sorted(outside, key=lambda m: m.part is not Part.EMBEDDING)),
+        layers_path=root,
+        makes_own_cache=hasattr(model, "make_cache"),
+        dtype=dtype,
+    )
+
+
+def _layers_root(model: Any) -> tuple[str, int]:
+    """Return the path of the list of layers, the longer one of two, and its length."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = (_NUMBERED.fullmatch(paths.get(id(layer), "")) for layer in model.layers)
+    [(root, count)] = Counter(match[1] for match in found if match).most_common(1)
+    return root, count
+
+
+def _inside(path: str, root: str) -> tuple[int | None, str]:
+    """Return the layer that a path is in, and the path inside it."""
+    number, _, rest = path.removeprefix(f"{root}.").partition(".")
+    inside = path.startswith(f"{root}.") and number.isdigit()
+    return (int(number), rest) if inside else (None, path)
+
+
+def _modules(model: Any, dtype: str) -> Iterator[Module]:
+    from mlx.utils import tree_flatten
+
+    owners: dict[str, Any] = dict(model.named_modules())
+    answer = getattr(model, "quant_predicate", None) or (lambda *_: True)
+    flat: Any = tree_flatten(model.parameters())
+    arrays: dict[str, Any] = dict(flat)
+    routed = tuple(f"{path}." for path, module in owners.items() if _is_routed(module))
+    for name, array in arrays.items():
+        path, _, last = name.rpartition(".")
+        has_weight = f"{path}.weight" in arrays
+        if last == "bias" and has_weight:
+            continue  # counted with the weight
+        is_weight = last == "weight"
+        quantizable = is_weight and hasattr(owners.get(path), "to_quantized")
+        bias = arrays.get(f"{path}.bias") if is_weight else None
+        yield Module(
+            path if is_weight else name,
+            tuple(array.shape),
+            _part(name, owners.get(path), routed),
+            0 if bias is None else bias.size,
+            quantizable,
+            _predicate(answer(path, owners[path])) if quantizable else True,
+            _is_float32(array, dtype, name),
+        )
+
+
+def _part(name: str, module: Any, routed: tuple[str, ...]) -> Part:
+    if name.startswith(routed):
+        return Part.EXPERTS
+    by_class = {"Norm": Part.NORM, "Embedding": Part.EMBEDDING}
+    kind = type(module).__name__
+    found = (part for word, part in by_class.items() if kind.endswith(word))
+    return next(found, part_of(name))
+
+
+def _predicate(answer: Any) -> Quantization | bool:
+    if not isinstance(answer, dict):
+        return bool(answer)
+    bits, group_size = DEFAULTS[mode := answer.get("mode", "affine")]
+    return Quantization(answer.get("bits", bits), answer.get("group_size", group_size), mode)
+
+
+def _is_float32(array: Any, dtype: str, name: str) -> bool:
+    """Whether an array is wider than the type of the model, as float32 is."""
+    if array.itemsize not in (_FLOAT32_BYTES, dtypes.nbytes(1, dtype)) and array.ndim > 0:
+        return False  # packed by the class itself (bitnet.py): its bytes are the trace's
+    return bool(array.itemsize == _FLOAT32_BYTES != dtypes.nbytes(1, dtype))
+
+
+def _is_routed(module: Any) -> bool:
+    return any(each.__name__ in _ROUTED for each in type(module).__mro__)
+
+
+def _experts(
+    model: Any, root: str, top_k: Mapping[str, int], hidden: int
+) -> dict[int, MixtureOfExperts]:
+    """Return the routed experts by layer."""
+    found: dict[int, MixtureOfExperts] = {}
+    for path, module in model.named_modules():
+        layer, _ = _inside(path, root)
+        if layer is None:
+            continue
+        if _is_routed(module):
+            found[layer] = _stacked(path, module, top_k, hidden)
+        elif isinstance(listed := module.get(_LISTED), list) and len(listed) > 1:
+            found[layer] = _listed(path, module, listed)
+    return found
+
+
+def _stacked(path: str, module: Any, top_k: Mapping[str, int], hidden: int) -> MixtureOfExperts:
+    matrices = {name: each for name, each in module.children().items() if "weight" in each}
+    taken = {top_k.get(f"{path}.{name}") for name in matrices}
+    if len(taken) != 1 or None in taken:
+        raise UnsupportedError(f"{path}: how many experts a token takes is not known")
+    experts, intermediate, inputs = next(iter(matrices.values())).weight.shape
+    return MixtureOfExperts(
+        experts=experts,
+        top_k=taken.pop() or 0,
+        intermediate=intermediate,
+        gated=len(matrices) > 2,
+        latent_dim=None if inputs == hidden else inputs,
+    )
+
+
+def _listed(path: str, module: Any, listed: list[Any]) -> MixtureOfExperts:
+    taken = getattr(module, _LISTED_TOP_K, None)
+    if not isinstance(taken, int):
+        raise UnsupportedError(f"{path}.{_LISTED}: how many experts a token takes is not known")
+    widths = [each.weight.shape[0] for each in listed[0].children().values()]
+    return MixtureOfExperts(experts=len(listed), top_k=taken, intermediate=max(widths))
+
+
+def _with_shared(
+    experts: MixtureOfExperts | None, modules: list[Module], hidden: int
+) -> MixtureOfExperts | None:
+    """Return the experts with the width of the shared ones beside them."""
+    shared = (m.shape for m in modules if m.part is Part.SHARED_EXPERTS)
+    widths = [shape[-1] for shape in shared if len(shape) > 1 and shape[0] == hidden]
+    return replace(experts, shared_intermediate=max(widths)) if experts and widths else experts
+
+
+def _mixers(cache: Any, dtype: str, *, in_cache_list: bool = False) -> Iterator[TracedMixer]:
+    kind = type(cache).__name__
+    if (nested := getattr(cache, "caches", None)) is not None:
+        for each in nested:
+            yield from _mixers(each, dtype, in_cache_list=True)
+    elif kind == "ArraysCache":
+        yield TracedMixer(state=tuple(_states(cache, dtype)))
+    elif kind == "LayerCache":
+        yield from (TracedMixer(buffer=buffer) for buffer in _compressed(cache, dtype))
+    elif buffer := buffer_of(cache):
+        yield TracedMixer(buffer=replace(buffer, in_cache_list=in_cache_list))
+    elif not cache.empty():
+        raise _undescribed(cache)
+
+
+def _states(cache: Any, dtype: str) -> Iterator[StateBuffer]:
+    for array in (leaf.array for leaf in caches_of([cache])):
+        if array.itemsize == dtypes.nbytes(1, dtype):
+            yield StateBuffer(array.size)
+        elif array.itemsize % _FLOAT32_BYTES == 0:
+            # Wider ones, such as token ids (longcat_flash_ngram.py), count as several.
+            yield StateBuffer(array.nbytes // _FLOAT32_BYTES, float32=True)
+        else:
+            raise _undescribed(cache)
+
+
+def _width(cache: Any) -> int | None:
+    """Return the bytes of an element of keys, None where a cache holds no keys."""
+    keys = getattr(cache, "keys", None)
+    return None if keys is None else int(keys.itemsize)
+
+
+def _compressed(cache: Any, dtype: str) -> Iterator[KVBuffer]:
+    """Source: mlx-lm models/deepseek_v41.py, LayerCache."""
+    width = dtypes.nbytes(1, dtype)
+
+    def rows(array: Any, limit: int | None, row_tokens: int = 1) -> KVBuffer:
+        elements = array.shape[-1] * array.itemsize // width
+        return KVBuffer(1, elements, 0, Growth.ROWS, limit, row_tokens=row_tokens)
+
+    yield rows(cache.window, cache.window_size)
+    closed = [array for array in (cache.compress_kv, cache.index_k) if array is not None]
+    row_tokens = cache.offset // closed[0].shape[1] if closed else 1
+    for array in closed:
+        yield rows(array, None, row_tokens)
+    # At most: the open group is empty when its last token has come.
+    for array in (cache.pending_kv, cache.pending_gate):
+        if array is not None:
+            yield rows(array, row_tokens - 1)
+
+
+def _undescribed(cache: Any) -> UnsupportedError:
+    name = public_names(f"{type(cache).__module__}.{type(cache).__name__}")
+    return UnsupportedError(f"{name}: the growth of this cache is not described")

@@ -1,0 +1,145 @@
+"""Every command answers for a model that only mlx-lm's class describes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.gating import target, write_policy
+from tests.cli.running import Memfit
+from tests.models import QWEN3_4B, write_config
+
+CASES = json.loads((Path(__file__).parents[1] / "trace" / "cases.json").read_text())
+MOE: dict[str, Any] = {
+    **next(case for case in CASES if case["model_type"] == "glm4_moe_lite"),
+    "hidden_size": 512,
+    "vocab_size": 4096,
+    "kv_lora_rank": 64,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 32_768,
+}
+SMALL = {**QWEN3_4B, "num_hidden_layers": 3, "vocab_size": 4096}
+ROOM = ("--working-set", "300MB", "--margin", "0")
+
+
+@pytest.fixture(autouse=True)
+def _mlx_lm() -> None:
+    pytest.importorskip("mlx_lm")
+
+
+def test_an_estimate_recommends_settings_that_a_trace_confirms(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    path = write_config(tmp_path, MOE)
+    found = memfit("estimate", path, "--context", "300", *ROOM, "--json").json["recommendation"]
+    tokens = found["context_tokens"]["value"]
+    assert 0 < tokens < MOE["max_position_embeddings"]
+    there = memfit("estimate", path, "--context", str(tokens), *ROOM, "--json").json
+    assert (there["verdict"], there["method"]) == ("fits", "trace")
+    assert found["wired_limit_bytes"]["value"] == there["peak_bytes"]
+    longer = memfit("estimate", path, "--context", str(tokens * 5 // 4), *ROOM, "--json").json
+    assert longer["verdict"] != "fits"
+
+
+def test_the_grid_is_between_traced_prompts(memfit: Memfit, tmp_path: Path) -> None:
+    path = write_config(tmp_path, MOE)
+    data = memfit("estimate", path, "--memory", "16GB", "--json").json
+    assert data["grid"]["method"] == "trace"
+    [row] = data["grid"]["rows"]
+    assert row["cells"][0]["needed_bytes"] == data["needed_bytes"]
+
+
+def test_with_ample_memory_the_longest_context_is_traced(memfit: Memfit, tmp_path: Path) -> None:
+    path = write_config(tmp_path, MOE)
+    data = memfit("estimate", path, "--memory", "64GB", "--json").json["recommendation"]
+    assert data["context_tokens"]["value"] == MOE["max_position_embeddings"]
+    assert "by formula" not in json.dumps(data)
+
+
+def test_experts_are_planned(memfit: Memfit, tmp_path: Path) -> None:
+    path = write_config(tmp_path, MOE)
+    plan = memfit("plan", "experts", path, "--memory", "16GB", "--json").json
+    layers = MOE["num_hidden_layers"] - MOE["first_k_dense_replace"]
+    assert (plan["experts"], plan["top_k"], plan["layers"]) == (16, 4, layers)
+    # Three matrices of bfloat16 numbers.
+    slot = 3 * MOE["hidden_size"] * MOE["moe_intermediate_size"] * 2
+    assert plan["slot_bytes"] == slot
+    weights = memfit("estimate", path, "--json").json["components"]["weights"]
+    assert weights["by_part"]["experts"] == plan["all_expert_bytes"] == layers * 16 * slot
+
+
+def test_packed_experts_are_planned(memfit: Memfit, tmp_path: Path) -> None:
+    block = {"bits": 4, "group_size": 32}
+    packed = write_config(tmp_path / "packed", {**MOE, "quantization": block})
+    plain = write_config(tmp_path / "plain", MOE)
+    arguments = ("plan", "experts", "--memory", "16GB", "--json")
+    as_declared = memfit(*arguments, packed).json
+    converted = memfit(*arguments, plain, "--quantize", "4", "--group-size", "32").json
+    assert as_declared["slot_bytes"] == converted["slot_bytes"]
+    weights = memfit("estimate", packed, "--json").json["components"]["weights"]
+    assert weights["by_part"]["experts"] == as_declared["all_expert_bytes"]
+
+
+def test_contexts_are_planned_near_the_trace(memfit: Memfit, tmp_path: Path) -> None:
+    path = write_config(tmp_path, MOE)
+    arguments = ("--contexts", "4k,16k", "--requests", "1,4", "--memory", "16GB", "--json")
+    for cell in memfit("plan", "context", path, *arguments).json["matrix"]:
+        run = ("--context", str(cell["context_tokens"]), "--batch", str(cell["requests"]))
+        traced = memfit("estimate", path, *run, "--json").json
+        error = traced["components"]["workspace"]["bytes"] // 4
+        need = traced["peak_bytes"] + traced["components"]["margin"]["bytes"]
+        assert abs(cell["needed_bytes"] - need) <= error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "offload", "--memory", "16GB"),
+        ("plan", "growth", "--memory", "16GB"),
+        ("plan", "static", "--context", "64"),
+        ("compare", "--memory", "16GB", "--matrix", "context=1k,2k"),
+        ("estimate", "--runtime", "mlx-swift-lm", "--memory", "16GB"),
+        ("estimate", "--runtime", "mlx-moe", "--memory", "16GB"),
+        ("estimate", "--runtime", "foundry", "--memory", "16GB"),
+        ("estimate", "--plot", "--memory", "16GB"),
+    ],
+    ids=" ".join,
+)
+def test_other_commands_answer(memfit: Memfit, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    run = memfit(*arguments, write_config(tmp_path, MOE), "--json")
+    assert run.code == 0, run.err
+    assert "by formula" not in run.out
+
+
+def test_the_gate_judges_and_remedies(
+    memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_config(tmp_path / "model", MOE)
+    limits = {"peak": "60MB", "context": "8k", "expert_capacity": 8}
+    write_policy(tmp_path, it=target(limits))
+    monkeypatch.chdir(tmp_path)
+    report = memfit("gate", "--format", "json").json["targets"][0]
+    passed = {check["limit"]: check["passed"] for check in report["checks"]}
+    assert passed == {"peak": False, "context": True, "expert_capacity": True}
+
+
+@pytest.mark.parametrize("runtime", ["zinc", "llama.cpp", "vllm"])
+def test_a_runtime_with_layers_of_its_own_is_refused(
+    memfit: Memfit, tmp_path: Path, runtime: str
+) -> None:
+    run = memfit("estimate", write_config(tmp_path, MOE), "--runtime", runtime)
+    assert (run.code, run.err.count("\n")) == (3, 1)
+
+
+def test_a_key_that_no_family_reads_is_left_to_the_class(memfit: Memfit, tmp_path: Path) -> None:
+    path = write_config(tmp_path / "other", {**SMALL, "num_memory_layers": 4})
+    data = memfit("estimate", path, "--json").json
+    assert data["method"] == "trace"
+    notes = {note["code"]: note["message"] for note in data["notes"] if note["code"] == "model"}
+    assert "num_memory_layers" in notes["model"]
+    assert "mlx-lm's own class" in notes["model"]
+    plain = write_config(tmp_path / "plain", SMALL)
+    known = memfit("estimate", plain, "--method", "trace", "--json").json["components"]
+    assert data["components"] == {**known, "weights": {**known["weights"], "basis": "traced"}}
