@@ -56,15 +56,19 @@ class PlanModel(ModelOptions, frozen=True, kw_only=True):
         )
 
     def sized_for_mlx_lm(
-        self, machine: Device | None, *, verbose: bool, versions: VersionOptions
+        self,
+        machine: Device | None,
+        *,
+        verbose: bool,
+        versions: VersionOptions,
+        margin_bytes: int = 0,
     ) -> "SizedModel":
-        """Return the model sized for mlx-lm on a machine.
+        """Return the model sized for mlx-lm on a machine, without a margin unless one is given.
 
         Raises:
             UnsupportedError: for a GGUF file.
         """
-        # These plans state what a model takes, without a margin.
-        sized = self.sized(machine, verbose=verbose, margin_bytes=0, versions=versions)
+        sized = self.sized(machine, verbose=verbose, margin_bytes=margin_bytes, versions=versions)
         if not sized.runtime_model.is_mlx_lm:
             raise UnsupportedError(
                 f"{sized.checkpoint.id}: this is planned for checkpoints of mlx-lm, not for GGUF"

@@ -1,0 +1,231 @@
+"""mlx_lm.server under load, call by call: which KV buffers exist at the same time.
+
+Sources, mlx-lm 0.32.2: generate.py (BatchGenerator._next, PromptProcessingBatch, GenerationBatch),
+models/cache.py (BatchKVCache, LRUPromptCache), server.py (ResponseGenerator._generate).
+
+Two things make the server hold more than its log says. The prompt cache is a slice of the batch's
+buffer that nobody has evaluated yet: until it is used again it keeps the buffer of the whole batch.
+And every prompt leaves such a slice when it is prefilled, which the prompt cache keeps until the
+request ends.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from memfit.estimators.arch.caches import STEP
+from memfit.estimators.base.units import round_up
+from memfit.estimators.results.server import ServerSettings
+
+
+class Request(Struct, frozen=True):
+    """One request: tokens of its prompt, and tokens it generates."""
+
+    prompt_tokens: int
+    max_tokens: int
+
+
+class Buffer:
+    """Keys and values of a batch in every layer, as BatchKVCache allocates them."""
+
+    def __init__(self, rows: int = 0, index: int = 0, capacity: int = 0) -> None:
+        """Take sequences, tokens written, and tokens there is room for."""
+        self.rows, self.index, self.capacity = rows, index, capacity
+
+    def grown(self, tokens: int) -> "Buffer":
+        """Return the buffer after an update (BatchKVCache.update_and_fetch)."""
+        end, capacity = self.index + tokens, self.capacity
+        if end > capacity:
+            kept = capacity if self.index % STEP == 0 else self.index
+            capacity = kept + round_up(tokens, STEP)
+        return Buffer(self.rows, end, capacity)
+
+    def kept(self, rows: int, longest: int) -> "Buffer":
+        """Return the buffer of some of its rows (BatchKVCache.filter)."""
+        return Buffer(rows, longest, self.capacity - (self.index - longest))
+
+    def joined(self, other: "Buffer | None") -> "Buffer":
+        """Return the buffer of the rows of both (BatchKVCache.extend)."""
+        if other is None:
+            return self
+        return Buffer(
+            self.rows + other.rows,
+            max(self.index, other.index),
+            max(self.capacity, other.capacity),
+        )
+
+
+class Moment(Struct, frozen=True):
+    """What is in memory while a chunk of prompts is prefilled, or between two calls."""
+
+    buffers: tuple[tuple[int, int], ...]
+    """Rows and capacity of each buffer, but for the one that is being prefilled."""
+    prefilled_rows: int = 0
+    prefilled_tokens: int = 0
+    """Where the chunk ends."""
+    running: int = 0
+    """Requests that decode."""
+    stored: int = 0
+    """Entries of the prompt cache."""
+
+
+class _Row:
+    """A request in a batch."""
+
+    def __init__(self, number: int, request: Request) -> None:
+        self.number, self.max_tokens = number, request.max_tokens
+        # The last token of a prompt starts the generation (BatchGenerator.insert_segments).
+        self.prefix, self.done, self.generated = request.prompt_tokens - 1, 0, 0
+
+    @property
+    def tokens(self) -> int:
+        return self.done + self.generated
+
+
+class BatchSchedule:
+    """Requests through the batch generator, in their order, from clients that never pause."""
+
+    def __init__(
+        self, requests: Iterable[Request], settings: ServerSettings, *, clients: int
+    ) -> None:
+        """Take how many requests are open at a time; they arrive together."""
+        self._settings = settings
+        self._coming = deque(_Row(*each) for each in enumerate(requests))
+        self._waiting: deque[_Row] = deque()
+        self._prompts: list[_Row] = []
+        self._decoding: list[_Row] = []
+        self._prompt_buffer: Buffer | None = None
+        self._decode_buffer: Buffer | None = None
+        # Rows that leave or join are copied by the next call: until then these are in memory.
+        self._decode_parts: tuple[Buffer, ...] = ()
+        self._stored: dict[tuple[int, str], Buffer] = {}
+        self._last_prefix: Buffer | None = None  # a variable of the server's loop
+        self._finished: list[tuple[_Row, Buffer]] = []
+        self._responses: tuple[Buffer, ...] = ()  # the loop's variable until the next call ends
+        # Prompts join the rows that are ready to decode, which leave at once: a chunk is computed
+        # from a part of that buffer.
+        self._joined: Buffer | None = None
+        self.waited = 0
+        """Requests that found no room when they arrived."""
+        self._arrive(clients)
+
+    def moments(self) -> Iterator[Moment]:
+        """Yield the moments in which the most can be in memory, until every request has ended."""
+        while self._waiting or self._prompts or self._decoding:
+            yield from self._decode()
+            yield from self._start_decoding()
+            yield from self._prefill()
+            self._store()
+            yield self._moment()
+
+    def _arrive(self, count: int) -> None:
+        for _ in range(min(count, len(self._coming))):
+            open_ = len(self._decoding) + len(self._prompts) + len(self._waiting)
+            self.waited += open_ >= self._settings.rows
+            self._waiting.append(self._coming.popleft())
+
+    def _decode(self) -> Iterator[Moment]:
+        """Generate until something else happens: a call, or all calls until a request ends."""
+        if not self._decoding or not self._decode_buffer:
+            return
+        calls = min(row.max_tokens - row.generated for row in self._decoding)
+        full = len(self._decoding) >= self._settings.rows
+        if self._prompts or (self._waiting and not full):
+            calls = 1
+        # A buffer that the prompt cache keeps is copied before it is written again.
+        for _ in range(calls):
+            self._decode_buffer = self._decode_buffer.grown(1)
+        self._decode_parts = (self._decode_buffer,)
+        for row in self._decoding:
+            row.generated += calls
+        yield self._moment()
+        ended = [row for row in self._decoding if row.generated >= row.max_tokens]
+        if ended:
+            self._finished = [(row, self._decode_buffer) for row in ended]
+            self._decoding = [row for row in self._decoding if row not in ended]
+            longest = max((row.tokens for row in self._decoding), default=0)
+            left = len(self._decoding)
+            self._decode_buffer = self._decode_buffer.kept(left, longest) if left else None
+            # Nothing refers to the buffer of a batch without rows but what was stored of it.
+            self._decode_parts = self._decode_parts if left else ()
+
+    def _start_decoding(self) -> Iterator[Moment]:
+        """Admit prompts, and move those that are prefilled to the decoding batch."""
+        settings = self._settings
+        if len(self._decoding) >= settings.rows:
+            return
+        room = min(
+            settings.prompt_concurrency - len(self._prompts),
+            settings.rows - len(self._decoding),
+            len(self._waiting),
+        )
+        admitted = [self._waiting.popleft() for _ in range(room)]
+        self._joined = None
+        if admitted and self._prompt_buffer:
+            self._prompt_buffer = Buffer(len(admitted)).joined(self._prompt_buffer)
+            self._joined = self._prompt_buffer
+        self._prompts += admitted
+        ready = [row for row in self._prompts if row.done == row.prefix]
+        if not ready:
+            return
+        self._prompts = [row for row in self._prompts if row.done < row.prefix]
+        buffer = self._prompt_buffer or Buffer(len(ready))
+        moved = buffer.kept(len(ready), max(row.prefix for row in ready))
+        if self._prompts:
+            longest = max(row.done for row in self._prompts)
+            self._prompt_buffer = buffer.kept(len(self._prompts), longest)
+        else:
+            self._prompt_buffer = None
+        self._decoding += ready
+        # Its first step is computed at once (GenerationBatch.__init__).
+        moved = moved.grown(1)
+        self._decode_parts += (moved,)
+        self._decode_buffer = moved.joined(self._decode_buffer)
+        yield self._moment()
+
+    def _prefill(self) -> Iterator[Moment]:
+        """Prefill the next chunk of every prompt."""
+        if not self._prompts or len(self._decoding) >= self._settings.rows:
+            return
+        step = self._settings.prefill_step
+        chunk = min(step, max(row.prefix - row.done for row in self._prompts))
+        before = self._prompt_buffer or Buffer(len(self._prompts))
+        self._prompt_buffer = None
+        grown = before.grown(chunk)
+        yield self._moment(*((self._joined,) if self._joined else ()), prefilled=grown)
+        self._prompt_buffer = grown
+        for row in self._prompts:
+            row.done = min(row.prefix, row.done + step)
+
+    def _store(self) -> None:
+        """Put prefixes, then whole conversations into the prompt cache."""
+        for row in self._prompts:
+            if row.done == row.prefix and (row.number, "prefix") not in self._stored:
+                buffer = self._prompt_buffer or Buffer()
+                self._last_prefix = buffer
+                self._insert((row.number, "prefix"), buffer)
+        for row, buffer in self._finished:
+            self._stored.pop((row.number, "prefix"), None)
+            self._insert((row.number, "whole"), buffer)
+        self._responses = tuple(buffer for _, buffer in self._finished)
+        self._arrive(len(self._finished))
+        self._finished = []
+
+    def _insert(self, key: tuple[int, str], buffer: Buffer) -> None:
+        self._stored[key] = buffer
+        if len(self._stored) > self._settings.prompt_cache_size:
+            del self._stored[next(iter(self._stored))]
+
+    def _moment(self, *more: Buffer, prefilled: Buffer | None = None) -> Moment:
+        named = (self._last_prefix, *self._responses, *self._decode_parts, self._prompt_buffer)
+        ended = (buffer for _, buffer in self._finished)
+        held = (*self._stored.values(), *ended, *named, *more)
+        once = {id(buffer): buffer for buffer in held if buffer}
+        return Moment(
+            tuple((buffer.rows, buffer.capacity) for buffer in once.values()),
+            prefilled.rows if prefilled else 0,
+            prefilled.index if prefilled else 0,
+            len(self._decoding),
+            len(self._stored),
+        )

@@ -1,0 +1,260 @@
+"""The memory of mlx_lm.server for its flags, and the flags that fit."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+
+from msgspec.structs import replace
+
+from memfit.estimators.arch.caches import Growth
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.kv_cache import kv_cache
+from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.plans.server.batch_schedule import BatchSchedule, Moment, Request
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
+from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.sizing.estimate import device_summary
+from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting
+from memfit.estimators.sizing.sized_model import SizedModel
+
+MAX_SIMULATED = 2000
+
+
+def plan_server(
+    sized: SizedModel,
+    workload: Workload,
+    settings: ServerSettings,
+    *,
+    clients: int,
+    traffic: Sequence[Request] = (),
+    units: Units = Units.GB,
+) -> ServerPlan:
+    """Return what the server takes when ``clients`` always have a request open.
+
+    ``workload`` is every request where there is no ``traffic``.
+
+    Raises:
+        InputError: when a request of the traffic is longer than the model's context.
+        UnsupportedError: when mlx-lm cannot run the workload.
+    """
+    requests = tuple(traffic[:MAX_SIMULATED]) or alike(workload, settings, clients)
+    _check_lengths(sized, requests)
+    sequential = one_at_a_time(sized, workload)
+    evaluation = _Evaluation(
+        sized,
+        workload,
+        requests,
+        clients,
+        is_sequential=bool(sequential),
+        is_recorded=bool(traffic),
+    )
+    worst, idle, waited = evaluation.run(settings)
+    verdict, _ = judge(Need(worst.peak_bytes, 0), sized.device)
+    better = None
+    if sized.device and verdict in ("exceeds", "tight"):
+        better = first_fitting(tuple(cheaper(settings)), evaluation.fits)
+    return ServerPlan(
+        model=sized.checkpoint.id,
+        device=device_summary(sized.device) if sized.device else None,
+        settings=settings,
+        kv_bits=workload.kv_bits,
+        requests=len(requests),
+        clients=clients,
+        longest_prompt_tokens=max(each.prompt_tokens for each in requests),
+        longest_generation_tokens=max(each.max_tokens for each in requests),
+        sequential=sequential,
+        worst=worst,
+        idle_bytes=idle,
+        verdict=verdict,
+        waited=waited,
+        fitting=better,
+        fitting_worst=evaluation.run(better)[0] if better else None,
+        notes=tuple(_notes(sized, settings, sequential, worst, units, len(traffic))),
+    )
+
+
+def alike(workload: Workload, settings: ServerSettings, clients: int) -> tuple[Request, ...]:
+    """Return requests of one prompt length that end in different calls, which takes the most."""
+    count = 2 * clients + settings.prompt_cache_size
+    return tuple(
+        Request(workload.prompt_tokens, max(1, workload.max_tokens - number % settings.rows))
+        for number in range(min(count, MAX_SIMULATED))
+    )
+
+
+def one_at_a_time(sized: SizedModel, workload: Workload) -> str | None:
+    """Return why the server runs one request at a time, None where it batches (server.py)."""
+    if workload.kv_bits is not None:
+        return "KV bits switch batching off"
+    if sized.draft:
+        return "a draft model switches batching off"
+    if any(buffer.growth is Growth.CHUNKED for buffer in sized.model.kv_buffers()):
+        return "a cache in chunks cannot be batched"
+    return None
+
+
+def cheaper(settings: ServerSettings) -> Iterator[ServerSettings]:
+    """Yield settings that take less, those that cost the least speed first."""
+    for decode in _halves(settings.decode_concurrency, 1):
+        for stored in _halves(settings.prompt_cache_size, 0):
+            for prompts in _halves(min(settings.prompt_concurrency, decode), 1):
+                for step in PREFILL_STEPS:
+                    if step <= settings.prefill_step:
+                        yield replace(
+                            settings,
+                            prefill_step=step,
+                            prompt_concurrency=prompts,
+                            decode_concurrency=decode,
+                            prompt_cache_size=stored,
+                        )
+
+
+def _halves(value: int, least: int) -> Iterator[int]:
+    while value > least:
+        yield value
+        value //= 2
+    yield least
+
+
+class _Evaluation:
+    """Settings of one question; figures of equal moments are computed once."""
+
+    def __init__(
+        self,
+        sized: SizedModel,
+        workload: Workload,
+        requests: Sequence[Request],
+        clients: int,
+        *,
+        is_sequential: bool,
+        is_recorded: bool,
+    ) -> None:
+        self._sized, self._workload, self._requests = sized, workload, requests
+        self._clients, self._is_sequential = clients, is_sequential
+        self._is_recorded = is_recorded
+        self._cache_bytes = cache(self._cache_bytes_of)
+        self._prefill_bytes = cache(self._prefill_bytes_of)
+        self.run = cache(self._run)
+
+    def fits(self, settings: ServerSettings) -> bool:
+        """Whether the worst moment leaves a tenth of the working set free."""
+        need = Need(self.run(settings)[0].peak_bytes, 0)
+        return judge(need, self._sized.device)[0] == "fits"
+
+    def _run(self, settings: ServerSettings) -> tuple[ServerMoment, int, int]:
+        """The worst moment, bytes when all requests have ended, and requests that waited."""
+        if self._is_sequential:
+            waited = len(self._requests) - 1 if self._clients > 1 else 0
+            return *self._alone(settings), waited
+        schedule = BatchSchedule(self._requests, self._scheduled(settings), clients=self._clients)
+        moments, step = tuple(schedule.moments()), settings.prefill_step
+        # Many moments are equal: each is computed once.
+        worst = max(
+            (self._moment(each, step) for each in dict.fromkeys(moments)),
+            key=lambda moment: moment.peak_bytes,
+        )
+        last = self._moment(moments[-1], step)
+        return worst, last.weights_bytes + last.cache_bytes, schedule.waited
+
+    def _scheduled(self, settings: ServerSettings) -> ServerSettings:
+        """Unless requests are recorded, prompts may be in the prompt cache and decode at once."""
+        if self._is_recorded:
+            return settings
+        return replace(settings, prefill_step=self._requests[0].prompt_tokens)
+
+    def _moment(self, moment: Moment, step: int) -> ServerMoment:
+        held = sum(self._cache_bytes(*buffer) for buffer in moment.buffers)
+        prefill = 0
+        if moment.prefilled_rows:
+            prefill = self._prefill_bytes(moment.prefilled_rows, moment.prefilled_tokens, step)
+        return self._answer(held, prefill, moment)
+
+    def _answer(self, held: int, prefill: int, moment: Moment) -> ServerMoment:
+        sized = self._sized
+        return ServerMoment(
+            peak_bytes=sized.resident_bytes + held + prefill + sized.margin_bytes,
+            weights_bytes=sized.resident_bytes,
+            cache_bytes=held,
+            prefill_bytes=prefill,
+            margin_bytes=sized.margin_bytes,
+            prefilled_prompts=moment.prefilled_rows,
+            decoding_requests=moment.running,
+            stored_caches=moment.stored,
+        )
+
+    def _alone(self, settings: ServerSettings) -> tuple[ServerMoment, int]:
+        """One request runs, and its cache is stored as it is (server.py, _serve_single)."""
+        longest = max(self._requests, key=lambda each: each.prompt_tokens + each.max_tokens)
+        workload = replace(
+            self._workload,
+            prompt_tokens=longest.prompt_tokens,
+            max_tokens=longest.max_tokens,
+            prefill_step=settings.prefill_step,
+        )
+        sized, figures = self._sized, self._sized.figures_for(workload)
+        stored = min(settings.prompt_cache_size, len(self._requests))
+        kept = stored * (figures.kv.nbytes + figures.ssm_bytes)
+        run = figures.moment.nbytes + sized.draft_bytes(workload) - sized.resident_bytes
+        moment = self._answer(kept, run, Moment((), 1, longest.prompt_tokens, 0, stored))
+        return moment, sized.resident_bytes + kept
+
+    def _cache_bytes_of(self, rows: int, tokens: int) -> int:
+        model, workload = self._sized.model, self._batch(rows, tokens)
+        # What the tokens need: the step by which a cache grows is in their number.
+        return kv_cache(model, workload).held_bytes + state_bytes(model, rows)
+
+    def _prefill_bytes_of(self, rows: int, tokens: int, step: int) -> int:
+        workload = replace(self._batch(rows, tokens + 1), prefill_step=step)
+        return self._sized.figures_for(workload).moment.nbytes - self._sized.resident_bytes
+
+    def _batch(self, rows: int, tokens: int) -> Workload:
+        return replace(self._workload, prompt_tokens=tokens, max_tokens=0, batch=rows)
+
+
+def _check_lengths(sized: SizedModel, requests: Iterable[Request]) -> None:
+    most = sized.model.max_context
+    for number, each in enumerate(islice(requests, MAX_SIMULATED), 1):
+        if most is not None and each.prompt_tokens + each.max_tokens > most:
+            raise InputError(
+                f"request {number}: {each.prompt_tokens} + {each.max_tokens} tokens are more than"
+                f" the model's context of {most}; shorten it"
+            )
+
+
+def _notes(
+    sized: SizedModel,
+    settings: ServerSettings,
+    sequential: str | None,
+    worst: ServerMoment,
+    units: Units,
+    traffic: int,
+) -> Iterator[Note]:
+    if sequential:
+        yield Note("info", "server-sequential", f"{sequential}: requests run one at a time")
+    elif worst.stored_caches:
+        yield Note(
+            "warning",
+            "server-prompt-cache",
+            "an entry of the prompt cache is a slice that mlx_lm.server has not computed yet: it"
+            " keeps the buffers of its whole batch in memory, more than the server's log counts",
+        )
+    if settings.prompt_cache_bytes is not None:
+        size = format_bytes(settings.prompt_cache_bytes, units)
+        yield Note(
+            "warning",
+            "server-prompt-cache-bytes",
+            f"--prompt-cache-bytes {size} is not counted on: the server applies it only when a"
+            " request joins a running batch, and to sizes that leave out what entries keep",
+        )
+    if any(buffer.limit for buffer in sized.model.kv_buffers()) or any(sized.model.states()):
+        yield Note(
+            "info",
+            "server-not-measured",
+            "caches with a window or a state were not measured under mlx_lm.server",
+        )
+    if traffic > MAX_SIMULATED:
+        text = f"the first {MAX_SIMULATED} of {traffic} requests are simulated"
+        yield Note("info", "server-traffic", text)

@@ -1,0 +1,66 @@
+"""A plan of mlx_lm.server as data: renderers show it and compute nothing."""
+
+from msgspec import Struct
+
+from memfit.estimators.base.quantities import Bytes, Count, Tokens
+from memfit.estimators.results.estimate import DeviceSummary, Note, Verdict
+from memfit.estimators.results.result import Result
+
+
+class ServerSettings(Struct, frozen=True, kw_only=True):
+    """The flags of mlx_lm.server that matter for memory, with its defaults (server.py, main)."""
+
+    prefill_step: int = 2048
+    prompt_concurrency: int = 8
+    decode_concurrency: int = 32
+    prompt_cache_size: int = 10
+    prompt_cache_bytes: Bytes | None = None
+
+    @property
+    def rows(self) -> int:
+        """The most requests that run together (BatchGenerator, completion_batch_size)."""
+        return max(self.prompt_concurrency, self.decode_concurrency)
+
+
+class ServerMoment(Struct, frozen=True, kw_only=True):
+    """The moment that takes the most memory."""
+
+    peak_bytes: Bytes
+    """Everything, with the margin."""
+    weights_bytes: Bytes
+    cache_bytes: Bytes
+    """Caches of requests that decode, and what the prompt cache keeps."""
+    prefill_bytes: Bytes
+    """The cache and the workspace of prompts that are prefilled."""
+    margin_bytes: Bytes
+    prefilled_prompts: Count
+    decoding_requests: Count
+    stored_caches: Count
+    """Entries of the prompt cache."""
+
+
+class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/1"):
+    """The answer of ``memfit plan server``."""
+
+    model: str
+    device: DeviceSummary | None
+    settings: ServerSettings
+    kv_bits: int | None
+    requests: Count
+    """Requests that were simulated."""
+    clients: Count
+    """Requests that are open at a time."""
+    longest_prompt_tokens: Tokens
+    longest_generation_tokens: Tokens
+    sequential: str | None
+    """Why requests run one at a time; None: they are batched."""
+    worst: ServerMoment
+    idle_bytes: Bytes
+    """What stays in memory when every request has ended: weights and the prompt cache."""
+    verdict: Verdict
+    waited: Count
+    """Requests that found no room when they arrived."""
+    fitting: ServerSettings | None
+    """The settings nearest to those asked for that fit; None: not needed, or there are none."""
+    fitting_worst: ServerMoment | None
+    notes: tuple[Note, ...]
