@@ -1,33 +1,18 @@
-"""Pair measured figures with estimated ones; plain arithmetic on bytes."""
+"""Every measured figure, declared once: its name and label, how it is measured and estimated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median_low
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from msgspec import Struct
+
+from memfit.estimators.base.quantities import Bytes, one_of
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.kv_cache import prefilled_kv_cache
+from memfit.estimators.mlx.kv_cache import KVCache, prefilled_kv_cache
 from memfit.estimators.results.estimate import Basis
+from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.probes.result import Speed, TuneFigure
-
-NAMES = (
-    "weights",
-    "active",
-    "kv",
-    "kv_held",
-    "ssm",
-    "prefill_kv",
-    "prefill_kv_held",
-    "prefill_ssm",
-    "prefill_peak",
-    "decode_peak",
-    "peak",
-    "workspace",
-    "unaccounted",
-    "swift_workspace",
-    "process",
-)
 
 # Figure name to one value for each repeat.
 MeasuredValues = Mapping[str, Sequence[int]]
@@ -40,37 +25,239 @@ class EstimatedFigure(NamedTuple):
     basis: Basis
 
 
+class Moment(NamedTuple):
+    """What a run holds at one moment, as the measuring process reads it."""
+
+    caches: list[Any]
+    peak: int
+    """The most in use since the run began, or since its prompt was read."""
+    kv: int
+    kv_held: int
+    ssm: int
+    process: Callable[[], int | None]
+    """Returns the resident size of the process."""
+
+
+class Measured(NamedTuple):
+    """What was measured of one workload."""
+
+    loaded: Loaded
+    runs: Sequence[Run]
+    swift_bytes: int | None
+
+
+class Estimated(NamedTuple):
+    """What is estimated of one workload."""
+
+    sized: SizedModel
+    figures: MemoryFigures
+    prefilled: KVCache
+    """The cache after prefill."""
+    has_prefill: bool
+    cache_basis: Basis
+    peak_basis: Basis
+
+    def weights(self, nbytes: int) -> EstimatedFigure:
+        """Return a figure of the weights."""
+        return EstimatedFigure(nbytes, self.sized.footprint.basis)
+
+    def cache(self, nbytes: int) -> EstimatedFigure:
+        """Return a figure of the caches when the workload ends."""
+        return EstimatedFigure(nbytes, self.cache_basis)
+
+    def peak(self, nbytes: int | None) -> EstimatedFigure | None:
+        """Return a figure of the peak."""
+        return None if nbytes is None else EstimatedFigure(nbytes, self.peak_basis)
+
+    @property
+    def run_bytes(self) -> int:
+        """The peak of the run: a measurement begins when the model is loaded."""
+        return self.figures.moment.run_bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Caches and states when the workload ends."""
+        return self.figures.kv.nbytes + self.figures.ssm_bytes
+
+
+class Figure(Struct, frozen=True, kw_only=True):
+    """One figure, in bytes; without a way to measure or to estimate it that value is left out."""
+
+    name: str
+    """Its name in JSON."""
+    label: str
+    meaning: str
+    """What is measured, as docs/tune.md says it."""
+    after_prefill: Callable[[Moment], int | None] | None = None
+    """How it is read in the measuring process, before the last token of the prompt."""
+    at_end: Callable[[Moment], int | None] | None = None
+    """How it is read there when the workload ends."""
+    measured: Callable[[Measured], Iterable[int | None]] | None = None
+    """How it follows from a measurement, where it is not read in every run."""
+    estimated: Callable[[Estimated], EstimatedFigure | None] | None = None
+    hides_zero: bool = False
+    """Whether a table leaves it out where both values are zero."""
+
+    def values(self, measured: Measured) -> list[int]:
+        """Return the measured values."""
+        if self.measured:
+            found = self.measured(measured)
+        else:
+            found = (run.value(f"{self.name}_bytes") for run in measured.runs)
+        return [value for value in found if value is not None]
+
+
+_DECLARED = (
+    Figure(
+        name="weights",
+        label="Weights",
+        meaning="the sum of the arrays' `nbytes`",
+        measured=lambda of: [of.loaded.weights_bytes],
+        estimated=lambda of: of.weights(of.sized.footprint.loaded_bytes),
+    ),
+    Figure(
+        name="active",
+        label="Active after load",
+        meaning="what MLX's allocator holds for the weights",
+        measured=lambda of: [of.loaded.active_bytes],
+        estimated=lambda of: of.weights(of.sized.resident_bytes),
+    ),
+    Figure(
+        name="kv",
+        label="KV cache at the end",
+        meaning="bytes allocated when the workload ends",
+        at_end=lambda moment: moment.kv,
+        estimated=lambda of: of.cache(of.figures.kv.nbytes),
+    ),
+    Figure(
+        name="kv_held",
+        label="  held by its tokens",
+        meaning="the part of `kv` that its tokens need",
+        at_end=lambda moment: moment.kv_held,
+        estimated=lambda of: of.cache(of.figures.kv.held_bytes),
+    ),
+    Figure(
+        name="ssm",
+        label="State at the end",
+        meaning="the states of layers with a recurrent state, if there are any",
+        at_end=lambda moment: moment.ssm,
+        estimated=lambda of: of.cache(of.figures.ssm_bytes),
+        hides_zero=True,
+    ),
+    Figure(
+        name="prefill_kv",
+        label="KV cache after prefill",
+        meaning="the same after all chunks, before the prompt's last token",
+        after_prefill=lambda moment: moment.kv,
+        estimated=lambda of: EstimatedFigure(of.prefilled.nbytes, "exact"),
+    ),
+    Figure(
+        name="prefill_kv_held",
+        label="  held by its tokens",
+        meaning="the part of `prefill_kv` that its tokens need",
+        after_prefill=lambda moment: moment.kv_held,
+        estimated=lambda of: EstimatedFigure(of.prefilled.held_bytes, "exact"),
+    ),
+    Figure(
+        name="prefill_ssm",
+        label="State after prefill",
+        meaning="the states at that moment",
+        after_prefill=lambda moment: moment.ssm,
+        estimated=lambda of: of.cache(of.figures.ssm_bytes) if of.has_prefill else None,
+        hides_zero=True,
+    ),
+    Figure(
+        name="prefill_peak",
+        label="Peak in prefill",
+        meaning="the peak up to that moment, weights included",
+        after_prefill=lambda moment: moment.peak,
+        estimated=lambda of: of.peak(of.figures.moment.prefill_bytes),
+    ),
+    Figure(
+        name="decode_peak",
+        label="Peak in decode",
+        meaning="the peak from the prompt's last token to the end",
+        at_end=lambda moment: moment.peak,
+        estimated=lambda of: of.peak(of.figures.moment.decode_bytes),
+    ),
+    Figure(
+        name="peak",
+        label="Peak",
+        meaning="the larger of the two",
+        estimated=lambda of: of.peak(of.run_bytes),
+    ),
+    Figure(
+        name="workspace",
+        label="Workspace",
+        meaning="peak minus weights, cache and state at the end",
+        measured=lambda of: [
+            run.peak_bytes - of.loaded.weights_bytes - run.kv_bytes - run.ssm_bytes
+            for run in of.runs
+        ],
+        estimated=lambda of: of.peak(
+            of.run_bytes - of.sized.footprint.loaded_bytes - of.cached_bytes
+        ),
+    ),
+    Figure(
+        name="unaccounted",
+        label="Unaccounted",
+        meaning=(
+            "peak minus active memory, cache, state and the *estimated* workspace; below zero the"
+            " estimate is too large"
+        ),
+        measured=lambda _: [],  # from both sides: `paired_figures`
+    ),
+    Figure(
+        name="swift_workspace",
+        label="Workspace, mlx-swift-lm",
+        meaning=(
+            "by the rule of mlx-swift-lm's `tune`: logits of the whole last chunk are evaluated,"
+            " caches count their tokens only"
+        ),
+        measured=lambda of: [of.swift_bytes],
+    ),
+    Figure(
+        name="process",
+        label="Process, by the system",
+        meaning="resident bytes of the process, Python and libraries included",
+        at_end=lambda moment: moment.process(),
+    ),
+)
+FIGURES = {figure.name: figure for figure in _DECLARED}
+"""By name, in the order in which they are shown."""
+
+
+class TuneFigure(Struct, frozen=True, kw_only=True):
+    """One figure, measured and estimated; None where that value does not exist."""
+
+    name: Annotated[str, one_of(*FIGURES)]
+    estimated_bytes: int | None
+    basis: Basis | None
+    """Basis of the estimate."""
+    measured_bytes: int | None
+    """Median of the repeats."""
+    difference_bytes: int | None
+    """Measured minus estimated."""
+    spread_bytes: Bytes
+    """Largest repeat minus smallest."""
+
+
 def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, EstimatedFigure]:
     """Return the estimated figures of a workload, by name.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    figures, footprint = sized.figures_for(workload), sized.footprint
-    cache_basis, _ = sized.runtime_model.basis("cache", workload)
-    peak_basis, _ = sized.workspace_basis(workload)
-    moment, caches = figures.moment, figures.kv.nbytes + figures.ssm_bytes
-    found = {
-        "weights": EstimatedFigure(footprint.loaded_bytes, footprint.basis),
-        "active": EstimatedFigure(sized.resident_bytes, footprint.basis),
-        "kv": EstimatedFigure(figures.kv.nbytes, cache_basis),
-        "kv_held": EstimatedFigure(figures.kv.held_bytes, cache_basis),
-        "ssm": EstimatedFigure(figures.ssm_bytes, cache_basis),
-        # A run is measured from after the load on.
-        "peak": EstimatedFigure(moment.run_bytes, peak_basis),
-        "workspace": EstimatedFigure(
-            moment.run_bytes - footprint.loaded_bytes - caches, peak_basis
-        ),
-    }
-    prefilled = prefilled_kv_cache(sized.model, workload)
-    found["prefill_kv"] = EstimatedFigure(prefilled.nbytes, "exact")
-    found["prefill_kv_held"] = EstimatedFigure(prefilled.held_bytes, "exact")
-    if workload.prompt_tokens > 1:
-        found["prefill_ssm"] = EstimatedFigure(figures.ssm_bytes, cache_basis)
-    phases = {"prefill_peak": moment.prefill_bytes, "decode_peak": moment.decode_bytes}
-    return found | {
-        name: EstimatedFigure(b, peak_basis) for name, b in phases.items() if b is not None
-    }
+    of = Estimated(
+        sized=sized,
+        figures=sized.figures_for(workload),
+        prefilled=prefilled_kv_cache(sized.model, workload),
+        has_prefill=workload.prompt_tokens > 1,
+        cache_basis=sized.runtime_model.basis("cache", workload)[0],
+        peak_basis=sized.workspace_basis(workload)[0],
+    )
+    found = {each.name: each.estimated(of) for each in _DECLARED if each.estimated}
+    return {name: figure for name, figure in found.items() if figure}
 
 
 def measured_figures(
@@ -79,60 +266,26 @@ def measured_figures(
     """Return the measured values, by name; a figure without a value is left out."""
     if loaded is None:
         return {}
-    found: dict[str, list[int]] = {
-        "weights": [loaded.weights_bytes],
-        "active": [loaded.active_bytes],
-        "prefill_kv": [run.prefill_kv_bytes for run in runs],
-        "prefill_kv_held": [run.prefill_kv_held_bytes for run in runs],
-        "prefill_ssm": [run.prefill_ssm_bytes for run in runs],
-        "kv": [run.kv_bytes for run in runs],
-        "kv_held": [run.kv_held_bytes for run in runs],
-        "ssm": [run.ssm_bytes for run in runs],
-        "prefill_peak": [run.prefill_peak_bytes for run in runs],
-        "decode_peak": [run.decode_peak_bytes for run in runs],
-        "peak": [run.peak_bytes for run in runs],
-        "workspace": [
-            run.peak_bytes - loaded.weights_bytes - run.kv_bytes - run.ssm_bytes for run in runs
-        ],
-        "swift_workspace": [] if swift_bytes is None else [swift_bytes],
-        "process": [run.process_bytes for run in runs if run.process_bytes is not None],
-    }
+    of = Measured(loaded, runs, swift_bytes)
+    found = {figure.name: figure.values(of) for figure in _DECLARED}
     return {name: values for name, values in found.items() if values}
 
 
 def partial_figures(figures: Mapping[str, int]) -> dict[str, list[int]]:
     """Return the figures received from a run before it stopped, by name."""
-    found = {name: figures.get(f"{name}_bytes") for name in NAMES}
+    found = {name: figures.get(f"{name}_bytes") for name in FIGURES}
     return {name: [nbytes] for name, nbytes in found.items() if nbytes is not None}
 
 
 def paired_figures(
     measured: MeasuredValues, estimated: Mapping[str, EstimatedFigure]
 ) -> tuple[TuneFigure, ...]:
-    """Return every figure that is measured or estimated, in the order of `NAMES`."""
+    """Return every figure that is measured or estimated, in the order of `FIGURES`."""
     values: MeasuredValues = {**measured, **_unaccounted(measured, estimated)}
     return tuple(
         _figure(name, values.get(name, ()), estimated.get(name))
-        for name in NAMES
+        for name in FIGURES
         if name in values or name in estimated
-    )
-
-
-def median_speed(workload: Workload, runs: Sequence[Run]) -> Speed | None:
-    """Return the medians of the repeats, None when there is no run."""
-    if not runs:
-        return None
-    firsts = [run.first_token_ns for run in runs]
-    prefill = [workload.prompt_tokens * 1e9 / max(1, first) for first in firsts]
-    steps = workload.max_tokens - 1
-    decode = [steps * 1e9 / run.decode_ns for run in runs if steps > 0 and run.decode_ns]
-    return Speed(
-        first_token_ns=median_low(firsts),
-        prefill_tokens_per_second=median_low(prefill),
-        decode_tokens_per_second=median_low(decode) if decode else None,
-        first_token_spread_ns=max(firsts) - min(firsts),
-        prefill_spread=max(prefill) - min(prefill),
-        decode_spread=max(decode) - min(decode) if decode else None,
     )
 
 

@@ -4,15 +4,13 @@ This is the child's part; memfit.probes.process is the parent's.
 """
 
 import gc
-import os
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.files import printable
@@ -25,8 +23,10 @@ from memfit.probes.loading import load_model, memory_errors
 from memfit.probes.run_monitor import (
     ReportFigures,
     RunMonitor,
-    cache_bytes,
     heartbeat,
+    moment_of,
+    process_bytes,
+    read_figures,
     state_bytes,
 )
 from memfit.probes.tokenize_prompt import prompt_ids
@@ -102,7 +102,7 @@ class ModelRunner:
             run = self._generate(prompt, workload)
         del prompt
         _settle()
-        figures = {**to_builtins(run), "peak_bytes": run.peak_bytes}
+        figures = {**to_builtins(run), **dict(run.more), "peak_bytes": run.peak_bytes}
         self._require_within_limit(run.peak_bytes, figures, "in this workload")
         return run
 
@@ -190,42 +190,25 @@ class ModelRunner:
             monitor.on_token()
         # MLX is asynchronous: the last step was started, but may still run.
         mx.synchronize(self.stream())
-        decode_peak_bytes = max(mx.get_peak_memory(), mx.get_active_memory())
-        kv, held, ssm = cache_bytes(caches, workload.total_tokens)
-        return Run(
-            **monitor.prefill,
-            kv_bytes=kv,
-            kv_held_bytes=held,
-            ssm_bytes=ssm,
-            decode_peak_bytes=decode_peak_bytes,
-            first_token_ns=monitor.first_token_ns,
-            decode_ns=monitor.decode_ns,
-            process_bytes=process_bytes(),
+        moment = moment_of(caches, workload.total_tokens)
+        figures = {**monitor.prefill, **read_figures(moment, lambda figure: figure.at_end)}
+        known = {name: figures.pop(name) for name in Run.__struct_fields__ if name in figures}
+        return convert(
+            {
+                **known,
+                "first_token_ns": monitor.first_token_ns,
+                "decode_ns": monitor.decode_ns,
+                "more": [pair for pair in figures.items() if pair[1] is not None],
+            },
+            Run,
         )
 
-    def _require_within_limit(
-        self, peak_bytes: int, figures: Mapping[str, int | None], when: str
-    ) -> None:
+    def _require_within_limit(self, peak_bytes: int, figures: Mapping[str, Any], when: str) -> None:
         # MLX treats its limit as a guideline: it waits for memory, then allocates more.
         if self._limit is not None and peak_bytes > self._limit:
-            self.report({name: value for name, value in figures.items() if value is not None})
+            self.report({name: each for name, each in figures.items() if isinstance(each, int)})
             peak, limit = (format_bytes(size, Units.GB) for size in (peak_bytes, self._limit))
             raise MachineError(f"MLX took {peak} {when}, more than the memory limit of {limit}")
-
-
-def process_bytes() -> int | None:
-    """Return the resident size of this process from the system, None when it is not known."""
-    try:
-        resident = Path("/proc/self/statm").read_bytes().split()[1]
-        return int(resident) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        pass
-    command = ("ps", "-o", "rss=", "-p", str(os.getpid()))
-    try:
-        kibibytes = subprocess.run(command, capture_output=True, timeout=5, check=False).stdout
-        return int(kibibytes) * 1024
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
 
 
 def _repeated(ids: list[int], tokens: int) -> Any:

@@ -4,10 +4,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Number, Positive
+from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import (
-    Basis,
     DeviceSummary,
     LimitName,
     Method,
@@ -19,38 +18,10 @@ from memfit.estimators.results.estimate import (
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.measurement import Loaded
 from memfit.estimators.sizing.peak_fit import Line
+from memfit.probes.figures import TuneFigure
+from memfit.probes.speed import Speed
 
 PointStatus = Literal["measured", "skipped", "failed"]
-
-
-class TuneFigure(Struct, frozen=True, kw_only=True):
-    """One figure, measured and estimated; None where that value does not exist."""
-
-    name: str
-    """One of `memfit.probes.figures.NAMES`."""
-    estimated_bytes: int | None
-    basis: Basis | None
-    """Basis of the estimate."""
-    measured_bytes: int | None
-    """Median of the repeats."""
-    difference_bytes: int | None
-    """Measured minus estimated."""
-    spread_bytes: Bytes
-    """Largest repeat minus smallest."""
-
-
-class Speed(Struct, frozen=True, kw_only=True):
-    """Medians over the repeats, each with its spread: largest minus smallest."""
-
-    first_token_ns: Positive
-    prefill_tokens_per_second: Number
-    """Only shown; no figure is computed from it."""
-    decode_tokens_per_second: Number | None
-    first_token_spread_ns: Count = 0
-    prefill_spread: Number = 0.0
-    """Tokens per second."""
-    decode_spread: Number | None = None
-    """Tokens per second."""
 
 
 class Point(Struct, frozen=True, kw_only=True):

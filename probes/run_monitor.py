@@ -1,12 +1,16 @@
 """Report the progress of a run from the measuring process, and read what its caches hold."""
 
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 from memfit.estimators.trace.cache_stepper import leaves, length_of
+from memfit.probes.figures import FIGURES, Figure, Moment
 
 # Called with figures during a call, by name: bytes, tokens or nanoseconds. An empty mapping only
 # shows that the process is alive.
@@ -22,7 +26,7 @@ class RunMonitor:
         self._start = self._reported = 0
         self._token_times: list[int] = []  # of the first token and the last
         self.first_token_ns = 0
-        self.prefill: dict[str, int] = {}
+        self.prefill: dict[str, int | None] = {}
 
     @property
     def decode_ns(self) -> int:
@@ -42,15 +46,10 @@ class RunMonitor:
         import mlx.core as mx
 
         if processed == total - 1 or (processed == total and not self.prefill):
-            kv, held, ssm = cache_bytes(self._caches, processed)
-            self.prefill = {
-                "prefill_kv_bytes": kv,
-                "prefill_kv_held_bytes": held,
-                "prefill_ssm_bytes": ssm,
-                "prefill_peak_bytes": max(mx.get_peak_memory(), mx.get_active_memory()),
-            }
+            moment = moment_of(self._caches, processed)
+            self.prefill = read_figures(moment, lambda figure: figure.after_prefill)
             mx.reset_peak_memory()
-            self._report(self.prefill)
+            self._report({name: value for name, value in self.prefill.items() if value is not None})
         if processed == total:
             self.first_token_ns = perf_counter_ns() - self._start
             self._report({"first_token_ns": self.first_token_ns})
@@ -64,6 +63,22 @@ class RunMonitor:
         if now - self._reported > _REPORT_EVERY_NS:
             self._reported = now
             self._report({})
+
+
+def moment_of(caches: list[Any], tokens: int) -> Moment:
+    """Return what a run holds now, with ``tokens`` in its caches."""
+    import mlx.core as mx
+
+    peak = max(mx.get_peak_memory(), mx.get_active_memory())
+    return Moment(caches, peak, *cache_bytes(caches, tokens), process_bytes)
+
+
+def read_figures(
+    moment: Moment, reader: Callable[[Figure], Callable[[Moment], int | None] | None]
+) -> dict[str, int | None]:
+    """Return the figures that are read at a moment, as a measurement names them."""
+    readers = ((figure.name, reader(figure)) for figure in FIGURES.values())
+    return {f"{name}_bytes": read(moment) for name, read in readers if read}
 
 
 def cache_bytes(caches: list[Any], tokens: int) -> tuple[int, int, int]:
@@ -114,3 +129,18 @@ def heartbeat(report: ReportFigures, counter: Callable[[], int | None]) -> Itera
     finally:
         finished.set()
         thread.join()
+
+
+def process_bytes() -> int | None:
+    """Return the resident size of this process from the system, None when it is not known."""
+    try:
+        resident = Path("/proc/self/statm").read_bytes().split()[1]
+        return int(resident) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        pass
+    command = ("ps", "-o", "rss=", "-p", str(os.getpid()))
+    try:
+        kibibytes = subprocess.run(command, capture_output=True, timeout=5, check=False).stdout
+        return int(kibibytes) * 1024
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None

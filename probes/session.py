@@ -16,13 +16,13 @@ from memfit.probes.figures import (
     EstimatedFigure,
     estimated_figures,
     measured_figures,
-    median_speed,
     paired_figures,
     partial_figures,
 )
 from memfit.probes.measurement_json import measurement_id
 from memfit.probes.process import ProbeStopped
 from memfit.probes.result import Point
+from memfit.probes.speed import median_speed
 from memfit.probes.worker import Worker
 
 REPEATS = 3

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.probes.result import Point, Speed
+from memfit.probes.result import Point
+from memfit.probes.speed import Speed
 
 _ONCE = "speeds of single runs are not compared"
 

@@ -30,7 +30,7 @@ class Loaded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     load_ns: Count
 
 
-class Run(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Run(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One generation by mlx-lm's own loop.
 
     ``prefill_*`` are of the moment when every chunk of the prompt is done, its last token not yet;
@@ -49,6 +49,13 @@ class Run(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     decode_ns: Count
     """Of the tokens after the first."""
     process_bytes: Bytes | None
+    more: tuple[tuple[str, Bytes], ...] = ()
+    """Further figures with their names; a measurement from before a figure lacks it."""
+
+    def value(self, name: str) -> int | None:
+        """Return one of the figures, None where it was not measured."""
+        value: int | None = getattr(self, name, dict(self.more).get(name))
+        return value
 
     @property
     def peak_bytes(self) -> int:

@@ -1,7 +1,8 @@
 """Points of a sweep as after a run, with peaks and speeds chosen by a test."""
 
 from memfit.estimators.base.workload import Workload
-from memfit.probes.result import Point, Speed
+from memfit.probes.result import Point
+from memfit.probes.speed import Speed
 
 
 def point(

@@ -6,14 +6,14 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
 from memfit.probes.figures import (
-    NAMES,
+    FIGURES,
     EstimatedFigure,
+    TuneFigure,
     measured_figures,
-    median_speed,
     paired_figures,
     partial_figures,
 )
-from memfit.probes.result import TuneFigure
+from memfit.probes.speed import median_speed
 from tests.probes.measurements import LOADED, RUN
 
 WORKLOAD = Workload(prompt_tokens=600, max_tokens=9)
@@ -83,7 +83,7 @@ def test_without_a_loaded_model_nothing_is_measured() -> None:
 
 def test_figures_have_a_fixed_order() -> None:
     names = [figure.name for figure in paired_figures(measured_figures(LOADED, RUNS, 7), ESTIMATES)]
-    assert names == [name for name in NAMES if name in names]
+    assert names == [name for name in FIGURES if name in names]
 
 
 def test_speeds_are_from_the_median_repeat() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from memfit.cli.render.document import Document, Heading, Table, Text
 from memfit.cli.render.views.tune_text import (
-    FIGURE_NAMES,
     NOTHING,
     first_token,
     rate,
@@ -14,8 +13,8 @@ from memfit.cli.render.views.tune_text import (
 from memfit.estimators.base.units import Units
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import workload_words
-from memfit.probes.figures import measured_figures, median_speed, paired_figures
-from memfit.probes.result import TuneFigure
+from memfit.probes.figures import FIGURES, TuneFigure, measured_figures, paired_figures
+from memfit.probes.speed import median_speed
 
 _HEADINGS = ("Id", "Measured", "Model", "Workload", "Peak")
 
@@ -30,7 +29,7 @@ def to_document(measurement: Measurement, units: Units) -> Document:
     """Return every figure of a measurement with its spread over the repeats."""
     rows = [
         (
-            FIGURE_NAMES[figure.name],
+            FIGURES[figure.name].label,
             size(figure.measured_bytes, units),
             size(figure.spread_bytes, units) if figure.spread_bytes else NOTHING,
         )

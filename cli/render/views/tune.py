@@ -10,7 +10,7 @@ from memfit.cli.render.document import VERDICT_COLOURS, Chart, Document, Table, 
 from memfit.cli.render.views import text as estimate_text
 from memfit.cli.render.views import tune_text
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.probes.figures import NAMES
+from memfit.probes.figures import FIGURES
 from memfit.probes.result import Point, TuneResult
 
 _FIGURES = ("Figure", "Estimated", "Measured", "Difference", "", "Spread")
@@ -54,7 +54,7 @@ class TuneView(NamedTuple):
 
     def rows(self) -> Iterator[Iterator[Any]]:
         """Yield a row for each point: its settings, then every figure in bytes, both values."""
-        columns = (f"{name}_{side}_bytes" for name in NAMES for side in ("estimated", "measured"))
+        columns = (f"{name}_{side}_bytes" for name in FIGURES for side in ("estimated", "measured"))
         yield iter((*_SETTINGS, *_OF_POINT, *columns, *_SPEEDS, "reason"))
         yield from map(_cells, self.result.points)
 
@@ -93,7 +93,7 @@ def _cells(point: Point) -> Iterator[Any]:
     yield from (getattr(point.workload, name) for name in _SETTINGS)
     yield from (getattr(point, name) for name in _OF_POINT)
     figures = {figure.name: figure for figure in point.figures}
-    for name in NAMES:
+    for name in FIGURES:
         figure = figures.get(name)
         yield figure.estimated_bytes if figure else None
         yield figure.measured_bytes if figure else None

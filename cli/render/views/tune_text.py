@@ -7,37 +7,21 @@ from memfit.cli.render.views.text import percent as share_percent
 from memfit.cli.render.views.text import verdict_sentence
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.probes.result import Point, TuneFigure, TuneResult
+from memfit.probes.figures import FIGURES, TuneFigure
+from memfit.probes.result import Point, TuneResult
 from memfit.probes.speed_tradeoff import rounded_rate
 
-FIGURE_NAMES = {
-    "weights": "Weights",
-    "active": "Active after load",
-    "kv": "KV cache at the end",
-    "kv_held": "  held by its tokens",
-    "ssm": "State at the end",
-    "prefill_kv": "KV cache after prefill",
-    "prefill_kv_held": "  held by its tokens",
-    "prefill_ssm": "State after prefill",
-    "prefill_peak": "Peak in prefill",
-    "decode_peak": "Peak in decode",
-    "peak": "Peak",
-    "workspace": "Workspace",
-    "unaccounted": "Unaccounted",
-    "swift_workspace": "Workspace, mlx-swift-lm",
-    "process": "Process, by the system",
-}
-_OPTIONAL = {"ssm", "prefill_ssm"}  # not shown when they are zero
 NOTHING = "-"
 
 
 def figure_rows(point: Point, units: Units) -> Iterator[tuple[str, ...]]:
     """Yield name, estimate, measurement, difference, percent and spread of each figure."""
     for figure in point.figures:
-        if figure.name in _OPTIONAL and not (figure.measured_bytes or figure.estimated_bytes):
+        declared = FIGURES[figure.name]
+        if declared.hides_zero and not (figure.measured_bytes or figure.estimated_bytes):
             continue
         yield (
-            FIGURE_NAMES[figure.name],
+            declared.label,
             size(figure.estimated_bytes, units),
             size(figure.measured_bytes, units),
             difference(figure, units),
