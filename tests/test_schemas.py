@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 from jsonschema import Draft202012Validator
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from msgspec.inspect import StructType
 
+from memfit.estimators.gate.policy_file import PolicyKeys
 from memfit.estimators.results.result import Result
-from memfit.estimators.runtimes.registry import runtime_names
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "schema"
@@ -38,11 +38,11 @@ def texts() -> dict[str, str]:
     for path in (*ROOT.glob("estimators/**/*.py"), *ROOT.glob("probes/**/*.py")):
         if "(Result, " in path.read_text(encoding="utf-8"):
             import_module(".".join(("memfit", *path.relative_to(ROOT).with_suffix("").parts)))
-    schemas = [*map(schema_of, documents()), _policy()]
+    schemas = [*map(schema_of, documents()), schema_of(PolicyKeys)]
     return {_file(schema): json.dumps(schema, indent=2) + "\n" for schema in schemas}
 
 
-def schema_of(document: type[Result]) -> dict[str, Any]:
+def schema_of(document: type[Struct]) -> dict[str, Any]:
     """Return the JSON Schema of a document."""
     info = msgspec.inspect.type_info(document)
     assert isinstance(info, StructType)
@@ -56,15 +56,6 @@ def schema_of(document: type[Result]) -> dict[str, Any]:
 def _file(schema: dict[str, Any]) -> str:
     name, _, _ = schema["title"].removeprefix("memfit.").partition("/")
     return f"{name}.schema.json"
-
-
-def _policy() -> dict[str, Any]:
-    """The schema of the policy, an input that is read key by key: only its names of runtimes."""
-    path = FOLDER / "policy.schema.json"
-    schema: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    target = schema["properties"]["targets"]["additionalProperties"]["properties"]
-    target["runtime"]["enum"] = list(runtime_names())
-    return schema
 
 
 def _structs(info: Any) -> Iterator[StructType]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from msgspec import Struct
 
@@ -19,6 +19,16 @@ from memfit.estimators.base.reading.values import one_of
 from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.gate.limit_value import LimitValue, parse_experts, parse_limit_value
+from memfit.estimators.gate.policy_file import (
+    NAME,
+    SCHEMA,
+    GrowthKeys,
+    LimitKeys,
+    PolicyKeys,
+    RequiredBasis,
+    TargetKeys,
+    WorkloadKeys,
+)
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
@@ -27,32 +37,11 @@ from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.workload import PartialWorkload
 
-SCHEMA = "memfit.policy/1"
 MAX_POLICY_BYTES = 1_000_000
 
-KEYS = ("schema", "targets")
 MACHINE_KEYS = ("device", "memory", "working_set")
 VERSION_KEYS = ("mlx_version", "mlx_lm_version")
-TARGET_KEYS = (
-    *("model", "quantize", *MACHINE_KEYS, "os_regime", "runtime", *VERSION_KEYS),
-    *("workload", "limits"),
-)
-COUNT_KEYS = (
-    "prompt_tokens",
-    "max_tokens",
-    "batch",
-    "prefill_step",
-    "kv_bits",
-    "kv_group_size",
-    "quantized_kv_start",
-    "max_kv_size",
-)
-WORKLOAD_KEYS = ("context", *COUNT_KEYS)
-GROWTH_KEYS = ("weights", "kv_per_token", "peak")
-_NAME = re.compile(r"[\w.+-]{1,80}", re.ASCII)
-
-RequiredBasis = Literal["exact", "derived", "bound"]
-BASES: tuple[RequiredBasis, ...] = ("exact", "derived", "bound")
+BASES = get_args(RequiredBasis)
 OS_REGIMES = tuple(regime.value for regime in OsRegime)
 
 
@@ -120,19 +109,24 @@ def read_policy(path: Path) -> Policy:
         ConfigError: when it is not YAML.
         PolicyError: with every mistake in it.
     """
-    top = read_yaml(path, KEYS, limit=MAX_POLICY_BYTES, collect=True)
+    top = read_yaml(
+        path, ("schema", *PolicyKeys.__struct_fields__), limit=MAX_POLICY_BYTES, collect=True
+    )
     if top.values.get("schema") != SCHEMA:
         top.add_error(f"expected {SCHEMA}", "schema" if "schema" in top else None)
     targets = top.mapping("targets", None)
     if not targets.values:
         targets.add_error("name at least one target: a gate that checks nothing does not pass")
-    found = [_target(targets.mapping(name, TARGET_KEYS), name) for name in targets.values]
+    found = [
+        _target(targets.mapping(name, TargetKeys.__struct_fields__), name)
+        for name in targets.values
+    ]
     top.reading.finish()
     return Policy(path, tuple(target for target in found if target is not None))
 
 
 def _target(section: Section, name: str) -> PolicyTarget | None:
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(NAME, name):
         section.add_error("a target's name is made of letters, digits, and . _ + -, at most 80")
     runtime = section.take("runtime", _runtime)
     device = _device(section)
@@ -173,7 +167,7 @@ def _device(section: Section) -> Device | None:
 
 
 def _workload(target: Section) -> PartialWorkload | None:
-    section = target.mapping("workload", WORKLOAD_KEYS)
+    section = target.mapping("workload", WorkloadKeys.__struct_fields__)
     given = [key for key in ("context", "prompt_tokens") if key in section]
     if len(given) != 1:
         section.add_error("give either context or prompt_tokens", given[1] if given else None)
@@ -182,7 +176,7 @@ def _workload(target: Section) -> PartialWorkload | None:
         section.add_error("context excludes max_tokens: use prompt_tokens", "max_tokens")
     settings: dict[str, Any] = {}
     known = len(section.reading.mistakes)
-    for key in WORKLOAD_KEYS:
+    for key in WorkloadKeys.__struct_fields__:
         name = "prompt_tokens" if key == "context" else key
         if (value := section.take(key, partial(_setting, name))) is not None:
             settings[name] = value
@@ -201,16 +195,21 @@ def _setting(name: str, value: Any) -> int:
 def _limits(
     target: Section, device: Device | None
 ) -> tuple[tuple[PolicyLimit, ...], BasisLimit | None]:
-    section = target.mapping("limits", LIMIT_KEYS)
-    growth = section.mapping("growth", GROWTH_KEYS)
-    if not any(key in section for key in LIMIT_KEYS if key != "growth") and not growth.values:
+    section = target.mapping("limits", LimitKeys.__struct_fields__)
+    growth_keys = GrowthKeys.__struct_fields__
+    growth = section.mapping("growth", growth_keys)
+    if not any(key in section for key in (*AMOUNTS, "basis")) and not growth.values:
         section.add_error("name at least one limit: a target that checks nothing does not pass")
     if device and device.backend != "metal" and "wired_limit" in section:
         section.add_error(
             f"{device.name} has no wired limit; it is a setting of Macs", "wired_limit"
         )
     found = [_limit(section, key, key) for key in AMOUNTS if key in section]
-    found += [_limit(growth, key, f"growth.{key}") for key in GROWTH_KEYS if key in growth]
+    found += [
+        _limit(growth, key, f"growth.{key}")
+        for key in GrowthKeys.__struct_fields__
+        if key in growth
+    ]
     basis = section.take("basis", one_of(BASES))
     return (
         tuple(limit for limit in found if limit),
@@ -271,4 +270,3 @@ AMOUNTS: dict[str, Callable[[Any], LimitValue]] = {
     "context": _context,
     "expert_capacity": parse_experts,
 }
-LIMIT_KEYS = (*AMOUNTS, "basis", "growth")

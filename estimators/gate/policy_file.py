@@ -1,0 +1,97 @@
+"""The keys of a policy, with what the JSON Schema for editors says of their values.
+
+`read_policy` checks more: names of machines, sizes that exist, keys that exclude each other.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from memfit.estimators.base.quantities import Positive, Tokens, one_of
+from memfit.estimators.base.workload import KvBits, KvGroupSize
+from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.runtimes.registry import runtime_names
+
+SCHEMA = "memfit.policy/1"
+NAME = "^[A-Za-z0-9_.+-]{1,80}$"
+RequiredBasis = Literal["exact", "derived", "bound"]
+_NUMBER = r"^[0-9]+(\.[0-9]+)?"
+Size = Annotated[str, Meta(pattern=rf"{_NUMBER} *[A-Za-z]{{0,3}}$")]
+Amount = Annotated[
+    Literal[0] | Annotated[str, Meta(pattern=rf"{_NUMBER} *(%|[A-Za-z]{{1,3}})$")],
+    Meta(description="A share or a size, such as 90% or 16GB."),
+]
+TokenCount = Annotated[
+    Tokens | Annotated[str, Meta(pattern=rf"{_NUMBER}[kKmM]?$")],
+    Meta(description="A count of tokens, such as 4096 or 4k."),
+]
+Experts = Positive | Annotated[str, Meta(pattern=rf"{_NUMBER} *%$")]
+
+
+def _exactly_one(*keys: str) -> Meta:
+    return Meta(extra_json_schema={"oneOf": [{"required": [key]} for key in keys]})
+
+
+class GrowthKeys(Struct, frozen=True):
+    """Limits on the growth of the baseline's figures."""
+
+    weights: Amount | UnsetType = UNSET
+    kv_per_token: Amount | UnsetType = UNSET
+    peak: Amount | UnsetType = UNSET
+
+
+class LimitKeys(Struct, frozen=True):
+    """The limits of a target."""
+
+    peak: Amount | UnsetType = UNSET
+    load_peak: Amount | UnsetType = UNSET
+    wired_limit: Amount | UnsetType = UNSET
+    context: TokenCount | UnsetType = UNSET
+    expert_capacity: Experts | UnsetType = UNSET
+    basis: RequiredBasis | UnsetType = UNSET
+    growth: GrowthKeys | UnsetType = UNSET
+
+
+class WorkloadKeys(Struct, frozen=True):
+    """The workload of a target."""
+
+    context: TokenCount | UnsetType = UNSET
+    prompt_tokens: TokenCount | UnsetType = UNSET
+    max_tokens: TokenCount | UnsetType = UNSET
+    batch: TokenCount | UnsetType = UNSET
+    prefill_step: TokenCount | UnsetType = UNSET
+    kv_bits: KvBits | UnsetType = UNSET
+    kv_group_size: KvGroupSize | UnsetType = UNSET
+    quantized_kv_start: TokenCount | UnsetType = UNSET
+    max_kv_size: TokenCount | UnsetType = UNSET
+
+
+class TargetKeys(Struct, frozen=True, kw_only=True):
+    """A model on a machine at a workload, and its limits."""
+
+    model: str | UnsetType = UNSET
+    quantize: KvBits | UnsetType = UNSET
+    device: str | UnsetType = UNSET
+    memory: Size | UnsetType = UNSET
+    working_set: Size | UnsetType = UNSET
+    os_regime: OsRegime | UnsetType = UNSET
+    runtime: Annotated[str, one_of(*runtime_names())] | UnsetType = UNSET
+    """The runtime that sets the allocation rules; by default the checkpoint's own runtime."""
+    mlx_version: str | UnsetType = UNSET
+    """The version of MLX whose rules apply; by default the newest that is described."""
+    mlx_lm_version: str | UnsetType = UNSET
+    """The version of mlx-lm whose rules apply; by default the newest that is described."""
+    workload: Annotated[WorkloadKeys, _exactly_one("context", "prompt_tokens")]
+    limits: Annotated[LimitKeys, Meta(extra_json_schema={"minProperties": 1})]
+
+
+class PolicyKeys(Struct, frozen=True, tag_field="schema", tag=SCHEMA):
+    """The policy that ``memfit gate`` reads from memfit.yaml."""
+
+    targets: Annotated[
+        dict[
+            Annotated[str, Meta(pattern=NAME)],
+            Annotated[TargetKeys, _exactly_one("device", "memory", "working_set")],
+        ],
+        Meta(min_length=1),
+    ]
