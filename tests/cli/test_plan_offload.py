@@ -153,7 +153,7 @@ def test_a_static_plan_is_a_readable_table(memfit: Memfit, form: str) -> None:
         (("offload", LLAMA, "--prefill-speed", "0"), "prefill"),
         (("offload", LLAMA, "--prefill-speed", "-4"), "prefill"),
         (("offload", LLAMA, "--requests", PROFILE), "a request trace is a .csv"),
-        (("static", TINY, "--trace", TINY), "tiny-qwen3.json: not a recorded trace"),
+        (("static", TINY, "--trace", TINY), "tiny-qwen3.json: schema: expected memfit.trace"),
         (("static", TINY, "--trace", "none.json"), "none.json: no such file"),
         (("static", LLAMA, "--trace", TRACE), "the trace is of qwen3"),
         (("static", TINY, "--trace", TRACE, "--context", "0"), "context"),
