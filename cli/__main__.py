@@ -13,9 +13,10 @@ def main() -> None:
     atexit.register(gc.freeze)
     try:
         from memfit.cli.app import main as run
+
+        run()
     except KeyboardInterrupt:
         sys.exit(130)
-    run()
 
 
 if __name__ == "__main__":

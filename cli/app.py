@@ -1,14 +1,16 @@
 """The command line; ``main`` turns errors into messages and exit codes, nothing else does."""
 
 import errno
+import io
 import os
 import sys
-from typing import Annotated, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
 
 from memfit.cli.exits import CommandStopped, Exit, exit_of
 from memfit.cli.lazy_group import LazyGroup
+from memfit.cli.render.escape import say
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.version import __version__
 
@@ -62,8 +64,7 @@ def root(
 
 def main() -> None:
     """Run the command line and exit."""
-    if sys.stderr is None:  # closed: print would write to standard output instead
-        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    _open_streams()
     try:
         app()
     except MemfitError as error:
@@ -83,17 +84,37 @@ def main() -> None:
         _leave(Exit.BUG, f"bug: {kind}: {error}; MEMFIT_DEBUG=1 shows where, please report it")
 
 
+class _Output(io.FileIO):
+    """Standard output; what is written after the reader has closed its pipe is dropped."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(content)
+
+
+def _open_streams() -> None:
+    """Replace closed streams: no stream changes the exit code, and none takes another's output."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    elif isinstance(raw := getattr(sys.stdout.buffer, "raw", sys.stdout.buffer), io.FileIO):
+        output = io.BufferedWriter(_Output(raw.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(output, sys.stdout.encoding, sys.stdout.errors)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
 def _leave_full(error: OSError) -> NoReturn:
     # Typer writes help texts itself, so a full disk can also show up here.
     from memfit.cli.render.output import discard_stream
 
-    if sys.stdout is not None:
-        discard_stream(sys.stdout)
+    discard_stream(sys.stdout)
     _leave(Exit.INPUT, f"standard output or a file: cannot be written: {error.strerror}")
 
 
 def _leave(code: Exit, *messages: str) -> NoReturn:
     for message in messages:
-        line = " ".join(message.split())
-        print(f"memfit: {line}", file=sys.stderr)
+        say(message)
     sys.exit(code)

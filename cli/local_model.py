@@ -1,5 +1,6 @@
 """Find the local directory from which a model can be loaded."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def local_model(
         return open_checkpoint(reference, progress=progress), path
     # A model in a local store has a reference that is not its directory.
     for path in (Path(reference).expanduser(), Path(checkpoint.id)):
-        if path.is_dir():
+        if os.path.isdir(path):
             return checkpoint, path
     raise InputError(f"{checkpoint.id}: is one file of a model; give its directory")
 

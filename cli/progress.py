@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from memfit.cli.render.escape import message, say
 from memfit.estimators.base.progress import Request
 from memfit.estimators.base.units import format_bytes
 
@@ -83,9 +84,9 @@ class TerminalProgress:
         if not self._verbose:
             return
         if self._bar:
-            self._bar.console.print(f"memfit: {text}", markup=False, highlight=False)
+            self._bar.console.print(message(text), markup=False, highlight=False)
         else:
-            print(f"memfit: {text}", file=sys.stderr)
+            say(text)
 
     def _show(self) -> None:
         from rich.console import Console

@@ -1,6 +1,5 @@
 """``memfit gate``: check a policy's targets against their limits; ``init`` writes a policy."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -11,6 +10,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.groups import GroupedCommand, OptionGroup, grouped
 from memfit.cli.options.output import FORMAT, Verbose
 from memfit.cli.progress import reporting
+from memfit.cli.render.escape import say
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.progress import Progress
 
@@ -146,7 +146,7 @@ def _write_baseline(
     from memfit.estimators.gate.evaluate import updated
 
     write_whole(path.with_name(NAME), to_text(updated(outcome, previous, policy)))
-    print(f"memfit: wrote {path.with_name(NAME)}", file=sys.stderr)
+    say(f"wrote {path.with_name(NAME)}")
 
 
 def _exit(status: "TargetStatus") -> Exit:
@@ -175,4 +175,4 @@ def init(
     devices = tuple(find_device(name) for name in device)
     write_whole(POLICY, init_policy(Catalog(), model, devices))
     next_step = "next: memfit gate --update, then commit both files"
-    print(f"memfit: wrote {POLICY}; {next_step}", file=sys.stderr)
+    say(f"wrote {POLICY}; {next_step}")

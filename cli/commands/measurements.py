@@ -1,6 +1,5 @@
 """``memfit measurements``: the saved results of ``memfit tune``, which estimates use."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from memfit.cli.options.groups import GroupedCommand, Only, grouped
 from memfit.cli.options.output import OutputOptions
+from memfit.cli.render.escape import say
 from memfit.cli.render.output import emit
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _store() -> "Store":
 def _all(store: "Store") -> "tuple[Measurement, ...]":
     stored = store.all()
     for warning in stored.warnings:
-        print(f"memfit: {warning}", file=sys.stderr)
+        say(warning)
     return stored.measurements
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -38,7 +39,7 @@ def emit(text: str, output: Path | None) -> None:
     if output is not None:
         write_whole(output, text)
     else:
-        _write_out(_standard_output(), text)
+        _write_out(text)
 
 
 def require_writable(output: Path | None, *, needs_stdout: bool = False) -> None:
@@ -47,38 +48,30 @@ def require_writable(output: Path | None, *, needs_stdout: bool = False) -> None
     Raises:
         InputError: when it cannot be written.
     """
-    if output is None or needs_stdout:
-        _standard_output()
+    if (output is None or needs_stdout) and sys.__stdout__ is None:
+        raise InputError("standard output is closed; name a file with -o")
     if output is None:
         return
     path = _resolved(output)
-    if path.exists() and not path.is_file():
+    if _is_device(path):
         return
     import tempfile
 
     try:
+        with suppress(FileNotFoundError):
+            path.lstat()  # a name may be too long for the file system
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _standard_output() -> TextIO:
-    # typeshed does not say that sys.stdout is None when the stream is closed.
-    stream: TextIO | None = sys.stdout
-    if stream is None:
-        raise InputError("standard output is closed; name a file with -o")
-    return stream
-
-
-def _write_out(stream: TextIO, text: str) -> None:
+def _write_out(text: str) -> None:
     try:
-        stream.write(encodable(text, stream.encoding))
-        stream.flush()
+        sys.stdout.write(encodable(text, sys.stdout.encoding))
+        sys.stdout.flush()
     except OSError as error:
-        discard_stream(stream)
-        if isinstance(error, BrokenPipeError):
-            return  # the reader closed the pipe; the exit code still gives the verdict
+        discard_stream(sys.stdout)
         raise InputError(f"standard output: cannot be written: {error.strerror}") from None
 
 
@@ -109,9 +102,9 @@ def write_whole(path: Path, text: str) -> None:
         InputError: when the directory or the file cannot be written.
     """
     path = _resolved(path)
-    content = text.encode("utf-8")
+    content = text.encode("utf-8", "backslashreplace")  # a path may hold bytes that are no text
     try:
-        if path.exists() and not path.is_file():
+        if _is_device(path):
             path.write_bytes(content)
         else:
             write_atomically(path, content, mode=_mode(path), durable=True)
@@ -122,9 +115,13 @@ def write_whole(path: Path, text: str) -> None:
 def _resolved(path: Path) -> Path:
     """The target of a symbolic link, else the path itself."""
     path = Path(os.path.realpath(path))
-    if path.is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{path}: is a directory; give a file name in it")
     return path
+
+
+def _is_device(path: Path) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 def _mode(path: Path) -> int:

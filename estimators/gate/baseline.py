@@ -80,7 +80,11 @@ class Baseline(Result, frozen=True, kw_only=True, tag=SCHEMA):
 
 def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     """Return the fingerprint of a checkpoint; spacing and order of its config do not matter."""
-    headers = dict(checkpoint.header_sha256)
+    # A file's name is any bytes; those that are not text are escaped.
+    headers = {
+        name.encode("utf-8", "backslashreplace").decode(): digest
+        for name, digest in checkpoint.header_sha256
+    }
     return Fingerprint(checkpoint.revision, config_sha256(checkpoint), headers)
 
 

@@ -1,6 +1,9 @@
 """The baseline: stable bytes, rejected when damaged or newer, and never a silent pass."""
 
 import json
+import os
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +193,70 @@ def test_a_baseline_that_is_a_broken_link_is_an_error(memfit: Memfit, locked: Pa
     (locked / "memfit.lock.json").unlink()
     (locked / "memfit.lock.json").symlink_to("nowhere")
     assert_one_line(memfit("gate"), 2, "memfit.lock.json", "broken link")
+
+
+HOSTILE = "\x1b[31mred\n::stop-commands::x\n##[stop-commands]x\u202e <b>"
+PLACES = [
+    ("memfit_version",),
+    ("targets", "chat", "model"),
+    ("targets", "chat", "asked", "device"),
+    ("targets", "chat", "asked", "runtime"),
+    ("targets", "chat", "checkpoint", "revision"),
+    ("targets", "chat", "figures", "basis"),
+]
+
+
+@pytest.mark.parametrize("form", ["table", "github", "junit", "markdown", "json"])
+@pytest.mark.parametrize("place", PLACES, ids=".".join)
+def test_no_text_of_a_baseline_is_printed_raw(
+    memfit: Memfit, locked: Path, place: tuple[str, ...], form: str
+) -> None:
+    _change(locked, place, HOSTILE)
+    run = memfit("gate", "--format", form)
+    text = run.out + run.err
+    assert run.code in (0, 1, 2)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]|^::stop|##\[", text, re.MULTILINE)
+    assert "\u202e" not in text or form == "json"
+    if form == "markdown":
+        assert not re.search(r"(?<!\\)<b>", run.out)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=".".join)
+def test_half_a_surrogate_pair_damages_a_baseline(
+    memfit: Memfit, locked: Path, place: tuple[str, ...]
+) -> None:
+    _change(locked, place, "\ud800")
+    assert_one_line(memfit("gate"), 2, "memfit.lock.json", "not valid Unicode")
+
+
+def _change(folder: Path, place: tuple[str, ...], text: str) -> None:
+    data = lock(folder)
+    inner = data
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = text
+    (folder / "memfit.lock.json").write_text(json.dumps(data))
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take UTF-8 only")
+def test_a_shard_with_a_name_that_is_not_utf_8_is_kept_escaped(
+    memfit: Memfit, folder: Path
+) -> None:
+    name = os.fsdecode(b"model-00001-of-00001-\xff.safetensors")
+    write_safetensors(folder / "model" / name, {"model.norm.weight": ("BF16", (2560,))})
+    assert memfit("gate", "--update", "--allow-bounds").code in (0, 1)
+    headers = lock(folder)["targets"]["chat"]["checkpoint"]["headers_sha256"]
+    assert list(headers) == [r"model-00001-of-00001-\udcff.safetensors"]
+    run = memfit("gate", "--allow-bounds")
+    assert (run.code in (0, 1), run.err) == (True, "")
+
+
+@pytest.mark.parametrize("model", ["org/" + "x" * 256, "x" * 97 + "/name", "org/name@" + "r" * 256])
+def test_a_name_that_is_too_long_does_not_hide_the_other_targets(
+    memfit: Memfit, folder: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    write_policy(folder, good=target({"peak": "90%"}), long=target({"peak": "90%"}, model=model))
+    run = memfit("gate", "--format", "json")
+    assert next(each["status"] for each in run.json["targets"]) == "passed"
+    assert run.code in (2, 4)

@@ -132,6 +132,47 @@ def test_the_width_of_a_terminal_is_limited(
     assert max(map(len, run.out.splitlines())) <= 1000
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a shell closes the stream")
+@pytest.mark.parametrize("environment", [{}, {"PYTHONIOENCODING": "ascii"}])
+@pytest.mark.parametrize("end", ["| true", ">&-"])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("--help", 0),
+        ("gate check --help", 0),
+        ("plan --help", 0),
+        ("--version", 0),
+        ("devices", 0),
+        ("estimate --memory 128GB", 0),
+        ("estimate model --memory 8GB", 1),
+        ("gate", 0),
+        ("gate --format markdown", 0),
+    ],
+)
+def test_the_exit_code_is_the_verdicts_whatever_happens_to_the_output(
+    memfit: Memfit, command: str, end: str, code: int, environment: dict[str, str]
+) -> None:
+    model = write_config(Path("model"), QWEN3_4B)
+    memfit("gate", "init", model, "--device", "m4-pro-24")
+    assert memfit("gate", "--update").code == 0
+    run = f'"$0" -c "from memfit.cli.app import main; main()" {command} {end}'
+    shell = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {run}", sys.executable],
+        capture_output=True,
+        env={**os.environ, **environment},
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (shell.returncode, shell.stderr) == (code, "")
+
+
+def test_a_file_name_that_is_too_long_is_one_line(memfit: Memfit) -> None:
+    run = memfit("estimate", "-o", "x" * 256 + ".json")
+    assert run.code == 2
+    assert run.err.endswith("cannot be written: File name too long\n")
+
+
 @pytest.mark.parametrize(("memory", "code"), [("64GB", 0), ("8GB", 1)])
 def test_a_closed_pipe_does_not_change_the_verdict(tmp_path: Path, memory: str, code: int) -> None:
     reader, writer = os.pipe()

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 
@@ -23,6 +22,7 @@ from memfit.cli.render.document import (
     Text,
     Verdict,
 )
+from memfit.cli.render.escape import visible
 from memfit.cli.render.output import Format, rendered
 from memfit.cli.render.writers.github import Annotation
 from memfit.cli.render.writers.junit import Case, Suite
@@ -149,16 +149,20 @@ def test_an_annotation_is_one_command_and_a_line_of_the_log_is_none(text: str) -
     properties = first.removeprefix("::error ").split("::")[0]
     assert [each.split("=")[0] for each in properties.split(",")] == ["file", "line", "title"]
     assert not second.lstrip().startswith("::")
-    assert "##[" not in second
     assert "\r" not in first + second
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "github", "junit", "json"])
+def test_no_format_has_a_command_of_the_older_form(form: Format) -> None:
+    assert "##[" not in written("##[stop-commands]x", form)
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
 def test_junit_is_xml_that_says_the_text(text: str) -> None:
     root = ElementTree.fromstring(written(text, "junit"))
     failure = next(root.iter("failure"))
-    shown = re.sub("[\x00-\x08\x1b\ud800]", "\ufffd", text)
-    assert failure.get("message") == shown
+    assert failure.get("message") == visible(text)
+    assert text == "##[error]x" or visible(text) == text or not text.isprintable()
     assert root.get("failures") == "1"
 
 

@@ -109,6 +109,9 @@ def test_a_fault_gives_a_one_line_error_and_its_exit_code(
         ("HF_ENDPOINT", "http://["),
         ("HF_ENDPOINT", "http://127.0.0.1:99999"),
         ("HF_HUB_DOWNLOAD_TIMEOUT", "abc"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "99999999999999"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "-1"),
+        ("HF_ENDPOINT", "https://user:secret@127.0.0.1"),
         ("ALL_PROXY", "socks5://127.0.0.1:1"),
         ("ALL_PROXY", "garbage://x"),
         ("SSL_CERT_FILE", "/nothere"),
@@ -120,6 +123,7 @@ def test_an_unusable_setting_is_reported_as_bad_input(
     ran = shell("estimate", NAME, **{name: value})
     assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
     assert name in ran.stderr
+    assert "secret" not in ran.stderr
     assert ran.stderr.count("\n") == 1
     assert hub.made == []
 

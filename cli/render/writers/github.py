@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol
 
+from memfit.cli.render.escape import visible
+
 
 class Annotation(NamedTuple):
     """A message at a line of a file."""
@@ -27,9 +29,9 @@ class HasAnnotations(Protocol):
         """Yield annotations, and lines of the log."""
 
 
-# A line that starts with "::", or has "##[" anywhere, is a command to the runner
-# (https://github.com/actions/runner, ActionCommand.cs).
-_COMMAND = re.compile(r"(?<=:)(?=:)|(?<=##)(?=\[)")
+# A line that starts with "::" is a command to the runner
+# (https://github.com/actions/runner, ActionCommand.cs); `visible` breaks the older "##[".
+_COMMAND = re.compile(r"(?<=:)(?=:)")
 
 
 def write(view: HasAnnotations, *, to_file: bool) -> str:
@@ -54,7 +56,7 @@ def _in_repository(file: str) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return visible(text).replace("%", "%25")
 
 
 def _property(text: str) -> str:

@@ -1,12 +1,10 @@
 """JUnit XML: suites of test cases."""
 
-import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-# What XML 1.0 cannot hold, escaped or not (https://www.w3.org/TR/xml/#charsets).
-_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+from memfit.cli.render.escape import visible
 
 
 class Case(NamedTuple):
@@ -54,18 +52,14 @@ def _counted(tag: str, name: str, cases: Sequence[Case]) -> Element:
         "errors": outcomes.count("error"),
         "skipped": outcomes.count("skipped"),
     }
-    return Element(tag, {"name": _text(name), **{key: str(n) for key, n in counts.items()}})
+    return Element(tag, {"name": visible(name), **{key: str(n) for key, n in counts.items()}})
 
 
 def _case(case: Case, suite: str) -> Element:
-    place = {"file": _text(case.file), "line": str(case.line)}
-    names = {"classname": _text(suite), "name": _text(case.name)}
+    place = {"file": visible(case.file), "line": str(case.line)}
+    names = {"classname": visible(suite), "name": visible(case.name)}
     element = Element("testcase", {**names, **place, "time": "0"})
     if case.outcome:
-        result = SubElement(element, case.outcome, message=_text(case.message))
-        result.text = _text(case.text) or None
+        result = SubElement(element, case.outcome, message=visible(case.message))
+        result.text = visible(case.text) or None
     return element
-
-
-def _text(text: str) -> str:
-    return _FORBIDDEN.sub("\ufffd", text)

@@ -45,6 +45,11 @@ def parse_object(
         raise error(f"{place} is nested too deeply") from None
     if not isinstance(value, dict):
         raise error(f"{place} is not a JSON object")
+    if b"\\ud" in text.lower():  # half of a surrogate pair cannot be printed, nor written again
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise error(f"{place} has a text that is not valid Unicode") from None
     return value
 
 

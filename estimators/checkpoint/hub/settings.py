@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import httpx2
 
 _OF_CONNECTIONS = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_LONGEST_TIMEOUT_SECONDS = 3600
 
 
 class Hub(Struct, frozen=True):
@@ -37,6 +38,8 @@ def configured_hub() -> Hub:
     """
     endpoint = os.environ.get("HF_ENDPOINT")
     # Checked first: huggingface_hub would take any text, and the first request would fail.
+    if endpoint is not None and "@" in endpoint:  # messages name the endpoint
+        raise InputError("HF_ENDPOINT: has a user or a password in it; put the token into HF_TOKEN")
     if endpoint is not None and not _is_address(endpoint):
         raise InputError(
             f"HF_ENDPOINT={printable(endpoint)!r}: not an address; write https://host, or unset it"
@@ -47,11 +50,14 @@ def configured_hub() -> Hub:
         # The error quotes the value, which shows the variable that has it.
         names = [name for name in _set("HF_") if repr(os.environ[name]) in str(error)]
         raise InputError(f"{', '.join(names) or 'HF_*'}: {printable(error)}") from None
+    timeout = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    if not 0 < timeout <= _LONGEST_TIMEOUT_SECONDS:
+        raise InputError(f"HF_HUB_DOWNLOAD_TIMEOUT={timeout:.0f}: write seconds, from 1 to 3600")
     return Hub(
         endpoint=constants.ENDPOINT,
         snapshots=Path(constants.HF_HUB_CACHE),
         offline=constants.is_offline_mode(),
-        timeout_seconds=float(constants.HF_HUB_DOWNLOAD_TIMEOUT),
+        timeout_seconds=timeout,
     )
 
 

@@ -1,5 +1,6 @@
 """Names on the Hub: ``org/name[@revision]``, answered from headers alone; docs/hub.md."""
 
+import os
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -127,7 +128,7 @@ def _find_snapshot(
         commit = revision
     directory = folder / "snapshots" / commit
     # A revision such as refs/pr/1 that was never resolved is not a commit hash.
-    found = commit.isalnum() and (directory / file).is_file()
+    found = commit.isalnum() and os.path.isfile(directory / file)
     return _Snapshot(directory, commit) if found else None
 
 

@@ -89,7 +89,7 @@ def _ollama_name(name: str, reference: str) -> tuple[str, str, str, str]:
 
 
 def _tags(directory: Path) -> list[str]:
-    return [printable(tag) for tag in list_names(directory)[:8]] if directory.is_dir() else []
+    return [printable(tag) for tag in list_names(directory)[:8]] if os.path.isdir(directory) else []
 
 
 def _blobs(directory: Path, manifest: Path) -> list[_Blob]:
@@ -117,7 +117,7 @@ def _open_modelscope(name: str, reference: str) -> Checkpoint:
     if not slash or not all(_WORD.fullmatch(w) and w.strip(".") for w in (owner, model)):
         raise CheckpointError(f"{printable(reference)}: write modelscope:org/name")
     for candidate in _modelscope_places(owner, model):
-        if candidate.is_dir():
+        if os.path.isdir(candidate):
             return read_directory(candidate)
     raise CheckpointError(
         f"{printable(reference)}: ModelScope's cache does not hold it; modelscope download --model"
@@ -135,7 +135,9 @@ def _modelscope_places(owner: str, model: str) -> list[Path]:
     masked = model.replace(".", "___")
     snapshots = base / "models" / f"{owner}--{model}" / "snapshots"
     revisions = (
-        sorted(list_names(snapshots), key=lambda r: r != "master") if snapshots.is_dir() else []
+        sorted(list_names(snapshots), key=lambda r: r != "master")
+        if os.path.isdir(snapshots)
+        else []
     )
     return [
         *(snapshots / revision for revision in revisions[:1]),
