@@ -25,6 +25,9 @@ _BLOCK_KERNELS = 5
 # Tiles up to which a product is split along its inner axis, on large and on small GPUs.
 _SPLIT_TILES = {"s": 2048, "d": 2048}
 _SPLIT_TILES_OTHERS = 1024
+# With neural accelerators: inner axes up to a length, and that of a part; 0 is half of the axis.
+_NAX_PARTS = ((1024, 0), (2048, 1024), (4096, 2048))
+_NAX_PART = 4096
 _SORTED_AT_ONCE = 2048
 
 
@@ -109,15 +112,28 @@ def _split_inner(op: Operation) -> None:
         return
     tiles = ceil_div(rows, 16) * ceil_div(columns, 16)
     most = _SPLIT_TILES.get(op.gpu_class, _SPLIT_TILES_OTHERS)
-    if op.has_nax or min(rows, columns) == 1 or tiles > most:
+    longer = max(rows, columns)
+    if min(rows, columns) == 1:
+        return
+    if op.has_nax:
+        # steel_gemm_splitk_axpby_nax
+        if op.nax_splits and (inner >= 3 * longer or (longer <= 1024 and inner > 2 * longer)):
+            part = next((size for most, size in _NAX_PARTS if inner <= most), _NAX_PART)
+            _add_parts(op, ceil_div(inner, part or inner // 2) * rows * columns)
+        return
+    if tiles > most:
         return
     # Few tiles would leave most of the GPU idle, so parts of the inner axis run side by side.
     if inner // 16 >= 8 and inner >= max(rows, columns):
         blocks = ceil_div(rows, 32) * ceil_div(columns, 32)
         parts = min(max(2, _next_power_of_2(inner // 16 // blocks)), 32)
-        # Partial products in float32, added up by a second kernel (steel_gemm_splitk_accum).
-        op.temporary(parts * rows * columns * _FLOAT32)
-        op.kernels += 1
+        _add_parts(op, parts * rows * columns)
+
+
+def _add_parts(op: Operation, elements: int) -> None:
+    """Partial products in float32, added up by a second kernel (steel_gemm_splitk_accum)."""
+    op.temporary(elements * _FLOAT32)
+    op.kernels += 1
 
 
 def _next_power_of_2(number: int) -> int:

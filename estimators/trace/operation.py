@@ -22,6 +22,7 @@ class Operation:
         "kernels",
         "memory",
         "name",
+        "nax_splits",
         "outputs",
         "temporaries",
     )
@@ -32,11 +33,13 @@ class Operation:
         *,
         gpu_class: str = "",
         has_nax: bool = False,
+        nax_splits: bool = False,
         compiled_copies: bool = False,
     ) -> None:
         self.memory = memory
         self.gpu_class = gpu_class
         self.has_nax = has_nax
+        self.nax_splits = nax_splits
         # Some versions of MLX write over no input of a compiled function: mlx/data/changes.py.
         self.compiled_copies = compiled_copies
         self.name = ""

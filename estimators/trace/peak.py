@@ -147,6 +147,7 @@ class _Replay:
             self._memory,
             gpu_class=device.gpu_class or "",
             has_nax=has_nax(device),
+            nax_splits=MlxVersions(mlx).has("nax_split_k"),
             compiled_copies=MlxVersions(mlx).has("compiled_copies"),
         )
         self._held: list[View] = []

@@ -22,10 +22,15 @@ def array(memory: Allocator, *shape: int, users: int = 1, itemsize: int = 4) -> 
 
 
 def run(
-    name: str, inputs: list[View], out: View, backend: Backend = "cpu", axes: Argument = ()
+    name: str,
+    inputs: list[View],
+    out: View,
+    backend: Backend = "cpu",
+    axes: Argument = (),
+    **settings: bool,
 ) -> Operation:
     """Apply the rule of a primitive."""
-    op = Operation(Allocator(backend), gpu_class="s")
+    op = Operation(Allocator(backend), gpu_class="s", **settings)
     op.name, op.inputs, op.outputs, op.arguments = name, inputs, [out], (axes,)
     rule_of(backend, name)(op)
     return op
@@ -100,6 +105,23 @@ def test_a_long_sum_with_few_results_is_split_on_metal(memory: Allocator) -> Non
     op = run("Matmul", [array(memory, 1, 64, 4096), array(memory, 4096, 64)], out, "metal")
     assert op.kernels == 2
     assert [b.nbytes for b in op.temporaries] == [32 * 64 * 64 * 4]
+
+
+@pytest.mark.parametrize(
+    ("inner", "rows", "parts"), [(1000, 400, 2), (2048, 600, 2), (4096, 512, 2), (9728, 2048, 3)]
+)
+def test_neural_accelerators_sum_long_products_from_parts(
+    memory: Allocator, inner: int, rows: int, parts: int
+) -> None:
+    # Inner axes above three times the longer side, above twice where that is at most 1024.
+    factors = [array(memory, 1, rows, inner), array(memory, inner, 256)]
+    out = View((1, rows, 256), 2)
+    op = run("Matmul", factors, out, "metal", has_nax=True, nax_splits=True)
+    assert [b.nbytes for b in op.temporaries] == [parts * rows * 256 * 4]
+    assert op.kernels == 2
+    assert run("Matmul", factors, out, "metal", has_nax=True).kernels == 1
+    shorter = [array(memory, 1, rows, 2 * rows), array(memory, 2 * rows, 256)]
+    assert run("Matmul", shorter, out, "metal", has_nax=True, nax_splits=True).kernels == 1
 
 
 def test_fused_attention_writes_the_layout_the_projection_reads(memory: Allocator) -> None:

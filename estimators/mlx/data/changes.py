@@ -14,6 +14,12 @@ CHANGES: dict[str, dict[str, Any]] = {
         "until": (0, 30, 1),
         "source": "mlx/backend/common/compiled.cpp, compiled_allocate_outputs: 0bb89e9e5 (#2240) to 3c8ce9b00 (#2897)",
     },
+    # GPUs with neural accelerators sum long products from parts.
+    "nax_split_k": {
+        "package": "mlx",
+        "since": (0, 30, 4),
+        "source": "mlx/backend/metal/matmul.cpp, steel_gemm_splitk_axpby_nax: 7ed2b6b93 (#3018)",
+    },
     # The last chunk of a prompt held its last token too, and logits were made of all of it.
     "logits_of_last_chunk": {
         "package": "mlx-lm",
