@@ -1,0 +1,140 @@
+"""Compare peaks that other people measured and published with memfit's, by both methods.
+
+Run from the checkout: ``python -m benchmarks.published [DIRECTORY]``. The directory has a file
+``peaks.jsonl`` with a row per run and a folder ``configs``: tests/published by default, a part of
+the rows of docs/accuracy.md. Each row is sized for its own device and by the rules of its versions.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.accuracy import silu_apart
+from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.devices import find_device
+from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, MlxVersions, parse_version
+from memfit.estimators.sizing.sized_model import Method, SizedModel, size
+
+ROWS = Path(__file__).parents[1] / "tests" / "published"
+METHODS: tuple[Method, ...] = ("trace", "formula")
+WORST = 3
+_DEVICES = {"H100": "h100-80", "B200": "b200", "M4 Pro 64": "m4-pro-64"}
+# mlx_lm itself, a version with known rules, the checkpoint as published.
+CLEAN = "clean"
+
+
+class Answer(NamedTuple):
+    """A published run and the predicted peak, None where memfit rejects it."""
+
+    name: str
+    is_clean: bool
+    measured: float
+    predicted: int | None
+
+    @property
+    def error(self) -> float:
+        """Predicted minus measured, as a share of the measured."""
+        assert self.predicted is not None
+        return self.predicted / self.measured - 1
+
+
+def main() -> None:
+    """Print the errors of both methods over all rows and over the clean ones."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path, nargs="?", default=ROWS)
+    parser.add_argument("--verbose", action="store_true", help="print each row")
+    arguments = parser.parse_args()
+    rows = read_rows(arguments.directory)
+    print("| method | rows | | median | 90 % within | all within | worst |")
+    print("|---|---|--:|--:|--:|--:|---|")
+    for method in METHODS:
+        answers = list(compare(rows, method, arguments.directory / "configs"))
+        if arguments.verbose:
+            for each in answers:
+                print(f"{method} {each.name}: {each.error:+.2%}" if each.predicted else each.name)
+        print(summary(method, "clean", [each for each in answers if each.is_clean]))
+        print(summary(method, "all", answers))
+
+
+def read_rows(directory: Path) -> list[dict[str, Any]]:
+    """Return the rows of a directory."""
+    return [json.loads(line) for line in (directory / "peaks.jsonl").read_text().splitlines()]
+
+
+def compare(rows: Iterable[dict[str, Any]], method: Method, configs: Path) -> Iterator[Answer]:
+    """Yield the rows with what a method predicts."""
+    for row in rows:
+        weights = f"{row.get('bits') or 'own'} bits"
+        mlx = row["mlx"].partition(" (")[0]
+        name = f"{row['model']}, {weights}, {row['prompt_tokens']} tokens, MLX {mlx}"
+        try:
+            predicted = predict(row, method, configs)
+        except MemfitError as error:
+            name, predicted = f"{name}: {error}", None
+        yield Answer(name, row["kind"] == CLEAN, row["peak_gb"] * 1e9, predicted)
+
+
+def predict(row: dict[str, Any], method: Method, configs: Path) -> int:
+    """Return the peak of a row in bytes."""
+    settings = {
+        key: row[key]
+        for key in ("prompt_tokens", "max_tokens", "prefill_step", "batch", "kv_bits")
+        if row.get(key) is not None
+    }
+    device = row.get("device") or _DEVICES.get(row["machine"], row["machine"])
+    path, versions = configs / row["config"], versions_of(row)
+    # mlx-lm edbf61dd (#753): before it Qwen3 multiplied after a compiled function.
+    is_apart = method == "trace" and versions.mlx_lm < (0, 30, 4)
+    with silu_apart() if is_apart else nullcontext():
+        sized = _sized(path, packing_of(row), device, method, versions)
+        return sized.figures_for(Workload(**settings)).moment.nbytes
+
+
+def versions_of(row: dict[str, Any]) -> MlxVersions:
+    """Return the versions with the rules of a row; those of mlx-lm are not always known."""
+    known = re.findall(r"\d+\.\d+(?:\.\d+)?", row.get("mlx_lm") or "")
+    mlx_lm = parse_version(known[-1]) if known else MLX_LM_VERSION
+    mlx = parse_version(row["mlx_rules"]) if "mlx_rules" in row else MLX_VERSION
+    return MlxVersions(mlx, mlx_lm)
+
+
+def packing_of(row: dict[str, Any]) -> Quantization | None:
+    """Return how a row's weights are packed, None at 16 bits."""
+    if "quantization" in row or "nvfp4" in row["model"]:
+        return Quantization(4, 16, "nvfp4")
+    return Quantization(row["bits"], row["group_size"]) if row.get("bits", 16) < 16 else None
+
+
+@cache
+def _sized(
+    path: Path, packing: Quantization | None, device: str, method: Method, versions: MlxVersions
+) -> SizedModel:
+    config = json.loads(path.read_text())
+    checkpoint = Checkpoint(id=path.stem, source="config", config=config, config_name=path.name)
+    quantize = None if "quantization" in config else packing
+    machine = find_device(device)
+    return size(checkpoint, device=machine, quantize=quantize, method=method, versions=versions)
+
+
+def summary(method: str, rows: str, answers: list[Answer]) -> str:
+    """Return a row of the table: how far predictions are from measurements."""
+    known = sorted((each for each in answers if each.predicted), key=lambda each: abs(each.error))
+    errors = [abs(each.error) for each in known]
+    worst = "; ".join(f"{each.name} {each.error:+.1%}" for each in known[: -WORST - 1 : -1])
+    return (
+        f"| {method} | {rows} | {len(known)} of {len(answers)} | {median(errors):.2%}"
+        f" | {errors[len(errors) * 9 // 10]:.2%} | {errors[-1]:.1%} | {worst} |"
+    )
+
+
+if __name__ == "__main__":
+    main()
