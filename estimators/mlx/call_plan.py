@@ -92,6 +92,18 @@ def planned_chunks(
     return tuple(chunks[position] for position in sorted(chunks))
 
 
+def converting_chunk(workload: Workload) -> PlannedCall | None:
+    """Return the chunk of the prompt after which the caches are quantised, None if none is.
+
+    >>> converting_chunk(Workload(prompt_tokens=8000, kv_bits=8))[:]
+    ('converting', 2048, 4096)
+    """
+    position, end = _converting(workload), workload.prompt_tokens - 1
+    if position is None or position >= end:
+        return None
+    return PlannedCall("converting", min(workload.prefill_step, end - position), position)
+
+
 def _converting(workload: Workload) -> int | None:
     """Return where the call begins after which mlx-lm quantises the caches."""
     if workload.kv_bits is None or workload.quantized_kv_start > workload.total_tokens:

@@ -7,7 +7,12 @@ from msgspec import Struct
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.call_plan import PlannedCall, held_samples, planned_chunks
+from memfit.estimators.mlx.call_plan import (
+    PlannedCall,
+    converting_chunk,
+    held_samples,
+    planned_chunks,
+)
 from memfit.estimators.results.estimate import Phase
 from memfit.estimators.workspace.attention import KV_BUFFER, needs_array_mask
 from memfit.estimators.workspace.call import CallShape
@@ -44,6 +49,7 @@ class RunMoments:
         self._weight_bytes = weight_bytes
         self._width = dtypes.nbytes(1, prepared.model.dtype)
         self.caches = RunCaches(prepared, workload)
+        self._converting = converting_chunk(workload)
 
     def moments(self) -> Iterator[RunMoment]:
         """Yield the moments that can be the largest."""
@@ -54,10 +60,10 @@ class RunMoments:
 
     def prefill(self) -> Iterator[RunMoment]:
         """Yield the moments of the prompt's chunks."""
-        chunks = self._chunks()
-        for chunk in chunks:
+        for chunk in planned_chunks(self._workload, self._prepared.traits.versions):
             yield self._during("prefill", chunk)
-        yield from self._conversion("prefill", chunks)
+        if self._converting is not None:
+            yield from self._conversion("prefill", self._converting)
 
     def decode(self, tokens: int, held: int) -> Iterator[RunMoment]:
         """Yield those of the last decode step, with all its tokens in the caches.
@@ -65,11 +71,9 @@ class RunMoments:
         It computes ``tokens`` at once, and finds the log-probabilities of ``held`` earlier ones.
         """
         call = PlannedCall("decode", tokens, self._workload.total_tokens)
-        yield from self._conversion("decode", (*self._chunks(), call))
+        if self._converting is None:
+            yield from self._conversion("decode", call)
         yield self._during("decode", call, held)
-
-    def _chunks(self) -> tuple[PlannedCall, ...]:
-        return planned_chunks(self._workload, self._prepared.traits.versions)
 
     def _during(self, phase: Phase, planned: PlannedCall, held: int = 0) -> RunMoment:
         """Follow the last layers of each kind; every other layer counts as it is after the call."""
@@ -124,13 +128,9 @@ class RunMoments:
             previous=0 if decoding else min(planned.position, workload.prefill_step),
         )
 
-    def _conversion(self, phase: Phase, calls: tuple[PlannedCall, ...]) -> Iterator[RunMoment]:
+    def _conversion(self, phase: Phase, call: PlannedCall) -> Iterator[RunMoment]:
         """All caches as they were and quantised at once (generate.py, maybe_quantize_kv_cache)."""
-        start = self._workload.quantized_kv_start
-        # The first call that reaches the start of quantisation.
-        reaching = (c for c in calls if c.position + c.tokens >= start)
-        call = next(reaching, None) if self.caches.are_converted else None
-        if call is None or (call.phase == "decode") != (phase == "decode"):
+        if not self.caches.are_converted:
             return
         before, after = self.caches.converted_bytes(call)
         parts = (self._weight_bytes, before, after, self.caches.state_bytes)

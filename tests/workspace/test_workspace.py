@@ -142,6 +142,15 @@ def test_old_and_quantised_caches_are_alive_together_at_the_switch() -> None:
     assert (found.phase, found.nbytes) == ("decode", weights + before + before * 17 // 32)
 
 
+def test_the_switch_comes_after_the_chunk_that_reaches_its_start() -> None:
+    # Chunks of 128 keep the workspace below the two caches.
+    prompt = Workload(prompt_tokens=9000, prefill_step=128, kv_bits=8, quantized_kv_start=8100)
+    found, weights = moment(QWEN3_4B_2507, prompt)
+    # The chunk ends at 8192, where the plain buffers have that many tokens.
+    before = 8192 * 147456
+    assert (found.phase, found.nbytes) == ("prefill", weights + before + before * 17 // 32)
+
+
 def test_a_decode_step_that_grows_the_cache_needs_old_and_new() -> None:
     model = build_model(QWEN3_4B_2507, "config.json")
     short = Workload(prompt_tokens=8192, max_tokens=0, prefill_step=32)
