@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.registry import build_model, dtype_of
+from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
@@ -16,7 +16,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.as_of import as_of, check_class
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Basis, Level, Note
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.registry import bind, native_runtime, with_versions
@@ -308,8 +308,11 @@ def _size_by_class(
         raise UnsupportedError(f"{undescribed}; by trace: {error}") from None
     reason, _, _ = str(undescribed).partition(";")
     text = f"{reason}; it is described by mlx-lm's own class, and mlx-lm's figures are by trace"
+    # A known type has a key that no family reads: the class may ignore it too.
+    level: Level = "warning" if config.get("model_type") in FAMILIES else "info"
+    footprint = replace(footprint, notes=(*footprint.notes, Note(level, "own-class", text)))
     workspace = TracedWorkspace(trace, model.max_context)
-    model, footprint = _with_adapter(replace(model, notes=(text,)), footprint, adapter)
+    model, footprint = _with_adapter(model, footprint, adapter)
     subject = Subject(checkpoint, model, footprint, device, workspace)
     return MlxLmTrace(runtime, subject, trace)
 

@@ -137,9 +137,10 @@ def test_a_key_that_no_family_reads_is_left_to_the_class(memfit: Memfit, tmp_pat
     path = write_config(tmp_path / "other", {**SMALL, "num_memory_layers": 4})
     data = memfit("estimate", path, "--json").json
     assert data["method"] == "trace"
-    notes = {note["code"]: note["message"] for note in data["notes"] if note["code"] == "model"}
-    assert "num_memory_layers" in notes["model"]
-    assert "mlx-lm's own class" in notes["model"]
+    [note] = [note for note in data["notes"] if note["code"] == "own-class"]
+    assert note["level"] == "warning"
+    assert "num_memory_layers" in note["message"]
+    assert "num_memory_layers" in memfit("estimate", path).out
     plain = write_config(tmp_path / "plain", SMALL)
     known = memfit("estimate", plain, "--method", "trace", "--json").json["components"]
     assert data["components"] == {**known, "weights": {**known["weights"], "basis": "traced"}}
