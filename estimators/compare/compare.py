@@ -21,9 +21,9 @@ from memfit.estimators.results.comparison import (
     Unavailable,
     try_or_reason,
 )
-from memfit.estimators.results.estimate import Basis, Estimate, RuntimeSummary
+from memfit.estimators.results.estimate import Basis, Estimate
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
+from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime, runtime_summary
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate, workload_notes
@@ -70,7 +70,7 @@ def compare(
     contexts = [_context(one) for one in ready]
     return Comparison(
         workload=first.workload.under(runtime.on(first.device)),
-        runtime=RuntimeSummary(runtime.name, runtime.version),
+        runtime=runtime_summary(runtime),
         device=device_summary(first.device) if first.device else None,
         quantize=first.quantize,
         margin_bytes=first.margin_bytes,

@@ -136,6 +136,13 @@ class RuntimeSummary(Struct, frozen=True):
 
     name: str
     version: str
+    mlx_version: str | UnsetType = UNSET
+    """The MLX with the rules that were applied, of a runtime that runs on it."""
+
+    def __str__(self) -> str:
+        """Return its name and version, and that of MLX."""
+        mlx = "" if self.mlx_version is UNSET else f", MLX {self.mlx_version}"
+        return f"{self.name} {self.version}{mlx}"
 
 
 class DeviceSummary(Struct, frozen=True):

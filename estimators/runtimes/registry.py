@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
@@ -11,6 +12,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.mlx.versions import Version, format_version
+from memfit.estimators.results.estimate import RuntimeSummary
 from memfit.estimators.runtimes.interface import RuntimeModel, Subject
 from memfit.estimators.runtimes.runtime import Runtime
 
@@ -65,6 +67,12 @@ def native_runtime(checkpoint: Checkpoint) -> Runtime:
     except UnsupportedError:
         return get_runtime(other)
     return get_runtime(first)
+
+
+def runtime_summary(runtime: Runtime) -> RuntimeSummary:
+    """Return what a result says of a runtime."""
+    mlx = format_version(runtime.versions.mlx) if _class(runtime.name).on_mlx else UNSET
+    return RuntimeSummary(runtime.name, runtime.version, mlx)
 
 
 def with_versions(

@@ -18,12 +18,12 @@ from memfit.estimators.results.estimate import (
     Estimate,
     ModelSummary,
     Note,
-    RuntimeSummary,
     Weights,
     Workspace,
 )
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.search import longest_prompt
@@ -51,7 +51,7 @@ def estimate(
     return Estimate(
         model=model_summary(sized),
         workload=workload,
-        runtime=RuntimeSummary(runtime_model.name, runtime_model.runtime.version),
+        runtime=runtime_summary(runtime_model.runtime),
         device=device_summary(sized.device) if sized.device else None,
         components=_components(sized, workload, figures),
         peak_bytes=peak_bytes,

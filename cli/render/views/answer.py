@@ -6,6 +6,7 @@ from memfit.cli.render.document import VERDICT_COLOURS, Table, Toned
 from memfit.cli.render.views.text import percent
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.mlx.versions import MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Action, Cell, DeviceSummary, Estimate, Grid, GridRow
 
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
@@ -224,7 +225,11 @@ def task(result: Estimate) -> str:
     text += f", prefill step {work.prefill_step}"
     if work.kv_bits:
         text += f", KV {work.kv_bits} bits"
-    return f"{text}, {result.runtime.name} {result.runtime.version}"
+    runtime = result.runtime
+    # The newest MLX is in the notes alone: a line more would not fit the first screen.
+    if runtime.mlx_version == format_version(MLX_VERSION):
+        return f"{text}, {runtime.name} {runtime.version}"
+    return f"{text}, {runtime}"
 
 
 def peak(result: Estimate, units: Units) -> str:

@@ -46,7 +46,7 @@ class Footnotes:
 def title(model: Compared) -> str:
     """The heading of a column: the model, and its runtime if that differs between models."""
     text = estimate_title(model.model) if model.model else "undecided"
-    return f"{text}; {model.runtime.name} {model.runtime.version}" if model.runtime else text
+    return f"{text}; {model.runtime}" if model.runtime else text
 
 
 def task(result: Comparison) -> str:

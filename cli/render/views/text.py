@@ -66,7 +66,7 @@ def task(result: "Estimate | Comparison | ContextPlan") -> str:
     text = f"{prompt(work)}, prefill step {work.prefill_step}"
     if work.kv_bits:
         text += f", {work.kv_bits}-bit KV cache from token {work.quantized_kv_start}"
-    return f"{text}; {result.runtime.name} {result.runtime.version}"
+    return f"{text}; {result.runtime}"
 
 
 def prompt(work: Workload) -> str:

@@ -20,9 +20,10 @@ from memfit.estimators.results.context import (
     MatrixCell,
     TrafficPlan,
 )
-from memfit.estimators.results.estimate import Note, RuntimeSummary
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.zinc.memory_plan import memory_status
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
 from memfit.estimators.sizing.search import (
@@ -82,7 +83,7 @@ class _Plan(Struct, frozen=True):
         longest = longest_context(sized, workload, ceilings.effective) if device else None
         return ContextPlan(
             model=model_summary(sized),
-            runtime=RuntimeSummary(runtime_model.name, runtime_model.runtime.version),
+            runtime=runtime_summary(runtime_model.runtime),
             device=device_summary(device) if device else None,
             workload=workload,
             margin_bytes=sized.margin_bytes,
