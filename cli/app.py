@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
@@ -68,12 +69,15 @@ def main() -> None:
     try:
         app()
     except MemfitError as error:
-        _leave(exit_of(error), *error.lines)
+        _leave(exit_of(error), *error.lines, slug=error.slug)
     except CommandStopped as stop:
-        _leave(stop.code, str(stop))
+        _leave(stop.code, str(stop), slug="stopped")
     except SystemExit as end:
         if end.code == Exit.INTERRUPTED:  # Typer exits without a message on Ctrl-C
-            _leave(Exit.INTERRUPTED, "interrupted")
+            _leave(Exit.INTERRUPTED, "interrupted", slug="stopped")
+        # Typer has written what is wrong with the options; a command's own code is an Exit.
+        if end.code == Exit.INPUT and not isinstance(end.code, Exit):
+            _report(Exit.INPUT, "the options are wrong; see standard error", slug="bad-input")
         raise
     except Exception as error:
         if os.environ.get("MEMFIT_DEBUG"):
@@ -81,7 +85,8 @@ def main() -> None:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             _leave_full(error)
         kind = type(error).__name__
-        _leave(Exit.BUG, f"bug: {kind}: {error}; MEMFIT_DEBUG=1 shows where, please report it")
+        text = f"bug: {kind}: {error}; MEMFIT_DEBUG=1 shows where, please report it"
+        _leave(Exit.BUG, text, slug="bug")
 
 
 class _Output(io.FileIO):
@@ -111,10 +116,27 @@ def _leave_full(error: OSError) -> NoReturn:
     from memfit.cli.render.output import discard_stream
 
     discard_stream(sys.stdout)
-    _leave(Exit.INPUT, f"standard output or a file: cannot be written: {error.strerror}")
+    text = f"standard output or a file: cannot be written: {error.strerror}"
+    _leave(Exit.INPUT, text, slug="bad-input")
 
 
-def _leave(code: Exit, *messages: str) -> NoReturn:
+def _leave(code: Exit, *messages: str, slug: str) -> NoReturn:
     for message in messages:
         say(message)
+    _report(code, "\n".join(" ".join(message.split()) for message in messages), slug=slug)
     sys.exit(code)
+
+
+def _report(code: Exit, message: str, *, slug: str) -> None:
+    """Print an error as JSON to standard output, where JSON was requested."""
+    arguments = sys.argv[1:]
+    if "--json" not in arguments and "--format json" not in " ".join(arguments).replace("=", " "):
+        return
+    import json
+
+    from msgspec import to_builtins
+
+    from memfit.estimators.results.error import error_report
+
+    with suppress(OSError):  # its disk is full
+        print(json.dumps(to_builtins(error_report(slug, message, code)), indent=2))

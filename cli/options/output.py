@@ -1,7 +1,7 @@
 """Options of the output: the format, the file and the units."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 
@@ -13,6 +13,14 @@ from memfit.estimators.base.units import Units
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show each network request with its size.")
 ]
+_SUFFIXES: dict[str, Format] = {
+    ".txt": "table",
+    ".json": "json",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".md": "markdown",
+    ".csv": "csv",
+}
 FORMAT: Any = typer.Option("--format", is_eager=True, help="Output format.")
 
 
@@ -36,15 +44,31 @@ class OutputOptions(OptionGroup, frozen=True, kw_only=True):
         ),
     ] = False
     file: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the result to a file.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write the result to a file, in the format of its suffix."
+        ),
     ] = None
     units: Annotated[Units, typer.Option(help="Units of sizes: decimal or binary.")] = Units.GB
     verbose: Verbose = False
 
     @property
     def form(self) -> Format:
-        """The format that --json or --format sets."""
-        return "json" if self.json_ else self.format_
+        """The format that --json or --format sets, else the one of the file's suffix.
+
+        Raises:
+            InputError: when the command has no format of that suffix.
+        """
+        if self.json_:
+            return "json"
+        if self.file is None or self.format_ != "table" or not self.file.suffix:
+            return self.format_
+        offered = get_args(get_type_hints(type(self))["format_"])
+        found = _SUFFIXES.get(self.file.suffix.lower())
+        if found is None or found not in offered:
+            known = ", ".join(suffix for suffix, form in _SUFFIXES.items() if form in offered)
+            raise InputError(f"{self.file}: no format has this suffix; use {known}, or --format")
+        return found
 
     @property
     def to_file(self) -> bool:

@@ -12,7 +12,7 @@ from tests.models import QWEN3_4B, QWEN3_NEXT_80B, write_config
 
 def assert_one_line(run: Run, code: int, *words: str) -> None:
     assert run.code == code, run.err
-    assert run.out == ""
+    assert run.out == "" or run.json["exit_code"] == code
     assert run.err.startswith("memfit: ")
     assert run.err.count("\n") == 1
     assert "Traceback" not in run.err
@@ -150,3 +150,18 @@ def test_two_output_formats_are_rejected_in_either_order(
     for options in (["--json", "--format", form], ["--format", form, "--json"]):
         run = memfit(*command.split(), *model, *options)
         assert_one_line(run, 2, "--json", "--format", "one of them")
+
+
+@pytest.mark.parametrize("options", [("--json",), ("--format", "json"), ("--format=json",)])
+def test_an_error_is_json_on_standard_output_where_json_was_requested(
+    memfit: Memfit, options: tuple[str, ...]
+) -> None:
+    run = memfit("estimate", "no/such/path", *options)
+    assert run.err.startswith("memfit: 'no/such/path': no such path; ")
+    assert (run.json["slug"], run.json["exit_code"]) == ("bad-checkpoint", run.code)
+    assert run.err == f"memfit: {run.json['message']}\n"
+    assert run.json["message"].endswith(run.json["fix"])
+    wrong = memfit("estimate", "--no-such-option", *options)
+    assert (wrong.json["slug"], wrong.code) == ("bad-input", 2)
+    assert "--no-such-option" in wrong.err
+    assert memfit("estimate", "no/such/path").out == ""

@@ -207,3 +207,17 @@ def test_kv_bits_rejected_for_longer_contexts_still_give_a_plan(memfit: Memfit) 
     assert plan["unified"]["tokens"] == 4999
     verdicts = {cell["context_tokens"]: cell["verdict"] for cell in plan["matrix"]}
     assert (verdicts[4096], verdicts[8192]) == ("fits", "unknown")
+
+
+def test_a_context_above_the_limit_is_named_where_no_row_has_it(memfit: Memfit) -> None:
+    sample = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
+    arguments = ("plan", "context", sample, "--memory", "32GB", "--contexts", "8k,64k")
+    notes = {note["code"]: note["message"] for note in memfit(*arguments, "--json").json["notes"]}
+    assert notes["not-in-table"] == "65536 tokens are not in the table: 40960 are the most"
+    assert notes["not-in-table"] in memfit(*arguments).out
+
+
+def test_kv_bits_of_a_batch_are_noted_as_mlx_lm_runs_them(memfit: Memfit) -> None:
+    sample = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
+    arguments = ("estimate", sample, "--batch", "4", "--kv-bits", "8", "--json")
+    assert "kv-batch" in [note["code"] for note in memfit(*arguments).json["notes"]]

@@ -26,7 +26,7 @@ def test_a_downloaded_model_can_be_tuned(hub: FakeHub, tmp_path: Path) -> None:
     shell = Shell(hub, tmp_path)
     shell.environment["MEMFIT_HOME"] = str(tmp_path / "home")
     refused = shell("tune", NAME, *ASK)
-    assert (refused.returncode, refused.stdout) == (2, "")
+    assert (refused.returncode, json.loads(refused.stdout)["exit_code"]) == (2, 2)
     assert refused.stderr.startswith(f"memfit: {NAME}: is not complete in Hugging Face's cache (")
     weights = (hub.repos[NAME].folder / "model.safetensors").stat().st_size
     assert refused.stderr.endswith(f"; --download fetches its {format_bytes(weights)}\n")
@@ -49,6 +49,6 @@ def test_a_model_that_does_not_fit_is_rejected_before_the_download(
 ) -> None:
     shell = Shell(hub, tmp_path)
     refused = shell("tune", NAME, *ASK, "--download", "--margin", "1000TB")
-    assert (refused.returncode, refused.stdout) == (5, "")
+    assert (refused.returncode, json.loads(refused.stdout)["exit_code"]) == (5, 5)
     assert "--force runs it anyway" in refused.stderr
     assert hub.sent() < (hub.repos[NAME].folder / "model.safetensors").stat().st_size // 2

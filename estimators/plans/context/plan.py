@@ -100,7 +100,7 @@ class _Plan(Struct, frozen=True):
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
             traffic=self._traffic(longest) if self.asked.traffic else None,
             assumptions=tuple(runtime_model.allocation_rules()),
-            notes=tuple(self._notes()),
+            notes=(*self._notes(), *self._left_out(ceilings)),
         )
 
     def _ceilings(self) -> Ceilings:
@@ -158,6 +158,13 @@ class _Plan(Struct, frozen=True):
                     continue
                 verdict, _ = judge(need, self.sized.device)
                 yield MatrixCell(tokens, requests, need.peak_bytes, verdict)
+
+    def _left_out(self, ceilings: Ceilings) -> Iterator[Note]:
+        asked = self.asked.contexts
+        for tokens in asked if asked != ContextQuestion().contexts else ():
+            if tokens > ceilings.effective:
+                text = f"{tokens} tokens are not in the table: {ceilings.effective} are the most"
+                yield Note("warning", "not-in-table", text)
 
     def _at_once(self, tokens: int) -> int:
         """The most requests of ``tokens`` each that fit at once; 0 where not even one does."""
