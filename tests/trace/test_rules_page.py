@@ -18,7 +18,6 @@ import pytest
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.data.changes import CHANGES
-from memfit.estimators.mlx.data.kernels import KERNELS
 from memfit.estimators.mlx.data.scheduling import SCHEDULING
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
 from memfit.estimators.runtimes.registry import get_runtime
@@ -44,27 +43,21 @@ CONFIGS: list[dict[str, Any]] = [
 NOT_HERE = "olmo"  # needs another package
 SMALL_BYTES = 100_000
 # Where the sources are that MLX does not ship.
-READ = "mlx 0.31.0, 0.32.1, 846d176"
-OLDER = "mlx 0.29.2 (85a8824), 0.31.0, 0.32.1, 846d176"
+READ = "mlx 0.31.0, 0.32.1"
+OLDER = "mlx 0.29.2, 0.31.0, 0.32.1"
 Row = tuple[str, object, str, str]
 INTRODUCTION = """\
-Facts about mlx-lm's loop and MLX's evaluation that figures depend on, from the tables that the code
-reads. Where the installed packages ship the source, `tests/trace/test_rules.py` and
-`tests/machine/test_runtime.py` compare it and fail when it differs."""
+Facts about mlx-lm and MLX that figures depend on. *Tested* rows are compared with the source in the
+installed package; the others were read in these versions and in commit 846d176 of MLX. The fused
+kernels of each version are in `estimators/mlx/data/kernels.py`, with their sources."""
 ON_CHANGES = """\
-`--mlx-version` and `--mlx-lm-version` choose the rules. A row holds from the first version on, and
-ends before the second."""
-ON_ATTENTION = """\
-The first row that is not newer than the MLX version holds; widths are of keys and values. The CPU
-has no fused kernel. Metal's file is mlx/backend/metal/scaled_dot_product_attention.cpp; releases
-without a public tag were read in the library of their package."""
+`--mlx-version` and `--mlx-lm-version` choose the rules. A row holds from *since* on, and ends
+before *until*."""
 
 
 def page() -> str:
     """Return the whole page."""
-    return "\n".join(
-        ["# Rules of the trace", "", *_rules(), "", *_changes(), *_kernels(), *_classes(), ""]
-    )
+    return "\n".join(["# Rules of the trace", "", *_rules(), "", *_changes(), *_classes(), ""])
 
 
 def _rules() -> Iterator[str]:
@@ -105,19 +98,20 @@ def _shipped() -> Iterator[Row]:
 def _unshipped() -> Iterator[Row]:
     yield "tasks or batches in flight", SCHEDULING["max_active_tasks"], "transforms.cpp", OLDER
     pages = "page of the buffer cache, bytes"
-    yield pages, _listed(memory.PAGE), "backend/*/allocator.cpp", "mlx 0.32.1, 846d176"
-    for gpu, limits in SCHEDULING["command_buffers"].items():
-        name = f"Metal, class {gpu}: a command buffer closes above"
-        yield name, _limits(limits), "backend/metal/device.cpp", OLDER
-    for capability, limits in SCHEDULING["cuda_graphs"].items():
-        name = f"CUDA, capability {capability}: a graph is launched above"
-        yield name, _limits(limits), "backend/cuda/device.cpp", READ
+    yield pages, _listed(memory.PAGE), "backend/*/allocator.cpp", "mlx 0.32.1"
+    metal = "Metal closes a command buffer above these kernels / Mi elements, by GPU class"
+    yield metal, _limits("command_buffers"), "backend/metal/device.cpp", OLDER
+    cuda = "CUDA launches a graph above these kernels / Mi elements, by compute capability"
+    yield cuda, _limits("cuda_graphs"), "backend/cuda/device.cpp", READ
     most = f"{fusion.MAX_DEPTH}, {fusion.MAX_ARRAYS}"
     yield "depth and arrays of a compiled function's kernel", most, "compile.cpp", OLDER
 
 
-def _limits(limits: Mapping[str, int]) -> str:
-    return f"{limits['max_ops']} kernels or {limits['max_mebi_elements']} Mi elements"
+def _limits(table: str) -> str:
+    return ", ".join(
+        f"{name}: {limits['max_ops']} / {limits['max_mebi_elements']}"
+        for name, limits in SCHEDULING[table].items()
+    )
 
 
 def _listed(values: Mapping[str, int]) -> str:
@@ -137,46 +131,13 @@ def _changes() -> Iterator[str]:
     yield ""
 
 
-def _kernels() -> Iterator[str]:
-    yield "## Fused attention"
-    yield ""
-    yield ON_ATTENTION
-    yield ""
-    yield "| backend | since mlx | kernels | source |"
-    yield "|---|---|---|---|"
-    for backend, rows in KERNELS.items():
-        for row in rows:
-            kernels = "; ".join(map(_kernel, row["rules"]))
-            yield f"| {backend} | {format_version(row['since'])} | {kernels} | {row['source']} |"
-    yield ""
-
-
-def _kernel(rule: Mapping[str, Any]) -> str:
-    least, most = rule["queries"]
-    queries = f"{least} queries or more" if most is None else f"{least} to {most} queries"
-    widths = ", ".join(f"{a}/{b}" if a != b else str(a) for a, b in rule.get("widths", ()))
-    others = (
-        f"{name.replace('_', ' ')} {', '.join(value) if isinstance(value, tuple) else value}"
-        for name, value in rule.items()
-        if name not in ("queries", "widths") and value is not None
-    )
-    return ", ".join(filter(None, (queries, widths and f"widths {widths}", *others)))
-
-
 def _classes() -> Iterator[str]:
     asked, _ = _costs()
-    version = get_runtime("mlx-lm").version
     yield "## Classes that make MLX compute"
     yield ""
-    yield f"Every class of mlx-lm {version} is built and recorded in a small shape"
-    yield f"({len(CONFIGS) - 1} configurations). None makes MLX hold {SMALL_BYTES:,} bytes: there"
-    yield "are the constants that classes make of Python's numbers. Those that ask for values get"
-    yield "zeros:"
-    yield ""
-    yield "| model type | asks for | costs |"
-    yield "|---|---|---|"
-    for name, questions in sorted(asked.items()):
-        yield f"| `{name}` | {', '.join(sorted(questions))} | nothing: it is not computed |"
+    yield f"Of {len(CONFIGS) - 1} configurations, for every class of mlx-lm, none makes MLX hold"
+    yield f"{SMALL_BYTES:,} bytes while it is recorded. Classes that ask for values get zeros:"
+    yield "; ".join(f"`{name}` ({', '.join(sorted(asks))})" for name, asks in sorted(asked.items()))
 
 
 @cache
