@@ -237,6 +237,17 @@ def require_possible(model: Model, types: CacheTypes, *, flash: bool) -> None:
         )
 
 
+def can_be_fused(mixer: Mixer) -> bool:
+    """Return whether its attention, if it has one, may run in one kernel."""
+    match mixer:
+        case Attention():
+            return mixer.fused
+        case LatentAttention() | GatedDelta() | Recurrent() | TracedMixer():
+            return True
+        case _:
+            assert_never(mixer)
+
+
 def _head_widths(mixer: Mixer) -> tuple[int, int]:
     match mixer:
         case Attention():

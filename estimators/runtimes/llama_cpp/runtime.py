@@ -8,7 +8,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.specs import Attention
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
@@ -22,6 +21,7 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     cache_lines,
     cache_types,
     caches,
+    can_be_fused,
     cell_widths,
     cells,
     recurrent_bytes,
@@ -86,8 +86,7 @@ class LlamaCpp(TokenCacheModel, frozen=True):
     def flash(self) -> bool:
         """Whether attention is fused; a GGUF file's architecture may rule it out."""
         mixers = self.subject.model.mixers() if self.is_gguf else ()
-        kept_out = any(isinstance(mixer, Attention) and not mixer.fused for mixer in mixers)
-        return self.settings.flash and not kept_out
+        return self.settings.flash and all(map(can_be_fused, mixers))
 
     @classmethod
     def token_costs(
