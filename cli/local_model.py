@@ -22,13 +22,13 @@ def local_model(
         InputError: for a single file of a model, or a model that is not downloaded yet.
         UnsupportedError: for a format that mlx-lm does not load.
     """
-    from memfit.estimators.checkpoint.opening import open_checkpoint
+    from memfit.estimators.checkpoint.opening import HUB, open_checkpoint
     from memfit.probes.tune import require_loadable
 
     checkpoint = open_checkpoint(reference, progress=progress)
     require_loadable(checkpoint)
     if checkpoint.source == "hub":
-        path = _snapshot(reference, checkpoint, before_download, progress)
+        path = _snapshot(reference.removeprefix(HUB), checkpoint, before_download, progress)
         # Read it again: from the disk now, not from the Hub's listing.
         return open_checkpoint(reference, progress=progress), path
     # A model in a local store has a reference that is not its directory.

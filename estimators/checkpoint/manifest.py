@@ -52,3 +52,5 @@ class Checkpoint(Struct, frozen=True):
     skipped_files: tuple[SkippedFile, ...] = ()
     warnings: tuple[str, ...] = ()
     revision: str | None = None
+    stale: str | None = None
+    """Why the files may not be the ones that the source has now."""

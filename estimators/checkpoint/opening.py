@@ -4,6 +4,8 @@ import os
 import re
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import list_names, printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
@@ -18,14 +20,21 @@ _ADDRESS = re.compile(
     r"https?://[^/]+/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)?.*", re.ASCII | re.DOTALL
 )
 _OLLAMA_BLOB = "sha256-"
+HUB = "hub:"
+"""Before a name on the Hub, which is not looked up in the directory then."""
 _WANTED = (
     "give a model's directory, a .safetensors or .gguf file, a config.json, a sample .yaml,"
-    " org/name, org/name:file.gguf, ollama:name:tag or modelscope:org/name"
+    " hub:org/name, hub:org/name:file.gguf, ollama:name:tag or modelscope:org/name"
 )
 
 
-def open_checkpoint(reference: str, *, progress: Progress = NULL_PROGRESS) -> Checkpoint:
+def open_checkpoint(
+    reference: str, *, progress: Progress = NULL_PROGRESS, guess_hub: bool = True
+) -> Checkpoint:
     """Return the checkpoint of ``reference``; an existing path comes first.
+
+    Without ``guess_hub`` only a name after ``hub:`` is looked up on the Hub: what looks like one
+    can also be a path that is missing.
 
     Raises:
         CheckpointError: when there is no such path or repository, or its files are missing or
@@ -35,6 +44,8 @@ def open_checkpoint(reference: str, *, progress: Progress = NULL_PROGRESS) -> Ch
             type.
         UnreachableError: when the Hub cannot be reached, or refuses.
     """
+    if reference.startswith(HUB):
+        return _open_hub(reference.removeprefix(HUB), progress)
     path = Path(os.path.expanduser(reference))
     if reference and _is_there(path):
         return _open_path(path)
@@ -43,18 +54,33 @@ def open_checkpoint(reference: str, *, progress: Progress = NULL_PROGRESS) -> Ch
 
     if (kept := open_store(reference)) is not None:
         return kept
-    if _HUB_FILE.fullmatch(reference) and not reference.startswith("."):
-        from memfit.estimators.checkpoint.hub.source import open_hub_file
-
-        return open_hub_file(reference, progress=progress)
     if address := _ADDRESS.fullmatch(reference):
         name = address[1] or "org/name"
         raise CheckpointError(f"{printable(reference)!r}: a URL, not a name; write {name}")
-    if _looks_like_path(reference) or not _HUB_NAME.fullmatch(reference):
+    is_file = _HUB_FILE.fullmatch(reference) and not reference.startswith(".")
+    if not is_file and (_looks_like_path(reference) or not _HUB_NAME.fullmatch(reference)):
         raise CheckpointError(f"{printable(reference)!r}: no such path; {_WANTED}")
-    from memfit.estimators.checkpoint.hub.source import open_hub
+    if not guess_hub:
+        raise CheckpointError(
+            f"{printable(reference)!r}: no such path; on the Hub it is hub: {reference} in a"
+            f" policy, and hub:{reference} on the command line"
+        )
+    found = _open_hub(reference, progress)
+    folder = reference.partition("/")[0]
+    if not os.path.isdir(folder):
+        return found
+    doubt = f"{folder} is a directory without {reference.partition('/')[2]}, so it is the Hub's"
+    return replace(found, warnings=(*found.warnings, f"{doubt}; hub:{reference} says so"))
 
-    return open_hub(reference, progress=progress)
+
+def _open_hub(name: str, progress: Progress) -> Checkpoint:
+    from memfit.estimators.checkpoint.hub.source import open_hub, open_hub_file
+
+    if _HUB_FILE.fullmatch(name):
+        return open_hub_file(name, progress=progress)
+    if not _HUB_NAME.fullmatch(name):
+        raise CheckpointError(f"{printable(HUB + name)!r}: write hub:org/name@revision")
+    return open_hub(name, progress=progress)
 
 
 def _open_path(path: Path) -> Checkpoint:

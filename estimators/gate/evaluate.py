@@ -67,7 +67,7 @@ def run_gate(
         PolicyError: when a target has no model.
     """
     _require_models(policy)
-    catalog = Catalog(policy.path.parent, progress)
+    catalog = Catalog(policy.path.parent, progress, guess_hub=False)
     kept = baseline.targets if baseline else {}
     outcome = _run(policy, catalog, None, lambda target, _: kept.get(target.name), allow_bounds)
     version = baseline.memfit_version if baseline else None
@@ -83,7 +83,7 @@ def run_update(
         PolicyError: when a target has no model.
     """
     _require_models(policy)
-    catalog = Catalog(policy.path.parent, progress)
+    catalog = Catalog(policy.path.parent, progress, guess_hub=False)
     return _run(policy, catalog, None, lambda _, now: now, allow_bounds)
 
 
@@ -91,7 +91,7 @@ def run_between(
     policy: Policy, old: str, new: str, *, allow_bounds: bool, progress: Progress = NULL_PROGRESS
 ) -> Outcome:
     """Return the outcome for ``new`` as the model of every target; the baseline is of ``old``."""
-    catalog = Catalog(progress=progress)
+    catalog = Catalog(progress=progress, guess_hub=False)
 
     def before(target: PolicyTarget, _: BaselineEntry) -> BaselineEntry:
         return TargetModel(catalog, target, old).entry()

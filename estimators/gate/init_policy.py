@@ -1,6 +1,7 @@
 """A first policy for a model, with comments, from the figures it has today."""
 
 import json
+import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -8,6 +9,8 @@ from string import Template
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.figures import figures_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.sizing.catalog import Catalog
@@ -39,12 +42,24 @@ def _block(catalog: Catalog, model: str, device: Device) -> str:
     workload = work.under(catalog.native_runtime(model))
     return _template("target").substitute(
         name=_name(model, device),
-        model=json.dumps(model, ensure_ascii=False),
+        reference=_reference(sized.checkpoint, model),
         device=device.name,
         prompt_tokens=prompt,
         max_tokens=MAX_TOKENS,
         context=_context_line(figures_of(sized, workload).context_tokens),
     )
+
+
+def _reference(checkpoint: Checkpoint, model: str) -> str:
+    """The line that names a model, which no other model can take the place of."""
+    key, name = "model", model
+    if checkpoint.source == "hub" or model.startswith(HUB):
+        place, colon, file = model.removeprefix(HUB).partition(":")
+        pinned = place if "@" in place else f"{place}@{checkpoint.revision}"
+        key, name = "hub", f"{pinned}{colon}{file}"
+    elif os.path.lexists(os.path.expanduser(model)):
+        key, name = "path", model if model[0] in "./~" else f"./{model}"
+    return f"{key}: {json.dumps(name, ensure_ascii=False)}"
 
 
 def _context_line(tokens: int | None) -> str:
@@ -55,7 +70,7 @@ def _context_line(tokens: int | None) -> str:
 
 def _name(model: str, device: Device) -> str:
     """A target's name, from the last part of the model's."""
-    path = Path(model)
+    path = Path(model.removeprefix(HUB))
     last = path.stem if path.suffix in (".yaml", ".yml", ".safetensors") else path.name
     last = path.parent.name if last == "config.json" else last
     plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", last).strip("-.")[:50]

@@ -18,6 +18,7 @@ from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.reading.values import one_of
 from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.limit_value import LimitValue, parse_experts, parse_limit_value
 from memfit.estimators.gate.policy_file import (
     NAME,
@@ -40,6 +41,7 @@ from memfit.estimators.sizing.workload import PartialWorkload
 MAX_POLICY_BYTES = 1_000_000
 
 MACHINE_KEYS = ("device", "memory", "working_set")
+ALLOWED_KEYS = ("allow_stale", "allow_beyond_context")
 VERSION_KEYS = ("mlx_version", "mlx_lm_version")
 BASES = get_args(RequiredBasis)
 OS_REGIMES = tuple(regime.value for regime in OsRegime)
@@ -70,7 +72,7 @@ class PolicyTarget(Struct, frozen=True, kw_only=True):
     name: str
     line: int
     model: str | None
-    """None where the command line names the models."""
+    """A reference that is not guessed; None where the command line names the models."""
     quantize: int | None
     """Bits that mlx_lm.convert would give the model; None for the model as it is."""
     device: Device
@@ -79,6 +81,8 @@ class PolicyTarget(Struct, frozen=True, kw_only=True):
     workload: PartialWorkload
     limits: tuple[PolicyLimit, ...]
     basis: BasisLimit | None = None
+    allow_stale: bool = False
+    allow_beyond_context: bool = False
     mlx_version: Version | None = None
     """None for the newest that is described."""
     mlx_lm_version: Version | None = None
@@ -132,7 +136,8 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
     device = _device(section)
     workload = _workload(section)
     limits, basis = _limits(section, device)
-    model = section.take("model", _text)
+    model = _model(section)
+    stale, beyond = (section.take(key, _flag) or False for key in ALLOWED_KEYS)
     quantize = section.take("quantize", _bits)
     mlx, mlx_lm = (section.take(key, _version) for key in VERSION_KEYS)
     if device is None or workload is None:
@@ -147,9 +152,19 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
         workload=workload,
         limits=limits,
         basis=basis,
+        allow_stale=stale,
+        allow_beyond_context=beyond,
         mlx_version=mlx,
         mlx_lm_version=mlx_lm,
     )
+
+
+def _model(section: Section) -> str | None:
+    makers = {"model": _text, "hub": lambda value: f"{HUB}{_text(value)}", "path": _path}
+    given = [key for key in makers if key in section]
+    if len(given) > 1:
+        section.add_error(f"give one of {', '.join(makers)}", given[1])
+    return section.take(given[0], makers[given[0]]) if given else None
 
 
 def _device(section: Section) -> Device | None:
@@ -225,6 +240,17 @@ def _limit(section: Section, key: str, name: str) -> PolicyLimit | None:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise InputError(f"expected a text, got {short(value)}")
+    return value
+
+
+def _path(value: Any) -> str:
+    path = _text(value)
+    return path if path.startswith(("/", "./", "../", "~")) else f"./{path}"
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"expected true or false, got {short(value)}")
     return value
 
 

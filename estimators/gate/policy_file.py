@@ -70,6 +70,10 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     """A model on a machine at a workload, and its limits."""
 
     model: str | UnsetType = UNSET
+    hub: str | UnsetType = UNSET
+    """A model on the Hub, org/name@revision."""
+    path: str | UnsetType = UNSET
+    """A local model."""
     quantize: KvBits | UnsetType = UNSET
     device: str | UnsetType = UNSET
     memory: Size | UnsetType = UNSET
@@ -81,6 +85,10 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     """The version of MLX whose rules apply; by default the newest that is described."""
     mlx_lm_version: str | UnsetType = UNSET
     """The version of mlx-lm whose rules apply; by default the newest that is described."""
+    allow_stale: bool | UnsetType = UNSET
+    """Accept a cached answer when the Hub was not asked, or did not answer."""
+    allow_beyond_context: bool | UnsetType = UNSET
+    """Accept a workload that is longer than the model's context."""
     workload: Annotated[WorkloadKeys, _exactly_one("context", "prompt_tokens")]
     limits: Annotated[LimitKeys, Meta(extra_json_schema={"minProperties": 1})]
 

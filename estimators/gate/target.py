@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.baseline import (
     NAME,
     Asked,
@@ -61,7 +62,14 @@ class TargetModel(Struct, frozen=True):
         )
 
     def entry(self) -> BaselineEntry:
-        """Return the figures that a baseline keeps."""
+        """Return the figures that a baseline keeps.
+
+        Raises:
+            UnreachableError: when the checkpoint may not be the present one, and must be.
+        """
+        stale = self.catalog.checkpoint(self.model).stale
+        if stale and not self.target.allow_stale:
+            raise UnreachableError(f"{stale}; allow_stale: true in the target accepts it")
         target, workload = self.target, self.workload
         sized = self.sized(target.quantize)
         return BaselineEntry(
@@ -109,6 +117,8 @@ class Evaluation(Struct, frozen=True):
             check if check.passed else self._with_remedies(check)
             for check in judge_limits(target.limits, target.basis, figures, self._totals)
         )
+        if self._beyond_context and not target.allow_beyond_context:
+            checks += (self._context_check(),)
         status: TargetStatus = "passed" if all(check.passed for check in checks) else "broken"
         bound = None if allow_bounds else self._bound()
         return TargetReport(
@@ -130,6 +140,28 @@ class Evaluation(Struct, frozen=True):
     def _totals(self) -> Totals:
         before = self.before.figures if self.before else None
         return Totals(self.target.device.working_set_bytes, before)
+
+    @property
+    def _beyond_context(self) -> int:
+        """The tokens of the workload beyond the model's own limit."""
+        most = self.sized.model.max_context
+        return max(0, self.subject.workload.total_tokens - most) if most else 0
+
+    def _context_check(self) -> LimitCheck:
+        tokens = self.subject.workload.total_tokens
+        most = tokens - self._beyond_context
+        return LimitCheck(
+            limit="model_context",
+            line=self.target.line,
+            passed=False,
+            unit="tokens",
+            sense="at most",
+            figure=tokens,
+            allowed=most,
+            written=str(most),
+            whole="the model's context",
+            missed_by=self._beyond_context,
+        )
 
     def _require_baseline(self) -> None:
         if not self.target.needs_baseline:
@@ -167,6 +199,13 @@ class Evaluation(Struct, frozen=True):
             if parts:
                 text = f"{self.now.model} was replaced behind its name: {', '.join(parts)}"
                 yield Note("warning", "checkpoint-changed", text)
+        revision = self.sized.checkpoint.revision
+        if self.subject.model.startswith(HUB) and f"@{revision}" not in self.subject.model:
+            text = f"{self.now.model}: not pinned to a commit; it is {revision} now"
+            yield Note("warning", "not-pinned", text)
+        if self._beyond_context:
+            text = f"the workload is {self._beyond_context} tokens longer than the model's context"
+            yield Note("warning", "beyond-context", text)
         if different := self._differences():
             yield Note("warning", "other-question", f"the baseline is of {different}")
         for note in self.sized.footprint.notes:

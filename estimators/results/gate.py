@@ -15,6 +15,7 @@ LimitKey = Annotated[
     str,
     one_of(
         *"peak load_peak wired_limit context expert_capacity basis".split(),
+        "model_context",
         *("growth.weights", "growth.kv_per_token", "growth.peak"),
     ),
 ]

@@ -11,7 +11,7 @@ from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.checkpoint.opening import HUB, open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.runtimes.registry import native_runtime, with_versions
@@ -43,12 +43,15 @@ class Catalog:
         directory: Path | None = None,
         progress: Progress = NULL_PROGRESS,
         versioned: Callable[[Runtime], Runtime] | None = None,
+        *,
+        guess_hub: bool = True,
     ) -> None:
         """Start empty; a relative reference is first looked up in ``directory``.
 
+        Without ``guess_hub`` only references that begin with ``hub:`` are names on the Hub.
         ``versioned`` sets the versions of a runtime that is not named.
         """
-        self._directory = directory
+        self._directory, self._guess_hub = directory, guess_hub
         self._versioned = versioned
         self._progress = progress
         self._kept: dict[Hashable, Any] = {}
@@ -142,8 +145,8 @@ class Catalog:
 
     def _open(self, reference: str) -> Checkpoint:
         local = os.path.join(self._directory, reference) if self._directory else reference
-        found = local if os.path.lexists(local) else reference
-        return open_checkpoint(found, progress=self._progress)
+        found = local if os.path.lexists(local) and not reference.startswith(HUB) else reference
+        return open_checkpoint(found, progress=self._progress, guess_hub=self._guess_hub)
 
     def _once(self, key: Hashable, make: Callable[[], Found]) -> Found:
         if key not in self._kept:

@@ -34,7 +34,8 @@ def target(limits: Mapping[str, Any], **keys: Any) -> dict[str, Any]:
     """Return one target of a policy, by default on a Mac with 24 GB."""
     machine = {"memory", "working_set", "device"} & keys.keys()
     place = {} if machine else {"device": "m4-pro-24"}
-    return {"model": "model", **place, "workload": dict(WORKLOAD), "limits": limits, **keys}
+    model = {} if {"hub", "path"} & keys.keys() else {"model": "model"}
+    return {**model, **place, "workload": dict(WORKLOAD), "limits": limits, **keys}
 
 
 def write_policy(directory: Path, **targets: Mapping[str, Any]) -> Path:

@@ -211,3 +211,32 @@ def test_twenty_targets_on_five_models_read_each_checkpoint_once(
     run = memfit("gate", "--format", "json")
     assert len(run.json["targets"]) == 20
     assert sorted(opened) == sorted(models)
+
+
+def test_a_workload_beyond_the_models_context_does_not_pass(memfit: Memfit, folder: Path) -> None:
+    most = int(str(QWEN3_4B["max_position_embeddings"]))
+    work = {"prompt_tokens": most, "max_tokens": 1}
+    one = target({"peak": "100TB"}, workload=work)
+    write_policy(folder, chat=one)
+    run = memfit("gate", "--format", "json")
+    (check,) = [c for c in run.json["targets"][0]["checks"] if not c["passed"]]
+    assert (run.code, check["limit"], check["missed_by"]) == (1, "model_context", 1)
+    assert "allow_beyond_context" in memfit("gate").out
+    write_policy(folder, chat={**one, "allow_beyond_context": True})
+    run = memfit("gate", "--format", "json")
+    assert run.code == 0
+    assert "beyond-context" in [note["code"] for note in run.json["targets"][0]["notes"]]
+    write_policy(folder, chat={**one, "workload": {**work, "prompt_tokens": most - 1}})
+    assert memfit("gate").code == 0
+
+
+@pytest.mark.parametrize("keys", [{"hub": "a/b", "path": "model"}, {"model": "a", "path": "model"}])
+def test_a_target_has_one_model(memfit: Memfit, folder: Path, keys: dict[str, str]) -> None:
+    write_policy(folder, chat={**target({"peak": "90%"}, path="model"), **keys})
+    assert_one_line(memfit("gate"), 2, "give one of model, hub, path")
+
+
+def test_a_first_policy_names_its_model_by_path(memfit: Memfit, folder: Path) -> None:
+    (folder / "memfit.yaml").unlink(missing_ok=True)
+    assert memfit("gate", "init", "model", "--device", "m4-pro-24").code == 0
+    assert 'path: "./model"' in (folder / "memfit.yaml").read_text()

@@ -256,7 +256,7 @@ def test_a_name_that_is_too_long_does_not_hide_the_other_targets(
     memfit: Memfit, folder: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    write_policy(folder, good=target({"peak": "90%"}), long=target({"peak": "90%"}, model=model))
+    write_policy(folder, good=target({"peak": "90%"}), long=target({"peak": "90%"}, hub=model))
     run = memfit("gate", "--format", "json")
     assert next(each["status"] for each in run.json["targets"]) == "passed"
     assert run.code in (2, 4)

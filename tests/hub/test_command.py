@@ -24,6 +24,7 @@ class Shell:
     """Runs memfit with a Hub and the test's own directories."""
 
     def __init__(self, hub: FakeHub, home: Path) -> None:
+        self.directory = ROOT
         self.environment = {
             **os.environ,
             "HF_ENDPOINT": hub.endpoint,
@@ -39,7 +40,7 @@ class Shell:
             capture_output=True,
             text=True,
             timeout=60,
-            cwd=ROOT,
+            cwd=self.directory,
         )
 
 

@@ -19,6 +19,7 @@ _LIMITS = {
     "context": "context",
     "expert_capacity": "expert capacity",
     "basis": "basis of the weights",
+    "model_context": "workload",
     "growth.weights": "growth of the weights",
     "growth.kv_per_token": "growth of KV per token",
     "growth.peak": "growth of the peak",
@@ -122,6 +123,8 @@ def remedy(check: LimitCheck) -> str:
     """The changes that would make a broken limit pass, in one line."""
     if check.limit == "basis":
         return "give a checkpoint whose shard headers can be read"
+    if check.limit == "model_context":
+        return "the model has no longer context; allow_beyond_context: true in the target allows it"
     if check.limit == "expert_capacity" and check.figure is None:
         return "the model has no routed experts, or only a bound is known: remove the limit"
     text = "passes with " + ", or ".join(_remedy(each) for each in check.mends)

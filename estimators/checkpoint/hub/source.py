@@ -57,7 +57,7 @@ def open_hub_file(
     snapshot = _find_snapshot(hub.snapshots, name, revision, file)
     if snapshot:
         found = read_gguf_file(snapshot.directory / file, id=printable(reference))
-        return replace(found, revision=snapshot.commit)
+        return _at(found, snapshot.commit, revision, _not_asked(reference, snapshot))
     # Messages name a file as repository/file, as its URL does.
     repository = Repository(
         hub,
@@ -70,7 +70,7 @@ def open_hub_file(
     )
     checkpoint = read_hub_gguf(repository, file, id=printable(reference))
     cache.trim()
-    return replace(checkpoint, warnings=tuple(filter(None, (repository.stale,))))
+    return _at(checkpoint, repository.listing.commit, revision, repository.stale)
 
 
 def open_hub(
@@ -103,10 +103,25 @@ def open_hub(
     _reject_without_config(repository)
     checkpoint = read_checkpoint_files(repository, "hub")
     cache.trim()
+    return _at(checkpoint, repository.listing.commit, revision, repository.stale)
+
+
+def _at(checkpoint: Checkpoint, commit: str, revision: str, doubt: str) -> Checkpoint:
+    """A checkpoint at a commit; ``doubt`` is why the revision may be at another one by now."""
+    # A commit never changes, so that no warning is needed.
+    doubts = (doubt,) if doubt and revision != commit else ()
     return replace(
         checkpoint,
-        revision=repository.listing.commit,
-        warnings=(*checkpoint.warnings, *filter(None, (repository.stale,))),
+        revision=commit,
+        stale=doubt if doubts else None,
+        warnings=(*checkpoint.warnings, *doubts),
+    )
+
+
+def _not_asked(reference: str, snapshot: _Snapshot) -> str:
+    return (
+        f"{printable(reference)}: read from Hugging Face's cache, commit {snapshot.commit[:12]};"
+        " the Hub was not asked"
     )
 
 
@@ -143,17 +158,9 @@ def _read_snapshot(snapshot: _Snapshot, reference: str, *, offline: bool) -> Che
         return None
     if checkpoint.tensors is None and not offline:
         return None
-    commit = snapshot.commit
-    since = f"read from Hugging Face's cache, commit {commit[:12]}; the Hub was not asked"
-    # A commit never changes, so that no warning is needed.
-    pinned = reference.endswith(f"@{commit}")
-    return replace(
-        checkpoint,
-        id=printable(reference),
-        source="hub",
-        revision=commit,
-        warnings=(*checkpoint.warnings, *(() if pinned else (f"{printable(reference)}: {since}",))),
-    )
+    found = replace(checkpoint, id=printable(reference), source="hub")
+    revision = reference.partition("@")[2]
+    return _at(found, snapshot.commit, revision, _not_asked(reference, snapshot))
 
 
 def _reject_without_config(repository: Repository) -> None:
