@@ -12,7 +12,7 @@ import typer
 from memfit.cli.exits import CommandStopped, Exit, exit_of
 from memfit.cli.lazy_group import LazyGroup
 from memfit.cli.render.escape import say
-from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.errors import InputError, MemfitError
 from memfit.estimators.base.version import __version__
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -132,11 +132,9 @@ def _report(code: Exit, message: str, *, slug: str) -> None:
     arguments = sys.argv[1:]
     if "--json" not in arguments and "--format json" not in " ".join(arguments).replace("=", " "):
         return
-    import json
-
-    from msgspec import to_builtins
-
+    from memfit.cli.render.output import emit
+    from memfit.cli.render.writers.json import to_json
     from memfit.estimators.results.error import error_report
 
-    with suppress(OSError):  # its disk is full
-        print(json.dumps(to_builtins(error_report(slug, message, code)), indent=2))
+    with suppress(InputError):  # its disk is full
+        emit(to_json(error_report(slug, message, code)), None)

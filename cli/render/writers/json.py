@@ -18,6 +18,11 @@ class HasResult(Protocol):
 
 def write(view: HasResult, *, to_file: bool) -> str:
     """Return the view's result as JSON text that ends with a line feed."""
+    return to_json(view.result)
+
+
+def to_json(result: Result) -> str:
+    """Return a result as JSON text that ends with a line feed."""
     # "##[" is a command to GitHub's runner, which reads what a job prints.
-    text = json.dumps(to_builtins(view.result), indent=2, ensure_ascii=False)
+    text = json.dumps(to_builtins(result), indent=2, ensure_ascii=False)
     return text.replace("##[", "##\\u005b") + "\n"
