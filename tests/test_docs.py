@@ -36,7 +36,6 @@ _LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 _NAME = re.compile(r"\bmemfit\.(?:cli|estimators|probes)(?:\.\w+)*")
 _MODULE = re.compile(r"python -m ((?:tests|benchmarks)[.\w]*)")
 _BLOCK = re.compile(r"^```console\n\$ (memfit [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_QUOTED = re.compile(r"^<!-- \$ (memfit [^\n]*) -->\n(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 SHOWN_WITHOUT_OUTPUT = [
@@ -48,12 +47,9 @@ SHOWN_WITHOUT_OUTPUT = [
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Yield each command of a page with the output it shows; Markdown is shown as a quotation."""
-    text = page.read_text(encoding="utf-8")
-    for match in _BLOCK.finditer(text):
+    """Yield each command of a page with the output it shows."""
+    for match in _BLOCK.finditer(page.read_text(encoding="utf-8")):
         yield match[1], match[2]
-    for match in _QUOTED.finditer(text):
-        yield match[1], re.sub("^> ?", "", match[2], flags=re.MULTILINE)
 
 
 def output_of(command: str) -> str:
@@ -214,13 +210,8 @@ def rewrite(page: Path) -> None:
     """Write the current outputs into a page."""
     text = page.read_text(encoding="utf-8")
     fresh = _BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", text)
-    fresh = _QUOTED.sub(lambda m: f"<!-- $ {m[1]} -->\n{_quoted(m[1])}<!-- end -->", fresh)
     if fresh != text:
         page.write_text(fresh, encoding="utf-8")
-
-
-def _quoted(command: str) -> str:
-    return "".join(f"> {line}".rstrip() + "\n" for line in output_of(command).splitlines())
 
 
 if __name__ == "__main__":
