@@ -45,7 +45,7 @@ def sweep(
 
     The first workload is the one that the user asked for, and must run. Measurements listed in
     ``checkpoint`` are not repeated. A process that dies fails only its own point. The checkpoint
-    is removed when no point failed; otherwise the same sweep measures the failed ones again.
+    is complete when no point failed; otherwise the same sweep measures the failed ones again.
 
     Raises:
         CheckpointError: when the weights do not match the config.
@@ -75,7 +75,7 @@ def sweep(
     finally:
         progress.end()
     if all(point.status != "failed" for point in points.values()):
-        checkpoint.finish()
+        checkpoint.is_complete = True
     for work in workloads:
         if measurement := known.get(work):
             points[work] = session.from_measurement(measurement)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, field, to_builtins
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import read_whole
@@ -34,6 +34,7 @@ class SweepCheckpoint:
     def __init__(self, path: Path, store: Store) -> None:
         """Take the file, which need not exist, and the store with the measurements."""
         self._path, self._store = path, store
+        self.is_complete = False  # set when no point is left
         self._ids = self._read()
 
     def measured(self) -> dict[str, Measurement]:
@@ -74,6 +75,13 @@ class Sweeps(Struct, frozen=True):
 
     directory: Path
     store: Store
+    _opened: list[SweepCheckpoint] = field(default_factory=list)
+
+    def finish(self) -> None:
+        """Remove the files of complete sweeps: to be called when their report is written."""
+        for checkpoint in self._opened:
+            if checkpoint.is_complete:
+                checkpoint.finish()
 
     def checkpoint(self, ids: Iterable[str], prompt: str | None) -> SweepCheckpoint:
         """Return the checkpoint of the sweep with these points.
@@ -81,9 +89,9 @@ class Sweeps(Struct, frozen=True):
         An id is a hash of checkpoint, device, versions and workload.
         """
         key = json.dumps([sorted(ids), prompt]).encode()
-        return SweepCheckpoint(
-            self.directory / f"{hashlib.sha256(key).hexdigest()[:16]}.json", self.store
-        )
+        name = f"{hashlib.sha256(key).hexdigest()[:16]}.json"
+        self._opened.append(SweepCheckpoint(self.directory / name, self.store))
+        return self._opened[-1]
 
 
 def user_sweeps() -> Sweeps:

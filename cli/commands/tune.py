@@ -135,6 +135,7 @@ def tune(
     from memfit.probes.tune import tune as answer
 
     asked = _asked(prompt, run, runtime, output)
+    sweeps = user_sweeps()
     check = partial(_check_before_download, asked) if run.download else None
     with reporting(verbose=output.verbose) as progress, _naming_force(), _interruptible():
         checkpoint, path = local_model(model, before_download=check, progress=progress)
@@ -148,10 +149,11 @@ def tune(
                 timeout_seconds=float(run.timeout),
                 image=prompt.image,
             ),
-            sweeps=user_sweeps(),
+            sweeps=sweeps,
             progress=progress,
         )
     _deliver(result, output)
+    sweeps.finish()
     _leave(result, nothing_fits=output.flags and not result.flags)
 
 

@@ -60,6 +60,18 @@ def test_every_combination_is_measured_or_skipped_if_it_cannot_fit(
     assert not list((home / "sweeps").iterdir())
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_a_sweep_is_kept_until_its_report_is_written(
+    memfit: Memfit, model: Path, home: Path
+) -> None:
+    sweep = ("--sweep", "prefill-step=16,32", "--json")
+    assert memfit("tune", model, *SHORT, *sweep, "-o", "/dev/full").code == 2
+    assert len(list((home / "sweeps").iterdir())) == 1
+    run = memfit("tune", model, *SHORT, *sweep)
+    assert "resumed" in [note["code"] for note in run.json["notes"]]
+    assert not list((home / "sweeps").iterdir())
+
+
 def test_swept_bits_apply_to_the_cache_from_its_first_token(memfit: Memfit, model: Path) -> None:
     run = memfit("tune", model, *SHORT, "--sweep", "kv-bits=none,8,4", "--json")
     held = {
