@@ -131,7 +131,7 @@ def test_a_terminated_sweep_reports_it_and_leaves_no_process(model: Path, home: 
         run.terminate()
         out, err = run.communicate(timeout=PATIENCE_SECONDS)
         assert not is_alive(child)
-    assert (run.returncode, out) == (143, "")
+    assert (run.returncode, json.loads(out)["exit_code"]) == (143, 143)
     assert "of 6 points are measured and saved" in err
     assert len(list((home / "sweeps").iterdir())) == 1
 
