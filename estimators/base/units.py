@@ -59,6 +59,8 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     unit = match[2].upper() if match else None
     factor = None if unit is None else _DECIMAL.get(unit, _BINARY.get(unit))
+    if match and match[2][:1].isupper() and match[2].endswith("b"):
+        raise InputError(f"{text!r} is in bits; write bytes with a capital B")
     if match is None or factor is None:
         raise InputError(f"{text!r} is not a size; write it as 64GB (10^9), 64GiB (2^30) or bytes")
     return int(Decimal(match[1]) * factor)

@@ -1,0 +1,16 @@
+"""Sizes that could mean something else are rejected."""
+
+import pytest
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.units import parse_size
+
+
+@pytest.mark.parametrize("text", ["10Gb", "10 Gb", "10Gib", "1.5Mb"])
+def test_a_size_in_bits_is_rejected(text: str) -> None:
+    with pytest.raises(InputError, match="in bits; write bytes with a capital B"):
+        parse_size(text)
+
+
+def test_the_case_of_other_units_does_not_matter() -> None:
+    assert parse_size("10GB") == parse_size("10gb") == 10**10
