@@ -26,6 +26,7 @@ class Commands(LazyGroup):
         "estimate": "Estimate how much memory a model needs, and whether it fits.",
         "tune": "Run a model, and compare its memory with the estimate.",
         "compare": "Compare models side by side, and show what fits where.",
+        "fits": "List the models that fit a machine.",
         "gate": "Check models against the limits of a policy file.",
         "plan": "Plan memory for requests, contexts and limits.",
         "devices": "List Macs and GPUs with the memory that a model can use.",

@@ -65,6 +65,7 @@ def run(command: str, *, columns: int = 100, folder: Path = ROOT) -> tuple[str, 
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     # On GitHub, these reports must not go into the job's own summary.
     environment = {"COLUMNS": str(columns), "GITHUB_STEP_SUMMARY": "", "GITHUB_WORKSPACE": ""}
+    environment["HOME"] = str(ROOT / "nowhere")  # no user's models
     here = Path.cwd()
     os.chdir(folder)
     try:
@@ -215,5 +216,7 @@ def rewrite(page: Path) -> None:
 
 
 if __name__ == "__main__":
+    import tests.conftest  # noqa: F401 - no user's models
+
     for each in PAGES:
         rewrite(each)

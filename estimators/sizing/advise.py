@@ -27,12 +27,8 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
     By trace, which takes long, settings are searched for the request alone; grid and other
     machines are by formula.
     """
-    if sized.runtime_model.method == "trace":
-        formula = sized.formula_view()
-        search = JointSearch(sized, workload, formula=formula)
-        looked_at = JointSearch(formula, workload)
-    else:
-        search = looked_at = JointSearch(sized, workload, sized.weight_bits())
+    search = search_of(sized, workload)
+    looked_at = JointSearch(search.formula, workload) if search.formula else search
     ladder = _Ladder(looked_at)
     answer = find_answer(search, ladder.get)
     return Advised(
@@ -40,6 +36,13 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
         actions(search, answer),
         _grid(looked_at, ladder),
     )
+
+
+def search_of(sized: SizedModel, workload: Workload) -> JointSearch:
+    """Return the search for settings of a workload; by trace the weights stay as they are."""
+    if sized.runtime_model.method == "trace":
+        return JointSearch(sized, workload, formula=sized.formula_view())
+    return JointSearch(sized, workload, sized.weight_bits())
 
 
 class _Ladder(Struct):

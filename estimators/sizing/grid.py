@@ -10,7 +10,6 @@ from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import MAC_SIZES
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
-from memfit.estimators.sizing.sized_model import SizedModel
 
 PROMPTS = (4096, 16384, 65536, 131072)
 """Tokens of the columns, next to the prompt of the request and the model's own limit."""
@@ -83,7 +82,7 @@ def _rows(
 def _labelled(search: JointSearch) -> Iterator[tuple[str, Settings]]:
     """The settings of each row: bits of the weights where they can be converted, else of KV."""
     asked = search.asked
-    yield _label(search.sized, asked, has_other_weights=bool(search.weight_bits)), asked
+    yield weights_label(search), asked
     if search.weight_bits:
         for bits in search.weight_bits:
             yield f"{bits} bits", Settings(asked.prefill_step, asked.kv_bits, bits)
@@ -92,14 +91,15 @@ def _labelled(search: JointSearch) -> Iterator[tuple[str, Settings]]:
         yield f"KV {kv_bits} bits", Settings(asked.prefill_step, kv_bits)
 
 
-def _label(sized: SizedModel, asked: Settings, *, has_other_weights: bool) -> str:
-    plan = sized.footprint.plan
+def weights_label(search: JointSearch) -> str:
+    """Return what the weights are where nothing is changed, or the bits of KV."""
+    plan = search.sized.footprint.plan
     if plan and plan.converting:
         format_ = plan.default
         return f"{format_.bits} bits" if format_.mode == "affine" else format_.mode
-    if has_other_weights:
-        return f"{dtypes.BITS[sized.model.dtype]} bits"
-    return f"KV {asked.kv_bits} bits" if asked.kv_bits else "as it is"
+    if search.weight_bits:
+        return f"{dtypes.BITS[search.sized.model.dtype]} bits"
+    return f"KV {search.asked.kv_bits} bits" if search.asked.kv_bits else "as it is"
 
 
 def _needs_no_change(row: GridRow, search: JointSearch) -> bool:

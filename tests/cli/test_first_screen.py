@@ -45,6 +45,8 @@ COMMANDS = (
     "plan offload sample_configs/qwen3-4b-4bit.yaml --memory 32GB",
     "plan request --used 5000 --requested 5000 --capacity 8k",
     "plan wired sample_configs/plans/wired-server.yaml --plot",
+    "fits --device m4-max-64 --context 32k",
+    "fits --memory 8GB",
     "devices",
     "runtimes",
 )

@@ -167,6 +167,11 @@ def step_marks(grid: Grid, step: int) -> dict[int, str]:
     """A mark for each prefill step that is not the request's, the largest first."""
     steps = {cell.prefill_step for row in grid.rows for cell in row.cells}
     steps |= {row.context_step for row in grid.rows if row.context_tokens}
+    return marks_of(steps, step)
+
+
+def marks_of(steps: set[int], step: int) -> dict[int, str]:
+    """A mark for each prefill step other than the usual one, the largest first."""
     return dict(zip(sorted(steps - {step}, reverse=True), _MARKS, strict=False))
 
 

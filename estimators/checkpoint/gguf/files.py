@@ -152,7 +152,7 @@ def with_projector(checkpoint: Checkpoint, path: Path) -> Checkpoint:
 
 def has_models(names: Sequence[str]) -> bool:
     """Tell whether there are GGUF models among a directory's names."""
-    return bool(_models(names))
+    return bool(gguf_models(names))
 
 
 def read_gguf_directory(directory: Path, names: Sequence[str]) -> Checkpoint:
@@ -162,7 +162,7 @@ def read_gguf_directory(directory: Path, names: Sequence[str]) -> Checkpoint:
         CheckpointError: when the directory holds more than one model, or as `read_gguf_file`.
         UnsupportedError: as `gguf_checkpoint`.
     """
-    models = _models(names)
+    models = gguf_models(names)
     if len(models) > 1:
         raise CheckpointError(
             f"{printable(directory)}: holds {len(models)} GGUF models, {list_some(models)};"
@@ -182,8 +182,8 @@ def read_gguf_directory(directory: Path, names: Sequence[str]) -> Checkpoint:
     )
 
 
-def _models(names: Sequence[str]) -> list[str]:
-    """The files that represent a model: the first existing file of each series."""
+def gguf_models(names: Sequence[str]) -> list[str]:
+    """Return the files that represent a model: the first existing file of each series."""
     found: dict[tuple[str, str], str] = {}
     for name in sorted(names):
         if _is_gguf(name) and _PROJECTOR not in name.lower():

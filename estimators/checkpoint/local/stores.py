@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,18 @@ def ollama_directory() -> Path:
     """Return where Ollama keeps models: OLLAMA_MODELS, else ~/.ollama/models (envconfig)."""
     configured = os.environ.get("OLLAMA_MODELS")
     return Path(configured) if configured else Path(os.path.expanduser("~/.ollama/models"))
+
+
+def ollama_models() -> Iterator[str]:
+    """Yield a reference to every model of Ollama's store, by its shortest name."""
+    manifests = ollama_directory() / "manifests"
+    for path in sorted(manifests.glob("*/*/*/*")):
+        if path.name.startswith(".") or not os.path.isfile(path):
+            continue
+        host, namespace, model, tag = path.relative_to(manifests).parts
+        names = (host, namespace, model) if host != _HOST else (namespace, model)
+        shortest = (model,) if (host, namespace) == (_HOST, _NAMESPACE) else names
+        yield f"ollama:{'/'.join(shortest)}:{tag}"
 
 
 def _open_ollama(name: str, reference: str) -> Checkpoint:

@@ -1,0 +1,52 @@
+"""``memfit fits``: which models fit a machine."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from memfit.cli.exits import Exit
+from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.machine import MachineOptions
+from memfit.cli.options.output import TabularOutput
+from memfit.cli.options.runtime import VersionOptions
+from memfit.cli.options.workload import WorkloadOptions
+from memfit.estimators.base.errors import InputError
+
+
+class LookedThrough(OptionGroup, frozen=True, kw_only=True):
+    """Where models are looked for."""
+
+    folders: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DIRECTORY...]", help="Folders with models.", show_default=False),
+    ] = None
+
+
+@grouped
+def fits(
+    looked_through: LookedThrough,
+    workload: Annotated[WorkloadOptions, Only("context", "prompt_tokens", "max_tokens")],
+    machine: MachineOptions,
+    versions: VersionOptions,
+    output: Annotated[TabularOutput, Only("format_", "json_", "file", "units")],
+) -> None:
+    """List the models that fit a machine.
+
+    Each has the most weight bits that fit. These are the built-in samples, and all models in the
+    directories, in Hugging Face's cache and in the stores of LM Studio and Ollama.
+    """
+    from memfit.cli.render.views.fits import FitsView
+    from memfit.estimators.checkpoint.local.kept_models import kept_models
+    from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
+    from memfit.estimators.sizing.catalog import Catalog
+    from memfit.estimators.sizing.fits import fits as answer
+
+    asked, device = workload.partial(), machine.chosen()
+    if device is None:
+        raise InputError("name a machine: --memory 32GB, or --device m4-max-64")
+    versions.versioned(get_runtime(DEFAULT_RUNTIME, {}))  # rejects what is no version at once
+    catalog = Catalog(versioned=partial(versions.versioned, strict=False))
+    result = answer(catalog, kept_models(looked_through.folders or []), device, asked, output.units)
+    output.write(FitsView(result, output.units))
+    raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

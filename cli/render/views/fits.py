@@ -1,0 +1,160 @@
+"""The models that fit a machine as a document, and as rows."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, Text, Toned, Verdict
+from memfit.cli.render.document import section as listed
+from memfit.cli.render.views.answer import gigabytes, machine, marks_of, size, tenths, tokens
+from memfit.estimators.base.units import Units
+from memfit.estimators.results.estimate import DecodeSpeed
+from memfit.estimators.results.fits import Fit, Fits, NotSized
+from memfit.estimators.sizing.search import PREFILL_STEPS
+
+_WORDS = {"fits": "fits", "tight": "tight", "exceeds": "no"}
+_FIELDS = (
+    "name",
+    "store",
+    "reference",
+    "parameters",
+    "verdict",
+    "weight_bits",
+    "prefill_step",
+    "peak_bytes",
+    "needed_bytes",
+    "context_tokens",
+    "context_step",
+    "most_tokens_per_second",
+    "smallest_memory_bytes",
+    "reason",
+)
+
+
+class FitsView(NamedTuple):
+    """The models that fit, those that do not, and those without figures."""
+
+    result: Fits
+    units: Units
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield a row for each model, those without figures last."""
+        yield _FIELDS
+        for row in self.result.models:
+            speed = row.decode_speed.most_tokens_per_second if row.decode_speed else ""
+            own = {**{name: getattr(row, name, "") for name in _FIELDS}, "reason": ""}
+            own |= {"parameters": row.model.parameters, "most_tokens_per_second": speed}
+            yield tuple("" if own[name] is None else own[name] for name in _FIELDS)
+        for each in self.result.not_sized:
+            found = {"name": each.name, "store": each.store, "reference": each.reference}
+            yield tuple(({**found, "reason": each.why.reason}).get(name, "") for name in _FIELDS)
+
+    def document(self) -> Document:
+        """Return the verdict, then a table of each kind, and what has no figures."""
+        result, marks = self.result, _marks(self.result)
+        fitting = [row for row in result.models if row.verdict != "exceeds"]
+        others = [row for row in result.models if row.verdict == "exceeds"]
+        return (
+            Verdict(_verdict(result), "green" if fitting else "red", gap=False),
+            Text(tuple(_facts(result, marks, self.units)), style="dim"),
+            *([_fitting(fitting, marks, self.units)] if fitting else ()),
+            *([_exceeding(others, marks, self.units)] if others else ()),
+            listed("Notes", tuple(_warnings(result))),
+            listed("Not sized", [_said(each, each.why.reason) for each in result.not_sized]),
+        )
+
+
+def _verdict(result: Fits) -> str:
+    every = len(result.models) + len(result.not_sized)
+    generated = f" + {result.max_tokens} generated" if result.max_tokens else ""
+    return (
+        f"{machine(result.device)}: {result.fitting} of {every} models fit with a prompt of"
+        f" {result.prompt_tokens} tokens{generated}."
+    )
+
+
+def _marks(result: Fits) -> dict[int, str]:
+    steps = {row.prefill_step for row in result.models}
+    steps |= {row.context_step for row in result.models if row.context_tokens}
+    return marks_of(steps, PREFILL_STEPS[0])
+
+
+def _facts(result: Fits, marks: Mapping[int, str], units: Units) -> Iterator[str]:
+    budget = size(result.device.working_set_bytes, units, down=True)
+    parts = [f"the GPU may use {budget} of {size(result.device.memory_bytes, units)}"]
+    if marks:
+        steps = ", ".join(f"{mark} {step}" for step, mark in marks.items())
+        parts.append(f"prefill step: {steps}")
+    yield "; ".join(parts)
+    if any(row.decode_speed for row in result.models):
+        yield "tokens a second: expected; < the most that is possible, where runs were not measured"
+    else:
+        yield "no decode speed: the chip is not known; --device names one"
+
+
+def _fitting(rows: list[Fit], marks: Mapping[int, str], units: Units) -> Table:
+    unit = "GB" if units is Units.GB else "GiB"
+    has_speed = any(row.decode_speed for row in rows)
+    speed = ("tokens/s",) if has_speed else ()
+    return Table(
+        ("Fits", "weights", f"peak {unit}", "longest", *speed, ""),
+        [
+            (
+                row.name,
+                row.weights,
+                tenths(row.peak_bytes, units) + _mark(row.prefill_step, marks),
+                _longest(row, marks),
+                *((_speed(row.decode_speed),) if has_speed else ()),
+                Toned(_WORDS[row.verdict], VERDICT_COLOURS[row.verdict]),
+            )
+            for row in rows
+        ],
+        align="llrrrl" if has_speed else "llrrl",
+    )
+
+
+def _exceeding(rows: list[Fit], marks: Mapping[int, str], units: Units) -> Table:
+    unit = "GB" if units is Units.GB else "GiB"
+    return Table(
+        ("Does not fit", "smallest Mac", "weights", f"peak {unit}"),
+        [
+            (
+                row.name,
+                gigabytes(row.smallest_memory_bytes) if row.smallest_memory_bytes else "-",
+                row.weights,
+                tenths(row.peak_bytes, units) + _mark(row.prefill_step, marks),
+            )
+            for row in rows
+        ],
+        align="lrlr",
+    )
+
+
+def _longest(row: Fit, marks: Mapping[int, str]) -> str:
+    if not row.context_tokens:
+        return "-" + _mark(0, marks)
+    return tokens(row.context_tokens) + _mark(row.context_step, marks)
+
+
+def _mark(step: int, marks: Mapping[int, str]) -> str:
+    """The mark of a step, with room for one where there are any."""
+    return marks.get(step, " " if marks else "")
+
+
+def _speed(speed: DecodeSpeed | None) -> str:
+    if speed is None:
+        return "-"
+    if speed.expected_tokens_per_second:
+        return f"{speed.expected_tokens_per_second[1]:.0f}"
+    return f"<{speed.most_tokens_per_second:.0f}"
+
+
+def _warnings(result: Fits) -> Iterator[str]:
+    for row in result.models:
+        for note in row.warnings:
+            yield _said(row, note.message)
+
+
+def _said(row: Fit | NotSized, text: str) -> str:
+    """A sentence on a model, by its name in place of its path."""
+    short = text.replace(row.reference, row.name)
+    return short if short.startswith(row.name) else f"{row.name}: {short}"

@@ -1,0 +1,117 @@
+"""Every model of a list with the most weight bits that fit one machine."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.units import Units
+from memfit.estimators.checkpoint.local.kept_models import KeptModel
+from memfit.estimators.machine.device import Device
+from memfit.estimators.results.comparison import Unavailable
+from memfit.estimators.results.fits import Fit, Fits, NotSized
+from memfit.estimators.sizing.advise import search_of
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.estimate import device_summary, estimate
+from memfit.estimators.sizing.grid import weights_label
+from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
+from memfit.estimators.sizing.macs import macs, smallest_mac
+from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
+
+_ORDER = ("fits", "tight", "exceeds")
+
+
+def fits(
+    catalog: Catalog,
+    kept: Iterable[KeptModel],
+    device: Device,
+    asked: PartialWorkload,
+    units: Units = Units.GB,
+) -> Fits:
+    """Return what fits a device, the largest model first, and why a model has no figures.
+
+    ``units`` are of the sentences in it.
+    """
+    found: list[Fit] = []
+    not_sized: list[NotSized] = []
+    for each in kept:
+        try:
+            found.append(_fit(catalog, each, device, asked, units))
+        except MemfitError as error:
+            not_sized.append(NotSized(*_shown(each), Unavailable(error.slug, str(error))))
+    found.sort(key=_rank)
+    return Fits(
+        device=device_summary(device),
+        prompt_tokens=asked.values.prompt_tokens,
+        max_tokens=asked.values.max_tokens,
+        margin_bytes=MARGIN_BYTES,
+        fitting=sum(row.verdict != "exceeds" for row in found),
+        models=tuple(found),
+        not_sized=tuple(sorted(not_sized, key=lambda row: row.name)),
+    )
+
+
+def _shown(kept: KeptModel) -> KeptModel:
+    return kept._replace(reference=printable(Path(kept.reference)))
+
+
+def _rank(row: Fit) -> tuple[int, float, int, str]:
+    """Of models that do not fit, those for the smallest Mac come first."""
+    mac = float(row.smallest_memory_bytes or "inf") if row.verdict == "exceeds" else 0
+    return _ORDER.index(row.verdict), mac, -row.model.parameters, row.name
+
+
+def _fit(
+    catalog: Catalog, kept: KeptModel, device: Device, asked: PartialWorkload, units: Units
+) -> Fit:
+    sized = catalog.sized(kept.reference, device=device)
+    run = asked.under(sized.runtime_model.runtime)
+    search = search_of(sized.settled(run), run)
+    settings, smallest = _best(search)
+    result = estimate(
+        search.model(settings.weight_bits),
+        search.workload_with(settings),
+        units=units,
+        advises=False,
+    )
+    longest = _longest(search, settings)
+    bits = settings.weight_bits
+    return Fit(
+        **_shown(kept)._asdict(),
+        model=result.model,
+        runtime=result.runtime,
+        weights=f"{bits} bits" if bits else weights_label(search),
+        weight_bits=bits,
+        prefill_step=settings.prefill_step,
+        verdict=result.verdict,
+        exceeded=result.exceeded,
+        peak_bytes=result.peak_bytes,
+        peak_range_bytes=result.peak_range_bytes,
+        needed_bytes=result.needed_bytes,
+        weights_bytes=result.components.weights.resident_bytes,
+        context_tokens=longest.tokens,
+        context_step=longest.settings.prefill_step,
+        decode_speed=result.decode_speed,
+        smallest_memory_bytes=smallest,
+        warnings=tuple(note for note in result.notes if note.level == "warning"),
+    )
+
+
+def _best(search: JointSearch) -> tuple[Settings, int | None]:
+    """The most weight bits that fit with any prefill step, else on the smallest Mac with it."""
+    kv_bits, steps = search.workload.kv_bits, search.steps()
+    candidates = [
+        Settings(step, kv_bits, bits) for bits in (None, *search.weight_bits) for step in steps
+    ]
+    if best := search.best(candidates):
+        return best[-1], None
+    found = smallest_mac(macs(search), lambda on_mac: on_mac.best(candidates))
+    if found is None or found[0].sized.device is None:
+        return search.asked, None
+    return found[1], found[0].sized.device.memory_bytes
+
+
+def _longest(search: JointSearch, settings: Settings) -> Longest:
+    if search.searches_prompts:
+        return search.longest(settings)
+    return Longest(search.longest_with(settings), settings)

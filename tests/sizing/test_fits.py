@@ -1,0 +1,102 @@
+"""A row of ``memfit fits`` is what an estimate says for its settings, and no better one fits."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.local.kept_models import KeptModel
+from memfit.estimators.machine.devices import find_device, memory_device
+from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.results.fits import Fit, Fits
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.estimate import estimate
+from memfit.estimators.sizing.fits import fits
+from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.workload import PartialWorkload
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+KEPT = [KeptModel(path.stem, "sample", str(path)) for path in sorted(SAMPLES.glob("*.yaml"))]
+DEVICES = {name: find_device(name) for name in ("m4-pro-24", "m4-max-64", "rtx-4090")} | {
+    "8GB": memory_device(8 * GIB),
+    "32GB": memory_device(32 * GIB),
+}
+STEPS = (2048, 1024, 512, 256, 128)
+QUESTIONS = [("m4-pro-24", 4096), ("m4-max-64", 32768), ("32GB", 100), ("8GB", 4096)]
+CATALOG = Catalog()
+
+
+def asked(tokens: int) -> PartialWorkload:
+    return PartialWorkload(Workload(prompt_tokens=tokens), frozenset())
+
+
+def answer(machine: str, tokens: int) -> Fits:
+    return fits(CATALOG, KEPT, DEVICES[machine], asked(tokens))
+
+
+def sized_as(row: Fit, machine: str, bits: int | None) -> SizedModel:
+    quantize = converted(bits) if bits else None
+    return CATALOG.sized(row.reference, quantize=quantize, device=DEVICES[machine])
+
+
+@pytest.mark.parametrize(("machine", "tokens"), QUESTIONS)
+def test_a_row_is_what_estimate_says(machine: str, tokens: int) -> None:
+    for row in answer(machine, tokens).models:
+        sized = sized_as(row, machine, row.weight_bits)
+        run = replace(
+            asked(tokens).under(sized.runtime_model.runtime), prefill_step=row.prefill_step
+        )
+        same = estimate(sized, run, units=Units.GB, advises=False)
+        assert (row.peak_bytes, row.needed_bytes) == (same.peak_bytes, same.needed_bytes)
+        assert (row.verdict, row.exceeded) == (same.verdict, same.exceeded)
+        assert (row.peak_range_bytes, row.decode_speed) == (
+            same.peak_range_bytes,
+            same.decode_speed,
+        )
+        assert row.weights_bytes == same.components.weights.resident_bytes
+        assert (row.model.id, row.model.parameters) == (same.model.id, same.model.parameters)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-35b-a3b", "gemma-3-27b", "qwen3-8b-4bit"])
+def test_the_longest_prompt_is_that_of_the_grid(name: str) -> None:
+    [row] = [row for row in answer("32GB", 4096).models if row.name == name]
+    sized = sized_as(row, "32GB", row.weight_bits)
+    grid = estimate(sized, asked(4096).under(sized.runtime_model.runtime)).grid.rows[0]
+    assert (row.context_tokens, row.context_step) == (grid.context_tokens, grid.context_step)
+
+
+@pytest.mark.parametrize(("machine", "tokens"), QUESTIONS[:2])
+def test_no_more_bits_and_no_larger_step_fit(machine: str, tokens: int) -> None:
+    for row in answer(machine, tokens).models:
+        bits = (None, *sized_as(row, machine, None).weight_bits())
+        tried = [(each, step) for each in bits for step in STEPS]
+        found = tried.index((row.weight_bits, row.prefill_step))
+        better = tried[:found] if row.verdict == "fits" else tried
+        for weight_bits, step in better:
+            sized = sized_as(row, machine, weight_bits)
+            run = replace(asked(tokens).under(sized.runtime_model.runtime), prefill_step=step)
+            verdict, _ = judge(sized.requirement(run), sized.device)
+            assert verdict != "fits", (row.name, weight_bits, step)
+            assert row.verdict == "tight" or verdict == "exceeds" or row.verdict == "fits"
+
+
+def test_what_does_not_fit_names_the_smallest_mac_that_does() -> None:
+    rows = [row for row in answer("32GB", 4096).models if row.smallest_memory_bytes]
+    assert rows
+    for row in rows:
+        assert row.verdict == "exceeds"
+        sized = sized_as(row, "32GB", row.weight_bits)
+        run = replace(asked(4096).under(sized.runtime_model.runtime), prefill_step=row.prefill_step)
+        memory = row.smallest_memory_bytes or 0
+        assert judge(sized.requirement(run), memory_device(memory))[0] == "fits"
+    macs = [row.smallest_memory_bytes for row in rows]
+    assert macs == sorted(macs, key=lambda memory: memory or 0)
+
+
+def test_under_another_runtime_than_macs_have_no_mac_is_named() -> None:
+    found = answer("rtx-4090", 4096)
+    assert all(row.smallest_memory_bytes is None for row in found.models)
