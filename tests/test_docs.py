@@ -137,7 +137,7 @@ def test_every_python_name_on_a_page_exists(page: Path) -> None:
         assert pkgutil.resolve_name(name)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/offload.md", "docs/wired.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/wired.md"])
 def test_a_python_example_prints_what_its_comments_say(
     page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
