@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from msgspec.structs import replace
 
-from memfit.cli.exits import CommandStopped, Exit
+from memfit.cli.exits import CommandStopped, Exit, exit_of
 from memfit.cli.local_model import local_model
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import TabularOutput
@@ -19,6 +19,7 @@ from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.cli.prompts import prompt_file, prompt_text
+from memfit.cli.render.escape import say
 from memfit.cli.render.output import emit, rendered, require_writable
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.units import parse_size
@@ -223,16 +224,19 @@ def _deliver(result: "TuneResult", output: TuneOutput) -> None:
 
 
 def _leave(result: "TuneResult", *, nothing_fits: bool) -> NoReturn:
-    """Exit with an error when a point failed, else with the verdict."""
+    """Exit with the verdict; with a message when a point failed, which the report has too."""
     failed = [point for point in result.points if point.status == "failed"]
-    if failed and failed[0] is result.points[0]:
-        raise MachineError(failed[0].reason or "the run stopped")
-    if failed:
-        raise MachineError(
-            f"{len(failed)} of {len(result.points)} points failed, the first because of"
-            f" {failed[0].reason}; the same command measures them again"
+    if not failed:
+        raise typer.Exit(Exit.NO if result.verdict == "exceeds" or nothing_fits else Exit.YES)
+    reason = failed[0].reason or "the run stopped"
+    if failed[0] is result.points[0]:
+        say(reason)
+    else:
+        say(
+            f"{len(failed)} of {len(result.points)} points failed, the first because of {reason};"
+            " the same command measures them again"
         )
-    raise typer.Exit(Exit.NO if result.verdict == "exceeds" or nothing_fits else Exit.YES)
+    raise typer.Exit(exit_of(MachineError(reason)))
 
 
 @contextmanager
