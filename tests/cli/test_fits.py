@@ -123,6 +123,16 @@ def test_a_row_is_what_estimate_says_of_what_the_stores_hold(memfit: Memfit, sto
     assert len(rows) == 4
 
 
+def test_configs_and_samples_in_a_folder_are_models(memfit: Memfit, home: Path) -> None:
+    config(home / "one").joinpath("config.json").rename(home / "one" / "org--name.json")
+    shutil.copy(SAMPLES / "gemma-2-2b.yaml", home / "one" / "copy.yaml")
+    (home / "one" / "package.json").write_text("{}")
+    data = memfit("fits", "--memory", "32GB", "--json", home / "one").json
+    names = [row["name"] for row in data["models"] if row["store"] == "folder"]
+    assert sorted(names) == ["copy.yaml", "org--name.json"]
+    assert [each["name"] for each in data["not_sized"]] == ["package.json"]
+
+
 def test_csv_has_a_row_for_each_model(memfit: Memfit, stores: Path) -> None:
     out = memfit("fits", "--device", "m4-max-64", "--format", "csv", stores).out
     rows = list(csv.DictReader(io.StringIO(out)))

@@ -22,6 +22,8 @@ from memfit.estimators.results.fits import Store
 DEPTH = 5
 """Folders below one that is looked through; LM Studio's models are two below."""
 
+_CONFIGS = (".json", ".yaml", ".yml")
+
 
 class KeptModel(NamedTuple):
     """A model by name, and what opens it."""
@@ -61,18 +63,18 @@ def _absolute(path: str | Path) -> Path:
 
 
 def _folder(folder: Path, seen: set[str]) -> Iterator[KeptModel]:
-    list_names(folder)  # a folder below that cannot be listed is a model that cannot be read
+    names = list_names(folder)  # one below that cannot be listed is a model that cannot be read
     was_seen = os.path.realpath(folder) in seen
-    found = False
-    for name, path in _below(folder, seen):
-        found = True
-        shown = folder if path == folder else name
-        yield KeptModel(printable(shown), "folder", str(path))
+    found = list(_below(folder, seen))
+    if not was_seen and folder not in (path for _, path in found):
+        found += [(name, folder / name) for name in names if name.endswith(_CONFIGS)]
     if not found and not was_seen:
         raise CheckpointError(
-            f"{printable(folder)}: holds no models; give a folder with config.json or .gguf files"
-            f" in it or up to {DEPTH} folders below"
+            f"{printable(folder)}: holds no models; give a folder with configs or samples, or with"
+            f" config.json or .gguf files in it or up to {DEPTH} folders below"
         )
+    for name, path in found:
+        yield KeptModel(printable(folder if path == folder else name), "folder", str(path))
 
 
 def _hub_cache(snapshots: Path, seen: set[str]) -> Iterator[KeptModel]:
