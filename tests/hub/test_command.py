@@ -217,7 +217,7 @@ def test_models_on_the_hub_are_compared_and_gated(
     assert ran.stderr.endswith(f"10 requests, {hub.sent() / 1000:.1f} kB\n")
     policy = tmp_path / "memfit.yaml"
     policy.write_text(
-        f"schema: memfit.policy/1\ntargets:\n  chat: {{model: {NAME}, device: m4-max-64,"
+        f"schema: memfit.policy/1\ntargets:\n  chat: {{hub: {NAME}, device: m4-max-64,"
         " workload: {context: 4k}, limits: {peak: 90%}}\n"
     )
     ran = shell("gate", "--policy", str(policy), "-v")

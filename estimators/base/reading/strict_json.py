@@ -49,7 +49,7 @@ def parse_object(
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
-            raise error(f"{place} has a text that is not valid Unicode") from None
+            plain(value, printable(path), error=error)  # names the place
     return value
 
 
