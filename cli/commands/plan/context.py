@@ -1,11 +1,10 @@
 """``memfit plan context``: the contexts that fit for a number of requests, by runtime."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import PlanModel
+from memfit.cli.commands.plan.subject import PlanModel, Traffic
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
@@ -37,13 +36,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
     backend_cap: Annotated[
         str | None, typer.Option(metavar="TOKENS", help="Longest context that the backend allows.")
     ] = None
-    traffic: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Recorded requests, CSV or JSONL with prompt_tokens and completion_tokens.",
-        ),
-    ] = None
+    traffic: Traffic = None
     plot: Annotated[bool, typer.Option("--plot", help="Draw memory against context.")] = False
 
     def question(self) -> "ContextQuestion":

@@ -1,11 +1,10 @@
 """``memfit plan server``: the worst moment of mlx_lm.server, and the flags that fit."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import PlanModel
+from memfit.cli.commands.plan.subject import PlanModel, Traffic
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
@@ -38,13 +37,7 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         int | None,
         typer.Option(help="Requests open at a time; by default twice what can run together."),
     ] = None
-    traffic: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Recorded requests, CSV or JSONL with prompt_tokens and completion_tokens.",
-        ),
-    ] = None
+    traffic: Traffic = None
 
     def settings(self) -> "ServerSettings":
         """Return the flags.

@@ -1,5 +1,6 @@
-"""The model of a plan, opened and sized."""
+"""What several plans ask for: the model, opened and sized, and recorded requests."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,15 @@ from memfit.estimators.sizing.workload import MARGIN_BYTES
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import Method, SizedModel
+
+
+Traffic = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Recorded requests, CSV or JSONL with prompt_tokens and completion_tokens.",
+    ),
+]
 
 
 class PlanModel(ModelOptions, frozen=True, kw_only=True):
