@@ -9,7 +9,11 @@ from typer.main import get_group
 
 
 class LazyGroup(TyperGroup):
-    """Command ``name`` is the function or the sub-app ``name`` of the module ``package.name``."""
+    """Command ``name`` is the function or the sub-app ``name`` of the module ``package.name``.
+
+    A name may have two words: ``tune cache`` is ``tune_cache``, and any other word after ``tune``
+    is an argument of the command ``tune``. A folder named ``cache`` is then given as ``./cache``.
+    """
 
     package: ClassVar[str]
     summaries: ClassVar[dict[str, str]]
@@ -23,12 +27,15 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """Import and return the command; an unknown name is rejected as in any group."""
+        if (two_words := " ".join(args[:2])) in self.summaries:
+            args = [two_words, *args[2:]]
         name, _, rest = super().resolve_command(ctx, args)
         return name, self.load(name) if name else None, rest
 
     def load(self, name: str) -> Any:
         """Import a command and return it as a member of its group."""
-        found = getattr(import_module(f"{self.package}.{name}"), name)
+        python_name = name.replace(" ", "_")
+        found = getattr(import_module(f"{self.package}.{python_name}"), python_name)
         parent = typer.Typer(rich_markup_mode=None)
         if isinstance(found, typer.Typer):
             parent.add_typer(found, name=name)

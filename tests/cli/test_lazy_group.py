@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,7 +27,8 @@ def test_a_command_has_the_same_summary_in_the_list_and_in_its_help(
 @pytest.mark.parametrize("folder", GROUPS)
 def test_every_module_of_a_command_is_listed(folder: str) -> None:
     found = {path.stem for path in (ROOT / "cli" / folder).iterdir()}
-    assert set(GROUPS[folder].summaries) == found - {"__init__", "__pycache__", "subject"}
+    listed = {name.replace(" ", "_") for name in GROUPS[folder].summaries}
+    assert listed == found - {"__init__", "__pycache__", "subject"}
 
 
 def test_an_unknown_command_is_rejected_with_a_suggestion(memfit: Memfit) -> None:
@@ -40,6 +41,28 @@ def test_an_unknown_option_is_rejected(memfit: Memfit) -> None:
     ran = memfit("estimate", "--nothing")
     assert ran.code == 2
     assert "No such option: --nothing" in ran.err
+
+
+class _TwoWords(LazyGroup):
+    package = "memfit.cli.commands.plan"
+    summaries: ClassVar = {"static": "", "static growth": ""}
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["static", "growth", "x"], "static growth"),
+        (["static", "./growth", "x"], "static"),
+        (["static", "--json", "growth"], "static"),
+        (["static"], "static"),
+    ],
+)
+def test_a_second_word_is_a_command_only_if_it_is_listed(
+    words: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_TwoWords, "load", lambda _, name: name)
+    found, _, rest = _TwoWords(name="memfit").resolve_command(None, words)
+    assert (found, rest) == (name, words[len(name.split()) :])
 
 
 def _listed(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
