@@ -49,6 +49,10 @@ class CompareOptions(OptionGroup, frozen=True, kw_only=True):
         str | None,
         typer.Option(metavar="all|A,B", help="Compare one model under several runtimes."),
     ] = None
+    plot: Annotated[
+        bool,
+        typer.Option("--plot", help="Draw what each model needs; with --matrix every combination."),
+    ] = False
 
 
 @grouped
@@ -83,7 +87,8 @@ def compare(
         runtime=None if runtime.runtime is None and asked.runtimes is None else rules,
         units=output.units,
     )
-    output.write(ComparisonView(result, output.units, asked.runtimes is not None))
+    view = ComparisonView(result, output.units, asked.runtimes is not None, asked.plot)
+    output.write(view)
     raise typer.Exit(Exit.YES if _any_will_do(asked.runtimes, result) else _code(result))
 
 

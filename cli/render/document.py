@@ -3,10 +3,13 @@
 No text in a document is escaped: each writer does that for its format.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
+
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.results.estimate import RunCall
 
 VERDICT_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 
@@ -35,8 +38,9 @@ Cell = str | int | bool | Toned
 class Part(Struct, frozen=True, kw_only=True):
     """A part of a document."""
 
-    only: Literal["", "terminal", "page"] = ""
-    """Where it is shown; a page is Markdown. Empty: everywhere."""
+    only: Literal["", "terminal", "page", "text", "picture"] = ""
+    """Where it is shown: on the terminal, on a page (Markdown, HTML), as text (terminal, Markdown),
+    as a picture (HTML, SVG). Empty: everywhere."""
     needs_room: bool = False
     """Whether the terminal leaves it out when the screen is full."""
     otherwise: str = ""
@@ -129,14 +133,133 @@ class Commands(Part, frozen=True):
     heading: str = "To paste"
 
 
-class Chart(Part, frozen=True):
-    """A drawing with characters."""
+class Bar(NamedTuple):
+    """A bar: bytes of up to three kinds, and its limit in bytes."""
 
-    draw: Callable[[int, bool], Iterator[str]]
-    """Yields the lines for a width in characters; with True, only of ASCII characters."""
+    label: str
+    parts: Sequence[int]
+    limit: int | None = None
+    note: str = ""
+    """After its size."""
+    heading: str = ""
+    """A line above it."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is longer than its limit."""
+        return self.limit is not None and sum(self.parts) > self.limit
 
 
-Document = Sequence[Heading | Text | Table | Columns | Verdict | Commands | Chart]
+class BarChart(Part, frozen=True):
+    """Bars to one scale; a kind without a name is not in the legend."""
+
+    title: str
+    kinds: Sequence[str]
+    bars: Sequence[Bar]
+    units: Units
+    limit: str = ""
+    """What the limit is."""
+
+    @property
+    def whole(self) -> int:
+        """The bytes that fill the width."""
+        return max(1, *(max(sum(bar.parts), bar.limit or 0) for bar in self.bars))
+
+
+class Dot(NamedTuple):
+    """A point of a scatter: points with the same settings share a letter."""
+
+    letter: str
+    nbytes: int
+    rate: float
+
+
+class Scatter(Part, frozen=True):
+    """Tokens per second upwards from zero, memory to the right from least to most."""
+
+    title: str
+    dots: Sequence[Dot]
+    units: Units
+    least: int
+    most: int
+
+    @property
+    def highest(self) -> float:
+        """The most tokens per second."""
+        return max(dot.rate for dot in self.dots)
+
+
+class RunChart(Part, frozen=True):
+    """Memory over the calls of a run, and the budget."""
+
+    run: Sequence[RunCall]
+    budget: int | None
+    units: Units
+
+    @property
+    def peak(self) -> int:
+        """The most bytes in use."""
+        return max(max(call.bytes) for call in self.run)
+
+    @property
+    def floor(self) -> int:
+        """The least bytes in use, where the drawing starts."""
+        return min(min(call.bytes) for call in self.run)
+
+    @property
+    def line(self) -> int | None:
+        """The budget where it is drawn: far above the run it would leave no room for it."""
+        span = 2 * (self.peak - self.floor)
+        return self.budget if self.budget and self.budget - self.floor < span else None
+
+    @property
+    def top(self) -> int:
+        """The bytes at the upper end of the drawing."""
+        return max(self.peak, self.line or 0)
+
+    @property
+    def title(self) -> str:
+        """What is drawn, with the call of the peak."""
+        call = next(call for call in self.run if self.peak in call.bytes)
+        size = format_bytes(self.peak, self.units)
+        return f"Memory over the operations of a run: peak {size} in {phase_name(call)}"
+
+    @property
+    def limit(self) -> str:
+        """The budget in words, empty without one."""
+        if not self.budget:
+            return ""
+        above = "" if self.line else ", above all of it"
+        return f"working set {format_bytes(self.budget, self.units)}{above}"
+
+
+def phase_name(call: RunCall) -> str:
+    """The phase of a call in words."""
+    return call.phase.replace("_", " ")
+
+
+class HeatMap(Part, frozen=True):
+    """A table with coloured cells; its first column is the label of a row."""
+
+    table: Table
+
+    @property
+    def title(self) -> str:
+        """What is drawn."""
+        return self.table.title
+
+
+Chart = BarChart | Scatter | RunChart | HeatMap
+AnyPart = Heading | Text | Table | Columns | Verdict | Commands | Chart
+Document = Sequence[AnyPart]
+
+
+def verdict_first(document: Document) -> Document:
+    """Return the parts of a page: the title, the verdict, and what follows from it."""
+    titles = [part for part in document[:1] if isinstance(part, Heading) and part.level == 2]
+    verdicts = [part for part in document if isinstance(part, Verdict)]
+    others = [part for part in document if not (part in titles or isinstance(part, Verdict))]
+    return (*titles, *verdicts, *others)
 
 
 class HasDocument(Protocol):

@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.running import Memfit, Run
 from tests.cli.test_bad_input import assert_one_line
+from tests.cli.test_first_screen import SAMPLES
 from tests.cli.test_method import UNDESCRIBED
 from tests.models import QWEN3_4B, QWEN3_4B_4BIT, QWEN3_NEXT_80B, write_checkpoint, write_config
 from tests.sparse import Shapes
@@ -382,3 +383,15 @@ def test_each_checkpoint_is_read_once(memfit: Memfit, tmp_path: Path) -> None:
     memfit("compare", model, model, *axes)
     assert str(model / "model.safetensors") in once
     assert sorted(opened) == once
+
+
+def test_a_plot_has_all_models_to_one_scale_and_every_combination(memfit: Memfit) -> None:
+    asked = ("--memory", "8GB", "--matrix", "context=4k,32k", "--plot")
+    run = memfit("compare", SAMPLES / "qwen3-4b-4bit.yaml", SAMPLES / "qwen3-8b-4bit.yaml", *asked)
+    _, _, drawn = run.out.partition("\nMemory: ")
+    small, large = drawn.splitlines()[1:3]
+    assert small.index("│") == large.index("│")
+    assert (" over " in small, " over " in large) == (False, True)
+    _, _, cells = drawn.partition("Needs in GB by settings and model")
+    assert "context 32768" in cells
+    assert cells.count(" no ") == 3

@@ -38,8 +38,8 @@ COMMANDS = (
     "estimate sample_configs/qwen3.5-35b-a3b.yaml --memory 32GB -v --explain --plot",
     "compare sample_configs/qwen3-4b-4bit.yaml --runtimes all --memory 32GB",
     "compare sample_configs/qwen3-4b-4bit.yaml sample_configs/qwen3-8b-4bit.yaml --memory 8GB"
-    " --matrix context=4k,32k --matrix kv-bits=none,8,4",
-    "plan growth sample_configs/qwen3-4b-4bit.yaml --memory 32GB",
+    " --matrix context=4k,32k --matrix kv-bits=none,8,4 --plot",
+    "plan growth sample_configs/qwen3-4b-4bit.yaml --memory 32GB --turns 3 --turn-tokens 2k --plot",
     "plan context sample_configs/qwen3-4b-4bit.yaml --memory 32GB --contexts 8k,64k",
     "plan experts sample_configs/qwen3-next-80b-a3b-4bit.yaml --memory 32GB",
     "plan offload sample_configs/qwen3-4b-4bit.yaml --memory 32GB",

@@ -205,7 +205,7 @@ def test_a_plot_shows_every_setting_against_context_and_speed(memfit: Memfit, mo
     plot = run.out.partition("Memory against context")[2].splitlines()
     assert "a  prefill step 32, unquantised KV cache" in plot
     assert "b  prefill step 16, unquantised KV cache" in plot
-    rows = [line.split() for line in plot if line.startswith("    ") and " MB " in line]
+    rows = [line.split() for line in plot if " tokens " in line and " MB " in line]
     assert {row[0] for row in rows} >= {"64", "70", "128"}
     assert {row[1] for row in rows if row[0] in ("64", "70", "128")} == {"tokens"}
     longest = max(len(row[4]) for row in rows if len(row) == 5)

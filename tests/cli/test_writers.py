@@ -11,21 +11,28 @@ import yaml
 from msgspec import Struct
 
 from memfit.cli.render.document import (
+    Bar,
+    BarChart,
     Chart,
     Column,
     Columns,
     Commands,
     Document,
+    Dot,
     Heading,
+    HeatMap,
     Pair,
+    Scatter,
     Table,
     Text,
+    Toned,
     Verdict,
 )
 from memfit.cli.render.escape import visible
 from memfit.cli.render.output import Format, rendered
 from memfit.cli.render.writers.github import Annotation
 from memfit.cli.render.writers.junit import Case, Suite
+from memfit.estimators.base.units import Units
 
 HOSTILE = (
     "a|b",
@@ -78,7 +85,7 @@ class View:
                     [Column(text, [[text, text]], page_headings=[text])]),
             Verdict(text),
             Commands([text]),
-            Chart(lambda _width, _ascii_only: iter([text])),
+            *charts(text),
         )  # fmt: skip
 
     @property
@@ -96,6 +103,18 @@ class View:
         text = self.text
         cases = [Case(text, text, 1), Case(text, text, 2, "failure", text, text)]
         return text, [Suite(text, cases)]
+
+
+def charts(text: str) -> tuple[Chart, ...]:
+    """Return charts with a text at every place."""
+    bars = [Bar(text, (1, 2, 3), 4, note=text, heading=text)]
+    table = Table((text, text), [(text, Toned(text, "red"))], title=text)
+    return (
+        BarChart(title=text, kinds=(text,), bars=bars, units=Units.GB),
+        BarChart(title=text, kinds=(), bars=bars, units=Units.GB, limit=text),
+        Scatter(title=text, dots=[Dot("a", 1, 1.0)], units=Units.GB, least=1, most=1),
+        HeatMap(table=table),
+    )
 
 
 def written(text: str, form: Format) -> str:
@@ -139,7 +158,7 @@ def test_markdown_shows_marks_as_they_are(text: str, shown: str) -> None:
 def test_a_fence_of_markdown_is_longer_than_backticks_in_it() -> None:
     lines = written("```", "markdown").splitlines()
     fences = [line for line in lines if line.startswith("````")]
-    assert fences == ["````sh", "````", "````text", "````"]
+    assert fences == ["````sh", "````", *["````text", "````"] * len(charts("```"))]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)

@@ -145,6 +145,7 @@ def grid_table(result: Estimate, units: Units) -> Iterator[Table]:
         align="lr" + "l" * len(places) + "r",
         wrapped=(),
         droppable=droppable,
+        only="text",
     )
 
 

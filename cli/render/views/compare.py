@@ -3,11 +3,26 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from memfit.cli.render.document import Column, Columns, Document, Heading, Table, Text, section
+from memfit.cli.render.chart import NEEDED, needed_bar, working_set
+from memfit.cli.render.document import (
+    VERDICT_COLOURS,
+    BarChart,
+    Chart,
+    Column,
+    Columns,
+    Document,
+    Heading,
+    HeatMap,
+    Table,
+    Text,
+    Toned,
+    section,
+)
 from memfit.cli.render.views import compare_text
 from memfit.cli.render.views import text as estimate_text
+from memfit.cli.render.views.answer import tenths
 from memfit.estimators.base.units import Units
-from memfit.estimators.results.comparison import Comparison, Matrix
+from memfit.estimators.results.comparison import ComparedCell, Comparison, Matrix
 
 _MINUS = "−"
 _BY_RUNTIME = {
@@ -29,6 +44,7 @@ class ComparisonView(NamedTuple):
     result: Comparison
     units: Units
     by_runtime: bool
+    plot: bool = False
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield a row for each model and figure; with a matrix, one for each cell instead."""
@@ -46,6 +62,7 @@ class ComparisonView(NamedTuple):
             *self._figures(),
             section("", compare_text.notes(result)),
             *matrix,
+            *(_charts(result, self.units) if self.plot else ()),
         )
 
     def _models(self) -> Iterator[Text]:
@@ -127,6 +144,45 @@ def _matrix(result: Comparison, matrix: Matrix, units: Units) -> Iterator[Headin
     yield Columns(axes, columns, gap=True)
     yield Text([compare_text.tally(matrix)])
     yield section("", notes.lines())
+
+
+def _charts(result: Comparison, units: Units) -> Iterator[Chart]:
+    """What each model needs, to one scale; with a matrix also every combination in colours."""
+    figures = {figure.name: figure.values for figure in result.figures}
+    budget = result.device.working_set_bytes if result.device else None
+    bars = []
+    for index, (heading, model) in enumerate(zip(_headings(result), result.models, strict=True)):
+        if model.needed_bytes is None:
+            continue
+        weights, *caches = (
+            value.value if (value := figures[name][index]) else 0
+            for name in ("resident_weights", "kv", "state")
+        )
+        bars.append(needed_bar(heading, (weights, sum(caches)), model.needed_bytes, budget))
+    if bars:
+        limit = working_set(budget, units)
+        yield BarChart(title="Memory", kinds=NEEDED, bars=bars, units=units, limit=limit)
+    if result.matrix:
+        yield HeatMap(table=_heat_table(result, result.matrix, units))
+
+
+def _heat_table(result: Comparison, matrix: Matrix, units: Units) -> Table:
+    models = len(result.models)
+    rows: list[list[str | Toned]] = []
+    for start in range(0, len(matrix.cells), models):
+        cells = matrix.cells[start : start + models]
+        settings = (f"{k} {compare_text.setting_text(v)}" for k, v in cells[0].settings.items())
+        rows.append([", ".join(settings), *(_heat_cell(cell, units) for cell in cells)])
+    unit = "GB" if units is Units.GB else "GiB"
+    title = f"Needs in {unit} by settings and model"
+    return Table(("", *_headings(result)), rows, title, align="l", gap=True)
+
+
+def _heat_cell(cell: ComparedCell, units: Units) -> Toned:
+    if cell.needed_bytes is None or cell.verdict is None:
+        return Toned("-", "default")
+    word = {"tight": " tight", "exceeds": " no"}.get(cell.verdict, "")
+    return Toned(f"{tenths(cell.needed_bytes, units)}{word}", VERDICT_COLOURS[cell.verdict])
 
 
 def _headings(result: Comparison) -> Iterator[str]:

@@ -9,6 +9,8 @@ from memfit.cli.render.document import (
     Commands,
     Document,
     Heading,
+    HeatMap,
+    RunChart,
     Table,
     Text,
     Verdict,
@@ -41,6 +43,7 @@ class EstimateView(NamedTuple):
             Verdict(answer.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
             *answer.grid_table(result, units),
+            *self._heat_map(only="picture"),
             Text(tuple(answer.legend(result, units)), style="dim"),
             Commands(commands, heading),
             Text(others, mark="-", gap=not commands),
@@ -76,15 +79,21 @@ class EstimateView(NamedTuple):
         yield from _pool(self.result, self.units, needs_room=needs_room)
         yield from _memories(self.result, self.units)
 
+    def _heat_map(self, *, only: Literal["terminal", "picture"]) -> Iterator[HeatMap]:
+        """The grid in colours; a picture has it in place of the table."""
+        for table in answer.grid_table(self.result, self.units):
+            yield HeatMap(table=table, only=only)
+
     def _charts(self) -> Iterator[Chart]:
         run, curve = self.result.run, self.result.curve
         if not (run or curve):
             return
-        from memfit.cli.render.chart import curve_chart, run_chart
+        yield from self._heat_map(only="terminal")
+        from memfit.cli.render.chart import curve_chart
 
         budget = self.result.device.working_set_bytes if self.result.device else None
         if run:
-            yield run_chart(run, budget, self.units)
+            yield RunChart(run=run, budget=budget, units=self.units)
         if curve:
             yield curve_chart(curve, budget, self.units, by=self.result.curve_method or None)
 

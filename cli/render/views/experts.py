@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.chart import SizedBar, sized_chart
-from memfit.cli.render.document import VERDICT_COLOURS, Chart, Document, Table, report
+from memfit.cli.render.chart import working_set
+from memfit.cli.render.document import VERDICT_COLOURS, Bar, BarChart, Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
 
@@ -134,20 +134,21 @@ def _worth(result: ExpertsPlan) -> str:
     return "not known" if pays is None else "yes" if pays else "no"
 
 
-def _plot(result: ExpertsPlan, units: Units) -> Chart:
+def _plot(result: ExpertsPlan, units: Units) -> BarChart:
+    budget = result.device.working_set_bytes if result.device else None
     bars = [
-        SizedBar(
+        Bar(
             str(row.capacity),
             (row.non_expert_bytes, row.expert_bytes, row.running_bytes - row.weight_bytes),
+            budget,
             f"{row.misses.coverage_percent:.1f} %",
         )
         for row in result.rows
     ]
-    device = result.device
-    return sized_chart(
-        "Memory and coverage by experts",
-        ("other weights", "experts", "the rest"),
-        bars,
-        units,
-        ("working set", device.working_set_bytes if device else None),
+    return BarChart(
+        title="Memory and coverage by experts",
+        kinds=("other weights", "experts", "the rest"),
+        bars=bars,
+        units=units,
+        limit=working_set(budget, units),
     )

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.chart import SizedBar, sized_chart
-from memfit.cli.render.document import Chart, Document, Table, report
+from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.growth import GrowthPlan, GrowthRow
 
@@ -38,7 +37,7 @@ def to_document(result: GrowthPlan, units: Units, *, plot: bool) -> Document:
             ("Crossing the budget", tuple(_crossings(result, units))),
             ("Notes", (*_NOTES, *(f"{one.runtime}: {one.reason}" for one in result.undecided))),
         ),
-        charts=tuple(_plot(rule, result, units) for rule in result.rules) if plot else (),
+        charts=(_plot(result, units),) if plot and result.rules else (),
     )
 
 
@@ -112,16 +111,24 @@ def _verdict(result: GrowthPlan, units: Units) -> str:
     return f"Above the budget of {budget} for caches under {crossed} of {len(result.rules)} rules."
 
 
-def _plot(rule: GrowthRow, result: GrowthPlan, units: Units) -> Chart:
-    title = f"{', '.join(rule.runtimes)}, {rule.growth}"
-    picked = [rule.turns[turn - 1] for turn in _picked(result.sessions.turns)]
-    bars = [
-        SizedBar(
-            f"turn {turn.turn}, {turn.tokens} tokens",
-            (turn.held_bytes, max(0, turn.allocated_bytes - turn.held_bytes)),
-        )
-        for turn in picked
-    ]
-    bars.append(SizedBar("peak while growing", (0, 0, rule.peak_bytes)))
-    kinds = ("needed", "allocated in addition", "old and new")
-    return sized_chart(title, kinds, bars, units, ("budget", result.budget_bytes))
+def _plot(result: GrowthPlan, units: Units) -> BarChart:
+    """The turns under every rule, all to one scale."""
+    budget = result.budget_bytes
+    return BarChart(
+        title="Caches over the turns",
+        kinds=("needed", "allocated in addition", "old and new"),
+        bars=[bar for rule in result.rules for bar in _bars(rule, result)],
+        units=units,
+        limit=f"budget {format_bytes(budget, units)}" if budget is not None else "",
+    )
+
+
+def _bars(rule: GrowthRow, result: GrowthPlan) -> Iterator[Bar]:
+    heading = f"{', '.join(rule.runtimes)}, {rule.growth}"
+    for number in _picked(result.sessions.turns):
+        turn = rule.turns[number - 1]
+        parts = (turn.held_bytes, max(0, turn.allocated_bytes - turn.held_bytes))
+        label = f"turn {turn.turn}, {turn.tokens} tokens"
+        yield Bar(label, parts, result.budget_bytes, heading=heading)
+        heading = ""
+    yield Bar("peak while growing", (0, 0, rule.peak_bytes), result.budget_bytes)

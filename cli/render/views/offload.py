@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.chart import SizedBar, sized_chart
-from memfit.cli.render.document import Chart, Document, Table, report
+from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.results.offload import OffloadPlan, Restore, Simulation, SizeRow
 
@@ -146,21 +145,27 @@ def _disk(result: OffloadPlan, units: Units) -> Iterator[str]:
         yield f"one conversation: {', '.join(known)}{faster}"
 
 
-def _plot(result: OffloadPlan, units: Units) -> Chart:
+def _plot(result: OffloadPlan, units: Units) -> BarChart:
     many = result.conversations
     most = max(2 * result.tokens, result.sizes[0].tokens)  # longer bars would hide the others
+    budget = result.pool.budget_bytes if result.pool else None
     bars = [
-        SizedBar(
+        Bar(
             str(row.tokens),
             (
                 many * row.four_bit_bytes,
                 many * (row.eight_bit_bytes - row.four_bit_bytes),
                 many * (row.plain_bytes - row.eight_bit_bytes),
             ),
+            budget,
         )
         for row in result.sizes
         if row.tokens <= most
     ]
-    budget = result.pool.budget_bytes if result.pool else None
-    kinds = ("4 bits", "up to 8", "up to 16")
-    return sized_chart(f"{many} conversations by tokens", kinds, bars, units, ("budget", budget))
+    return BarChart(
+        title=f"{many} conversations by tokens",
+        kinds=("4 bits", "up to 8", "up to 16"),
+        bars=bars,
+        units=units,
+        limit="" if budget is None else f"budget {format_bytes(budget, units)}",
+    )

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.chart import SizedBar, sized_chart
-from memfit.cli.render.document import Chart, Document, Table, report
+from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.static import CallArena, Provision, StaticPlan
 
@@ -61,12 +60,13 @@ def _verdict(result: StaticPlan, units: Units) -> str:
     )
 
 
-def _plot(result: StaticPlan, units: Units) -> Chart:
+def _plot(result: StaticPlan, units: Units) -> BarChart:
     bars = [
-        SizedBar(
+        Bar(
             call.phase.replace("_", " "),
             (call.lower_bound_bytes, call.arena_bytes - call.lower_bound_bytes),
         )
         for call in result.calls
     ]
-    return sized_chart("The arena by call", ("lower bound", "lost to placement"), bars, units)
+    kinds = ("lower bound", "lost to placement")
+    return BarChart(title="The arena by call", kinds=kinds, bars=bars, units=units)

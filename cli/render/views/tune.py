@@ -5,11 +5,21 @@ from itertools import chain, repeat
 from string import ascii_letters
 from typing import Any, NamedTuple
 
-from memfit.cli.render.chart import MEMORY, Bar, Dot, bar_chart, speed_chart
-from memfit.cli.render.document import VERDICT_COLOURS, Chart, Document, Table, report
+from memfit.cli.render.chart import working_set
+from memfit.cli.render.document import (
+    VERDICT_COLOURS,
+    Bar,
+    BarChart,
+    Chart,
+    Document,
+    Dot,
+    Scatter,
+    Table,
+    report,
+)
 from memfit.cli.render.views import text as estimate_text
 from memfit.cli.render.views import tune_text
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units
 from memfit.probes.figures import FIGURES
 from memfit.probes.result import Point, TuneResult
 
@@ -113,13 +123,28 @@ def _charts(result: TuneResult, units: Units) -> tuple[Chart, ...]:
             nbytes, rate = point.peak_bytes or 0, point.speed.decode_tokens_per_second
             prefill.append(Dot(letter, nbytes, point.speed.prefill_tokens_per_second))
             decode += [Dot(letter, nbytes, rate)] if rate is not None else []
-    bars = tuple(_bars(points, units))
+    sizes = [dot.nbytes for dot in (*prefill, *decode)]
+    budget = result.device.working_set_bytes
+    # A budget far above the bars would leave no room for them.
+    is_near = budget < 2 * max(point.peak_bytes or 0 for _, point in points)
     return (
-        bar_chart("Memory against context", MEMORY, bars, is_narrow=True),
+        BarChart(
+            title="Memory against context",
+            kinds=("weights", "caches", "workspace"),
+            bars=tuple(_bars(points, budget if is_near else None)),
+            units=units,
+            limit=working_set(budget, units) if is_near else "",
+        ),
         *(
-            speed_chart(*each, units)
-            for each in (("Prefill", prefill), ("Decode", decode))
-            if each[1]
+            Scatter(
+                title=f"{phase}, tokens/s against memory",
+                dots=dots,
+                units=units,
+                least=min(sizes),
+                most=max(sizes),
+            )
+            for phase, dots in (("Prefill", prefill), ("Decode", decode))
+            if dots
         ),
     )
 
@@ -134,14 +159,15 @@ def _lettered(points: Sequence[Point]) -> list[tuple[str, Point]]:
     return [(letters[name], point) for name, point in named]
 
 
-def _bars(points: Sequence[tuple[str, Point]], units: Units) -> Iterator[Bar]:
+def _bars(points: Sequence[tuple[str, Point]], budget: int | None) -> Iterator[Bar]:
     last = ""
     for letter, point in points:
         tokens, peak = point.workload.prompt_tokens, point.peak_bytes or 0
         settings = tune_text.settings_without_context(point.workload)
         yield Bar(
-            f"{tokens:>10} tokens {format_bytes(peak, units):>10} ",
+            f"{tokens} tokens",
             _parts(point, peak),
+            budget,
             heading="" if letter == last else f"{letter}  {settings}",
         )
         last = letter

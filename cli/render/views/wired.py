@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from memfit.cli.render.chart import Bar, bar_chart
-from memfit.cli.render.document import Chart, Document, Table, report
+from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.results.wired import TicketPlan, WiredMoment, WiredPlan
 
@@ -115,21 +114,19 @@ def _moment(moment: WiredMoment, units: Units) -> tuple[str, ...]:
     return format_duration(moment.at_ms), *sizes, *map(str, counts)
 
 
-def _chart(moments: Sequence[WiredMoment], units: Units) -> Chart:
+def _chart(moments: Sequence[WiredMoment], units: Units) -> BarChart:
     """Held and waiting bytes over time, with the limit as a line."""
-    shown = thinned(moments, MOST_ROWS)
-    times = [format_duration(moment.at_ms) for moment in shown]
-    limits = [format_bytes(moment.limit_bytes, units) for moment in shown]
-    wide, widest = max(map(len, times)), max(map(len, limits))
     bars = [
         Bar(
-            f"{time:>{wide}}  {limit:>{widest}} ",
+            format_duration(moment.at_ms),
             (moment.demand_bytes, 0, moment.waiting_bytes),
-            moment.limit_bytes,
+            moment.limit_bytes or None,
+            f"of {format_bytes(moment.limit_bytes, units)}",
         )
-        for moment, time, limit in zip(shown, times, limits, strict=True)
+        for moment in thinned(moments, MOST_ROWS)
     ]
-    return bar_chart("Demand over time", ("held", "", "waiting"), bars, limit="limit, as written")
+    kinds = ("held", "", "waiting")
+    return BarChart(title="Demand over time", kinds=kinds, bars=bars, units=units, limit="limit")
 
 
 def thinned(moments: Sequence[WiredMoment], most: int) -> tuple[WiredMoment, ...]:

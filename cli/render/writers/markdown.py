@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from memfit.cli.render.document import (
+    AnyPart,
     Cell,
-    Chart,
     Columns,
     Commands,
     Document,
@@ -15,8 +15,10 @@ from memfit.cli.render.document import (
     Table,
     Text,
     Verdict,
+    verdict_first,
 )
 from memfit.cli.render.escape import visible
+from memfit.cli.render.plot import plain
 
 _MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|<`*_["})
 # GitHub notifies the person whose name follows; a space without width prevents it.
@@ -32,11 +34,8 @@ def write(view: HasDocument, *, to_file: bool) -> str:
 
 def to_markdown(document: Document) -> str:
     """Return a document as Markdown that ends with a line feed; the verdict follows the title."""
-    parts = [part for part in document if part.only != "terminal"]
-    titles = [part for part in parts[:1] if isinstance(part, Heading) and part.level == 2]
-    verdicts = [part for part in parts if isinstance(part, Verdict)]
-    others = [part for part in parts if part not in titles and part not in verdicts]
-    blocks = ("\n".join(_lines(part)) for part in (*titles, *verdicts, *others))
+    parts = verdict_first([part for part in document if part.only not in ("terminal", "picture")])
+    blocks = ("\n".join(_lines(part)) for part in parts)
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
@@ -49,7 +48,7 @@ def escape(text: str) -> str:
     return _MENTION.sub("@&#8203;", visible(text).translate(_MARKS))
 
 
-def _lines(part: Text | Table | Columns | Commands | Chart | Heading | Verdict) -> Iterator[str]:
+def _lines(part: AnyPart) -> Iterator[str]:
     match part:
         case Heading():
             yield _heading(part)
@@ -63,11 +62,12 @@ def _lines(part: Text | Table | Columns | Commands | Chart | Heading | Verdict) 
             yield f"## {_mark(part.colour == 'green')} {escape(part.text)}"
         case Verdict():
             yield f"**{escape(part.text)}**"
-        case Commands() if part.lines:
-            yield "### To paste\n"
-            yield from _fenced("sh", part.lines)
-        case Chart():
-            yield from _fenced("text", list(part.draw(_CHART_WIDTH, False)))
+        case Commands():
+            if part.lines:
+                yield "### To paste\n"
+                yield from _fenced("sh", part.lines)
+        case _:
+            yield from _fenced("text", list(plain(part, _CHART_WIDTH)))
 
 
 def _heading(heading: Heading) -> str:

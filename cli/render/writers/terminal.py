@@ -3,8 +3,11 @@
 import re
 from collections.abc import Iterator
 
+from rich.text import Text as RichText
+
 from memfit.cli.render import grid
 from memfit.cli.render.document import (
+    AnyPart,
     Chart,
     Columns,
     Commands,
@@ -33,7 +36,8 @@ def to_terminal(document: Document, *, to_file: bool) -> str:
     page = open_page(to_file=to_file)
     is_first = True
     for part in document:
-        if part.only == "page" or (isinstance(part, Text | Commands) and not part.lines):
+        is_empty = isinstance(part, Text | Commands) and not part.lines
+        if is_empty or part.only in ("page", "picture"):
             continue
         before = page.length
         if not is_first and _has_gap(part):
@@ -47,11 +51,11 @@ def to_terminal(document: Document, *, to_file: bool) -> str:
     return page.text()
 
 
-def _has_gap(part: Heading | Text | Table | Columns | Verdict | Commands | Chart) -> bool:
+def _has_gap(part: AnyPart) -> bool:
     return part.gap if isinstance(part, Text | Table | Columns | Verdict) else True
 
 
-def _draw(page: Page, part: Heading | Text | Table | Columns | Verdict | Commands | Chart) -> None:
+def _draw(page: Page, part: AnyPart) -> None:
     match part:
         case Heading():
             _heading(page, part)
@@ -68,7 +72,7 @@ def _draw(page: Page, part: Heading | Text | Table | Columns | Verdict | Command
             for line in part.lines:
                 for piece in continued(visible(line), page.console.width - 2):
                     page.console.print(f"  {piece}", soft_wrap=True)
-        case Chart():
+        case _:
             _chart(page, part)
 
 
@@ -84,8 +88,11 @@ def continued(command: str, width: int) -> Iterator[str]:
 
 
 def _chart(page: Page, chart: Chart) -> None:
-    for line in chart.draw(page.console.width, page.ascii_only):
-        page.console.print(visible(line), no_wrap=True, crop=True)
+    from memfit.cli.render.plot import plot  # most answers have no chart
+
+    for line in plot(chart, page.console.width, ascii_only=page.ascii_only):
+        pieces = ((visible(str(piece)), getattr(piece, "colour", "")) for piece in line)
+        page.console.print(RichText.assemble(*pieces), no_wrap=True, crop=True)
 
 
 def _heading(page: Page, heading: Heading) -> None:
