@@ -13,6 +13,7 @@ from memfit.estimators.base.errors import CheckpointError
 # Prefix of a file that is being written; only a killed process leaves one.
 UNFINISHED = ".unfinished-"
 _SHOWN_CHARACTERS = 200
+_MAX_TEXT_BYTES = 4096
 # The first eight bytes of what `git clone` leaves in place of a large file without Git LFS
 # (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
 _LFS_POINTER = b"version "
@@ -100,6 +101,14 @@ def read_whole(path: Path, *, limit: int) -> bytes:
                 f"{printable(path)}: {size} bytes; such a file may have at most {limit}"
             )
         return read_exactly(file, size, path)
+
+
+def small_text(path: Path) -> str:
+    """Return the text of a small file, such as a commit; empty where there is none."""
+    try:
+        return read_whole(path, limit=_MAX_TEXT_BYTES).decode("utf-8").strip()
+    except (CheckpointError, UnicodeDecodeError):
+        return ""
 
 
 def list_names(directory: Path) -> list[str]:

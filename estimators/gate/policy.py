@@ -213,15 +213,22 @@ def _limits(
     section = target.mapping("limits", LimitKeys.__struct_fields__)
     growth_keys = GrowthKeys.__struct_fields__
     growth = section.mapping("growth", growth_keys)
-    if not any(key in section for key in (*AMOUNTS, "basis")) and not growth.values:
-        section.add_error("name at least one limit: a target that checks nothing does not pass")
+    accepts_all = section.values.get("basis", "bound") == "bound"
+    if not any(key in section for key in AMOUNTS) and not growth.values and accepts_all:
+        section.add_error(
+            "name at least one limit that can break: a target that checks nothing does not pass"
+        )
     if device and device.backend != "metal" and "wired_limit" in section:
         section.add_error(
             f"{device.name} has no wired limit; it is a setting of Macs", "wired_limit"
         )
-    found = [_limit(section, key, key) for key in AMOUNTS if key in section]
+    found = [
+        _limit(section, key, key, partial(AMOUNTS[key], device))
+        for key in AMOUNTS
+        if key in section
+    ]
     found += [
-        _limit(growth, key, f"growth.{key}")
+        _limit(growth, key, f"growth.{key}", parse_limit_value)
         for key in GrowthKeys.__struct_fields__
         if key in growth
     ]
@@ -232,8 +239,10 @@ def _limits(
     )
 
 
-def _limit(section: Section, key: str, name: str) -> PolicyLimit | None:
-    amount = section.take(key, AMOUNTS.get(name, parse_limit_value))
+def _limit(
+    section: Section, key: str, name: str, parse: Callable[[Any], LimitValue]
+) -> PolicyLimit | None:
+    amount = section.take(key, parse)
     return PolicyLimit(name, section.line(key), amount) if amount else None
 
 
@@ -268,7 +277,19 @@ def _count(value: Any) -> int:
     return value
 
 
-def _context(value: Any) -> LimitValue:
+def _memory(device: Device | None, value: Any) -> LimitValue:
+    """A share or a size that the machine has: a higher limit could not break."""
+    amount = parse_limit_value(value)
+    if amount.denominator is not None and amount.numerator > amount.denominator:
+        raise InputError(f"{amount.text}: limits nothing; write at most 100% of the working set")
+    if device and amount.denominator is None and amount.numerator > device.memory_bytes:
+        raise InputError(
+            f"{amount.text}: limits nothing; the memory of the machine is {device.memory_bytes}B"
+        )
+    return amount
+
+
+def _context(device: Device | None, value: Any) -> LimitValue:
     count = _count(value)
     if not 0 < count <= MAX_COUNT:
         raise InputError(f"{short(count)}: must be from 1 to {MAX_COUNT} tokens")
@@ -289,10 +310,10 @@ def _runtime(value: Any) -> Runtime:
     return get_runtime(_text(value))
 
 
-AMOUNTS: dict[str, Callable[[Any], LimitValue]] = {
-    "peak": parse_limit_value,
-    "load_peak": parse_limit_value,
-    "wired_limit": parse_limit_value,
+AMOUNTS: dict[str, Callable[[Device | None, Any], LimitValue]] = {
+    "peak": _memory,
+    "load_peak": _memory,
+    "wired_limit": _memory,
     "context": _context,
-    "expert_capacity": parse_experts,
+    "expert_capacity": lambda device, value: parse_experts(value),
 }

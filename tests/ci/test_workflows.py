@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -245,11 +246,22 @@ def test_the_hook_that_is_documented_exists() -> None:
     assert not re.search(HOOK["files"], "README.md")
 
 
+def test_the_hook_has_the_pinned_dependencies() -> None:
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8").replace("\\\n", "")
+    lines = [line.partition("--hash")[0].strip() for line in text.splitlines()]
+    pins = [line for line in lines if "==" in line and not line.startswith("setuptools")]
+    assert HOOK["additional_dependencies"] == pins, "copy them from requirements.txt"
+
+
 @pytest.mark.exhaustive
 def test_the_hook_runs(repository: Path, source: Path, machine: dict[str, str]) -> None:
     # As pre-commit does: the hook's repository into an environment, the entry in the root.
+    pins = HOOK["additional_dependencies"]
     job = {
-        "before_script": ["python3 -m venv .hook", f".hook/bin/pip install -q '{source}'"],
+        "before_script": [
+            "python3 -m venv .hook",
+            shlex.join([".hook/bin/pip", "install", "-q", str(source), *pins]),
+        ],
         "script": [f'PATH="$PWD/.hook/bin:$PATH" {HOOK["entry"]}'],
     }
     assert run_gitlab(job, repository, machine).code == 0

@@ -216,7 +216,7 @@ def test_twenty_targets_on_five_models_read_each_checkpoint_once(
 def test_a_workload_beyond_the_models_context_does_not_pass(memfit: Memfit, folder: Path) -> None:
     most = int(str(QWEN3_4B["max_position_embeddings"]))
     work = {"prompt_tokens": most, "max_tokens": 1}
-    one = target({"peak": "100TB"}, workload=work)
+    one = target({"peak": "100%"}, workload=work)
     write_policy(folder, chat=one)
     run = memfit("gate", "--format", "json")
     (check,) = [c for c in run.json["targets"][0]["checks"] if not c["passed"]]

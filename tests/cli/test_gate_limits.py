@@ -48,7 +48,7 @@ def ask(memfit: Memfit, folder: Path, limits: Mapping[str, Any], **keys: Any) ->
 
 def figures(memfit: Memfit, folder: Path, **keys: Any) -> Any:
     """Return the figures of a target."""
-    return ask(memfit, folder, {"peak": "1000GB"}, **keys)[1]["figures"]
+    return ask(memfit, folder, {"peak": "100%"}, **keys)[1]["figures"]
 
 
 @pytest.mark.parametrize("limit", AT_MOST)

@@ -8,6 +8,7 @@ from memfit.estimators.base.reading.json_members import MAX_MEMBER_CHARACTERS
 from memfit.estimators.checkpoint.config import MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
 from memfit.estimators.checkpoint.gguf.cursor import MAX_STRINGS
 from memfit.estimators.checkpoint.gguf.header import MAX_KEPT_ELEMENTS, MAX_KEYS
+from memfit.estimators.checkpoint.hub.listing import MAX_FILES, MAX_LISTING_BYTES
 from memfit.estimators.checkpoint.local.sample import MAX_SAMPLE_BYTES
 from memfit.estimators.checkpoint.safetensors import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_TENSORS
 from memfit.estimators.checkpoint.shards import MAX_INDEX_NAMES
@@ -51,6 +52,18 @@ def collection() -> bytes:
     return f'{{"schema":"memfit.measurements/1","measurements":[{records}]}}'.encode()
 
 
+def listing() -> bytes:
+    entry = {"rfilename": "", "blobId": "1" * 40, "lfs": {"sha256": "2" * 64, "size": 2**40}}
+    count = MAX_LISTING_BYTES // (len(json.dumps(entry)) + 12)
+    files = [{**entry, "rfilename": f"{i:08d}"} for i in range(count)]
+    return json.dumps({"sha": "0" * 40, "siblings": files}).encode()
+
+
+def smallest_files() -> bytes:
+    files = ",".join(f'{{"rfilename":"{i}"}}' for i in range(2 * MAX_FILES - 9))
+    return f'{{"sha":"{"0" * 40}","siblings":[{files}]}}'.encode()
+
+
 WORST: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a header of 100 MB with one emoji": (
         "safetensors",
@@ -80,6 +93,8 @@ WORST: dict[str, tuple[str, Callable[[], bytes]]] = {
         lambda: json.dumps({f"{i:09d}": 1.5 for i in range(MAX_CONFIG_VALUES - 9)}).encode(),
     ),
     "as many names as there may be": ("index", index),
+    "as many files as the Hub may list": ("listing", listing),
+    "as many files with short names": ("listing", smallest_files),
     "as many measurements as there may be": ("collection", collection),
     "as many items as there may be": (
         "sample",

@@ -153,6 +153,14 @@ targets:
         (HEAD + TARGET.replace("90%", "-1%"), (8, "targets.chat.limits.peak", "90% or 16GB")),
         (HEAD + TARGET.replace("90%", "16G"), (8, "targets.chat.limits.peak", "16G")),
         (HEAD + TARGET.replace("90%", "yes"), (8, "targets.chat.limits.peak", "not a size")),
+        *(
+            (HEAD + TARGET.replace("90%", limit), (8, "targets.chat.limits.peak", "limits nothing"))
+            for limit in ("100.001%", "999999%", "24.0001GiB", "999TB")
+        ),
+        (
+            HEAD + TARGET.replace("peak: 90%", "basis: bound"),
+            (7, "targets.chat.limits", "can break"),
+        ),
         (
             HEAD + TARGET.replace("peak: 90%", "basis: sure"),
             (8, "targets.chat.limits.basis", "sure"),

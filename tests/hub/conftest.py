@@ -53,9 +53,14 @@ class Reader:
         self.reports = Reports()
 
     def __call__(
-        self, name: str = NAME, *, offline: bool = False, timeout: float = 5.0
+        self,
+        name: str = NAME,
+        *,
+        offline: bool = False,
+        timeout: float = 5.0,
+        longest: float = 120.0,
     ) -> Checkpoint:
-        settings = Hub(self.hub.endpoint, self.snapshots, offline, timeout)
+        settings = Hub(self.hub.endpoint, self.snapshots, offline, timeout, longest)
         return open_hub(name, progress=self.reports, hub=settings, cache=self.cache)
 
 

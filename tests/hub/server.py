@@ -270,6 +270,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "stall": self._stall,
                 "garbage": self._send_garbage,
                 "drop": self._drop,
+                "drip": self._drip,
+                "continue": self._continue,
                 "redirect": self._redirect,
             }.get(fault.kind)
             if action and fault.strikes(self.path):
@@ -287,6 +289,20 @@ class _Handler(BaseHTTPRequestHandler):
     def _stall(self, fault: Fault) -> None:
         self.hub.released.wait(30)
         self.close_connection = True
+
+    def _drip(self, fault: Fault) -> None:
+        """Headers without an end, a byte at a time."""
+        self._without_end(b"HTTP/1.1 200 OK\r\nx-endless: ", b"a")
+
+    def _continue(self, fault: Fault) -> None:
+        """Interim answers without an end."""
+        self._without_end(b"", b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _without_end(self, first: bytes, again: bytes) -> None:
+        self.wfile.write(first)
+        while not self.hub.released.wait(0.01):
+            self.wfile.write(again)
+            self.wfile.flush()
 
     def _send_garbage(self, fault: Fault) -> None:
         self._send(200, b"<html>Please log in to the network</html>", "text/html")

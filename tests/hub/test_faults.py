@@ -139,6 +139,26 @@ def test_a_silent_server_times_out(read: Reader, hub: FakeHub) -> None:
     assert time.monotonic() - started < PATIENCE_SECONDS
 
 
+@pytest.mark.parametrize("kind", ["drip", "continue"])
+@pytest.mark.parametrize("where", ["/api/models", SHARD])
+def test_headers_without_an_end_are_given_up(
+    read: Reader, hub: FakeHub, where: str, kind: str
+) -> None:
+    hub.faults = [Fault(where, kind)]
+    started = time.monotonic()
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:[0-9]+ took longer than 0\.3 s$"):
+        read(timeout=0.2, longest=0.3)
+    assert time.monotonic() - started < PATIENCE_SECONDS
+    assert asked(hub, where) == 1
+
+
+def test_attempts_and_pauses_share_one_deadline(read: Reader, hub: FakeHub) -> None:
+    hub.faults = [Fault("/api/models", "status", 503, {"Retry-After": "5"})]
+    with pytest.raises(UnreachableError, match="answered 503"):
+        read(longest=1)
+    assert asked(hub, "/api/models") == 1
+
+
 def test_a_closed_port_is_unreachable(read: Reader, hub: FakeHub) -> None:
     with socket.socket() as bound:  # and not listening
         bound.bind(("127.0.0.1", 0))
@@ -187,7 +207,7 @@ def test_a_length_other_than_the_listed_one_is_rejected(read: Reader, hub: FakeH
 
 def test_a_login_portal_is_not_mistaken_for_the_hub(read: Reader, hub: FakeHub) -> None:
     hub.faults = [Fault("/api/models", "garbage")]
-    assert "is not JSON" in fault_of(read, UnreachableError)
+    assert "is not a listing" in fault_of(read, UnreachableError)
 
 
 @pytest.mark.parametrize("where", ["config.json", "index.json"])

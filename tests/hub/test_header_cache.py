@@ -15,6 +15,7 @@ from tests.hub.server import COMMIT, FakeHub, Fault
 from tests.models import QWEN3_4B, write_checkpoint, write_config
 
 OTHER_COMMIT = "f" * 40
+UNLIMITED = Path("/dev/zero")
 
 
 def snapshot(read: Reader, commit: str = COMMIT, branch: str = "main") -> Path:
@@ -204,3 +205,21 @@ def test_a_snapshot_of_another_revision_is_not_used(read: Reader, hub: FakeHub) 
     write_config(snapshot(read, branch="dev"), QWEN3_4B)
     read()
     assert hub.made
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "huge"])
+def test_an_entry_that_is_not_a_small_file_is_absent(tmp_path: Path, kind: str) -> None:
+    cache = HeaderCache(tmp_path)
+    cache.put(b"content", "key")
+    (entry,) = tmp_path.iterdir()
+    entry.unlink()
+    if kind == "pipe":
+        os.mkfifo(entry)
+    elif kind == "device":
+        entry.symlink_to(UNLIMITED)
+    elif kind == "directory":
+        entry.mkdir()
+    else:
+        entry.touch()
+        os.truncate(entry, 2**40)
+    assert cache.get("key") is None

@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from memfit.estimators.base.files import write_atomically
+from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import read_whole, write_atomically
+from memfit.estimators.checkpoint.safetensors import LENGTH_BYTES, MAX_HEADER_BYTES
 
 MAX_CACHE_BYTES = 256_000_000  # headers of a hundred of the largest models
 _DIGEST_BYTES = 32
+# A safetensors header may be the longest of what is kept.
+_MAX_ENTRY_BYTES = _DIGEST_BYTES + LENGTH_BYTES + MAX_HEADER_BYTES
 
 
 class Usage(NamedTuple):
@@ -36,9 +40,9 @@ class HeaderCache:
         """Return the content stored under a key, or None if absent or damaged."""
         path = self._path(key)
         try:
-            entry = path.read_bytes()
+            entry = read_whole(path, limit=_MAX_ENTRY_BYTES)
             os.utime(path)  # least recently used entries go first
-        except OSError:
+        except (CheckpointError, OSError):
             return None
         content = entry[_DIGEST_BYTES:]
         # A half-written or changed entry is as good as none: it is fetched again.

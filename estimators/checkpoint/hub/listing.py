@@ -4,24 +4,45 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct, field
 
 from memfit.estimators.base.errors import UnreachableError
-from memfit.estimators.base.reading.section import Section, json_section
+from memfit.estimators.base.files import printable
 
-MAX_LISTING_BYTES = 50_000_000  # 200,000 files; the largest model repositories have some thousands
-MAX_LISTING_VALUES = 4_000_000
+# The largest model repositories have some thousands of files.
+MAX_LISTING_BYTES = 16_000_000
+MAX_FILES = 100_000
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _DIGEST = re.compile(r"[0-9a-f]{40,64}")
 
 
-class RemoteFile(NamedTuple):
+class _Pointer(Struct, frozen=True, gc=False):
+    """What git keeps of a large file."""
+
+    sha256: str | None = None
+
+
+class RemoteFile(Struct, frozen=True, gc=False):
     """A file as it is listed; a Hub's copy may leave out what it does not know."""
 
-    size: int | None
+    name: str = field(name="rfilename")
+    size: int | None = None
     """Bytes of the file."""
-    sha256: str | None  # of a large file's content
-    git_id: str | None  # of a small file's content, as git counts it
+    blob: str | None = field(name="blobId", default=None)
+    lfs: _Pointer | None = None
+
+    @property
+    def sha256(self) -> str | None:
+        """The digest of a large file's content."""
+        return _digest(self.lfs.sha256) if self.lfs else None
+
+    @property
+    def git_id(self) -> str | None:
+        """The digest of a small file's content, as git counts it; of a large one git has none."""
+        return None if self.lfs else _digest(self.blob)
 
     @property
     def digest(self) -> str | None:
@@ -47,24 +68,34 @@ class Listing(NamedTuple):
     """By path in the repository."""
 
 
+class _Answer(Struct, frozen=True, gc=False):
+    """The keys of the Hub's answer that are used; others are skipped without being built."""
+
+    sha: str
+    siblings: list[RemoteFile]
+
+
 def parse_listing(content: bytes, place: PurePath) -> Listing:
     """Return the listing that the Hub's answer is (GET /api/models/NAME/revision/REVISION).
 
     Raises:
         UnreachableError: when it is not a listing, e.g. the login page of a captive portal.
     """
-    top = json_section(
-        content,
-        place,
-        what="the Hub's answer",
-        max_values=MAX_LISTING_VALUES,
-        error=UnreachableError,
-    )
-    commit = top.values.get("sha")
+    # Before parsing: a file takes memory far above its few bytes. Large ones have two objects.
+    if content.count(b"{") > 2 * MAX_FILES:
+        raise _fault(place, f"has more than {MAX_FILES} files")
+    try:
+        answer = _DECODER.decode(content)
+    # ValueError: text that is not UTF-8. RecursionError: brackets within brackets.
+    except (ValueError, RecursionError) as error:
+        raise _fault(place, f"is not a listing: {printable(error)}") from None
     # It goes into addresses and into the names of cache entries.
-    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise top.fail("sha", "the Hub's answer names no commit")
-    return Listing(commit, dict(map(_file, top.mappings("siblings"))))
+    if not _COMMIT.fullmatch(answer.sha):
+        raise _fault(place, "sha: names no commit")
+    for file in answer.siblings:
+        if file.size is not None and file.size < 0:
+            raise _fault(place, f"size of {printable(file.name)}: is below zero")
+    return Listing(answer.sha, {file.name: file for file in answer.siblings})
 
 
 def git_id(content: bytes) -> str:
@@ -79,18 +110,12 @@ def git_id(content: bytes) -> str:
     return digest.hexdigest()
 
 
-def _file(sibling: Section) -> tuple[str, RemoteFile]:
-    name = sibling.text("rfilename")
-    lfs, size = sibling.values.get("lfs"), sibling.values.get("size")
-    sha256 = _digest(lfs.get("sha256")) if isinstance(lfs, dict) else None
-    return name, RemoteFile(
-        # Not isinstance: true is an integer to Python.
-        size if type(size) is int and size >= 0 else None,
-        sha256,
-        # Of a large file git keeps a pointer, and the id is the pointer's.
-        None if isinstance(lfs, dict) else _digest(sibling.values.get("blobId")),
-    )
+_DECODER = msgspec.json.Decoder(_Answer)
 
 
-def _digest(value: Any) -> str | None:
-    return value if isinstance(value, str) and _DIGEST.fullmatch(value) else None
+def _fault(place: PurePath, text: str) -> UnreachableError:
+    return UnreachableError(f"{printable(place)}: the Hub's answer {text}")
+
+
+def _digest(value: str | None) -> str | None:
+    return value if value and _DIGEST.fullmatch(value) else None

@@ -7,11 +7,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
-def start(jobs: Sequence[Callable[[], bytes]], most_threads: int) -> list[Future[bytes]]:
+def start(jobs: Sequence[Callable[[], Result]], most_threads: int) -> list[Future[Result]]:
     """Start jobs in order and return their futures, which can be cancelled."""
-    futures: list[Future[bytes]] = [Future() for _ in jobs]
+    futures: list[Future[Result]] = [Future() for _ in jobs]
     # popleft is atomic, so that threads share the queue without a lock.
     waiting = deque(zip(jobs, futures, strict=True))
     for _ in range(min(most_threads, len(jobs))):
@@ -19,7 +22,7 @@ def start(jobs: Sequence[Callable[[], bytes]], most_threads: int) -> list[Future
     return futures
 
 
-def _work(waiting: deque[tuple[Callable[[], bytes], Future[bytes]]]) -> None:
+def _work(waiting: deque[tuple[Callable[[], Result], Future[Result]]]) -> None:
     while waiting:
         try:
             job, future = waiting.popleft()

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urljoin, urlsplit
@@ -19,6 +19,7 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import Progress, Request
 from memfit.estimators.base.version import __version__
 from memfit.estimators.checkpoint.hub.http_errors import http_error
+from memfit.estimators.checkpoint.hub.parallel import start
 from memfit.estimators.checkpoint.hub.settings import Hub, open_session
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 ATTEMPTS = 3
 FIRST_PAUSE_SECONDS = 0.5  # doubled with every attempt
 LONGEST_PAUSE_SECONDS = 20.0  # a longer Retry-After is reported instead of waiting
-LONGEST_BODY_SECONDS = 120.0  # a body that trickles in is given up
 MAX_REDIRECTS = 5
 DRAINED_BYTES = 65_536  # a rest this small is read, so that the connection can be used again
 # Timeout, rate limit and errors of the server; any other refusal is final.
@@ -106,22 +106,46 @@ class Client:
 
         Raises:
             CheckpointError: when the Hub knows no such repository, revision or file.
-            NoAnswerError: when no attempt brought an answer.
+            NoAnswerError: when no attempt brought an answer, or it took too long.
             UnreachableError: when the Hub refuses.
         """
+        longest = self._hub.longest_seconds
+        deadline = time.monotonic() + longest
+        # On a thread of its own: a timeout is for one read, and while headers drip in, or 1xx
+        # answers follow one another, httpx never returns. Such a thread is left behind.
+        (answer,) = start([lambda: self._tried(url, wanted, span, attempts, deadline)], 1)
+        wait([answer], longest)
+        if not answer.done():
+            raise self._too_long(url)
+        return answer.result()
+
+    def _tried(
+        self,
+        url: str,
+        wanted: Callable[[bytearray], int],
+        span: tuple[int, int] | None,
+        attempts: int,
+        deadline: float,
+    ) -> Answer:
         pause = FIRST_PAUSE_SECONDS
         for attempt in range(1, attempts + 1):
             try:
-                return self._follow(url, wanted, span)
+                return self._follow(url, wanted, span, deadline)
             except _AgainError as again:
                 delay = pause if again.pause is None else again.pause
+                late = delay > LONGEST_PAUSE_SECONDS or time.monotonic() + delay > deadline
                 # No wait before a failure: the error is raised at once.
-                if attempt == attempts or delay > LONGEST_PAUSE_SECONDS or self._stopped.is_set():
+                if attempt == attempts or late or self._stopped.is_set():
                     raise NoAnswerError(self._given_up(again, attempt)) from None
                 # Not time.sleep, which `stop` could not end.
                 self._stopped.wait(delay)
                 pause *= 2
         raise AssertionError("no attempts were allowed")
+
+    def _too_long(self, url: str) -> NoAnswerError:
+        return NoAnswerError(
+            f"{self._repository}: {_host(url)} took longer than {self._hub.longest_seconds:g} s"
+        )
 
     def _given_up(self, again: _AgainError, attempt: int) -> str:
         tries = "" if attempt == 1 else f", {attempt} times"
@@ -129,7 +153,11 @@ class Client:
         return f"{self._repository}: {printable(again)}{tries}{wait}"
 
     def _follow(
-        self, url: str, wanted: Callable[[bytearray], int], span: tuple[int, int] | None
+        self,
+        url: str,
+        wanted: Callable[[bytearray], int],
+        span: tuple[int, int] | None,
+        deadline: float,
     ) -> Answer:
         headers = dict(self._headers)
         if span:
@@ -137,7 +165,7 @@ class Client:
             headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
         commit = None
         for hop in range(MAX_REDIRECTS + 1):
-            answer = self._attempt(url, headers, wanted, span[0] if span else 0)
+            answer = self._attempt(url, headers, wanted, span[0] if span else 0, deadline)
             # Only the Hub itself knows the commit; the storage that it redirects to does not.
             commit = answer.commit if hop == 0 else commit
             if isinstance(answer, Answer):
@@ -156,7 +184,12 @@ class Client:
         )
 
     def _attempt(
-        self, url: str, headers: dict[str, str], wanted: Callable[[bytearray], int], start: int
+        self,
+        url: str,
+        headers: dict[str, str],
+        wanted: Callable[[bytearray], int],
+        first: int,
+        deadline: float,
     ) -> "Answer | _Redirect":
         """One request: an answer, or where it leads."""
         import httpx2
@@ -177,8 +210,8 @@ class Client:
                     return _Redirect(urljoin(url, str(response.headers["location"])), commit)
                 # Before the body: the page of an error is not read as a file.
                 self._reject(response, url)
-                skipped, total = self._extent(response, start)
-                self._read(response, body, skipped, wanted)
+                skipped, total = self._extent(response, first)
+                self._read(response, body, skipped, wanted, deadline)
                 return Answer(bytes(body[skipped:]), total, commit)
         # Without an answer in time another attempt may get one.
         except httpx2.TimeoutException:
@@ -202,10 +235,9 @@ class Client:
         body: bytearray,
         skipped: int,
         wanted: Callable[[bytearray], int],
+        deadline: float,
     ) -> None:
         length = _length(response)
-        # The timeout is for each read; a server that sends a byte at a time never reaches it.
-        deadline = time.monotonic() + LONGEST_BODY_SECONDS
         # Raw: a compressed body could be far larger than what came.
         for part in response.iter_raw():
             body += part
@@ -215,18 +247,15 @@ class Client:
             if len(body) >= enough and (rest is None or rest > DRAINED_BYTES):
                 return
             if self._stopped.is_set() or time.monotonic() > deadline:
-                host = _host(str(response.url))
-                raise UnreachableError(
-                    f"{self._repository}: {host} took longer than {LONGEST_BODY_SECONDS:.0f} s"
-                )
+                raise self._too_long(str(response.url))
 
-    def _extent(self, response: "httpx2.Response", start: int) -> tuple[int, int | None]:
-        """Bytes of the body that come before ``start``, and the file's size; 200 is all of it."""
+    def _extent(self, response: "httpx2.Response", first: int) -> tuple[int, int | None]:
+        """Bytes of the body that come before ``first``, and the file's size; 200 is all of it."""
         # The server ignores Range and sends the file from its first byte.
         if response.status_code == 200:
-            return start, _length(response)
+            return first, _length(response)
         match = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
-        if not match or int(match[1]) != start:
+        if not match or int(match[1]) != first:
             raise UnreachableError(
                 f"{self._repository}: {_host(str(response.url))} answered another part of the file"
                 " than it was asked for"

@@ -28,6 +28,8 @@ class Hub(Struct, frozen=True):
     """HF_HUB_OFFLINE: no request may be made."""
     timeout_seconds: float = 10.0
     """For each step of a request: connecting, sending, and every read."""
+    longest_seconds: float = 120.0
+    """For a whole request, with its redirects, repeats and pauses."""
 
 
 def configured_hub() -> Hub:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError
-from memfit.estimators.base.files import printable
+from memfit.estimators.base.files import printable, small_text
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.checkpoint.hub.header_cache import HeaderCache, user_cache
@@ -137,10 +137,7 @@ def _find_snapshot(
 ) -> _Snapshot | None:
     # The layout of huggingface_hub's cache: refs/REVISION has the commit of snapshots/COMMIT.
     folder = snapshots / f"models--{name.replace('/', '--')}"
-    try:
-        commit = (folder / "refs" / revision).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        commit = revision
+    commit = small_text(folder / "refs" / revision) or revision
     directory = folder / "snapshots" / commit
     # A revision such as refs/pr/1 that was never resolved is not a commit hash.
     found = commit.isalnum() and os.path.isfile(directory / file)

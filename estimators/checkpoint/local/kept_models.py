@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memfit.estimators.base.errors import CheckpointError
-from memfit.estimators.base.files import list_names, printable
+from memfit.estimators.base.files import list_names, printable, small_text
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.checkpoint.gguf.files import SUFFIX, gguf_models
 from memfit.estimators.checkpoint.hub.settings import configured_hub
@@ -91,10 +91,7 @@ def _hub_cache(snapshots: Path, seen: set[str]) -> Iterator[KeptModel]:
 
 
 def _snapshots(repository: Path) -> list[Path]:
-    try:
-        commit = (repository / "refs" / "main").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        commit = ""
+    commit = small_text(repository / "refs" / "main")
     found = _entries(repository / "snapshots")
     return [each for each in found if each.name == commit] or found
 
@@ -106,10 +103,7 @@ def _lm_studio() -> list[Path]:
     """
     home = _absolute("~")
     places = [home / ".lmstudio", home / ".cache" / "lm-studio"]
-    try:
-        text = (home / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        text = ""
+    text = small_text(home / ".lmstudio-home-pointer")
     if text and "\0" not in text:
         places.insert(0, home / text)
     return [place / "models" for place in places if os.path.isdir(place / "models")]
