@@ -5,14 +5,16 @@ from collections.abc import Set as AbstractSet
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from tests.test_packaging import dotted
+
 ROOT = Path(__file__).parent.parent
 
 
 def module_graph() -> dict[str, set[str]]:
     """Return every module of the package with all modules it imports, anywhere in the file."""
     files = {
-        "memfit." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-        for top in ("cli", "estimators", "probes")
+        dotted(path): path
+        for top in ("api", "cli", "estimators", "probes")
         for path in (ROOT / top).rglob("*.py")
     }
     named = {name.removesuffix(".__init__"): path for name, path in files.items()}

@@ -194,7 +194,7 @@ def test_the_page_of_errors_has_every_slug_and_every_code_of_a_note() -> None:
     }
     code = [
         path.read_text(encoding="utf-8")
-        for folder in ("estimators", "probes", "cli")
+        for folder in ("api", "estimators", "probes", "cli")
         for path in (ROOT / folder).rglob("*.py")
     ]
     assert set(_codes("\n".join(code))) <= notes

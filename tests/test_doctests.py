@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_packaging import dotted
+
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(
-    ".".join(("memfit", *path.relative_to(ROOT).with_suffix("").parts))
+    dotted(path)
     for part in ("cli", "estimators", "probes")
     for path in (ROOT / part).rglob("*.py")
     if ">>> " in path.read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import tomli
 from memfit.estimators.base.version import __version__
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("cli", "estimators", "probes", "sample_configs")
+FOLDERS = ("api", "cli", "estimators", "probes", "sample_configs")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,13 @@ def setuptools_table() -> Any:
 def packages_in_folders() -> list[str]:
     """Return the dotted names of all folders that hold an ``__init__.py``."""
     found = (init.parent for top in FOLDERS for init in (ROOT / top).rglob("__init__.py"))
-    return sorted("memfit." + ".".join(folder.relative_to(ROOT).parts) for folder in found)
+    return sorted(dotted(folder) for folder in found)
+
+
+def dotted(path: Path) -> str:
+    """Return the name under which a folder or a module is imported."""
+    top, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(["memfit", *([] if top == "api" else [top]), *rest])
 
 
 def data_files_in_folders() -> set[Path]:
@@ -48,7 +54,7 @@ def test_every_python_file_is_in_a_package() -> None:
 def test_every_data_file_is_declared(setuptools_table: Any) -> None:
     declared: set[Path] = set()
     for package, patterns in setuptools_table["package-data"].items():
-        folder = ROOT.joinpath(*package.split(".")[1:])
+        folder = ROOT.joinpath(*package.split(".")[1:] or ["api"])
         for pattern in patterns:
             matched = set(folder.glob(pattern))
             assert matched, f"{package}: nothing matches {pattern}"

@@ -355,6 +355,11 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """Every formula with its numbers, where it was requested."""
 
     @property
+    def fits(self) -> bool:
+        """Whether it fits, if only just; False where no machine is known."""
+        return self.verdict in ("fits", "tight")
+
+    @property
     def peak_basis(self) -> Basis:
         """The weakest basis of what the peak is made of."""
         parts = self.components

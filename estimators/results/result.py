@@ -1,6 +1,9 @@
 """What every document for programs has."""
 
-from msgspec import Struct
+import json
+from typing import Any
+
+from msgspec import Struct, to_builtins
 
 from memfit.estimators.base.version import __version__
 
@@ -13,3 +16,17 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
 
     memfit_version: str = __version__
     """The version of memfit that computed it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as its JSON Schema describes it."""
+        fields: dict[str, Any] = to_builtins(self)
+        return fields
+
+    def to_json(self) -> str:
+        """Return it as JSON, indented."""
+        return json_text(self)
+
+
+def json_text(document: Struct) -> str:
+    """Return a document as JSON, indented."""
+    return json.dumps(to_builtins(document), indent=2, ensure_ascii=False)

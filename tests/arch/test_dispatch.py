@@ -19,7 +19,7 @@ import pytest
 from memfit.estimators.arch import caches, specs
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("cli", "estimators", "probes")
+FOLDERS = ("api", "cli", "estimators", "probes")
 KINDS = {
     kind.__name__
     for kind in (

@@ -50,7 +50,7 @@ def test_a_figure_that_is_added_to_the_table_is_measured_estimated_saved_and_sho
     pytest.importorskip("mlx_lm", reason="the model that runs is mlx-lm's")
     path = checkpoints("dense")
     package = tmp_path / "memfit"
-    package.mkdir()
+    shutil.copytree(ROOT / "api", package)
     for name in ("cli", "estimators", "sample_configs"):
         (package / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "probes", package / "probes")

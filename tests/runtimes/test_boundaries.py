@@ -12,7 +12,7 @@ from memfit.estimators.runtimes.registry import runtime_names
 from tests.test_imports import modules_after
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("benchmarks", "cli", "estimators", "probes")
+FOLDERS = ("api", "benchmarks", "cli", "estimators", "probes")
 RUNTIMES = ROOT / "estimators" / "runtimes"
 OUTSIDE = sorted(
     path

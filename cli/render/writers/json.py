@@ -1,11 +1,8 @@
 """JSON: the fields of a result, nothing added or left out."""
 
-import json
 from typing import Protocol
 
-from msgspec import to_builtins
-
-from memfit.estimators.results.result import Result
+from memfit.estimators.results.result import Result, json_text
 
 
 class HasResult(Protocol):
@@ -24,5 +21,4 @@ def write(view: HasResult, *, to_file: bool) -> str:
 def to_json(result: Result) -> str:
     """Return a result as JSON text that ends with a line feed."""
     # "##[" is a command to GitHub's runner, which reads what a job prints.
-    text = json.dumps(to_builtins(result), indent=2, ensure_ascii=False)
-    return text.replace("##[", "##\\u005b") + "\n"
+    return json_text(result).replace("##[", "##\\u005b") + "\n"

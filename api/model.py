@@ -1,0 +1,205 @@
+"""What ``import memfit`` gives for models: ask once, or open a model and ask many times.
+
+``memfit estimate`` asks here too, so both give the same answer.
+"""
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
+
+from memfit.cli.options.estimate import EstimatedModel, EstimateRuntime
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.sizing.catalog import Catalog
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from memfit.estimators.results.estimate import Estimate
+    from memfit.estimators.sizing.sized_model import SizedModel
+    from memfit.estimators.sizing.workload import PartialWorkload
+    from memfit.settings import (
+        EstimateSettings,
+        MachineSettings,
+        OpenSettings,
+        WorkloadSettings,
+    )
+
+
+class OpenModel(Struct, frozen=True):
+    """A model that was opened: it is read once, for any number of questions.
+
+    `on` chooses the machine, `at` answers for a workload.
+    """
+
+    _sized: "partial[SizedModel]"
+    _may_use_measurements: bool
+    _device: Device | UnsetType | None = UNSET
+
+    def on(
+        self, device: str | Device | None = None, **settings: "Unpack[MachineSettings]"
+    ) -> "OpenModel":
+        """Return the same model on another machine; nothing is read again.
+
+        Raises:
+            InputError: when the machine is unknown, or more than one is named.
+        """
+        from memfit.settings import machine
+
+        return replace(self, _device=machine(device, settings))
+
+    def at(
+        self,
+        context: str | int | Workload | None = None,
+        *,
+        units: Units = Units.GB,
+        plot: bool = False,
+        explain: bool = False,
+        **settings: "Unpack[WorkloadSettings]",
+    ) -> "Estimate":
+        """Return the estimate for a prompt of ``context`` tokens, or for a whole workload.
+
+        ``plot`` adds memory against context, ``explain`` every formula with its numbers;
+        ``units`` are those of the sentences in the result.
+
+        Raises:
+            InputError: when a value cannot be read or is out of range.
+            UnsupportedError: when the runtime cannot run the workload.
+        """
+        from memfit.settings import machine, workload
+
+        asked = workload(context, settings)
+        device = machine(None, {}) if self._device is UNSET else self._device
+        return self.answer(asked, device, units=units, plot=plot, explain=explain)
+
+    def answer(
+        self,
+        asked: "PartialWorkload",
+        device: Device | None,
+        *,
+        units: Units = Units.GB,
+        plot: bool = False,
+        explain: bool = False,
+    ) -> "Estimate":
+        """Return the estimate for a workload on a device.
+
+        Raises:
+            UnsupportedError: when the runtime cannot run the workload.
+        """
+        from memfit.estimators.sizing.estimate import estimate as answer
+        from memfit.estimators.sizing.estimate import with_plots
+
+        sized = self._sized(device=device)
+        run = asked.under(sized.runtime_model.runtime)
+        sized = sized.settled(run)
+        if self._may_use_measurements:
+            sized = _measured(sized, run)
+        result = answer(sized, run, units=units)
+        if plot:
+            result = with_plots(result, sized)
+        if explain:
+            from memfit.estimators.sizing.explain import explain as explained
+
+            result = replace(result, explanation=explained(sized, run, units))
+        return result
+
+
+def estimate(
+    model: str | os.PathLike[str],
+    *,
+    device: str | Device | None = None,
+    context: str | int | Workload | None = None,
+    progress: Progress = NULL_PROGRESS,
+    **settings: "Unpack[EstimateSettings]",
+) -> "Estimate":
+    """Return the memory that a model needs, and whether it fits.
+
+    Raises:
+        InputError: when a setting is wrong, or a file of the model.
+        UnsupportedError: when the model or its combination with a setting is not described.
+        UnreachableError: when the Hub cannot be reached, or refuses.
+        MachineError: when this machine cannot do what ``method`` needs.
+    """
+    from memfit.settings import machine, split, workload
+
+    of_open, of_machine, of_workload = split(settings)
+    asked, found = workload(context, of_workload), machine(device, of_machine)
+    return open(model, progress=progress, **of_open).answer(asked, found)
+
+
+def open(
+    model: str | os.PathLike[str],
+    *,
+    progress: Progress = NULL_PROGRESS,
+    **settings: "Unpack[OpenSettings]",
+) -> OpenModel:
+    """Return a model that is read once, for many questions.
+
+    Raises:
+        InputError: when a setting is wrong, or a file of the model.
+        UnsupportedError: when the model or its combination with a setting is not described.
+        UnreachableError: when the Hub cannot be reached, or refuses.
+    """
+    from memfit.settings import keywords_in_errors, opening
+
+    options, runtime = opening(model, settings)
+    with keywords_in_errors():
+        return open_model(options, runtime, progress=progress)
+
+
+def open_model(
+    model: EstimatedModel, runtime: EstimateRuntime, *, progress: Progress = NULL_PROGRESS
+) -> OpenModel:
+    """Return the model that options name, opened as they say.
+
+    Raises:
+        MemfitError: as `open`.
+    """
+    # All options are read before anything is fetched.
+    rules = runtime.chosen()
+    sized = partial(
+        Catalog.sized,
+        quantize=model.quantization(),
+        margin_bytes=runtime.margin_bytes(),
+        method=runtime.method,
+        adapter=model.adapter,
+        draft=model.drafting(),
+    )
+    catalog = Catalog(progress=progress, versioned=runtime.versioned)
+    reference = _opened(catalog, model)
+    if runtime.runtime is None:
+        rules = runtime.with_settings(catalog.native_runtime(reference))
+    is_as_published = model.quantize is None and model.adapter is None
+    return OpenModel(
+        partial(sized, catalog, reference, runtime=rules),
+        runtime.method == "auto" and is_as_published and not runtime.names_versions,
+    )
+
+
+def _opened(catalog: Catalog, model: EstimatedModel) -> str:
+    """Open the checkpoints; return the reference to the model."""
+    reference = str(model.model)
+    catalog.checkpoint(reference)
+    if model.mmproj is not None:
+        from memfit.estimators.checkpoint.gguf.files import with_projector
+
+        reference = catalog.add(with_projector(catalog.checkpoint(reference), model.mmproj))
+    if model.draft is not None:
+        catalog.checkpoint(model.draft)
+    return reference
+
+
+def _measured(sized: "SizedModel", workload: Workload) -> "SizedModel":
+    """Return the model with a measurement of this machine, where there is one."""
+    host = sized.device
+    if host is None or host.source != "detected":
+        return sized
+    from memfit.probes.measurement_lookup import with_measurement
+    from memfit.probes.store import user_store
+
+    return with_measurement(sized, workload, host, user_store())

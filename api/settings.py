@@ -1,0 +1,187 @@
+"""The keyword arguments of the library: the options of ``memfit estimate``, under their names."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, get_type_hints
+
+from msgspec import ValidationError, convert
+from msgspec.structs import fields, replace
+
+from memfit.cli.options.estimate import EstimatedModel, EstimateRuntime
+from memfit.cli.options.groups import OptionGroup
+from memfit.cli.options.machine import MachineOptions
+from memfit.cli.options.workload import WorkloadOptions
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS, PartialWorkload
+
+if TYPE_CHECKING:
+    from memfit.estimators.machine.working_set import OsRegime
+
+_OPTION = re.compile(r"--(?:no-)?([a-z][a-z-]*)")
+
+
+class OpenSettings(TypedDict, total=False):
+    """Settings of `memfit.open`; what is not given is as on the command line."""
+
+    quantize: int | str
+    group_size: int
+    quant_mode: str
+    adapter: str | PathLike[str]
+    draft: str
+    draft_quantize: int | str
+    num_draft_tokens: int
+    mmproj: str | PathLike[str]
+    runtime: str
+    method: Literal["auto", "formula", "trace"]
+    margin: int | str
+    mlx_version: str
+    mlx_lm_version: str
+    gpu_memory_utilization: float | str
+    cache_type: str
+    cache_type_k: str
+    cache_type_v: str
+    flash_attn: bool
+    gpu_layers: int | str
+    n_cpu_moe: int | str
+
+
+class MachineSettings(TypedDict, total=False):
+    """Settings of `OpenModel.on`."""
+
+    memory: int | str
+    working_set: int | str
+    os_regime: "OsRegime | str"
+
+
+class WorkloadSettings(TypedDict, total=False):
+    """Settings of `OpenModel.at`."""
+
+    prompt_tokens: int | str
+    max_tokens: int | str
+    batch: int
+    prefill_step: int
+    kv_bits: int
+    kv_group_size: int
+    quantized_kv_start: int
+    max_kv_size: int
+
+
+class EstimateSettings(OpenSettings, MachineSettings, WorkloadSettings, total=False):
+    """Settings of `memfit.estimate`: those of the other three."""
+
+
+def opening(
+    model: str | PathLike[str], settings: Mapping[str, Any]
+) -> tuple[EstimatedModel, EstimateRuntime]:
+    """Return a model and settings as the options that open it.
+
+    Raises:
+        InputError: when a setting has the wrong type.
+    """
+    options, runtime = _read(settings, EstimatedModel, EstimateRuntime)
+    return replace(options, model=_reference(model)), runtime
+
+
+def machine(device: str | Device | None, settings: Mapping[str, Any]) -> Device | None:
+    """Return the machine, without settings this one if it has a GPU.
+
+    Raises:
+        InputError: when it is unknown, or more than one is named.
+    """
+    if isinstance(device, Device):
+        _require_none(settings, "device")
+        return device
+    (options,) = _read({"device": device, **settings}, MachineOptions)
+    with keywords_in_errors():
+        found: Device | None = options.chosen()
+    return found
+
+
+def workload(context: str | int | Workload | None, settings: Mapping[str, Any]) -> PartialWorkload:
+    """Return a prompt and settings, or a whole workload.
+
+    Raises:
+        InputError: when a value cannot be read or is out of range.
+    """
+    if isinstance(context, Workload):
+        _require_none(settings, "workload")
+        return PartialWorkload(context, frozenset(RUNTIME_DEFAULTS))
+    (options,) = _read({"context": context, **settings}, WorkloadOptions)
+    with keywords_in_errors():
+        asked: PartialWorkload = options.partial()
+    return asked
+
+
+def split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return the settings of `memfit.estimate` as those of `open`, `on` and `at`.
+
+    One that is unknown is left to `open`, which rejects it.
+    """
+    others = (MachineSettings.__annotations__, WorkloadSettings.__annotations__)
+    machine, workload = (
+        {name: value for name, value in settings.items() if name in names} for names in others
+    )
+    rest = {name: settings[name] for name in settings.keys() - machine.keys() - workload.keys()}
+    return rest, machine, workload
+
+
+@contextmanager
+def keywords_in_errors() -> Iterator[None]:
+    """Name the keyword where an error names the option of the command line."""
+    try:
+        yield
+    except InputError as error:
+        if type(error) is not InputError:
+            raise
+        names = _OPTION.sub(lambda option: option[1].replace("-", "_"), str(error))
+        raise InputError(names) from None
+
+
+def _require_none(settings: Mapping[str, Any], kind: str) -> None:
+    if settings:
+        raise InputError(f"a whole {kind} excludes {', '.join(settings)}")
+
+
+def _read(settings: Mapping[str, Any], *groups: type[OptionGroup]) -> Iterator[Any]:
+    """Yield the settings as options, which have the defaults of the command line."""
+    known = {field.name for group in groups for field in fields(group)}
+    for name in settings.keys() - known:
+        nearest = get_close_matches(name, EstimateSettings.__annotations__, 1)
+        raise TypeError(f"no setting {name!r}" + "".join(f", but {each!r}" for each in nearest))
+    for group in groups:
+        own = {field.name for field in fields(group)} & settings.keys()
+        hints = get_type_hints(group)
+        values = {name: _text(settings[name], hints[name]) for name in own}
+        try:
+            yield convert(values, group, dec_hook=_path)
+        except ValidationError as error:
+            text, _, place = str(error).rstrip("`").partition(" - at `$.")
+            raise InputError(f"{place}: {text}") from None
+
+
+def _reference(model: str | PathLike[str]) -> str:
+    """The text that names a model; a path is never a name on the Hub."""
+    text = os.fspath(model)
+    if isinstance(model, str) or os.path.isabs(text):
+        return text
+    return os.path.join(os.curdir, text)
+
+
+def _text(value: Any, hint: Any) -> Any:
+    """A number as text, for an option that reads sizes and counts such as 32k."""
+    is_text = hint is str or str in get_args(hint)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_text and is_number else value
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str | PathLike):
+        return Path(value)
+    raise NotImplementedError
