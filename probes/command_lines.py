@@ -15,7 +15,12 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Recommendation
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.runtimes.mlx_lm_commands import STDIN, generate_command, server_command
+from memfit.estimators.runtimes.mlx_lm_commands import (
+    STDIN,
+    generate_command,
+    server_command,
+    together,
+)
 from memfit.estimators.sizing.actions import kept_caches
 from memfit.estimators.sizing.search import with_kv_bits
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -56,7 +61,7 @@ def command_lines(
         line += f" < {shlex.quote(prompt_file)}"
     if workload.max_kv_size is not None:
         return (line,)
-    return (line, server_command(model, workload, kept_caches(sized, workload)))
+    return (line, server_command(model, workload, together(workload, kept_caches(sized, workload))))
 
 
 def _fits(sized: SizedModel, workload: Workload) -> bool:

@@ -28,6 +28,7 @@ PROMPT = Workload(prompt_tokens=8192)
 
 # metadata.total_size of these models' published safetensors indexes.
 PUBLISHED_BYTES = {
+    "gpt-oss-120b": 65_248_815_744,
     "gpt-oss-20b": 13_761_264_768,
     "lfm2.5-8b-a1b-4bit": 4_764_197_120,
     "mamba-2.8b": 11_073_382_400,
@@ -40,8 +41,11 @@ PUBLISHED_BYTES = {
 
 # Parameters of these models' safetensors as the Hugging Face Hub counts them.
 PUBLISHED_PARAMETERS = {
+    "gemma-3-12b": 12_187_325_040,
     "gemma-3-27b": 27_432_406_640,
+    "gemma-3-4b": 4_300_079_472,
     "gemma-4-26b-a4b": 25_805_936_206,
+    "gemma-4-31b": 31_273_088_876,
     "llama-4-scout": 108_641_793_536,
     "nemotron-3-nano-30b-a3b": 31_577_940_288,
     "qwen3-vl-4b": 4_437_815_808,
@@ -130,7 +134,7 @@ def test_samples_cover_every_layer_kind_and_size() -> None:
     parameters = [sample.expected["parameters"] for sample in samples]
     assert min(parameters) == 596_049_920
     assert max(parameters) > 10**12
-    assert len(samples) >= 24
+    assert len(samples) >= 60
 
 
 def test_the_readme_has_a_row_for_every_sample() -> None:

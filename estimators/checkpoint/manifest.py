@@ -54,3 +54,10 @@ class Checkpoint(Struct, frozen=True):
     revision: str | None = None
     stale: str | None = None
     """Why the files may not be the ones that the source has now."""
+    hub: str | None = None
+    """The repository that a sample describes."""
+
+    @property
+    def to_load(self) -> str:
+        """What commands of other programs name."""
+        return self.hub or self.id

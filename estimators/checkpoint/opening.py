@@ -122,7 +122,11 @@ def _open_sample(path: Path) -> Checkpoint:
 
     sample = read_sample(path)
     return Checkpoint(
-        id=sample.name, source="sample", config=sample.config, config_name=printable(path)
+        id=sample.name,
+        source="sample",
+        config=sample.config,
+        config_name=printable(path),
+        hub=sample.hub,
     )
 
 

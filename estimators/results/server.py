@@ -63,4 +63,6 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/1"):
     fitting: ServerSettings | None
     """The settings nearest to those asked for that fit; None: not needed, or there are none."""
     fitting_worst: ServerMoment | None
+    commands: tuple[str, ...]
+    """What starts a server that fits: a conversion where one was asked for, then the server."""
     notes: tuple[Note, ...]

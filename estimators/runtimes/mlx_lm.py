@@ -18,7 +18,12 @@ from memfit.estimators.runtimes.interface import (
     MemoryFigures,
     RuntimeModel,
 )
-from memfit.estimators.runtimes.mlx_lm_commands import STDIN, generate_command, server_command
+from memfit.estimators.runtimes.mlx_lm_commands import (
+    STDIN,
+    generate_command,
+    server_command,
+    together,
+)
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.workspace.load import load_extra
 from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model, with_load
@@ -120,7 +125,7 @@ class MlxLm(RuntimeModel, frozen=True):
             return ()
         if workload.max_kv_size is not None:
             return (generate_command(model, workload, STDIN),)
-        return (server_command(model, workload, kept_caches),)
+        return (server_command(model, workload, together(workload, kept_caches)),)
 
     def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
         """Return what both models take by generate.py, speculative_generate_step, above this one.

@@ -5,8 +5,11 @@ Source: mlx_lm/generate.py, server.py and convert.py.
 
 import shlex
 
+from msgspec.structs import replace
+
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.server import ServerSettings
 
 STDIN = "-"
 SERVER_KEEPS = 10
@@ -28,12 +31,26 @@ def settings_flags(workload: Workload) -> list[str]:
     return flags
 
 
-def server_command(model: str, workload: Workload, kept_caches: int) -> str:
-    """Return the command that serves as many requests at a time as the workload has sequences."""
-    together = str(workload.batch)
-    command = ["mlx_lm.server", *option("--model", model), *settings_flags(workload)]
-    command += ["--prompt-concurrency", together, "--decode-concurrency", together]
-    return shlex.join([*command, "--prompt-cache-size", str(kept_caches)])
+def server_command(model: str, workload: Workload, settings: ServerSettings) -> str:
+    """Return the command that serves with these settings, and the KV cache of the workload."""
+    run = replace(workload, prefill_step=settings.prefill_step)
+    command = ["mlx_lm.server", *option("--model", model), *settings_flags(run)]
+    command += ["--prompt-concurrency", str(settings.prompt_concurrency)]
+    command += ["--decode-concurrency", str(settings.decode_concurrency)]
+    command += ["--prompt-cache-size", str(settings.prompt_cache_size)]
+    if settings.prompt_cache_bytes is not None:
+        command += ["--prompt-cache-bytes", str(settings.prompt_cache_bytes)]
+    return shlex.join(command)
+
+
+def together(workload: Workload, kept_caches: int) -> ServerSettings:
+    """Return the settings that serve as many requests at a time as the workload has sequences."""
+    return ServerSettings(
+        prefill_step=workload.prefill_step,
+        prompt_concurrency=workload.batch,
+        decode_concurrency=workload.batch,
+        prompt_cache_size=kept_caches,
+    )
 
 
 def generate_command(model: str, workload: Workload, prompt: str) -> str:

@@ -113,11 +113,11 @@ def _action(
 
 def _commands(search: JointSearch, settings: Settings, prompt_tokens: int | None) -> Iterator[str]:
     """The conversion, where the weights change, and the run, for a prompt of that length."""
-    model, sized = search.sized.checkpoint.id, search.model(settings.weight_bits)
-    *conversions, model = _converted(sized, model)
+    model, sized = search.sized.checkpoint.to_load, search.model(settings.weight_bits)
+    *conversions, model = converted(sized, model)
     draft, drafting = sized.draft, ""
     if draft:
-        *of_draft, name = _converted(draft, draft.checkpoint.id)
+        *of_draft, name = converted(draft, draft.checkpoint.to_load)
         conversions += of_draft
         drafting = draft_flags(name, sized.draft_tokens)
     yield from conversions
@@ -126,8 +126,8 @@ def _commands(search: JointSearch, settings: Settings, prompt_tokens: int | None
         yield command + drafting
 
 
-def _converted(sized: SizedModel, model: str) -> Iterator[str]:
-    """The command of a conversion, if there is one, then the model to run."""
+def converted(sized: SizedModel, model: str) -> Iterator[str]:
+    """Yield the command of a conversion, if there is one, then the model to run."""
     plan = sized.footprint.plan
     if plan and plan.converting:
         directory = f"{os.path.basename(model.rstrip('/'))}-{plan.default.bits}bit"

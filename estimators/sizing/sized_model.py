@@ -164,7 +164,7 @@ class SizedModel(Struct):
             return ()
         if plan is None or not plan.converting:
             block = declared(checkpoint.config, self.model, checkpoint.config_name)
-            if plan or block.method or checkpoint.weight_bytes_bound is not None:
+            if plan or not block.is_plain or checkpoint.weight_bytes_bound is not None:
                 return ()
         now = plan.default.bits if plan else dtypes.BITS[self.model.dtype]
         return tuple(bits for bits in WEIGHT_BITS if bits < now)

@@ -77,7 +77,7 @@ def load_footprint(checkpoint: Checkpoint, model: Model, declared: Declared) -> 
     if checkpoint.weight_bytes_bound is not None:
         return _from_file_sizes(checkpoint.weight_bytes_bound, derived)
     result = _result(derived, "derived", declared.plan)
-    if declared.method and declared.plan is None:
+    if declared.method and declared.is_plain:
         text = (
             f"the config declares {declared.method} weights, which mlx-lm dequantises while"
             " loading: the figure is of what it holds, the files are smaller"
@@ -107,13 +107,13 @@ def _named_format(checkpoint_id: str) -> str | None:
 def convert(model: Model, plan: QuantizationPlan, source: Declared) -> WeightFootprint:
     """Return the weights after conversion by mlx_lm.convert with a plan.
 
-    ``source`` is the format of what would be converted; mlx-lm leaves quantised matrices as
-    they are, so that the figure is of a conversion of the original weights.
+    ``source`` is the format of what would be converted. mlx-lm leaves quantised matrices as they
+    are, so that the figure is of a conversion of the original weights then.
     """
     # mlx_lm.convert loads before it writes, so dropped tensors are not written.
     kept = replace(model, modules=tuple(m for m in model.modules if m.loaded))
     result = _result(derive(kept, plan), "derived", plan)
-    if source.method is None:
+    if source.is_plain:
         return result
     message = (
         f"the checkpoint is quantised already ({source.method}); the figure is of a conversion of"

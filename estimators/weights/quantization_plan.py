@@ -28,6 +28,11 @@ class Declared(Struct, frozen=True):
     bits: int = 4
     """Bits of the method's own packing."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether mlx-lm holds plain weights: they are, or it dequantises them while loading."""
+        return self.method is None or not (self.quantises or self.plan or self.bound)
+
 
 def declared(config: Mapping[str, Any], model: Model, name: str) -> Declared:
     """Return the format a config declares, by the rules of mlx-lm utils.py, load_model.

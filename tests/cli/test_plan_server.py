@@ -30,7 +30,7 @@ def test_flags_that_do_not_fit_get_flags_that_do(memfit: Memfit) -> None:
 def test_the_command_to_paste_is_printed(memfit: Memfit) -> None:
     run = memfit("plan", "server", DENSE, "--memory", "64GB", "--context", "2k", "--clients", "1")
     assert run.code == 0
-    assert "mlx_lm.server --model Qwen3-8B-4bit --prefill-step-size 2048" in run.out
+    assert "mlx_lm.server --model mlx-community/Qwen3-8B-4bit --prefill-step-size 2048" in run.out
 
 
 def test_kv_bits_run_one_request_at_a_time(memfit: Memfit) -> None:

@@ -257,7 +257,7 @@ def test_a_model_too_large_at_16_bits_fits_converted_to_4() -> None:
     assert larger_mac.settings == {"memory_bytes": 96 * GIB}
     assert answer.recommendation.weight_bits.value == 4
     convert, serve = fits.commands
-    assert convert.startswith("mlx_lm.convert --hf-path Qwen3.5-35B-A3B ")
+    assert convert.startswith("mlx_lm.convert --hf-path Qwen/Qwen3.5-35B-A3B ")
     assert convert.endswith("-q --q-bits 4")
     assert serve.startswith("mlx_lm.server --model Qwen3.5-35B-A3B-4bit ")
 

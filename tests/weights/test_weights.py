@@ -185,8 +185,10 @@ def test_converting_a_quantised_checkpoint_notes_that_mlx_lm_would_not() -> None
     model = build_model(QWEN3_4B, "config.json")
     plan = QuantizationPlan(Quantization(4, 64), converting=True)
     assert convert(model, plan, Declared()).notes == ()
-    notes = convert(model, plan, Declared("gptq")).notes
+    notes = convert(model, plan, Declared("gptq", bound="not loaded")).notes
     assert [note.code for note in notes] == ["already-quantised"]
+    # FP8 is dequantised while mlx_lm.convert loads it.
+    assert convert(model, plan, Declared("fp8")).notes == ()
 
 
 def test_headers_without_a_parameter_are_rejected() -> None:

@@ -2,9 +2,18 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, report
+from memfit.cli.render.document import (
+    VERDICT_COLOURS,
+    Commands,
+    Document,
+    Heading,
+    Table,
+    Text,
+    Verdict,
+    section,
+)
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
+from memfit.estimators.results.server import ServerMoment, ServerPlan
 
 _VERDICTS = {
     "fits": "Fits at the worst moment",
@@ -16,37 +25,17 @@ _VERDICTS = {
 
 def to_document(result: ServerPlan, units: Units) -> Document:
     """Return the document."""
-    return report(
-        title=result.model,
-        facts=tuple(_facts(result, units)),
-        tables=(
-            Table(
-                ("Worst moment", "Size"),
-                tuple(_rows(result.worst, units)),
-                align="lr",
-                has_total=True,
-            ),
+    return (
+        Heading(result.model),
+        Text(tuple(_facts(result, units)), style="dim", mark="-"),
+        Table(
+            ("Worst moment", "Size"), tuple(_rows(result.worst, units)), align="lr", has_total=True
         ),
-        verdict=_verdict(result, units),
-        colour=VERDICT_COLOURS[result.verdict],
-        sections=(
-            ("Do this", tuple(_advice(result, units))),
-            ("Notes", tuple(note.message for note in result.notes)),
-        ),
-        charts=(),
+        Verdict(_verdict(result, units), VERDICT_COLOURS[result.verdict]),
+        Commands(result.commands, "Do this"),
+        Text(tuple(_advice(result, units)), mark="-", gap=not result.commands),
+        section("Notes", tuple(note.message for note in result.notes)),
     )
-
-
-def command(model: str, settings: ServerSettings, kv_bits: int | None) -> str:
-    """Return the command line of the server."""
-    flags = (
-        f"--prefill-step-size {settings.prefill_step}"
-        f" --prompt-concurrency {settings.prompt_concurrency}"
-        f" --decode-concurrency {settings.decode_concurrency}"
-        f" --prompt-cache-size {settings.prompt_cache_size}"
-    )
-    bits = f" --kv-bits {kv_bits}" if kv_bits else ""
-    return f"mlx_lm.server --model {model} {flags}{bits}"
 
 
 def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
@@ -85,10 +74,8 @@ def _verdict(result: ServerPlan, units: Units) -> str:
 
 
 def _advice(result: ServerPlan, units: Units) -> Iterator[str]:
-    if result.fitting and result.fitting_worst:
-        yield command(result.model, result.fitting, result.kv_bits)
-        yield f"takes {format_bytes(result.fitting_worst.peak_bytes, units)} at the worst moment"
-    elif result.verdict in ("tight", "exceeds"):
-        yield "no flags of the server make it fit: shorten prompts, quantise, or use more memory"
-    else:
-        yield command(result.model, result.settings, result.kv_bits)
+    if result.fitting_worst:
+        peak = format_bytes(result.fitting_worst.peak_bytes, units)
+        yield f"With these flags it takes {peak} at the worst moment."
+    elif not result.commands:
+        yield "No flags of the server make it fit: shorten prompts, quantise, or use more memory."

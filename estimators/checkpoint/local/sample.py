@@ -24,6 +24,8 @@ class Sample(Struct, frozen=True, tag_field="schema", tag=SCHEMA, forbid_unknown
     source: Annotated[str, Meta(min_length=1)]
     config: Mapping[str, Any]
     expected: Mapping[str, Any] = {}
+    hub: Annotated[str, Meta(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
+    """The repository on the Hugging Face Hub, which commands to paste name."""
 
 
 def read_sample(path: Path) -> Sample:

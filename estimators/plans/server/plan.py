@@ -16,6 +16,8 @@ from memfit.estimators.plans.server.batch_schedule import BatchSchedule, Moment,
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.mlx_lm_commands import server_command
+from memfit.estimators.sizing.actions import converted
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -56,6 +58,7 @@ def plan_server(
     better = None
     if sized.device and verdict in ("exceeds", "tight"):
         better = first_fitting(tuple(cheaper(settings)), evaluation.fits)
+    chosen = better or (settings if verdict in ("fits", "unknown") else None)
     return ServerPlan(
         model=sized.checkpoint.id,
         device=device_summary(sized.device) if sized.device else None,
@@ -72,6 +75,7 @@ def plan_server(
         waited=waited,
         fitting=better,
         fitting_worst=evaluation.run(better)[0] if better else None,
+        commands=tuple(_commands(sized, workload, chosen)) if chosen else (),
         notes=tuple(_notes(sized, settings, sequential, worst, units, len(traffic))),
     )
 
@@ -83,6 +87,12 @@ def alike(workload: Workload, settings: ServerSettings, clients: int) -> tuple[R
         Request(workload.prompt_tokens, max(1, workload.max_tokens - number % settings.rows))
         for number in range(min(count, MAX_SIMULATED))
     )
+
+
+def _commands(sized: SizedModel, workload: Workload, settings: ServerSettings) -> Iterator[str]:
+    *conversions, model = converted(sized, sized.checkpoint.to_load)
+    yield from conversions
+    yield server_command(model, workload, settings)
 
 
 def one_at_a_time(sized: SizedModel, workload: Workload) -> str | None:
