@@ -114,14 +114,14 @@ def convolution(op: Operation) -> None:
     _, taps, group_channels = weight.shape
     padding = sum(sum(p) for p in op.arguments[1:3] if isinstance(p, tuple))
     # explicit_gemm_conv_1D_cpu: a zero, the padded input, and the windows written out as rows.
-    op.temporary(_FLOAT32)
-    op.temporary(batch * (length + padding) * channels * _FLOAT32)
-    op.temporary(batch * out.shape[1] * channels * taps * _FLOAT32)
+    op.temporary(1, _FLOAT32)
+    op.temporary(batch * (length + padding) * channels, _FLOAT32)
+    op.temporary(batch * out.shape[1] * channels * taps, _FLOAT32)
     op.kernels += 3
     # A grouped weight is transposed, so it is copied whatever its type.
     if channels != group_channels or weight.itemsize != _FLOAT32 or not weight.row:
         copied(op, weight, _FLOAT32)
     # The product is float32 and is cast into the output.
     if out.itemsize != _FLOAT32:
-        op.temporary(out.size * _FLOAT32)
+        op.temporary(out.size, _FLOAT32)
         op.kernels += 1

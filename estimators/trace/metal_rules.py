@@ -28,6 +28,10 @@ _SPLIT_TILES_OTHERS = 1024
 # With neural accelerators: inner axes up to a length, and that of a part; 0 is half of the axis.
 _NAX_PARTS = ((1024, 0), (2048, 1024), (4096, 2048))
 _NAX_PART = 4096
+# A product with a packed weight is cut into about so many blocks (quantized.cpp, qmm_splitk).
+_QUANTIZED_BLOCKS = 512
+# Fewer rows take a vector kernel; the limit is 6 to 33 by GPU and shape (get_qmv_batch_limit).
+_QUANTIZED_ROWS = 6
 _SORTED_AT_ONCE = 2048
 
 
@@ -132,7 +136,7 @@ def _split_inner(op: Operation) -> None:
 
 def _add_parts(op: Operation, elements: int) -> None:
     """Partial products in float32, added up by a second kernel (steel_gemm_splitk_accum)."""
-    op.temporary(elements * _FLOAT32)
+    op.temporary(elements, _FLOAT32)
     op.kernels += 1
 
 
@@ -148,6 +152,27 @@ def quantized_matmul(op: Operation) -> None:
     for source in op.inputs:
         if len(source.shape) > 1 and source.size > 1 and not is_rows(source):
             copied(op, source)
+    if op.quantized_splits:
+        _split_quantized(op)
+
+
+def _split_quantized(op: Operation) -> None:
+    """Sum few results of a long inner axis from parts of the type of the input.
+
+    Source: quantized.cpp, qmm_splitk.
+    """
+    group_size, *_, is_transposed = op.arguments
+    out, (source, weight) = op.outputs[0], op.inputs[:2]
+    inner, columns = source.shape[-1], out.shape[-1]
+    rows = out.size // columns
+    if not is_transposed or len(weight.shape) > 2 or rows < _QUANTIZED_ROWS:
+        return
+    unit = max(group_size, 32)
+    most = min(_QUANTIZED_BLOCKS // (ceil_div(rows, 32) * ceil_div(columns, 32)), inner // unit)
+    parts = next((n for n in range(most, 1, -1) if inner % (n * unit) == 0), 1)
+    if parts > 1:
+        op.temporary(parts * out.size, out.itemsize)
+        op.kernels += 1
 
 
 def gather_quantized_matmul(op: Operation) -> None:
@@ -171,7 +196,7 @@ def sort(op: Operation) -> None:
         return
     # sort.cpp, multi_block_sort: values and indices, each read and written in turn.
     for itemsize in (source.itemsize, source.itemsize, 4, 4):
-        op.temporary(source.size * itemsize)
+        op.temporary(source.size, itemsize)
     # The blocks, then a partition and a merge for each doubling, then a copy of the result.
     op.kernels = 2 + 2 * (ceil_div(length, block) - 1).bit_length()
 
@@ -198,7 +223,8 @@ def convolution(op: Operation) -> None:
             copied(op, array)
     # Not depthwise: the windows are written out (conv.cpp, naive_unfold_nd) and multiplied.
     if weight.shape[-1] != 1:
-        op.temporary(out.size // out.shape[-1] * weight.size // weight.shape[0] * source.itemsize)
+        windows = out.size // out.shape[-1] * weight.size // weight.shape[0]
+        op.temporary(windows, source.itemsize)
         op.kernels += 1
 
 

@@ -24,7 +24,9 @@ class Operation:
         "name",
         "nax_splits",
         "outputs",
+        "quantized_splits",
         "temporaries",
+        "temporary_elements",
     )
 
     def __init__(
@@ -34,12 +36,14 @@ class Operation:
         gpu_class: str = "",
         has_nax: bool = False,
         nax_splits: bool = False,
+        quantized_splits: bool = False,
         compiled_copies: bool = False,
     ) -> None:
         self.memory = memory
         self.gpu_class = gpu_class
         self.has_nax = has_nax
         self.nax_splits = nax_splits
+        self.quantized_splits = quantized_splits
         # Some versions of MLX write over no input of a compiled function: mlx/data/changes.py.
         self.compiled_copies = compiled_copies
         self.name = ""
@@ -47,6 +51,7 @@ class Operation:
         self.inputs: list[View] = []
         self.outputs: list[View] = []
         self.temporaries: list[Allocation] = []
+        self.temporary_elements = 0
         self.kernels = 0
 
     def allocate(self, out: View, nbytes: int | None = None) -> None:
@@ -60,9 +65,10 @@ class Operation:
         if out.buffer is not None:
             out.buffer.references += 1
 
-    def temporary(self, nbytes: int) -> None:
+    def temporary(self, elements: int, itemsize: int) -> None:
         """Allocate what lives until the device has run this operation."""
-        buffer = self.memory.allocate(nbytes)
+        self.temporary_elements += elements
+        buffer = self.memory.allocate(elements * itemsize)
         # The stream releases it together with the inputs.
         buffer.references += 1
         self.temporaries.append(buffer)
@@ -113,5 +119,5 @@ def fresh(op: Operation) -> None:
 
 def copied(op: Operation, source: View, itemsize: int | None = None) -> None:
     """Copy an input; the copy lives until the device has run the operation."""
-    op.temporary(source.size * (itemsize or source.itemsize))
+    op.temporary(source.size, itemsize or source.itemsize)
     op.kernels += 1

@@ -148,6 +148,8 @@ class _Replay:
             gpu_class=device.gpu_class or "",
             has_nax=has_nax(device),
             nax_splits=MlxVersions(mlx).has("nax_split_k"),
+            quantized_splits=device.backend == "metal"
+            and MlxVersions(mlx).has("quantized_split_k"),
             compiled_copies=MlxVersions(mlx).has("compiled_copies"),
         )
         self._held: list[View] = []
@@ -194,6 +196,7 @@ class _Replay:
         op.inputs = [views[i] for i in node.inputs]
         op.outputs = [views[i] for i in node.outputs]
         op.temporaries = []
+        op.temporary_elements = 0
         op.kernels = 0
         # The rule sees the references before any input is dropped, as eval_cpu and eval_gpu do.
         rule_of(memory.backend, node.name)(op)

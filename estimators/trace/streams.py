@@ -54,7 +54,7 @@ class _Touched:
         self._buffers: set[int] = set()
 
     def count(self, op: Operation) -> int:
-        touched, fresh = self._buffers, 0
+        touched, fresh = self._buffers, op.temporary_elements
         # A new command buffer has no inputs yet.
         if self._batch != self._batches.closed_batches:
             self._batch = self._batches.closed_batches

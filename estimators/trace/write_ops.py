@@ -55,12 +55,12 @@ def scatter(op: Operation) -> None:
 def dynamic_slice(op: Operation) -> None:
     """The start is computed on the device, an int64 (gpu/primitives, compute_dynamic_offset)."""
     op.allocate(op.outputs[0])
-    op.temporary(8)
+    op.temporary(1, 8)
     op.kernels = 2
 
 
 def dynamic_slice_update(op: Operation) -> None:
     source = op.inputs[0]
     _copy_then_write(op, as_it_lies=source.dense and source.size == source.data_size)
-    op.temporary(8)
+    op.temporary(1, 8)
     op.kernels += 1

@@ -3,6 +3,7 @@
 import pytest
 
 from memfit.estimators.machine.device import Backend
+from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Argument
 from memfit.estimators.trace.layouts import View
@@ -10,6 +11,10 @@ from memfit.estimators.trace.memory import Allocator
 from memfit.estimators.trace.operation import Operation
 
 KIB = 1024
+
+
+# Group size, bits, mode, transposed.
+_PACKING = (64, 4, 0, True)
 
 
 def array(memory: Allocator, *shape: int, users: int = 1, itemsize: int = 4) -> View:
@@ -26,12 +31,12 @@ def run(
     inputs: list[View],
     out: View,
     backend: Backend = "cpu",
-    axes: Argument = (),
+    *arguments: Argument,
     **settings: bool,
 ) -> Operation:
     """Apply the rule of a primitive."""
     op = Operation(Allocator(backend), gpu_class="s", **settings)
-    op.name, op.inputs, op.outputs, op.arguments = name, inputs, [out], (axes,)
+    op.name, op.inputs, op.outputs, op.arguments = name, inputs, [out], arguments or ((),)
     rule_of(backend, name)(op)
     return op
 
@@ -124,13 +129,37 @@ def test_neural_accelerators_sum_long_products_from_parts(
     assert run("Matmul", shorter, out, "metal", has_nax=True, nax_splits=True).kernels == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns", "parts"),
+    [
+        (127, 1536, 256, 12),  # 16 for 512 blocks, but 1536 is 24 groups of 64
+        (127, 5120, 48, 40),
+        (511, 2560, 512, 2),
+        (2047, 2048, 1, 8),
+        (2047, 2048, 256, 0),  # 512 blocks without parts
+        (5, 2048, 256, 0),  # a vector kernel
+    ],
+)
+def test_few_results_of_packed_weights_are_summed_from_parts(
+    memory: Allocator, rows: int, inner: int, columns: int, parts: int
+) -> None:
+    packed = [array(memory, columns, inner // 8), *[array(memory, columns, inner // 64)] * 2]
+    factors = [array(memory, 1, rows, inner, itemsize=2), *packed]
+    out = View((1, rows, columns), 2)
+    op = run("QuantizedMatmul", factors, out, "metal", *_PACKING, quantized_splits=True)
+    nbytes = [allocated(parts * rows * columns * 2, "metal")] if parts else []
+    assert [b.nbytes for b in op.temporaries] == nbytes
+    assert op.kernels == 1 + bool(parts)
+    assert run("QuantizedMatmul", factors, out, "metal", *_PACKING).kernels == 1
+
+
 def test_fused_attention_writes_the_layout_the_projection_reads(memory: Allocator) -> None:
     query = array(memory, 1, 8, 32, 64, itemsize=2)
     keys = array(memory, 1, 2, 32, 64, itemsize=2)
     out = View((1, 8, 32, 64), 2)
     run("ScaledDotProductAttention", [query, keys, keys], out, "metal")
     tokens_first, joined = View((1, 32, 8, 64), 2), View((1, 32, 512), 2)
-    run("Transpose", [out], tokens_first, axes=(0, 2, 1, 3))
+    run("Transpose", [out], tokens_first, "cpu", (0, 2, 1, 3))
     assert run("Reshape", [tokens_first], joined).kernels == 0
 
 

@@ -20,6 +20,12 @@ CHANGES: dict[str, dict[str, Any]] = {
         "since": (0, 30, 4),
         "source": "mlx/backend/metal/matmul.cpp, steel_gemm_splitk_axpby_nax: 7ed2b6b93 (#3018)",
     },
+    # Products of few rows with a packed weight are summed from parts too.
+    "quantized_split_k": {
+        "package": "mlx",
+        "since": (0, 31, 2),
+        "source": "mlx/backend/metal/quantized.cpp, qmm_splitk: 38ad25708 (#3120)",
+    },
     # The last chunk of a prompt held its last token too, and logits were made of all of it.
     "logits_of_last_chunk": {
         "package": "mlx-lm",
