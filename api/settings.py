@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, get_type_hints
 
 from msgspec import ValidationError, convert
@@ -160,7 +159,7 @@ def _read(settings: Mapping[str, Any], *groups: type[OptionGroup]) -> Iterator[A
         hints = get_type_hints(group)
         values = {name: _text(settings[name], hints[name]) for name in own}
         try:
-            yield convert(values, group, dec_hook=_path)
+            yield convert(values, group, dec_hook=lambda kind, value: kind(value))
         except ValidationError as error:
             text, _, place = str(error).rstrip("`").partition(" - at `$.")
             raise InputError(f"{place}: {text}") from None
@@ -179,9 +178,3 @@ def _text(value: Any, hint: Any) -> Any:
     is_text = hint is str or str in get_args(hint)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_text and is_number else value
-
-
-def _path(kind: type, value: Any) -> Any:
-    if kind is Path and isinstance(value, str | PathLike):
-        return Path(value)
-    raise NotImplementedError

@@ -32,6 +32,7 @@ class Commands(LazyGroup):
         "devices": "List Macs and GPUs with the memory that a model can use.",
         "runtimes": "List runtimes, and how each allocates its cache.",
         "measurements": "Manage measurements of this machine, used by estimates.",
+        "schema": "Print the JSON Schema of what a command writes.",
         "cache": "Manage the cached headers of models on the Hub.",
     }
 

@@ -11,7 +11,7 @@ import tomli
 from memfit.estimators.base.version import __version__
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("api", "cli", "estimators", "probes", "sample_configs")
+FOLDERS = ("api", "cli", "estimators", "probes", "sample_configs", "docs/schema")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,13 @@ def packages_in_folders() -> list[str]:
 def dotted(path: Path) -> str:
     """Return the name under which a folder or a module is imported."""
     top, *rest = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(["memfit", *([] if top == "api" else [top]), *rest])
+    return ".".join(["memfit", *([] if top in ("api", "docs") else [top]), *rest])
+
+
+def folder_of(package: str) -> Path:
+    """Return the folder of a package."""
+    inits = (init for top in FOLDERS for init in (ROOT / top).rglob("__init__.py"))
+    return next(init.parent for init in inits if dotted(init.parent) == package)
 
 
 def data_files_in_folders() -> set[Path]:
@@ -54,7 +60,7 @@ def test_every_python_file_is_in_a_package() -> None:
 def test_every_data_file_is_declared(setuptools_table: Any) -> None:
     declared: set[Path] = set()
     for package, patterns in setuptools_table["package-data"].items():
-        folder = ROOT.joinpath(*package.split(".")[1:] or ["api"])
+        folder = folder_of(package)
         for pattern in patterns:
             matched = set(folder.glob(pattern))
             assert matched, f"{package}: nothing matches {pattern}"

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from msgspec import Struct, to_builtins
+from msgspec.json import decode, encode
 
 from memfit.estimators.base.version import __version__
 
@@ -18,8 +19,8 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
     """The version of memfit that computed it."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as its JSON Schema describes it."""
-        fields: dict[str, Any] = to_builtins(self)
+        """Return it as its JSON Schema describes it, in plain types of JSON."""
+        fields: dict[str, Any] = decode(encode(self))
         return fields
 
     def to_json(self) -> str:

@@ -17,7 +17,7 @@ from memfit.cli.app import main
 from tests.models import QWEN3_4B_4BIT, write_config
 
 ROOT = Path(__file__).parents[2]
-_PARTS = ("api", "cli", "estimators", "probes", "sample_configs", ".ci")
+_PARTS = ("api", "cli", "estimators", "probes", "sample_configs", "docs/schema", ".ci")
 _FILES = ("pyproject.toml", "README.md", "LICENSE", "action.yml", ".pre-commit-hooks.yaml")
 _NEEDED = ("setuptools", "typer")  # all other requirements are installed next to typer
 REQUIREMENT_LINES = [

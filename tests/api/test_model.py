@@ -1,0 +1,93 @@
+"""`memfit.open`, `.on` and `.at`: many questions to a model that is read once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+import memfit
+from memfit.estimators.base.units import Units
+from memfit.estimators.machine.devices import find_device
+from memfit.estimators.results.estimate import Verdict
+from tests.models import QWEN3_4B, write_checkpoint
+
+SAMPLE = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
+
+
+def test_a_model_is_read_once_for_all_machines_and_workloads(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, QWEN3_4B, {"model.norm.weight": ("BF16", (2560,))})
+    model = memfit.open(tmp_path, quantize=4)
+    large, small = model.on("m4-max-64"), model.on(memory="8GB", os_regime="macos-15")
+    first = large.at("4k")
+    for file in tmp_path.iterdir():
+        file.unlink()
+    assert first == large.at(4096)
+    assert first.fits
+    longer = small.at(prompt_tokens="60k", max_tokens=10, kv_bits=8)
+    assert longer.verdict == "exceeds"
+    assert longer.workload.kv_bits == 8
+    with pytest.raises(memfit.CheckpointError, match="no such path"):
+        memfit.open(tmp_path / "qwen")
+
+
+def test_a_device_and_a_workload_can_be_objects() -> None:
+    model = memfit.open(SAMPLE)
+    work = memfit.Workload(prompt_tokens=4096, prefill_step=512)
+    by_object = model.on(find_device("m4-max-64")).at(work)
+    assert by_object == model.on("m4-max-64").at("4k", prefill_step=512)
+    with pytest.raises(memfit.InputError, match="a whole workload excludes batch"):
+        model.at(work, batch=2)
+    with pytest.raises(memfit.InputError, match="a whole device excludes memory"):
+        model.on(find_device("m4-max-64"), memory="32GB")
+
+
+def test_formulas_and_plots_are_added_where_they_are_requested() -> None:
+    machine = memfit.open(SAMPLE).on("m4-max-64")
+    plain, full = machine.at(), machine.at(explain=True, plot=True, units=Units.GIB)
+    assert (plain.explanation, plain.curve) == (UNSET, UNSET)
+    assert full.explanation
+    assert full.curve
+    assert any("GiB" in reason for reason in full.recommendation.reasons)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "fits"), [("fits", True), ("tight", True), ("exceeds", False), ("unknown", False)]
+)
+def test_it_fits_only_where_that_is_known(verdict: Verdict, fits: bool) -> None:
+    answer = memfit.estimate(SAMPLE, device="m4-max-64")
+    assert replace(answer, verdict=verdict).fits is fits
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"context": "many"}, "context: 'many' is not a count"),
+        ({"batch": "two"}, r"batch: Expected `int`, got `str`"),
+        ({"batch": True}, r"batch: Expected `int`, got `bool`"),
+        ({"adapter": 3}, "adapter: "),
+        ({"method": "guess"}, "method: Invalid enum value 'guess'"),
+        ({"flash_attn": False}, "^flash_attn: mlx-lm has no such setting"),
+        ({"group_size": 32}, "^group_size and quant_mode need quantize"),
+        ({"device": "m4-max-64", "memory": "32GB"}, "^device, memory and working_set each name"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_a_wrong_setting_is_one_line_that_names_the_keyword(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(memfit.InputError, match=message) as error:
+        memfit.estimate(SAMPLE, **settings)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_setting_is_a_type_error_with_the_nearest_name() -> None:
+    with pytest.raises(TypeError, match="no setting 'prompt_token', but 'prompt_tokens'"):
+        memfit.estimate(SAMPLE, prompt_token=3)  # type: ignore[call-arg]
+
+
+def test_a_path_is_never_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(memfit.CheckpointError, match="no such path"):
+        memfit.open(Path("mlx-community/Qwen3-4B-4bit"))

@@ -1,0 +1,116 @@
+"""The library answers as the command line does."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import fields
+
+import memfit as library
+from memfit.cli.exits import exit_of
+from memfit.cli.options.estimate import EstimatedModel, EstimateRuntime
+from memfit.cli.options.machine import MachineOptions
+from memfit.cli.options.workload import WorkloadOptions
+from memfit.estimators.results.error import error_report
+from memfit.settings import EstimateSettings, MachineSettings, WorkloadSettings
+from tests.cli.running import Memfit
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+GROUPS = (EstimatedModel, EstimateRuntime, MachineOptions, WorkloadOptions)
+counts = st.integers(1, 20_000) | st.sampled_from(("4k", "1.5k", "many"))
+
+questions = st.tuples(
+    st.sampled_from(("qwen3-4b-4bit", "gemma-2-2b", "falcon-h1-7b", "qwen3-30b-a3b-4bit")),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "device": st.sampled_from(("m4-pro-24", "rtx-4090", "m9-max-64")),
+            "memory": st.sampled_from(("16GB", "64GB")),
+            "working_set": st.just("20GB"),
+            "quantize": st.sampled_from((3, 4, 7)),
+            "runtime": st.sampled_from(("mlx-lm", "vllm", "llama.cpp", "zinc")),
+            "method": st.sampled_from(("auto", "formula")),
+            "margin": st.sampled_from(("64MB", "1GB", 0)),
+            "mlx_lm_version": st.just("0.31.0"),
+            "flash_attn": st.booleans(),
+            "prompt_tokens": counts,
+            "max_tokens": counts,
+            "batch": st.integers(0, 4),
+            "prefill_step": st.sampled_from((300, 4096)),
+            "kv_bits": st.sampled_from((0, 4, 8)),
+            "kv_group_size": st.sampled_from((32, 48)),
+            "quantized_kv_start": st.just(0),
+            "max_kv_size": st.just(4096),
+        },
+    )
+    # Most combinations of many are errors.
+    .filter(lambda asked: len(asked) < 6),
+)
+
+
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@given(questions)
+def test_the_library_and_the_command_line_give_one_answer(
+    memfit: Memfit, question: tuple[str, dict[str, Any]]
+) -> None:
+    check(memfit, *question)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@given(questions)
+def test_the_library_and_the_command_line_give_one_answer_in_many_examples(
+    memfit: Memfit, question: tuple[str, dict[str, Any]]
+) -> None:
+    check(memfit, *question)
+
+
+def check(memfit: Memfit, name: str, asked: Mapping[str, Any]) -> None:
+    path = SAMPLES / f"{name}.yaml"
+    ran = memfit("estimate", path, *map(_option, asked, asked.values()), "--json")
+    said = ran.json if ran.code < exit_of(library.InputError()) else _with_keywords(ran.json)
+    assert _answer(path, asked) == (ran.code, said)
+
+
+def _answer(path: Path, asked: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    try:
+        answer = library.estimate(path, **asked)
+    except library.MemfitError as error:
+        code = exit_of(error)
+        return code, error_report(error.slug, str(error), code).to_dict()
+    return int(answer.verdict == "exceeds"), answer.to_dict()
+
+
+def _option(name: str, value: Any) -> str:
+    if name == "flash_attn":
+        return "--flash-attn" if value else "--no-flash-attn"
+    text = "none" if name == "kv_bits" and value == 0 else value
+    return f"--{name.replace('_', '-')}={text}"
+
+
+def _with_keywords(report: dict[str, Any]) -> dict[str, Any]:
+    """An error of the command line, with its options under the names of the keywords."""
+    text = json.dumps(report).replace("--no-", "--")
+    for name in (*EstimateSettings.__annotations__, "device"):
+        text = text.replace(f"--{name.replace('_', '-')}", name)
+    said: dict[str, Any] = json.loads(text)
+    return said
+
+
+def test_every_option_is_a_keyword() -> None:
+    """What a model, a machine or a workload can be told to the command, the library takes too."""
+    options = {field.name for group in GROUPS for field in fields(group)}
+    positional = {"model", "device", "context"}
+    assert EstimateSettings.__annotations__.keys() | positional == options
+    assert {field.name for field in fields(MachineOptions)} == {
+        "device",
+        *MachineSettings.__annotations__,
+    }
+    assert {field.name for field in fields(WorkloadOptions)} == {
+        "context",
+        *WorkloadSettings.__annotations__,
+    }
