@@ -33,6 +33,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m tests.test_schemas
 	$(BIN)/python -m tests.arch.test_architectures_page
 	$(BIN)/python -m tests.probes.test_a_figure_is_one_row
+	$(BIN)/python -m tests.api.test_page
 	$(BIN)/python -m tests.test_docs
 
 lint: $(VENV)/.dev

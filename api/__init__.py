@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         UnreachableError,
         UnsupportedError,
     )
+    from memfit.estimators.base.progress import Progress
+    from memfit.estimators.base.units import Units
     from memfit.estimators.base.version import __version__
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.machine.device import Device
@@ -30,6 +32,8 @@ _MODULES = {
         *("CheckpointError", "ConfigError", "InputError", "MachineError", "MemfitError"),
         *("UnreachableError", "UnsupportedError"),
     ),
+    "estimators.base.progress": ("Progress",),
+    "estimators.base.units": ("Units",),
     "estimators.base.version": ("__version__",),
     "estimators.base.workload": ("Workload",),
     "estimators.machine.device": ("Device",),
@@ -47,6 +51,8 @@ __all__ = [
     "MachineError",
     "MemfitError",
     "OpenModel",
+    "Progress",
+    "Units",
     "UnreachableError",
     "UnsupportedError",
     "Workload",

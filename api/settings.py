@@ -139,8 +139,16 @@ def keywords_in_errors() -> Iterator[None]:
     except InputError as error:
         if type(error) is not InputError:
             raise
-        names = _OPTION.sub(lambda option: option[1].replace("-", "_"), str(error))
-        raise InputError(names) from None
+        raise InputError(as_keywords(str(error))) from None
+
+
+def as_keywords(text: str) -> str:
+    """Return a text with the keywords in place of the options.
+
+    >>> as_keywords("--kv-bits: expected a number")
+    'kv_bits: expected a number'
+    """
+    return _OPTION.sub(lambda option: option[1].replace("-", "_"), text)
 
 
 def _require_none(settings: Mapping[str, Any], kind: str) -> None:

@@ -137,13 +137,19 @@ def test_every_python_name_on_a_page_exists(page: Path) -> None:
         assert pkgutil.resolve_name(name)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/wired.md"])
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(example, id=page.name)
+        for page in PAGES
+        for example in _PYTHON.findall(page.read_text(encoding="utf-8"))
+    ],
+)
 def test_a_python_example_prints_what_its_comments_say(
-    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A comment after ``print(...)`` is its output; coroutine functions are called as well."""
     monkeypatch.chdir(ROOT)
-    [example] = _PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
     names: dict[str, Any] = {}
     asyncio.run(_run_example(example, names))
     shown = re.findall(r"^print\(.*\)  # (.*)$", example, re.MULTILINE)

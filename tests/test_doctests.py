@@ -11,7 +11,7 @@ from tests.test_packaging import dotted
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(
     dotted(path)
-    for part in ("cli", "estimators", "probes")
+    for part in ("api", "cli", "estimators", "probes")
     for path in (ROOT / part).rglob("*.py")
     if ">>> " in path.read_text(encoding="utf-8")
 )

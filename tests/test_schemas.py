@@ -79,11 +79,11 @@ def _completed(definition: dict[str, Any], info: StructType) -> dict[str, Any]:
         if field.default is UNSET
         or (info.cls.__struct_config__.omit_defaults and not field.required)
     }
-    described = _described(info.cls)
+    texts = described(info.cls)
     properties = {
         name: {
             **{key: value for key, value in each.items() if key != "default"},
-            **({"description": described[name]} if name in described else {}),
+            **({"description": texts[name]} if name in texts else {}),
         }
         for name, each in definition["properties"].items()
     }
@@ -95,7 +95,7 @@ def _completed(definition: dict[str, Any], info: StructType) -> dict[str, Any]:
     }
 
 
-def _described(kind: type) -> dict[str, str]:
+def described(kind: type) -> dict[str, str]:
     """Return the docstring under each field of a struct and of those that it extends."""
     found = {}
     for each in reversed(kind.__mro__):
