@@ -7,6 +7,7 @@ import ast
 import asyncio
 import inspect
 import io
+import json
 import os
 import pkgutil
 import re
@@ -25,6 +26,7 @@ from memfit.estimators.base.errors import MemfitError
 
 ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs" / "index.md"
+AGENTS = ROOT / "docs" / "agents.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [
     *PAGES,
@@ -52,9 +54,25 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
         yield match[1], match[2]
 
 
-def output_of(command: str) -> str:
-    """Return what a command prints."""
-    return run(command)[0]
+def output_of(command: str, shown: str) -> str:
+    """Return what a command prints; of JSON only the keys that are shown."""
+    output, _ = run(command)
+    if not command.endswith(" --json"):
+        return output
+    whole, part = (json.loads(text[text.index("{") :]) for text in (output, shown))
+    lines = (
+        f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in _part(whole, part).items()
+    )
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _part(whole: Any, shown: Any) -> Any:
+    """Return what a page shows of JSON: keys of objects, and the first items of arrays."""
+    if isinstance(shown, dict):
+        return {key: _part(whole[key], value) for key, value in shown.items()}
+    if isinstance(shown, list):
+        return [_part(*pair) for pair in zip(whole, shown, strict=False)]
+    return whole
 
 
 def run(command: str, *, columns: int = 100, folder: Path = ROOT) -> tuple[str, int | str | None]:
@@ -89,13 +107,24 @@ def run(command: str, *, columns: int = 100, folder: Path = ROOT) -> tuple[str, 
     ids=lambda text: text if text.startswith("memfit ") else "",
 )
 def test_a_documented_command_prints_the_shown_output(command: str, shown: str) -> None:
-    assert output_of(command) == shown
+    assert output_of(command, shown) == shown
 
 
 @pytest.mark.parametrize("command", SHOWN_WITHOUT_OUTPUT)
 def test_a_command_of_the_readme_has_an_answer(command: str) -> None:
     _, code = run(command)
     assert code in (None, 0, 1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("command", "schema"),
+    re.findall(r"\| `(memfit [^`]* --json)`.* \| `([a-z-]+)`", AGENTS.read_text(encoding="utf-8")),
+)
+def test_a_command_for_agents_writes_the_schema_of_its_row(command: str, schema: str) -> None:
+    output, code = run(command.replace("MODEL", "sample_configs/qwen3-4b-4bit.yaml"))
+    assert code in (None, 0, 1)
+    assert json.loads(output)["schema"].startswith(f"memfit.{schema}/")
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
@@ -216,7 +245,7 @@ def _codes(code: str) -> Iterator[str]:
 def rewrite(page: Path) -> None:
     """Write the current outputs into a page."""
     text = page.read_text(encoding="utf-8")
-    fresh = _BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", text)
+    fresh = _BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1], m[2])}```", text)
     if fresh != text:
         page.write_text(fresh, encoding="utf-8")
 
