@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from memfit.estimators.results.estimate import Estimate
+    from memfit.estimators.sizing.explore import Explored
     from memfit.estimators.sizing.sized_model import SizedModel
     from memfit.estimators.sizing.workload import PartialWorkload
     from memfit.settings import (
@@ -94,9 +95,7 @@ class OpenModel(Struct, frozen=True):
         from memfit.estimators.sizing.estimate import estimate as answer
         from memfit.estimators.sizing.estimate import with_plots
 
-        sized = self._sized(device=device)
-        run = asked.under(sized.runtime_model.runtime)
-        sized = sized.settled(run)
+        sized, run = self._settled(asked, device)
         if self._may_use_measurements:
             sized = _measured(sized, run)
         result = answer(sized, run, units=units)
@@ -107,6 +106,19 @@ class OpenModel(Struct, frozen=True):
 
             result = replace(result, explanation=explained(sized, run, units))
         return result
+
+    def explored(self, asked: "PartialWorkload", device: Device | None) -> "Explored | None":
+        """Return what settings around a workload need, None where each would be a trace."""
+        from memfit.estimators.sizing.explore import explore
+
+        return explore(*self._settled(asked, device))
+
+    def _settled(
+        self, asked: "PartialWorkload", device: Device | None
+    ) -> "tuple[SizedModel, Workload]":
+        sized = self._sized(device=device)
+        run = asked.under(sized.runtime_model.runtime)
+        return sized.settled(run), run
 
 
 def estimate(

@@ -38,6 +38,9 @@ _LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 _NAME = re.compile(r"\bmemfit\.(?:cli|estimators|probes)(?:\.\w+)*")
 _MODULE = re.compile(r"python -m ((?:tests|benchmarks)[.\w]*)")
 _BLOCK = re.compile(r"^```console\n\$ (memfit [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+IMAGES = {
+    "estimate": "memfit estimate sample_configs/qwen3.5-35b-a3b.yaml --memory 32GB --format svg"
+}
 _SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 SHOWN_WITHOUT_OUTPUT = [
@@ -108,6 +111,16 @@ def run(command: str, *, columns: int = 100, folder: Path = ROOT) -> tuple[str, 
 )
 def test_a_documented_command_prints_the_shown_output(command: str, shown: str) -> None:
     assert output_of(command, shown) == shown
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_picture_on_the_pages_is_what_its_command_draws(name: str) -> None:
+    assert run(IMAGES[name])[0] == image(name).read_text(encoding="utf-8")
+
+
+def image(name: str) -> Path:
+    """Return the file of a picture."""
+    return ROOT / "docs" / "images" / f"{name}.svg"
 
 
 @pytest.mark.parametrize("command", SHOWN_WITHOUT_OUTPUT)
@@ -255,3 +268,5 @@ if __name__ == "__main__":
 
     for each in PAGES:
         rewrite(each)
+    for drawn, command in IMAGES.items():
+        image(drawn).write_text(run(command)[0], encoding="utf-8")

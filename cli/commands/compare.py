@@ -87,7 +87,9 @@ def compare(
         runtime=None if runtime.runtime is None and asked.runtimes is None else rules,
         units=output.units,
     )
-    view = ComparisonView(result, output.units, asked.runtimes is not None, asked.plot)
+    view = ComparisonView(
+        result, output.units, asked.runtimes is not None, output.draws(asked.plot)
+    )
     output.write(view)
     raise typer.Exit(Exit.YES if _any_will_do(asked.runtimes, result) else _code(result))
 

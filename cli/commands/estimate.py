@@ -37,7 +37,9 @@ class EstimateReport(OptionGroup, frozen=True, kw_only=True):
 class EstimateOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of an estimate, which can be YAML."""
 
-    format_: Annotated[Literal["table", "json", "yaml", "markdown"], FORMAT] = "table"
+    format_: Annotated[Literal["table", "json", "yaml", "markdown", "html", "svg"], FORMAT] = (
+        "table"
+    )
 
 
 @grouped
@@ -63,11 +65,10 @@ def estimate(
         opened = open_model(model, runtime, progress=progress)
     from memfit.cli.render.views.estimate import EstimateView
 
-    result = opened.answer(
-        asked, device, units=output.units, plot=report.plot, explain=report.explain
-    )
-    view = EstimateView(result, output.units, breakdown=report.breakdown, verbose=output.verbose)
-    output.write(view)
+    plot = output.draws(report.plot)
+    result = opened.answer(asked, device, units=output.units, plot=plot, explain=report.explain)
+    explored = opened.explored(asked, device) if output.form == "html" else None
+    output.write(EstimateView(result, output.units, report.breakdown, output.verbose, explored))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
 

@@ -48,5 +48,5 @@ def fits(
     versions.versioned(get_runtime(DEFAULT_RUNTIME, {}))  # rejects what is no version at once
     catalog = Catalog(versioned=partial(versions.versioned, strict=False))
     result = answer(catalog, kept_models(looked_through.folders or []), device, asked, output.units)
-    output.write(FitsView(result, output.units))
+    output.write(FitsView(result, output.units, plot=output.draws(False)))
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

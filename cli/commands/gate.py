@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 POLICY = Path("memfit.yaml")
 
 
-GateFormat = Literal["table", "github", "junit", "markdown", "json"]
+GateFormat = Literal["table", "github", "junit", "markdown", "html", "svg", "json"]
 
 
 class GateGroup(TyperGroup):
@@ -73,7 +73,12 @@ class GateOutput(OptionGroup, frozen=True, kw_only=True):
     format_: Annotated[GateFormat, FORMAT] = "table"
     files: Annotated[
         list[str] | None,
-        typer.Option("--output", metavar="FORMAT=FILE", help="Also write a file; repeat for more."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FORMAT=FILE",
+            help="Also write a file, in this format or that of its suffix; repeat for more.",
+        ),
     ] = None
     verbose: Verbose = False
 

@@ -116,7 +116,7 @@ class TuneOutput(TabularOutput, frozen=True, kw_only=True):
             InputError: when it cannot.
         """
         if self.plot and self.form in ("json", "csv"):
-            raise InputError(f"--plot works with --format table and markdown, not with {self.form}")
+            raise InputError(f"--plot: the format {self.form} has no charts")
 
 
 @grouped
@@ -213,7 +213,7 @@ def _deliver(result: "TuneResult", output: TuneOutput) -> None:
     """Write the report; with --flags the commands take its place on standard output."""
     from memfit.cli.render.views.tune import TuneView
 
-    view = TuneView(result, output.units, output.plot)
+    view = TuneView(result, output.units, output.draws(output.plot))
     report = rendered(view, output.form, to_file=output.to_file)
     if output.flags and not output.to_file:
         print(report, end="", file=sys.stderr)

@@ -6,21 +6,13 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import typer
 
 from memfit.cli.options.groups import OptionGroup
-from memfit.cli.render.output import Format, deliver
+from memfit.cli.render.output import DRAWN, Format, deliver, format_of
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units
 
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show each network request with its size.")
 ]
-_SUFFIXES: dict[str, Format] = {
-    ".txt": "table",
-    ".json": "json",
-    ".yaml": "yaml",
-    ".yml": "yaml",
-    ".md": "markdown",
-    ".csv": "csv",
-}
 FORMAT: Any = typer.Option("--format", is_eager=True, help="Output format.")
 
 
@@ -63,12 +55,11 @@ class OutputOptions(OptionGroup, frozen=True, kw_only=True):
             return "json"
         if self.file is None or self.format_ != "table" or not self.file.suffix:
             return self.format_
-        offered = get_args(get_type_hints(type(self))["format_"])
-        found = _SUFFIXES.get(self.file.suffix.lower())
-        if found is None or found not in offered:
-            known = ", ".join(suffix for suffix, form in _SUFFIXES.items() if form in offered)
-            raise InputError(f"{self.file}: no format has this suffix; use {known}, or --format")
-        return found
+        return format_of(self.file, get_args(get_type_hints(type(self))["format_"]))
+
+    def draws(self, plot: bool) -> bool:
+        """Return whether the result has charts: with --plot, and always in a drawn format."""
+        return plot or self.form in DRAWN
 
     @property
     def to_file(self) -> bool:
@@ -87,10 +78,10 @@ class OutputOptions(OptionGroup, frozen=True, kw_only=True):
 class TabularOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of a command with rows, which can be CSV."""
 
-    format_: Annotated[Literal["table", "json", "csv", "markdown"], FORMAT] = "table"
+    format_: Annotated[Literal["table", "json", "csv", "markdown", "html", "svg"], FORMAT] = "table"
 
 
 class PlanOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of a plan."""
 
-    format_: Annotated[Literal["table", "json", "markdown"], FORMAT] = "table"
+    format_: Annotated[Literal["table", "json", "markdown", "html", "svg"], FORMAT] = "table"

@@ -18,7 +18,7 @@ def curve_chart(
     """
     bars = [
         needed_bar(
-            str(point.context_tokens),
+            f"{point.context_tokens} tokens",
             (point.weights_bytes, point.cache_bytes),
             point.peak_bytes,
             budget,

@@ -40,7 +40,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
     only: Literal["", "terminal", "page", "text", "picture"] = ""
     """Where it is shown: on the terminal, on a page (Markdown, HTML), as text (terminal, Markdown),
-    as a picture (HTML, SVG). Empty: everywhere."""
+    as a picture (HTML, SVG). Empty: everywhere that can show it."""
     needs_room: bool = False
     """Whether the terminal leaves it out when the screen is full."""
     otherwise: str = ""
@@ -242,6 +242,8 @@ class HeatMap(Part, frozen=True):
     """A table with coloured cells; its first column is the label of a row."""
 
     table: Table
+    note: str = ""
+    """What the marks in the cells mean, for a drawing without the text around it."""
 
     @property
     def title(self) -> str:
@@ -250,7 +252,38 @@ class HeatMap(Part, frozen=True):
 
 
 Chart = BarChart | Scatter | RunChart | HeatMap
-AnyPart = Heading | Text | Table | Columns | Verdict | Commands | Chart
+
+
+class Slider(NamedTuple):
+    """A setting with its values, and the one that it starts with."""
+
+    label: str
+    values: Sequence[str]
+    start: int
+
+
+class Point(NamedTuple):
+    """What one combination of the sliders needs."""
+
+    verdict: str
+    sentence: str
+    share: int
+    """Of the budget in percent; 0 where it is not known."""
+    cells: Sequence[str]
+
+
+class Sliders(Part, frozen=True):
+    """Settings to change on a page, over points that were computed before."""
+
+    title: str
+    sliders: Sequence[Slider]
+    headings: Sequence[str]
+    """Of the cells of a point."""
+    points: Sequence[Point]
+    """All combinations, the last slider changing fastest."""
+
+
+AnyPart = Heading | Text | Table | Columns | Verdict | Commands | Chart | Sliders
 Document = Sequence[AnyPart]
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from memfit.cli.render.output import Format, deliver, rendered
+from memfit.cli.render.output import DRAWN, Format, deliver, format_of, rendered
 from memfit.cli.render.views.gate import GateView, MistakesView
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.results.gate import GateReport
@@ -16,7 +16,7 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 def parse_outputs(
     texts: Sequence[str], formats: Sequence[Format]
 ) -> tuple[tuple[Format, Path], ...]:
-    """Return the formats and files of texts such as ``junit=report.xml``.
+    """Return the formats and files of texts such as ``junit=report.xml``, or ``report.html``.
 
     Raises:
         InputError: when one is not of that form, or a file is named twice.
@@ -24,10 +24,13 @@ def parse_outputs(
     found: list[tuple[Format, Path]] = []
     for text in texts:
         named, _, name = text.partition("=")
+        if not name and Path(text).suffix:
+            named, name = format_of(Path(text), formats), text
         form = next((each for each in formats if each == named), None)
         if form is None or not name:
             raise InputError(
-                f"--output {text!r}: write it as FORMAT=FILE; formats are {', '.join(formats)}"
+                f"--output {text!r}: write it as FORMAT=FILE or FILE.html; formats are"
+                f" {', '.join(formats)}"
             )
         if Path(name) in [path for _, path in found]:
             raise InputError(f"--output {text!r}: the file is named twice")
@@ -43,12 +46,10 @@ def deliver_report(report: GateReport, form: Format, files: Sequence[tuple[Forma
     Raises:
         InputError: when a file cannot be written.
     """
-    view = GateView(report)
-    for other, path in files:
-        deliver(view, other, path)
-    deliver(view, form, None)
+    for other, path in (*files, (form, None)):
+        deliver(GateView(report, plot=other in DRAWN), other, path)
     if "github" in (form, *(other for other, _ in files)):
-        _append_summary(rendered(view, "markdown", to_file=True))
+        _append_summary(rendered(GateView(report), "markdown", to_file=True))
 
 
 def deliver_mistakes(error: PolicyError, form: Format) -> None:

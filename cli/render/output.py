@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -11,8 +12,35 @@ from typing import Any, Literal, TextIO
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import write_atomically
 
-Format = Literal["table", "json", "yaml", "csv", "markdown", "github", "junit"]
+Format = Literal["table", "json", "yaml", "csv", "markdown", "html", "svg", "github", "junit"]
 """Each is written by the module of that name in ``cli/render/writers``, tables by ``terminal``."""
+
+DRAWN: tuple[Format, ...] = ("html", "svg")
+"""The formats that show charts without being asked for them."""
+_SUFFIXES: dict[str, Format] = {
+    ".txt": "table",
+    ".json": "json",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".md": "markdown",
+    ".csv": "csv",
+    ".html": "html",
+    ".svg": "svg",
+    ".xml": "junit",
+}
+
+
+def format_of(path: Path, offered: Sequence[Format]) -> Format:
+    """Return the format of a file by its suffix.
+
+    Raises:
+        InputError: when none of those that a command offers has it.
+    """
+    found = _SUFFIXES.get(path.suffix.lower())
+    if found is None or found not in offered:
+        known = ", ".join(suffix for suffix, form in _SUFFIXES.items() if form in offered)
+        raise InputError(f"{path}: no format has this suffix; use {known}, or --format")
+    return found
 
 
 def deliver(view: Any, form: Format, output: Path | None) -> None:

@@ -97,12 +97,13 @@ def _labels(chart: BarChart, width: int) -> list[str]:
     kept = [column for column in columns if any(column)]
     taken = sum(max(map(len, column)) + 1 for column in kept)
     most = max(_LEAST_LABEL, width - taken - _LEAST_WIDTH - 1)
-    names = [_shortened(visible(bar.label), most) for bar in chart.bars]
+    names = [shortened(visible(bar.label), most) for bar in chart.bars]
     aligned = [[cell.rjust(max(map(len, column))) for cell in column] for column in (names, *kept)]
     return [f"{' '.join(cells)} " for cells in zip(*aligned, strict=True)]
 
 
-def _shortened(text: str, most: int) -> str:
+def shortened(text: str, most: int) -> str:
+    """Return a text, cut where it has more characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -161,7 +162,7 @@ def _heat(table: Table, width: int, fills: dict[str, str]) -> Iterator[Line]:
     wide = 2 + max(
         max(
             len(visible(table.headings[n])),
-            *(len(visible(str(row[n]).strip())) for row in table.rows),
+            *(len(visible(str(row[n]).strip(" "))) for row in table.rows),
         )
         for n in places
     )
@@ -169,11 +170,11 @@ def _heat(table: Table, width: int, fills: dict[str, str]) -> Iterator[Line]:
     headings = (visible(table.headings[n]).center(wide) for n in shown)
     yield [f"{'':{label_width}} {' '.join(headings)}".rstrip()]
     for row in table.rows:
-        line: list[Toned | str] = [_shortened(visible(str(row[0])), label_width).ljust(label_width)]
+        line: list[Toned | str] = [shortened(visible(str(row[0])), label_width).ljust(label_width)]
         for place in shown:
             cell = row[place]
             colour = getattr(cell, "colour", "default")
-            line += [" ", Toned(_filled(str(cell).strip(), wide, fills[colour]), colour)]
+            line += [" ", Toned(_filled(str(cell).strip(" "), wide, fills[colour]), colour)]
         yield line
     if len(shown) < len(places):
         names = ", ".join(visible(table.headings[n]) for n in places[len(shown) :])

@@ -87,10 +87,10 @@ def test_help_shows_the_options_by_group(memfit: Memfit) -> None:
 @pytest.mark.parametrize(
     ("command", "formats"),
     [
-        ("estimate", "table|json|yaml|markdown"),
-        ("compare", "table|json|csv|markdown"),
-        ("tune", "table|json|csv|markdown"),
-        ("plan growth", "table|json|markdown"),
+        ("estimate", "table|json|yaml|markdown|html|svg"),
+        ("compare", "table|json|csv|markdown|html|svg"),
+        ("tune", "table|json|csv|markdown|html|svg"),
+        ("plan growth", "table|json|markdown|html|svg"),
     ],
 )
 def test_a_command_offers_the_formats_that_it_can_write(

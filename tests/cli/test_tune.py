@@ -27,6 +27,7 @@ from memfit.probes.tune import TuneRequest, tune
 from tests.checkpoints import Checkpoints
 from tests.cli.running import Memfit, Run
 from tests.cli.test_bad_input import assert_one_line
+from tests.cli.test_pages import Page
 from tests.gguf.writing import recorded, write
 from tests.selection import quick
 
@@ -188,6 +189,16 @@ def test_without_standard_input_there_is_no_piped_prompt(monkeypatch: pytest.Mon
         prompt_text("-")
 
 
+def test_a_result_is_a_page_with_its_charts(result: TuneResult) -> None:
+    page = Page(rendered(TuneView(result, Units.GB, plot=True), "html", to_file=True))
+    assert [each["aria-label"] for each in page.every("svg")] == [
+        "Memory against context",
+        "Prefill, tokens/s against memory",
+        "Decode, tokens/s against memory",
+    ]
+    assert "Peak in prefill" in page.inside["th"]
+
+
 def test_flags_are_the_only_output_on_stdout(memfit: Memfit, dense: Path) -> None:
     run = memfit("tune", dense, *SHORT, "--flags")
     assert run.code == 0, run.err
@@ -299,8 +310,8 @@ def test_a_prompt_beyond_the_models_limit_has_to_be_forced(
         (("--prompt", ""), ["empty"]),
         (("--prompt", " \n\t"), ["empty"]),
         (("--prompt", "@"), ["@"]),
-        (("--prompt", "a", "--plot", "--json"), ["--plot", "not with json"]),
-        (("--prompt", "a", "--plot", "--format", "csv"), ["--plot", "not with csv"]),
+        (("--prompt", "a", "--plot", "--json"), ["--plot", "json has no charts"]),
+        (("--prompt", "a", "--plot", "--format", "csv"), ["--plot", "csv has no charts"]),
         (("--prompt-tokens", "999999999999999"), ["more than 1099511627776 tokens"]),
         (("--prompt", "a", "--kv-bits", "0"), ["--kv-bits", "none"]),
         (("--prompt", "@nowhere.txt"), ["nowhere.txt"]),

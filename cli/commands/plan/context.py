@@ -101,7 +101,7 @@ def context(
     run = workload.partial().under(sized.runtime_model.runtime)
     sized = sized.settled(run)
     result = plan_context(sized, run, question, units=output.units)
-    points = curve(sized, run) if asked.plot else ()
+    points = curve(sized, run) if output.draws(asked.plot) else ()
     output.write(Answer(result, to_document(result, output.units, points)))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 

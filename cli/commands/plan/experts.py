@@ -86,7 +86,7 @@ def experts(
         device=device,
         summary=device_summary(device) if device else None,
     )
-    output.write(Answer(result, to_document(result, output.units, plot=asked.plot)))
+    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
     fits = result.chosen.verdict != "exceeds" if result.chosen else device is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)
 

@@ -118,7 +118,7 @@ def growth(
         budget_bytes=asked.budget_bytes(device, sized),
         context=parsed("--context", parse_count, asked.context),
     )
-    output.write(Answer(result, to_document(result, output.units, plot=asked.plot)))
+    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
     if not result.rules:
         raise typer.Exit(Exit.UNSUPPORTED)
     crossed = all(rule.crossing for rule in result.rules)

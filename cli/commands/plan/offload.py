@@ -118,5 +118,5 @@ def offload(
             summary=device_summary(device) if device else None,
         ),
     )
-    output.write(Answer(result, to_document(result, output.units, plot=asked.plot)))
+    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)

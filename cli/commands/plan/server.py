@@ -117,5 +117,5 @@ def server(
         traffic=traffic,
         units=output.units,
     )
-    output.write(Answer(result, to_document(result, output.units)))
+    output.write(Answer(result, to_document(result, output.units, plot=output.draws(False))))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)

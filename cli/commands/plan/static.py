@@ -72,7 +72,7 @@ def static(
         context_tokens=tokens,
         environment=os.environ,
     )
-    output.write(Answer(result, to_document(result, output.units, plot=asked.plot)))
+    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
     raise typer.Exit(Exit.YES)
 
 

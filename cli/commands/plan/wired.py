@@ -29,5 +29,5 @@ def wired(
     from memfit.estimators.plans.wired.scenario import read_scenario
 
     result = plan_wired(read_scenario(scenario), output.units)
-    output.write(Answer(result, to_document(result, output.units, plot=plot)))
+    output.write(Answer(result, to_document(result, output.units, plot=output.draws(plot))))
     raise typer.Exit(Exit.NO if result.verdict == "fails" else Exit.YES)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from memfit.cli.render.chart import curve_chart
-from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, report
+from memfit.cli.render.document import VERDICT_COLOURS, Document, HeatMap, Table, Toned, report
 from memfit.cli.render.views import text as estimate_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.plans.context.percentiles import PERCENTILES
@@ -17,8 +17,8 @@ _MARKS = {"fits": "", "tight": " tight", "exceeds": " no", "unknown": ""}
 def to_document(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]) -> Document:
     """Return the document; with a curve it has a plot of memory against context."""
     tables = [_profile(result, units), _contexts(result, units)]
-    if result.matrix:
-        tables.append(_matrix(result.matrix, units))
+    matrix = [_matrix(result.matrix, units)] if result.matrix else []
+    tables += matrix
     if result.traffic:
         tables.append(_traffic(result.traffic))
     budget = result.device.working_set_bytes if result.device else None
@@ -32,7 +32,10 @@ def to_document(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]
             ("Requests", tuple(_requests(result))),
             ("Notes", (*result.assumptions, *(note.message for note in result.notes))),
         ),
-        charts=(curve_chart(curve, budget, units),) if curve else (),
+        charts=(
+            *(HeatMap(table=table, only="picture") for table in matrix if curve),
+            *((curve_chart(curve, budget, units),) if curve else ()),
+        ),
     )
 
 
@@ -87,18 +90,19 @@ def _matrix(cells: tuple[MatrixCell, ...], units: Units) -> Table:
     counts = sorted({cell.requests for cell in cells})
     lengths = sorted({cell.context_tokens for cell in cells})
     by_place = {(cell.context_tokens, cell.requests): cell for cell in cells}
-    rows = tuple(
+    rows: list[tuple[str | Toned, ...]] = [
         (str(tokens), *(_cell(by_place[tokens, count], units) for count in counts))
         for tokens in lengths
-    )
+    ]
     headings = ("Tokens each", *(f"{n} request{'s' if n > 1 else ''}" for n in counts))
     return Table(headings, rows, "Memory by context and requests at once")
 
 
-def _cell(cell: MatrixCell, units: Units) -> str:
+def _cell(cell: MatrixCell, units: Units) -> Toned:
     if cell.needed_bytes is None:
-        return "-"
-    return format_bytes(cell.needed_bytes, units) + _MARKS[cell.verdict]
+        return Toned("-", "default")
+    text = format_bytes(cell.needed_bytes, units) + _MARKS[cell.verdict]
+    return Toned(text, VERDICT_COLOURS[cell.verdict])
 
 
 def _traffic(traffic: TrafficPlan) -> Table:

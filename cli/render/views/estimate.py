@@ -1,7 +1,7 @@
 """An estimate as a document, and as data."""
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
@@ -11,6 +11,7 @@ from memfit.cli.render.document import (
     Heading,
     HeatMap,
     RunChart,
+    Sliders,
     Table,
     Text,
     Verdict,
@@ -20,6 +21,9 @@ from memfit.cli.render.views import answer
 from memfit.cli.render.views import text as estimate_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import Estimate
+
+if TYPE_CHECKING:
+    from memfit.estimators.sizing.explore import Explored
 
 
 class EstimateView(NamedTuple):
@@ -31,6 +35,8 @@ class EstimateView(NamedTuple):
     """Whether the components are shown where the screen has no room for them."""
     verbose: bool = False
     """Whether all recommendations and notes are shown."""
+    explored: "Explored | None" = None
+    """Points for a page on which settings are changed."""
 
     def document(self) -> Document:
         """Return the verdict, the grid, what to type, and what the peak is made of."""
@@ -47,6 +53,7 @@ class EstimateView(NamedTuple):
             Text(tuple(answer.legend(result, units)), style="dim"),
             Commands(commands, heading),
             Text(others, mark="-", gap=not commands),
+            *self._sliders(),
             *self._notes(),
             *self._details(),
             *self._charts(),
@@ -82,7 +89,15 @@ class EstimateView(NamedTuple):
     def _heat_map(self, *, only: Literal["terminal", "picture"]) -> Iterator[HeatMap]:
         """The grid in colours; a picture has it in place of the table."""
         for table in answer.grid_table(self.result, self.units):
-            yield HeatMap(table=table, only=only)
+            note = "; ".join(answer.legend(self.result, self.units))
+            yield HeatMap(table=table, note=note, only=only)
+
+    def _sliders(self) -> Iterator[Sliders]:
+        if self.explored:
+            from memfit.cli.render.views.explore import sliders
+
+            budget = self.result.device.working_set_bytes if self.result.device else None
+            yield sliders(self.explored, budget, self.units)
 
     def _charts(self) -> Iterator[Chart]:
         run, curve = self.result.run, self.result.curve

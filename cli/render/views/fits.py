@@ -3,7 +3,17 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, Text, Toned, Verdict
+from memfit.cli.render.chart import working_set
+from memfit.cli.render.document import (
+    VERDICT_COLOURS,
+    Bar,
+    BarChart,
+    Document,
+    Table,
+    Text,
+    Toned,
+    Verdict,
+)
 from memfit.cli.render.document import section as listed
 from memfit.cli.render.views.answer import gigabytes, machine, marks_of, size, tenths, tokens
 from memfit.estimators.base.units import Units
@@ -35,6 +45,7 @@ class FitsView(NamedTuple):
 
     result: Fits
     units: Units
+    plot: bool = False
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield a row for each model, those without figures last."""
@@ -60,6 +71,7 @@ class FitsView(NamedTuple):
             *([_exceeding(others, marks, self.units)] if others else ()),
             listed("Notes", tuple(_warnings(result))),
             listed("Not sized", [_said(each, each.why.reason) for each in result.not_sized]),
+            *([_chart(fitting, result, self.units)] if self.plot and fitting else ()),
         )
 
 
@@ -109,6 +121,17 @@ def _fitting(rows: list[Fit], marks: Mapping[int, str], units: Units) -> Table:
             for row in rows
         ],
         align="llrrrl" if has_speed else "llrrl",
+    )
+
+
+def _chart(rows: list[Fit], result: Fits, units: Units) -> BarChart:
+    budget = result.device.working_set_bytes
+    return BarChart(
+        title="Memory of the models that fit",
+        kinds=("peak and margin",),
+        bars=[Bar(row.name, (row.needed_bytes,), budget, row.weights) for row in rows],
+        units=units,
+        limit=working_set(budget, units),
     )
 
 

@@ -3,11 +3,21 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from memfit.cli.render.document import Document, Heading, Pair, Table, Text, Verdict
+from memfit.cli.render.document import (
+    Bar,
+    BarChart,
+    Document,
+    Heading,
+    Pair,
+    Table,
+    Text,
+    Verdict,
+)
 from memfit.cli.render.views import gate_text
 from memfit.cli.render.writers.github import Annotation
 from memfit.cli.render.writers.junit import Case, Suite
 from memfit.estimators.base.errors import PolicyError
+from memfit.estimators.base.units import Units
 from memfit.estimators.results.gate import GateReport, LimitCheck, TargetReport
 
 _COLOURS = {
@@ -23,6 +33,7 @@ class GateView(NamedTuple):
     """A report."""
 
     result: GateReport
+    plot: bool = False
 
     def document(self) -> Document:
         """Return each target with its limits, then the verdict."""
@@ -30,6 +41,7 @@ class GateView(NamedTuple):
         return (
             *(part for target in report.targets for part in _target(target)),
             Verdict(headline, _COLOURS[report.verdict], is_title=True),
+            *(_charts(report) if self.plot else ()),
             Text([gate_text.footer(report)], style="dim"),
         )
 
@@ -74,6 +86,20 @@ def _target(target: TargetReport) -> Iterator[Heading | Text | Table]:
     yield Text(problems, mark="-", indent=2)
     yield from _changes(target)
     yield Text([note.message for note in target.notes], mark="!", indent=2)
+
+
+def _charts(report: GateReport) -> Iterator[BarChart]:
+    """Each figure in bytes with its limit, to one scale."""
+    bars = [
+        Bar(f"{target.name}: {gate_text.limit_name(check)}", (check.figure,), check.allowed)
+        for target in report.targets
+        for check in target.checks
+        if check.unit == "bytes" and check.sense == "at most"
+        if isinstance(check.figure, int) and isinstance(check.allowed, int)
+    ]
+    if bars:
+        title = "Figures and their limits"
+        yield BarChart(title=title, kinds=("figure",), bars=bars, units=Units.GB, limit="limit")
 
 
 def _check(check: LimitCheck) -> tuple[str | bool, ...]:

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from memfit.cli.render.chart import needed_bar, working_set
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
+    BarChart,
     Commands,
     Document,
     Heading,
@@ -23,8 +25,8 @@ _VERDICTS = {
 }
 
 
-def to_document(result: ServerPlan, units: Units) -> Document:
-    """Return the document."""
+def to_document(result: ServerPlan, units: Units, *, plot: bool) -> Document:
+    """Return the document; ``plot`` adds a chart of the worst moments."""
     return (
         Heading(result.model),
         Text(tuple(_facts(result, units)), style="dim", mark="-"),
@@ -35,6 +37,7 @@ def to_document(result: ServerPlan, units: Units) -> Document:
         Commands(result.commands, "Do this"),
         Text(tuple(_advice(result, units)), mark="-", gap=not result.commands),
         section("Notes", tuple(note.message for note in result.notes)),
+        *([_chart(result, units)] if plot else ()),
     )
 
 
@@ -60,6 +63,20 @@ def _rows(moment: ServerMoment, units: Units) -> Iterator[tuple[str, str]]:
     }
     for name, nbytes in named.items():
         yield name, format_bytes(nbytes, units)
+
+
+def _chart(result: ServerPlan, units: Units) -> BarChart:
+    """The worst moment, and the one with the flags that fit."""
+    budget = result.device.working_set_bytes if result.device else None
+    moments = {"as it is": result.worst, "with the flags that fit": result.fitting_worst}
+    bars = [
+        needed_bar(name, (worst.weights_bytes, worst.cache_bytes), worst.peak_bytes, budget)
+        for name, worst in moments.items()
+        if worst
+    ]
+    limit = working_set(budget, units)
+    kinds = ("weights", "caches", "prefill and margin")
+    return BarChart(title="The worst moment", kinds=kinds, bars=bars, units=units, limit=limit)
 
 
 def _verdict(result: ServerPlan, units: Units) -> str:

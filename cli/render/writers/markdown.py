@@ -12,6 +12,7 @@ from memfit.cli.render.document import (
     HasDocument,
     Heading,
     Pair,
+    Sliders,
     Table,
     Text,
     Verdict,
@@ -66,6 +67,8 @@ def _lines(part: AnyPart) -> Iterator[str]:
             if part.lines:
                 yield "### To paste\n"
                 yield from _fenced("sh", part.lines)
+        case Sliders():
+            pass
         case _:
             yield from _fenced("text", list(plain(part, _CHART_WIDTH)))
 

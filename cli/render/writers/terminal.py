@@ -15,6 +15,7 @@ from memfit.cli.render.document import (
     HasDocument,
     Heading,
     Pair,
+    Sliders,
     Table,
     Text,
     Verdict,
@@ -37,7 +38,7 @@ def to_terminal(document: Document, *, to_file: bool) -> str:
     is_first = True
     for part in document:
         is_empty = isinstance(part, Text | Commands) and not part.lines
-        if is_empty or part.only in ("page", "picture"):
+        if is_empty or part.only in ("page", "picture") or isinstance(part, Sliders):
             continue
         before = page.length
         if not is_first and _has_gap(part):
@@ -72,6 +73,8 @@ def _draw(page: Page, part: AnyPart) -> None:
             for line in part.lines:
                 for piece in continued(visible(line), page.console.width - 2):
                     page.console.print(f"  {piece}", soft_wrap=True)
+        case Sliders():
+            pass
         case _:
             _chart(page, part)
 

@@ -1,0 +1,99 @@
+"""What a model needs under many settings at once, for a page on which they are changed."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.estimate import Method, Verdict
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.search import (
+    KV_BITS,
+    UNBOUNDED_CONTEXT,
+    longest_prompt,
+    with_kv_bits,
+)
+from memfit.estimators.sizing.sized_model import SizedModel
+
+_PROMPTS = tuple(2048 << power for power in range(8))
+_BATCHES = (1, 2, 4, 8)
+_STEPS = (2048, 1024, 512, 256)
+
+Setting = Literal["prompt_tokens", "batch", "kv_bits", "prefill_step"]
+
+
+class ExploredPoint(Struct, frozen=True):
+    """One combination of the settings; without bytes where the runtime cannot run it."""
+
+    verdict: Verdict
+    needed_bytes: int | None
+    """The peak with the margin."""
+    cache_bytes: int = 0
+    reason: str = ""
+
+
+class Explored(Struct, frozen=True, kw_only=True):
+    """All combinations of the values, the last setting changing fastest."""
+
+    values: dict[Setting, tuple[int | None, ...]]
+    asked: dict[Setting, int | None]
+    weights_bytes: int
+    points: tuple[ExploredPoint, ...]
+    method: Method
+
+
+def explore(sized: SizedModel, workload: Workload) -> Explored | None:
+    """Return the points around a workload, at most 11 x 5 x 4 x 5, which is among them.
+
+    None where each of them would be a trace.
+    """
+    view = sized.formula_view()
+    if view.is_between_traces:
+        return None
+    values = _values(view, workload)
+    points = tuple(_point(view, asked) for asked in _workloads(workload, values))
+    return Explored(
+        values=values,
+        asked={name: getattr(workload, name) for name in values},
+        weights_bytes=view.resident_bytes,
+        points=points,
+        method=view.runtime_model.method,
+    )
+
+
+def _values(sized: SizedModel, workload: Workload) -> dict[Setting, tuple[int | None, ...]]:
+    """The usual values of each setting, and the one of the workload."""
+    most = longest_prompt(sized)
+    prompts = {tokens for tokens in _PROMPTS if tokens <= most} | {workload.prompt_tokens}
+    if most < UNBOUNDED_CONTEXT:
+        prompts.add(most)
+    bits = {*KV_BITS, workload.kv_bits}
+    return {
+        "prompt_tokens": tuple(sorted(prompts)),
+        "batch": tuple(sorted({*_BATCHES, workload.batch})),
+        "kv_bits": tuple(sorted(bits, key=lambda each: -(each or 99))),
+        "prefill_step": tuple(sorted({*_STEPS, workload.prefill_step}, reverse=True)),
+    }
+
+
+def _workloads(
+    workload: Workload, values: dict[Setting, tuple[int | None, ...]]
+) -> Iterator[Workload]:
+    for combination in product(*values.values()):
+        settings = dict(zip(values, combination, strict=True))
+        bits = settings.pop("kv_bits")
+        base = workload if bits == workload.kv_bits else with_kv_bits(workload, bits)
+        yield replace(base, **settings)
+
+
+def _point(sized: SizedModel, workload: Workload) -> ExploredPoint:
+    try:
+        need, figures = sized.requirement(workload), sized.figures_for(workload)
+    except (InputError, UnsupportedError) as error:
+        return ExploredPoint("unknown", None, reason=str(error))
+    verdict, _ = judge(need, sized.device)
+    return ExploredPoint(verdict, need.peak_bytes, figures.kv.nbytes + figures.ssm_bytes)
