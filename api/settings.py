@@ -27,49 +27,49 @@ _OPTION = re.compile(r"--(?:no-)?([a-z][a-z-]*)")
 
 
 class OpenSettings(TypedDict, total=False):
-    """Settings of `memfit.open`; what is not given is as on the command line."""
+    """Settings of `memfit.open`; one that is None or not given is as on the command line."""
 
-    quantize: int | str
-    group_size: int
-    quant_mode: str
-    adapter: str | PathLike[str]
-    draft: str
-    draft_quantize: int | str
-    num_draft_tokens: int
-    mmproj: str | PathLike[str]
-    runtime: str
-    method: Literal["auto", "formula", "trace"]
-    margin: int | str
-    mlx_version: str
-    mlx_lm_version: str
-    gpu_memory_utilization: float | str
-    cache_type: str
-    cache_type_k: str
-    cache_type_v: str
-    flash_attn: bool
-    gpu_layers: int | str
-    n_cpu_moe: int | str
+    quantize: int | str | None
+    group_size: int | None
+    quant_mode: str | None
+    adapter: str | PathLike[str] | None
+    draft: str | None
+    draft_quantize: int | str | None
+    num_draft_tokens: int | None
+    mmproj: str | PathLike[str] | None
+    runtime: str | None
+    method: Literal["auto", "formula", "trace"] | None
+    margin: int | str | None
+    mlx_version: str | None
+    mlx_lm_version: str | None
+    gpu_memory_utilization: float | str | None
+    cache_type: str | None
+    cache_type_k: str | None
+    cache_type_v: str | None
+    flash_attn: bool | None
+    gpu_layers: int | str | None
+    n_cpu_moe: int | str | None
 
 
 class MachineSettings(TypedDict, total=False):
     """Settings of `OpenModel.on`."""
 
-    memory: int | str
-    working_set: int | str
-    os_regime: "OsRegime | str"
+    memory: int | str | None
+    working_set: int | str | None
+    os_regime: "OsRegime | str | None"
 
 
 class WorkloadSettings(TypedDict, total=False):
     """Settings of `OpenModel.at`."""
 
-    prompt_tokens: int | str
-    max_tokens: int | str
-    batch: int
-    prefill_step: int
-    kv_bits: int
-    kv_group_size: int
-    quantized_kv_start: int
-    max_kv_size: int
+    prompt_tokens: int | str | None
+    max_tokens: int | str | None
+    batch: int | None
+    prefill_step: int | None
+    kv_bits: int | None
+    kv_group_size: int | None
+    quantized_kv_start: int | None
+    max_kv_size: int | None
 
 
 class EstimateSettings(OpenSettings, MachineSettings, WorkloadSettings, total=False):
@@ -152,8 +152,9 @@ def as_keywords(text: str) -> str:
 
 
 def _require_none(settings: Mapping[str, Any], kind: str) -> None:
-    if settings:
-        raise InputError(f"a whole {kind} excludes {', '.join(settings)}")
+    given = [name for name, value in settings.items() if value is not None]
+    if given:
+        raise InputError(f"a whole {kind} excludes {', '.join(given)}")
 
 
 def _read(settings: Mapping[str, Any], *groups: type[OptionGroup]) -> Iterator[Any]:
@@ -163,9 +164,11 @@ def _read(settings: Mapping[str, Any], *groups: type[OptionGroup]) -> Iterator[A
         nearest = get_close_matches(name, EstimateSettings.__annotations__, 1)
         raise TypeError(f"no setting {name!r}" + "".join(f", but {each!r}" for each in nearest))
     for group in groups:
-        own = {field.name for field in fields(group)} & settings.keys()
-        hints = get_type_hints(group)
-        values = {name: _text(settings[name], hints[name]) for name in own}
+        values = {
+            name: _text(settings[name], hint)
+            for name, hint in get_type_hints(group).items()
+            if settings.get(name) is not None
+        }
         try:
             yield convert(values, group, dec_hook=lambda kind, value: kind(value))
         except ValidationError as error:

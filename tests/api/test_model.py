@@ -44,7 +44,7 @@ def test_a_device_and_a_workload_can_be_objects() -> None:
 
 
 def test_formulas_and_plots_are_added_where_they_are_requested() -> None:
-    machine = memfit.open(SAMPLE).on("m4-max-64")
+    machine = memfit.open(SAMPLE, margin=None).on("m4-max-64", memory=None)
     plain, full = machine.at(), machine.at(explain=True, plot=True, units=Units.GIB)
     assert (plain.explanation, plain.curve) == (UNSET, UNSET)
     assert full.explanation

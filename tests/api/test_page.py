@@ -106,7 +106,7 @@ def _code(annotation: ast.expr) -> str:
     text = ast.unparse(annotation)
     if isinstance(annotation, ast.Constant):  # it was quoted
         text = str(annotation.value)
-    return f"`{text}`".replace("|", r"\|")
+    return f"`{text.removesuffix(' | None')}`".replace("|", r"\|")
 
 
 def _default(name: str) -> str:

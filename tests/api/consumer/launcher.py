@@ -33,7 +33,7 @@ def mistakes(answer: memfit.Estimate) -> None:
     """Each line is an error that the types show."""
     memfit.estimate("org/name", contxt="4k")  # type: ignore[call-arg]
     memfit.estimate("org/name", batch="two")  # type: ignore[arg-type]
-    memfit.open("org/name").at(prompt_tokens=None)  # type: ignore[arg-type]
+    memfit.open("org/name").at(prompt_tokens=["4k"])  # type: ignore[arg-type]
     memfit.open("org/name").on(os_regime=26)  # type: ignore[arg-type]
     answer.fitz  # type: ignore[attr-defined]  # noqa: B018
     text: str = answer.peak_bytes  # type: ignore[assignment]
