@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from memfit.estimators.results.estimate import Estimate
     from memfit.estimators.sizing.explore import Explored
+    from memfit.estimators.sizing.ranks import Ranks
     from memfit.estimators.sizing.sized_model import SizedModel
     from memfit.estimators.sizing.workload import PartialWorkload
     from memfit.settings import (
@@ -82,23 +83,27 @@ class OpenModel(Struct, frozen=True):
         self,
         asked: "PartialWorkload",
         device: Device | None,
+        ranks: "Ranks | None" = None,
         *,
         units: Units = Units.GB,
         plot: bool = False,
         explain: bool = False,
     ) -> "Estimate":
-        """Return the estimate for a workload on a device.
+        """Return the estimate for a workload on a device, or over ``ranks``.
 
         Raises:
-            UnsupportedError: when the runtime cannot run the workload.
+            UnsupportedError: when the runtime cannot run the workload, or not over the ranks.
         """
         from memfit.estimators.sizing.estimate import estimate as answer
         from memfit.estimators.sizing.estimate import with_plots
+        from memfit.estimators.sizing.ranks import ranked
 
         sized, run = self._settled(asked, device)
-        if self._may_use_measurements:
+        if self._may_use_measurements and ranks is None:
             sized = _measured(sized, run)
-        result = answer(sized, run, units=units)
+        shared = ranked(sized, ranks, run)
+        sized = shared.tightest(run)
+        result = shared.added(answer(sized, run, units=units))
         if plot:
             result = with_plots(result, sized)
         if explain:

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from memfit.cli.exits import Exit
 from memfit.cli.options.estimate import EstimatedModel, EstimateRuntime
 from memfit.cli.options.groups import OptionGroup, grouped
-from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import FORMAT, OutputOptions
+from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.model import open_model
@@ -46,7 +46,7 @@ class EstimateOutput(OutputOptions, frozen=True, kw_only=True):
 def estimate(
     model: EstimatedModel,
     workload: WorkloadOptions,
-    machine: MachineOptions,
+    machine: RankedMachine,
     runtime: EstimateRuntime,
     report: EstimateReport,
     output: EstimateOutput,
@@ -55,7 +55,7 @@ def estimate(
 
     If it does not fit, the result recommends settings that do.
     """
-    asked, device = workload.partial(), machine.chosen()
+    asked, device, ranks = workload.partial(), machine.chosen(), machine.over()
     with (
         ExitStack() as files,
         reporting(verbose=output.verbose, while_waiting=_load_library) as progress,
@@ -66,8 +66,11 @@ def estimate(
     from memfit.cli.render.views.estimate import EstimateView
 
     plot = output.draws(report.plot)
-    result = opened.answer(asked, device, units=output.units, plot=plot, explain=report.explain)
-    explored = opened.explored(asked, device) if output.form == "html" else None
+    result = opened.answer(
+        asked, device, ranks, units=output.units, plot=plot, explain=report.explain
+    )
+    # The page of one machine has sliders; what ranks take is in its table.
+    explored = opened.explored(asked, device) if output.form == "html" and not ranks else None
     output.write(EstimateView(result, output.units, report.breakdown, output.verbose, explored))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 

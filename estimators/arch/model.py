@@ -45,6 +45,8 @@ class Model(Struct, frozen=True, kw_only=True):
     modules: Modules
     """Parameters outside the layers, with full paths."""
     layers_path: str = "model.layers"
+    first_layer: int = 0
+    """The number of the first of ``layers``: above 0 in the second part of a pipeline."""
     makes_own_cache: bool = False
     """Whether the mlx-lm class has ``make_cache``; ``max_kv_size`` then has no effect."""
     max_context: int | None = None
@@ -58,7 +60,7 @@ class Model(Struct, frozen=True, kw_only=True):
         """Yield every module with its full path, as the mlx-lm class names it."""
         for module in self.modules:
             yield module.path, module
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers, self.first_layer):
             prefix = f"{self.layers_path}.{index}."
             for module in layer.modules:
                 yield prefix + module.path, module
@@ -86,7 +88,8 @@ class Model(Struct, frozen=True, kw_only=True):
 
     def experts(self) -> dict[int, MixtureOfExperts]:
         """Return the mixtures of experts by the number of their layer."""
-        found = ((index, layer.experts) for index, layer in enumerate(self.layers))
+        numbered = enumerate(self.layers, self.first_layer)
+        found = ((index, layer.experts) for index, layer in numbered)
         return {index: experts for index, experts in found if experts}
 
     def layer_kinds(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ from memfit.estimators.base.quantities import (
     Tokens,
     one_of,
 )
+from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Backend, DeviceSource
 from memfit.estimators.results.result import Result
@@ -316,6 +317,47 @@ class RunCall(Struct, frozen=True):
     """The most in use during each of equal spans of its operations, in their order."""
 
 
+class RankFigures(Struct, frozen=True, kw_only=True):
+    """What one of several ranks takes."""
+
+    rank: Count
+    device: str | None
+    working_set_bytes: Positive | None
+    first_layer: Count
+    layers: Positive
+    """Layers of which it has all or, with tensor parallelism, its part."""
+    weights_bytes: Bytes
+    """Of its arrays."""
+    resident_bytes: Bytes
+    """The same, as MLX's allocator rounds them."""
+    kv_bytes: Bytes
+    state_bytes: Bytes
+    workspace_bytes: Bytes
+    """At its peak, with the buffers that other ranks send to."""
+    communication_bytes: Bytes
+    """What MLX's ring keeps outside of MLX's allocator; part of the margin."""
+    load_bytes: Bytes
+    """The most in use while it loads its part."""
+    prefill_bytes: Bytes | None
+    decode_bytes: Bytes | None
+    peak_bytes: Bytes
+    needed_bytes: Bytes
+    """The peak with the margin."""
+    verdict: Verdict
+    exceeded: tuple[LimitName, ...]
+
+
+class RankPlan(Struct, frozen=True, kw_only=True):
+    """A model over several ranks."""
+
+    parallel: Parallel
+    split: tuple[Positive, ...] | None
+    """In a pipeline, the layers of each rank."""
+    even: bool
+    """Whether mlx-lm splits the layers so by itself."""
+    ranks: NonEmpty[RankFigures]
+
+
 class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """The answer of ``memfit estimate``."""
 
@@ -341,6 +383,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     method: Method = "formula"
     decode_speed: DecodeSpeed | None = None
     """None where the chip of the device or the layers of the model are not known."""
+    ranks: RankPlan | UnsetType = UNSET
+    """Over several ranks: each of them. The other figures are of the one with the least room."""
     pool: MemoryPool | UnsetType = UNSET
     """Of a runtime that takes its memory at its start."""
     memories: tuple[MemoryShare, ...] | UnsetType = UNSET

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -77,6 +78,8 @@ class Subject(Struct, frozen=True):
     device: Device | None
     traced: "TracedPeak | None" = None
     """The workspace on MLX of a model with operations that no formula has."""
+    rank: Rank | None = None
+    """The rank whose part of the model it is, None: the whole model."""
 
     @property
     def backend(self) -> Backend:
@@ -161,6 +164,35 @@ class RuntimeModel(Struct, frozen=True):
     def on(self: Bound, device: Device | None) -> Bound:
         """Return the same on another machine."""
         return replace(self, subject=replace(self.subject, device=device))
+
+    def parallel(self, asked: Parallel | None) -> Parallel:
+        """Return how the runtime runs the model over several ranks.
+
+        Raises:
+            UnsupportedError: when it does not, or not as it is ``asked``.
+        """
+        raise UnsupportedError(
+            f"{self.name}: several ranks are described for mlx-lm, which mlx.launch starts"
+        )
+
+    def of_rank(self: Bound, rank: Rank) -> Bound:
+        """Return the part of one rank; call `parallel` first.
+
+        Raises:
+            InputError: for a split that is not of the model's layers.
+            UnsupportedError: when the model does not divide among the ranks.
+        """
+        raise NotImplementedError
+
+    @property
+    def load_bytes(self) -> int:
+        """The most bytes in use while the weights are loaded."""
+        return self.resident_bytes
+
+    @property
+    def communication_bytes(self) -> int:
+        """Bytes outside of MLX's allocator for the exchange with other ranks."""
+        return 0
 
     @property
     def resident_bytes(self) -> int:

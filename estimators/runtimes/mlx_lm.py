@@ -4,10 +4,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec.structs import replace
+
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.ranks import chosen_parallel, share_of
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
@@ -21,11 +26,13 @@ from memfit.estimators.runtimes.interface import (
 from memfit.estimators.runtimes.mlx_lm_commands import (
     STDIN,
     generate_command,
+    launched,
     server_command,
     together,
 )
 from memfit.estimators.runtimes.runtime import Budget, Runtime
-from memfit.estimators.workspace.load import load_extra
+from memfit.estimators.weights.ranks import rank_footprint
+from memfit.estimators.workspace.load import cut_load, load_extra
 from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model, with_load
 
 if TYPE_CHECKING:
@@ -48,6 +55,10 @@ MLX_LM = Runtime(
     allocates="each layer's cache grows in steps of 256 tokens, a window's rotates",
     source="https://github.com/ml-explore/mlx-lm, mlx_lm/models/cache.py and generate.py",
 )
+
+
+# ring.cpp: ALL_SUM_BUFFERS of ALL_SUM_SIZE for the socket to the next rank and from the last one.
+RING_BYTES = 2 * 2 * (8 << 20)
 
 
 class MlxLm(RuntimeModel, frozen=True):
@@ -91,7 +102,7 @@ class MlxLm(RuntimeModel, frozen=True):
                 device=subject.device,
                 versions=self.runtime.versions,
             )
-        return MemoryFigures(kv, states, with_load(moment, self.load_bytes()))
+        return MemoryFigures(kv, states, with_load(moment, self.load_bytes))
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return what a figure rests on; on CUDA the workspace is a bound."""
@@ -102,12 +113,34 @@ class MlxLm(RuntimeModel, frozen=True):
             return "traced", ERROR_PERCENT
         return RuntimeModel.basis(self, figure, workload)
 
+    @property
     def load_bytes(self) -> int:
-        """Return the peak of the load."""
+        """The peak of the load."""
         footprint, backend = self.subject.footprint, self.subject.backend
         made = footprint.conversions if self.is_mlx_lm else ()
         arrays = footprint.sizes.total()
-        return self.resident_bytes + load_extra(made, arrays=arrays, backend=backend)
+        loaded = self.resident_bytes
+        if footprint.cut:
+            loaded = max(loaded, cut_load(footprint.cut, self.subject.device or ANY_MAC))
+        return loaded + load_extra(made, arrays=arrays, backend=backend)
+
+    def parallel(self, asked: Parallel | None) -> Parallel:
+        """Return how mlx-lm's sharded_load runs the class."""
+        if not self.is_mlx_lm:
+            return RuntimeModel.parallel(self, asked)
+        return chosen_parallel(self.subject.model.model_type, asked)
+
+    def of_rank(self, rank: Rank) -> "MlxLm":
+        """Return the part of one rank, by the rules of its class."""
+        subject = self.subject
+        share = share_of(subject.model, rank)
+        footprint = rank_footprint(subject.footprint, subject.model, share, rank)
+        return replace(self, subject=replace(subject, model=share, footprint=footprint, rank=rank))
+
+    @property
+    def communication_bytes(self) -> int:
+        """What MLX's ring keeps to receive in (mlx distributed/ring/ring.cpp, RingGroup)."""
+        return RING_BYTES if self.subject.rank else 0
 
     def least_bytes(self, workload: Workload) -> int:
         """Return weights, states and the tokens in the caches, which the last step reads."""
@@ -124,8 +157,11 @@ class MlxLm(RuntimeModel, frozen=True):
         if not self.is_mlx_lm:
             return ()
         if workload.max_kv_size is not None:
+            if self.subject.rank:
+                return ()  # mlx_lm.generate runs on one rank, and the server rotates no cache
             return (generate_command(model, workload, STDIN),)
-        return (server_command(model, workload, together(workload, kept_caches)),)
+        served = server_command(model, workload, together(workload, kept_caches))
+        return (launched(served, self.subject.rank),)
 
     def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
         """Return what both models take by generate.py, speculative_generate_step, above this one.

@@ -8,10 +8,13 @@ import shlex
 from msgspec.structs import replace
 
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.server import ServerSettings
 
 STDIN = "-"
+HOSTFILE = "hosts.json"
+"""The name of mlx.launch's hostfile in commands."""
 SERVER_KEEPS = 10
 """Prompt caches that mlx_lm.server keeps by default (server.py, --prompt-cache-size)."""
 
@@ -51,6 +54,18 @@ def together(workload: Workload, kept_caches: int) -> ServerSettings:
         decode_concurrency=workload.batch,
         prompt_cache_size=kept_caches,
     )
+
+
+def launched(command: str, rank: Rank | None) -> str:
+    """Return a command of an mlx-lm program as mlx.launch starts it on the hosts of a file.
+
+    >>> launched("mlx_lm.server --model org/name", Rank(0, 2, "pipeline"))
+    'mlx.launch --hostfile hosts.json -- mlx_lm.server --model org/name --pipeline'
+    """
+    if rank is None:
+        return command
+    pipeline = " --pipeline" if rank.parallel == "pipeline" else ""
+    return f"mlx.launch --hostfile {HOSTFILE} -- {command}{pipeline}"
 
 
 def generate_command(model: str, workload: Workload, prompt: str) -> str:

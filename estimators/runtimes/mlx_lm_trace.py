@@ -13,6 +13,7 @@ from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import context_limit
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -53,6 +54,8 @@ class ClassTrace(Struct, frozen=True, eq=False):
     is_described: bool
     """Whether formulas know the model too: they find what needs many workloads."""
     adapter: "Adapter | None" = None
+    rank: Rank | None = None
+    """The rank whose part of the class it is, None: the whole."""
     _built: dict[Backend, "TracedModel"] = {}
     _runs: dict[tuple[Workload, Any, MlxVersions], "TracedRun"] = {}
     """By workload, `Device.gpu` and versions."""
@@ -127,8 +130,15 @@ class ClassTrace(Struct, frozen=True, eq=False):
                 tensors=self.checkpoint.tensors if self.quantize is None else None,
                 quantize=self.quantize,
                 adapter=self.adapter,
+                rank=self.rank,
             )
         return self._built[backend]
+
+    def of_rank(self, rank: Rank) -> "ClassTrace":
+        """Return the trace of one rank's part."""
+        return ClassTrace(
+            self.checkpoint, self.quantize, self.dtype, self.is_described, self.adapter, rank
+        )
 
     def weights(self, device: Device | None) -> Mapping[str, int]:
         """Return the bytes of each parameter by path, without those of the adapter."""
@@ -156,7 +166,9 @@ class ClassTrace(Struct, frozen=True, eq=False):
 
         config, name = self.checkpoint.config, self.checkpoint.config_name
         backend = (device or ANY_MAC).backend
-        plain = TracedModel(_unquantised(config), backend, name=name, dtype=self.dtype)
+        plain = TracedModel(
+            _unquantised(config), backend, name=name, dtype=self.dtype, rank=self.rank
+        )
         model = plain.describe(self.built(backend).first_call())
         return replace(model, max_context=context_limit(config_fields(config, name)))
 
@@ -184,12 +196,39 @@ class MlxLmTrace(MlxLm, frozen=True):
         )
         moment = self.trace.moment(workload, self.subject.device, self.runtime.versions)
         moment = moment or MlxLm.figures(self, workload).moment
-        return MemoryFigures(kv, shapes.ssm_bytes, with_load(moment, self.load_bytes()))
+        return MemoryFigures(kv, shapes.ssm_bytes, with_load(moment, self.load_bytes))
 
+    @property
     def load_bytes(self) -> int:
-        """Return the peak of the load; by formula where its graph cannot be recorded."""
+        """The peak of the load; by formula where its graph cannot be recorded."""
         traced = self.trace.load_bytes(self.subject.device or ANY_MAC, self.runtime.versions)
-        return MlxLm.load_bytes(self) if traced is None else traced
+        return super().load_bytes if traced is None else traced
+
+    def parallel(self, asked: Parallel | None) -> Parallel:
+        """Return how mlx-lm's sharded_load runs the class."""
+        if self.trace.is_described:
+            return MlxLm.parallel(self, asked)
+        return self.trace.built(self.subject.backend).parallel(asked)
+
+    def of_rank(self, rank: Rank) -> "MlxLmTrace":
+        """Return the part of one rank, as the class itself cuts it."""
+        subject, trace = self.subject, self.trace.of_rank(rank)
+        if trace.is_described:
+            subject = MlxLm.of_rank(self, rank).subject
+            footprint = traced_weights(trace, subject.footprint, subject.device)
+            return replace(self, subject=replace(subject, footprint=footprint), trace=trace)
+        # traced_workspace.TracedWorkspace, which imports this module.
+        workspace: Any = subject.traced
+        model = trace.description(subject.device)
+        footprint = weights_by_trace(trace, model, subject.footprint.plan, subject.device)
+        subject = replace(
+            subject,
+            model=model,
+            footprint=replace(footprint, notes=subject.footprint.notes),
+            traced=replace(workspace, trace=trace),
+            rank=rank,
+        )
+        return replace(self, subject=subject, trace=trace)
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return a figure's basis; a workspace without a trace rests on the formula."""
@@ -204,7 +243,7 @@ class MlxLmTrace(MlxLm, frozen=True):
     def formula_view(self) -> MlxLm:
         """Return mlx-lm by formula, with a workspace between traced prompts where none has it."""
         # The load does not depend on the workload, so it stays by trace.
-        extra = max(0, self.load_bytes() - self.resident_bytes)
+        extra = max(0, self.load_bytes - self.resident_bytes)
         footprint = replace(self.subject.footprint, conversions=(Conversion(0, extra),))
         return MlxLm(self.runtime, replace(self.subject, footprint=footprint))
 
@@ -293,7 +332,8 @@ def weights_by_trace(
 ) -> WeightFootprint:
     """Return the weights as the class of an undescribed model holds them; ``plan`` packs them."""
     weights = trace.weights(device)
-    tensors = trace.checkpoint.tensors if trace.quantize is None else None
+    of_files = trace.quantize is None and trace.rank is None
+    tensors = trace.checkpoint.tensors if of_files else None
     named = weights if tensors is None else {t.name: t.nbytes for t in tensors}
     modules, parts = dict(model.all_modules()), {part.value: 0 for part in Part}
     for name, nbytes in named.items():
@@ -304,7 +344,7 @@ def weights_by_trace(
         by_part=parts,
         parameters=sum(module.elements + module.bias for module in modules.values()),
         sizes=Counter(weights.values()),
-        basis="exact" if tensors else "traced",
+        basis="exact" if trace.checkpoint.tensors and not trace.quantize else "traced",
         plan=plan,
     )
     method = None if trace.quantize else trace.unread_format(device)

@@ -11,6 +11,7 @@ from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
+from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
@@ -142,6 +143,17 @@ class SizedModel(Struct):
             return self
         draft = self.draft.with_runtime(runtime) if self.draft else None
         return replace(self._under(bind(runtime, self.runtime_model.subject)), draft=draft)
+
+    def of_rank(self, rank: Rank) -> "SizedModel":
+        """Return the part of one of several ranks; its margin includes what ranks exchange in.
+
+        Raises:
+            InputError: for a split that is not of the model's layers.
+            UnsupportedError: when the model does not divide among the ranks.
+        """
+        ranked = self.runtime_model.of_rank(rank)
+        margin_bytes = self.margin_bytes + ranked.communication_bytes
+        return replace(self._under(ranked), margin_bytes=margin_bytes)
 
     def settled(self, workload: Workload) -> "SizedModel":
         """Return the same with the settings that its runtime chooses by a workload.

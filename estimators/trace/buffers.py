@@ -55,6 +55,11 @@ _SHARED: Mapping[str, Rule] = {
     **_names(writing.nothing, "Load NumberOfElements"),
     **_names(cpu_rules.log_sum_exp, "LogSumExp"),
     **_names(cpu_rules.quantize, "Quantize"),
+    # The CPU runs them for any device (mlx distributed/ring/ring.cpp, communication_stream).
+    **_names(cpu_rules.all_reduce, "AllReduce"),
+    **_names(cpu_rules.all_gather, "AllGather"),
+    **_names(cpu_rules.send, "Send"),
+    **_names(cpu_rules.receive, "Recv"),
     **_names(fresh, "Arange ArgReduce Gather GatherAxis RandomBits Reduce SearchSorted"),
 }
 

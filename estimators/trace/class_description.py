@@ -61,14 +61,17 @@ def describe(model: Any, first: FirstCall, *, model_type: str, dtype: str) -> Mo
     routed = _experts(model, root, first.top_k, embedding.shape[-1])
     mixers = [tuple(_mixers(cache, dtype)) for cache in first.caches]
     # A class may have more caches than layers (iquestloopcoder.py, afm7.py).
-    mixers[count - 1 :] = [tuple(mixer for cache in mixers[count - 1 :] for mixer in cache)]
+    # A rank of a pipeline has none of the layers before its own.
+    start = next((index for index, found in enumerate(own) if found), 0)
+    last = count - start - 1
+    mixers[last:] = [tuple(mixer for cache in mixers[last:] for mixer in cache)]
     layers = tuple(
         Layer(
-            mixers[index] if index < len(mixers) else (),
+            mixers[index - start] if index - start < len(mixers) else (),
             _with_shared(routed.get(index), own[index], embedding.shape[-1]),
             tuple(own[index]),
         )
-        for index in range(count)
+        for index in range(start, count)
     )
     return Model(
         model_type=model_type,
@@ -78,17 +81,19 @@ def describe(model: Any, first: FirstCall, *, model_type: str, dtype: str) -> Mo
         # The embedding is first in the files of a conversion too.
         modules=tuple(sorted(outside, key=lambda m: m.part is not Part.EMBEDDING)),
         layers_path=root,
+        first_layer=start,
         makes_own_cache=hasattr(model, "make_cache"),
         dtype=dtype,
     )
 
 
 def _layers_root(model: Any) -> tuple[str, int]:
-    """Return the path of the list of layers, the longer one of two, and its length."""
+    """Return the path of the list of layers, the longer one of two, and the end of its numbers."""
     paths = {id(module): path for path, module in model.named_modules()}
-    found = (_NUMBERED.fullmatch(paths.get(id(layer), "")) for layer in model.layers)
-    [(root, count)] = Counter(match[1] for match in found if match).most_common(1)
-    return root, count
+    found = [_NUMBERED.fullmatch(paths.get(id(layer), "")) for layer in model.layers]
+    [(root, _)] = Counter(match[1] for match in found if match).most_common(1)
+    # The layers of another rank are None in the list, and not in ``model.layers``.
+    return root, 1 + max(int(match[2]) for match in found if match and match[1] == root)
 
 
 def _inside(path: str, root: str) -> tuple[int | None, str]:

@@ -4,7 +4,7 @@ Sources: mlx/backend/cpu/{matmul,quantized,sort,scan,logsumexp,conv,masked_mm}.c
 """
 
 from memfit.estimators.trace.layouts import View
-from memfit.estimators.trace.operation import Operation, copied, vector
+from memfit.estimators.trace.operation import Operation, copied, is_donatable, vector
 
 _FLOAT32 = 4
 
@@ -125,3 +125,41 @@ def convolution(op: Operation) -> None:
     if out.itemsize != _FLOAT32:
         op.temporary(out.size, _FLOAT32)
         op.kernels += 1
+
+
+def all_reduce(op: Operation) -> None:
+    """A sum over all ranks, in the buffer of its input where no other holds it.
+
+    Source of the collectives: mlx backend/cpu/distributed.cpp.
+    """
+    source, out = op.inputs[0], op.outputs[0]
+    if source.row and is_donatable(source):
+        op.share(out, source)
+    else:
+        op.allocate(out)
+    op.kernels = 1
+
+
+def all_gather(op: Operation) -> None:
+    """The arrays of all ranks one after another."""
+    op.allocate(op.outputs[0])
+    _send_rows(op)
+
+
+def send(op: Operation) -> None:
+    """Give an array to another rank, and return it."""
+    op.outputs[0].copy_layout(op.inputs[0])
+    op.share(op.outputs[0], op.inputs[0])
+    _send_rows(op)
+
+
+def receive(op: Operation) -> None:
+    """Take an array of another rank."""
+    op.allocate(op.outputs[0])
+    op.kernels = 1
+
+
+def _send_rows(op: Operation) -> None:
+    op.kernels = 1
+    if not op.inputs[0].row:
+        copied(op, op.inputs[0])

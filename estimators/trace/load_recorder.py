@@ -4,20 +4,27 @@ load_model (mlx-lm utils.py) builds a graph: files are read, ``sanitize`` stacks
 converts. mx.eval(model.parameters()) then runs all of it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from memfit.estimators.base.ranks import Rank
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.trace.graph_format import Call, Node
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
-from memfit.estimators.trace.leaves import Leaf
+from memfit.estimators.trace.leaves import Leaf, Modules
 from memfit.estimators.trace.model_builder import arrays_of, loaded, settings_of
+from memfit.estimators.trace.ranks import share
 from memfit.estimators.trace.recording import record_call
 from memfit.estimators.trace.streams import READ
 
 
-def record_load(config: Mapping[str, Any], tensors: Iterable[Tensor], target: TraceTarget) -> Call:
-    """Return the load of a checkpoint; call it inside `tracing`.
+def record_load(
+    config: Mapping[str, Any],
+    tensors: Iterable[Tensor],
+    target: TraceTarget,
+    rank: Rank | None = None,
+) -> Call:
+    """Return the load of a checkpoint, or of a rank's part; call it inside `tracing`.
 
     Raises:
         GraphError: when the graph cannot be recorded.
@@ -26,14 +33,44 @@ def record_load(config: Mapping[str, Any], tensors: Iterable[Tensor], target: Tr
     arrays = arrays_of(tensors)
 
     def run() -> list[Any]:
-        from mlx.utils import tree_flatten
-
         with recorded(target):
             model = loaded(utils, settings_of(utils, config), arrays)
-        flat: Any = tree_flatten(model.parameters())
-        return [array for _, array in flat]
+            share(model, rank)
+        return _parameters(model)
 
     leaves = [Leaf(array, "computed", name, arrays, name) for name, array in arrays.items()]
+    return _load(run, leaves)
+
+
+def record_share(model: Any, target: TraceTarget, rank: Rank) -> Call:
+    """Return the load of a rank's part from files with the parameters of a whole ``model``.
+
+    It is for a model without headers; the model is then the rank's. Call it inside `tracing`.
+
+    Raises:
+        GraphError: when the graph cannot be recorded.
+    """
+
+    def run() -> list[Any]:
+        with recorded(target):
+            share(model, rank)
+        return _parameters(model)
+
+    return _load(run, [leaf._replace(role="computed") for leaf in _weights(model)])
+
+
+def _weights(model: Any) -> list[Leaf]:
+    return [leaf for leaf in Modules(model).leaves() if leaf.role == "weight"]
+
+
+def _parameters(model: Any) -> list[Any]:
+    from mlx.utils import tree_flatten
+
+    flat: Any = tree_flatten(model.parameters())
+    return [array for _, array in flat]
+
+
+def _load(run: Callable[[], list[Any]], leaves: list[Leaf]) -> Call:
     graph = record_call(run, leaves)
     made = {position for node in graph.nodes for position in node.outputs}
     # An array of a file is allocated when it is read.

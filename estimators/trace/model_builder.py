@@ -17,9 +17,11 @@ from typing import Any
 from memfit.estimators.base.errors import MemfitError, UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.ranks import Rank
 from memfit.estimators.checkpoint.adapters import MLX_WEIGHTS, Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_names
+from memfit.estimators.trace.ranks import share
 
 MAX_MODULES = 20_000
 
@@ -62,10 +64,12 @@ def build(
     arrays: dict[str, Any] | None = None,
     quantize: Quantization | None = None,
     adapter: Adapter | None = None,
+    rank: Rank | None = None,
 ) -> Any:
     """Return the model, loaded from ``arrays`` or, without them, converted to ``dtype``.
 
     ``quantize`` then quantises it as mlx_lm.convert would, and ``adapter`` adds its layers.
+    Of several ranks, one has its ``rank``'s part of it.
     ``name`` is the name of the config in messages. Call it inside `tracing`.
 
     Raises:
@@ -91,6 +95,7 @@ def build(
             )
         if quantize or arrays is None:  # else load_model has called it
             model.eval()
+        share(model, rank)
     # mlx-lm itself does not load PEFT's layout: memfit counts its bytes alone.
     if adapter and adapter.weight_file == MLX_WEIGHTS:
         with class_errors(adapter.id, config):

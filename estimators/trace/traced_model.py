@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
@@ -24,8 +25,9 @@ from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import changed, versions
-from memfit.estimators.trace.load_recorder import record_load
+from memfit.estimators.trace.load_recorder import record_load, record_share
 from memfit.estimators.trace.model_builder import arrays_of, build, class_errors, unread_format
+from memfit.estimators.trace.ranks import as_rank, parallel_of
 from memfit.estimators.trace.recording import GraphError
 
 _FEW_TOKENS = Workload(prompt_tokens=64)
@@ -67,7 +69,7 @@ class TracedModel:
 
     ``name`` is the name of the config in messages. With ``tensors`` the model is what mlx-lm would
     load from them; without, floating-point parameters are of ``dtype``. ``quantize`` then converts
-    the model, and ``adapter`` is added to it.
+    the model, and ``adapter`` is added to it; with a ``rank`` it is that rank's part.
 
     Raises:
         MachineError: when MLX or mlx-lm is not installed.
@@ -84,33 +86,49 @@ class TracedModel:
         tensors: Iterable[Tensor] | None = None,
         quantize: Quantization | None = None,
         adapter: Adapter | None = None,
+        rank: Rank | None = None,
     ) -> None:
         self._config, self._backend, self._name = config, backend, name
-        self._dtype = dtype
+        self._rank = rank
+        self._dtype, self._quantize, self._adapter = dtype, quantize, adapter
         self._load: Call | None = None
         # Headers list the packed tensors, so that no format has to be assumed.
         self.unread_format = unread_format(config) if tensors is None else None
         # It raises, with what to install, before anything is built.
         self._versions = versions()
         with self._tracing():
-            library = library_for(backend)
             arrays = None if tensors is None else arrays_of(tensors)
             read = set(map(id, (arrays or {}).values()))
-            self._model = build(
-                library,
-                config,
-                name,
-                dtype=dtype,
-                arrays=arrays,
-                quantize=quantize,
-                adapter=adapter,
-            )
+            self._model = self._build(arrays, rank)
             self._modules = Modules(self._model)
             weights = [leaf.array for leaf in self._modules.leaves() if leaf.role == "weight"]
             # Of other tensors ``load`` has to find out what they take on the way.
-            self._unread = [] if read.issuperset(map(id, weights)) else list(tensors or ())
+            is_read = read.issuperset(map(id, weights))
+            self._unread = [] if is_read else list(tensors or ())
+            self._is_cut = not is_read and rank is not None and rank.parallel == "tensor"
             self.weights: Mapping[str, int] = _weight_bytes(self._model)
             """Bytes of each parameter by path."""
+
+    def _build(self, arrays: dict[str, Any] | None, rank: Rank | None) -> Any:
+        return build(
+            library_for(self._backend),
+            self._config,
+            self._name,
+            dtype=self._dtype,
+            arrays=arrays,
+            quantize=self._quantize,
+            adapter=self._adapter,
+            rank=rank,
+        )
+
+    def parallel(self, asked: Parallel | None) -> Parallel:
+        """Return how mlx-lm's sharded_load runs the class.
+
+        Raises:
+            UnsupportedError: when it has no method for it.
+        """
+        with self._tracing():
+            return parallel_of(self._model, asked)
 
     def first_call(self) -> FirstCall:
         """Return what the class shows of itself in a call on a few tokens."""
@@ -170,7 +188,10 @@ class TracedModel:
         """
         if self._load is None and self._unread:
             with self._tracing():
-                self._load = record_load(self._config, self._unread, target)
+                self._load = record_load(self._config, self._unread, target, self._rank)
+        elif self._load is None and self._is_cut and self._rank:
+            with self._tracing():
+                self._load = record_share(self._build(None, None), target, self._rank)
         return self._load
 
     def record(self, workload: Workload, target: TraceTarget) -> tuple[Trace, TracedShapes]:
@@ -201,7 +222,11 @@ class TracedModel:
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
-        with tracing(), class_errors(self._name, self._config):
+        with (
+            tracing(),
+            as_rank(library_for(self._backend), self._rank),
+            class_errors(self._name, self._config),
+        ):
             yield
 
     def _shapes(self, caches: list[Any], workload: Workload) -> TracedShapes:

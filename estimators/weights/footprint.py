@@ -17,7 +17,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
 from memfit.estimators.weights.headers import read_headers
-from memfit.estimators.weights.loading import Conversion, conversions
+from memfit.estimators.weights.loading import Conversion, CutArray, conversions
 from memfit.estimators.weights.match_tensors import Match, match_tensors
 from memfit.estimators.weights.quantization_plan import Declared, text_class
 from memfit.estimators.weights.sanitize_conversions import repacked_awq, sanitize_conversions
@@ -46,6 +46,10 @@ class WeightFootprint(Struct, frozen=True):
     """Bytes on disk of each part that the runtime does not load."""
     conversions: tuple[Conversion, ...] = ()
     """What is made of the files' tensors while loading."""
+    cut: tuple[CutArray, ...] = ()
+    """What a tensor-parallel rank reads, in the order in which it does."""
+    loaded: tuple[TensorGroup, ...] = ()
+    """The loaded tensors under the names of the class; empty where they are not all known."""
 
     @property
     def loaded_bytes(self) -> int:
@@ -173,7 +177,7 @@ def _from_headers(
         )
         return bounded(_sized(result, loaded), "refused", why)
     if fit.loads:
-        result = _sized(result, loaded)
+        result = replace(_sized(result, loaded), loaded=tuple(sorted(loaded)))
         rewritten = result.unloaded_bytes + result.loaded_bytes != result.nbytes
         return replace(result, notes=(_REWRITTEN,) if rewritten else ())
     derived = derive(model, declared.plan)

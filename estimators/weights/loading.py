@@ -29,6 +29,15 @@ class Conversion(NamedTuple):
     """Of each read, besides the read: a view and a copy where arrays are stacked."""
 
 
+class CutArray(NamedTuple):
+    """An array of files that a rank reads, and what it keeps of it."""
+
+    read_bytes: int
+    kept_bytes: int
+    """As many, where it is not cut."""
+    kept_elements: int
+
+
 def conversions(
     kept: Iterable[TensorGroup], loaded: Iterable[TensorGroup]
 ) -> tuple[Conversion, ...]:

@@ -4,16 +4,21 @@ mx.eval(model.parameters()) reads every file's arrays and stacks or converts the
 load_model). The arrays that it starts from are in use until the device has made the others.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.machine.device import Backend
+from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.scheduler import (
     CPU_DISPATCHES_PER_TASK,
     MAX_ACTIVE_TASKS,
+    ReadQueue,
+    TaskQueue,
+    WorkQueue,
     command_buffer_limits,
+    gpu_limits,
 )
-from memfit.estimators.weights.loading import Conversion
+from memfit.estimators.weights.loading import Conversion, CutArray
 
 # Arrays that wait on MLX's tape (mlx utils.h, MLX_BFS_MAX_WIDTH): they are read, a view each, and
 # copied before the first of them is done with.
@@ -23,6 +28,33 @@ _DISPATCHES = (MAX_ACTIVE_TASKS + 1) * CPU_DISPATCHES_PER_TASK + 3 * _WIDTH
 # As many batches of a large GPU, each closed above so many elements, of four bytes.
 _LIMITS = command_buffer_limits("s")
 _GPU_TEMPORARIES = (MAX_ACTIVE_TASKS + 1) * (_LIMITS.max_mebi_elements << 20) * 4
+
+
+def cut_load(cut: Sequence[CutArray], device: Device) -> int:
+    """Return the most bytes in use while a rank reads whole arrays and copies its part of each.
+
+    MLX reads as many as wait on its tape, then copies these (mlx transforms.cpp, eval_impl).
+    """
+    is_gpu = device.backend != "cpu"
+    batches = ReadQueue[int](gpu_limits(device)) if is_gpu else None
+    queue: WorkQueue[int] = batches or TaskQueue[int]()
+    active = most = 0
+    for start in range(0, len(cut), _WIDTH):
+        group = cut[start : start + _WIDTH]
+        for array in group:
+            active += allocated(array.read_bytes, device.backend)
+            active -= sum(batches.read() if batches else queue.submit(0, 1, 0))
+        copied = [array for array in group if array.kept_bytes < array.read_bytes]
+        if not is_gpu:
+            for _ in copied:
+                active -= sum(queue.submit(0, 0, 0))
+        most = max(most, active)
+        for array in copied:
+            active += allocated(array.kept_bytes, device.backend)
+            most = max(most, active)
+            whole = allocated(array.read_bytes, device.backend)
+            active -= sum(queue.submit(whole, 1, 2 * array.kept_elements))
+    return most
 
 
 def load_extra(made: Iterable[Conversion], *, arrays: int, backend: Backend) -> int:

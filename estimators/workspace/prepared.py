@@ -57,7 +57,7 @@ def prepare(
     """Return a model for a device; ``quantization`` says how each module is packed."""
     numbers: dict[LayerPlan, int] = {}
     order = []
-    for index, layer in enumerate(model.layers):
+    for index, layer in enumerate(model.layers, model.first_layer):
         plan = plan_layer(layer, f"{model.layers_path}.{index}.", quantization)
         # Equal layers share a plan, so each kind of layer is recorded once in a call.
         order.append(numbers.setdefault(plan, len(numbers)))

@@ -97,7 +97,7 @@ def predicted(directory: Path, method: Method, device: Device = HOST) -> int:
         open_checkpoint(str(directory)), device=device, method=method
     ).runtime_model
     assert isinstance(runtime_model, MlxLm)
-    return runtime_model.load_bytes()
+    return runtime_model.load_bytes
 
 
 @pytest.mark.parametrize("name", quick(list(CHECKPOINTS), ("mixtral", "awq", "fp8")))

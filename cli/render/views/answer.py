@@ -26,9 +26,10 @@ def headline(result: Estimate, units: Units) -> str:
     if result.device is None:
         # As on the Macs of the grid, where the chip is not known either.
         needed = _need(result.grid.rows[0], units) if result.grid.rows else needed
-        return f"{name}: needs {needed}. {_mac(result)}"
+        each = f" on each of {len(result.ranks.ranks)} ranks" if result.ranks else ""
+        return f"{name}: needs {needed}{each}. {_mac(result)}"
     share = f"{needed} of {size(result.device.working_set_bytes, units, down=True)}"
-    start = f"{name}, {machine(result.device)}:"
+    start = f"{name}, {_machines(result.device, result)}:"
     if result.verdict == "fits":
         part = percent(result.needed_bytes, result.device.working_set_bytes)
         return f"{start} fits ({share}, {part}). Nothing to change."
@@ -93,6 +94,16 @@ def machine(device: DeviceSummary) -> str:
     if device.name.startswith("Mac with") and not device.memory_bytes % GIB:
         return f"Mac with {gigabytes(device.memory_bytes)}"
     return device.name
+
+
+def _machines(device: DeviceSummary, result: Estimate) -> str:
+    """The machine, of several ranks the one with the least room."""
+    if not result.ranks:
+        return machine(device)
+    ranks = result.ranks.ranks
+    if len({rank.device for rank in ranks}) == 1:
+        return f"{len(ranks)} x {machine(device)}"
+    return f"{len(ranks)} ranks, least room on {machine(device)}"
 
 
 def gigabytes(memory_bytes: int) -> str:

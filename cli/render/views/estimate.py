@@ -19,6 +19,7 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.views import answer
 from memfit.cli.render.views import text as estimate_text
+from memfit.cli.render.views.ranks import rank_table
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import Estimate
 
@@ -53,6 +54,7 @@ class EstimateView(NamedTuple):
             Text(tuple(answer.legend(result, units)), style="dim"),
             Commands(commands, heading),
             Text(others, mark="-", gap=not commands),
+            *rank_table(result.ranks or None, units),
             *self._sliders(),
             *self._notes(),
             *self._details(),

@@ -1,0 +1,55 @@
+"""Several ranks as a table."""
+
+from collections.abc import Iterator
+
+from memfit.cli.render.document import VERDICT_COLOURS, Table, Text, Toned
+from memfit.cli.render.views.answer import size, tenths
+from memfit.estimators.base.units import Units
+from memfit.estimators.results.estimate import RankFigures, RankPlan
+
+WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": "unknown"}
+
+
+def rank_table(plan: RankPlan | None, units: Units) -> Iterator[Table | Text]:
+    """Yield what every rank takes, and the split to give mlx-lm; nothing without ranks."""
+    if plan is None:
+        return
+    unit = "GB" if units is Units.GB else "GiB"
+    headings = ["Rank", "Layers", "Weights", "Caches", "Load", "Prefill", "Decode", "Needs", ""]
+    rows = [_row(rank, plan, units) for rank in plan.ranks]
+    if any(rank.device for rank in plan.ranks):
+        headings.append("Device")
+        rows = [(*row, rank.device or "-") for row, rank in zip(rows, plan.ranks, strict=True)]
+    title = f"{len(plan.ranks)} ranks, {plan.parallel}, in {unit}"
+    yield Table(headings, rows, title, align="rrrrrrrrll", droppable=(1, 6, 5))
+    yield Text(tuple(_hints(plan)), mark="-")
+
+
+def _row(rank: RankFigures, plan: RankPlan, units: Units) -> tuple[str | Toned, ...]:
+    first, last = rank.first_layer, rank.first_layer + rank.layers - 1
+    layers = f"{first} to {last}" if plan.parallel == "pipeline" else f"1/{len(plan.ranks)} of all"
+    return (
+        str(rank.rank),
+        layers,
+        tenths(rank.resident_bytes, units),
+        tenths(rank.kv_bytes + rank.state_bytes, units),
+        *(
+            "-" if nbytes is None else tenths(nbytes, units)
+            for nbytes in (rank.load_bytes, rank.prefill_bytes, rank.decode_bytes)
+        ),
+        tenths(rank.needed_bytes, units),
+        Toned(WORDS[rank.verdict], VERDICT_COLOURS[rank.verdict]),
+    )
+
+
+def _hints(plan: RankPlan) -> Iterator[str]:
+    if plan.split and not plan.even:
+        split = list(plan.split)
+        yield (
+            f"mlx-lm's own programs split the layers evenly: give model.model.pipeline(group,"
+            f" split={split}) yourself"
+        )
+    ring = max(rank.communication_bytes for rank in plan.ranks)
+    if ring:
+        kept = size(ring, Units.GB)
+        yield f"needs includes {kept} that MLX's ring keeps outside of its allocator"

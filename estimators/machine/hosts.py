@@ -1,0 +1,64 @@
+"""The hostfile of ``mlx.launch``, with a device or a memory size for each host."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.reading.section import Section, json_section
+from memfit.estimators.base.units import parse_size
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.machine.working_set import OsRegime
+
+_MAX_BYTES = 1 << 20
+_MAX_VALUES = 10_000
+
+
+class Host(Struct, frozen=True):
+    """One machine of a hostfile."""
+
+    name: str
+    """As ``ssh`` finds it."""
+    device: Device | None
+    """None where the file names none."""
+
+
+def read_hosts(
+    path: Path, *, find_device: Callable[[str], Device], os_regime: OsRegime
+) -> tuple[Host, ...]:
+    """Return the hosts of a file, in the order of their ranks.
+
+    The format is MLX's (mlx/_distributed_utils/common.py, Hostfile): an object with ``hosts``, or
+    the list of hosts alone. MLX leaves out the keys ``device`` and ``memory``.
+
+    Raises:
+        CheckpointError: when there is no such file.
+        InputError: when it is no hostfile, or a device is not known.
+    """
+    content = read_whole(path, limit=_MAX_BYTES)
+    if content.lstrip()[:1] == b"[":
+        content = b'{"hosts":' + content + b"}"
+    top = json_section(content, path, what="the hostfile", max_values=_MAX_VALUES)
+    hosts = tuple(_host(one, find_device, os_regime) for one in top.mappings("hosts"))
+    if not hosts:
+        raise InputError(f"{printable(path)}: hosts: the list is empty; name a host for each rank")
+    return hosts
+
+
+def _host(values: Section, find_device: Callable[[str], Device], os_regime: OsRegime) -> Host:
+    name = values.text("ssh")
+    if values.has("device") and values.has("memory"):
+        raise values.fail("memory", "give device or memory, not both")
+    try:
+        if values.has("device"):
+            return Host(name, find_device(values.text("device")))
+        if values.has("memory"):
+            size = parse_size(values.text("memory"))
+            return Host(name, memory_device(size, os_regime=os_regime))
+    except InputError as error:
+        key = "device" if values.has("device") else "memory"
+        raise values.fail(key, str(error)) from None
+    return Host(name, None)

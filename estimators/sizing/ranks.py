@@ -1,0 +1,236 @@
+"""A model over several ranks: what each of them takes, and which has the least room."""
+
+from collections.abc import Callable, Hashable
+from functools import cache
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.ranks import MAX_RANKS, Parallel, Rank, check_split, even_split
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.results.estimate import Estimate, RankFigures, RankPlan
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.sized_model import SizedModel
+
+
+class Ranks(Struct, frozen=True):
+    """How many processes run a model together, how, and where."""
+
+    size: int
+    parallel: Parallel | None = None
+    """None: as mlx-lm's sharded_load chooses."""
+    split: tuple[int, ...] | None = None
+    """Layers of each rank; None: even, or what unequal devices have room for."""
+    devices: tuple[Device | None, ...] = ()
+    """One for each rank; empty: all on the model's."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= MAX_RANKS:
+            raise InputError(f"--ranks {self.size}: give from 1 to {MAX_RANKS}")
+        if self.devices and len(self.devices) != self.size:
+            raise InputError(f"--ranks {self.size}: {len(self.devices)} devices are named")
+
+    def device(self, index: int, default: Device | None) -> Device | None:
+        """Return the device of a rank."""
+        return self.devices[index] if self.devices else default
+
+
+class RankedModel(Struct, frozen=True):
+    """A model over ranks; ranks that are equal share one sized model."""
+
+    parallel: Parallel | None
+    """None: it is not asked to run over ranks."""
+    ranks: tuple[SizedModel, ...]
+    split: tuple[int, ...] | None
+    """In a pipeline, the layers of each rank."""
+    is_even: bool = True
+    """Whether mlx-lm splits the layers so by itself."""
+
+    def tightest(self, workload: Workload) -> SizedModel:
+        """Return the rank with the least room, which decides whether the workload fits."""
+        distinct = list({id(sized): sized for sized in self.ranks}.values())
+        if len(distinct) == 1:
+            return distinct[0]
+        return min(distinct, key=lambda sized: room(sized, workload))
+
+    def added(self, estimate: Estimate) -> Estimate:
+        """Return an estimate of the tightest rank with the figures of all, where there are ranks.
+
+        How fast ranks decode depends on what connects them, so it is left out.
+        """
+        if self.parallel is None:
+            return estimate
+        plan = self.plan(estimate.workload, self.parallel)
+        return replace(estimate, ranks=plan, decode_speed=None)
+
+    def plan(self, workload: Workload, parallel: Parallel) -> RankPlan:
+        """Return what every rank takes."""
+        figures: dict[int, RankFigures] = {}
+        for sized in self.ranks:
+            if id(sized) not in figures:
+                figures[id(sized)] = _figures(sized, workload)
+        return RankPlan(
+            parallel=parallel,
+            split=self.split,
+            even=self.is_even,
+            ranks=tuple(
+                replace(figures[id(sized)], rank=index) for index, sized in enumerate(self.ranks)
+            ),
+        )
+
+
+def ranked(sized: SizedModel, ranks: Ranks | None, workload: Workload) -> RankedModel:
+    """Return a sized model over ranks, one without any as it is.
+
+    A split for unequal devices is searched at a workload.
+
+    Raises:
+        InputError: when the split or the number of ranks is not the model's.
+        UnsupportedError: when mlx-lm does not run the model over such ranks.
+    """
+    if ranks is None:
+        return RankedModel(None, (sized,), None)
+    if sized.draft or sized.adapter:
+        what = "draft model" if sized.draft else "adapter"
+        raise UnsupportedError(f"mlx_lm.server loads no {what} on several ranks: leave it out")
+    parallel = sized.runtime_model.parallel(ranks.parallel)
+    if ranks.split and parallel == "tensor":
+        raise InputError("--split is of the layers of a pipeline: add --parallel pipeline")
+    if ranks.size == 1:
+        return RankedModel(parallel, (sized.on(ranks.device(0, sized.device)),), None)
+    if parallel == "tensor":
+        share = sized.of_rank(Rank(0, ranks.size, parallel))
+        # Equal in bytes: `shard` cuts every matrix into equal parts.
+        placed = _placing(share)
+        devices = (ranks.device(index, sized.device) for index in range(ranks.size))
+        return RankedModel(parallel, tuple(map(placed, devices)), None)
+    return _pipeline(sized, ranks, workload)
+
+
+def room(sized: SizedModel, workload: Workload) -> int:
+    """Return the bytes that a workload leaves, below 0 where they are missing."""
+    need = sized.requirement(workload).peak_bytes
+    return (sized.device.working_set_bytes if sized.device else 0) - need
+
+
+def _placing(share: SizedModel) -> Callable[[Device | None], SizedModel]:
+    @cache
+    def placed(device: Device | None) -> SizedModel:
+        return share if device == share.device else share.on(device)
+
+    return placed
+
+
+def _pipeline(sized: SizedModel, ranks: Ranks, workload: Workload) -> RankedModel:
+    count = len(sized.model.layers)
+    if ranks.split:
+        check_split(ranks.split, ranks.size, count)
+    if ranks.size > count:
+        raise InputError(f"--ranks {ranks.size}: the model has {count} layers, each rank needs one")
+    parts = _Parts(sized, ranks)
+    split = ranks.split
+    if split is None and len(set(ranks.devices)) > 1:
+        if sized.runtime_model.subject.traced:
+            raise UnsupportedError("for unequal machines the layers of this class need --split")
+        split = _Parts(sized.formula_view(), ranks).widest(workload)
+    if split == even_split(count, ranks.size):
+        split = None
+    found = tuple(parts.part(index, split) for index in range(ranks.size))
+    layers = tuple(len(part.model.layers) for part in found)
+    return RankedModel("pipeline", found, layers, split is None)
+
+
+class _Parts:
+    """The parts of a pipeline, each computed once."""
+
+    def __init__(self, sized: SizedModel, ranks: Ranks) -> None:
+        self._sized, self._ranks = sized, ranks
+        self._kept: dict[Hashable, SizedModel] = {}
+
+    def part(self, index: int, split: tuple[int, ...] | None) -> SizedModel:
+        """Return the part of one rank."""
+        rank = Rank(index, self._ranks.size, "pipeline", split)
+        start, end = rank.layers(len(self._sized.model.layers))
+        # By formula and by trace alike, equal layers at equal ends of the pipeline are equal.
+        own = self._sized.model.layers[start:end] if self._is_described else (start, end)
+        device = self._ranks.device(index, self._sized.device)
+        key = own, rank.receives, rank.sends, device
+        if key not in self._kept:
+            self._kept[key] = self._sized.on(device).of_rank(rank)
+        return self._kept[key]
+
+    @property
+    def _is_described(self) -> bool:
+        return self._sized.runtime_model.subject.traced is None
+
+    def widest(self, workload: Workload) -> tuple[int, ...]:
+        """Return the split that leaves the rank with the least room the most."""
+        size, count = self._ranks.size, len(self._sized.model.layers)
+        low, high = -(2**50), 2**50
+        best = even_split(count, size)
+        while high - low > _EXACT_TO:
+            middle = (low + high) // 2
+            split = self._with_room(middle, workload)
+            low, high, best = (middle, high, split) if split else (low, middle, best)
+        return best
+
+    def _with_room(self, least: int, workload: Workload) -> tuple[int, ...] | None:
+        """Return a split that leaves every rank so much, from the first layers on; None: none."""
+        size, left = self._ranks.size, len(self._sized.model.layers)
+        split = [0] * size
+        start = 0
+        for index in reversed(range(size)):
+            most = left - index
+            low, high = 0, most
+            while low < high:
+                middle = (low + high + 1) // 2
+                fits = self._room(index, start, middle, workload) >= least
+                low, high = (middle, high) if fits else (low, middle - 1)
+            if not low:
+                return None
+            split[index], start, left = low, start + low, left - low
+        return tuple(split) if not left else None
+
+    def _room(self, index: int, start: int, layers: int, workload: Workload) -> int:
+        size, count = self._ranks.size, len(self._sized.model.layers)
+        # Any split with these layers at this rank will do; higher ranks have the layers before.
+        before = [0] * (size - index - 1)
+        if before:
+            before[0] = start
+        after = [0] * index
+        if after:
+            after[-1] = count - start - layers
+        return room(self.part(index, (*after, layers, *before)), workload)
+
+
+# A split is compared to the byte of its layers; a megabyte decides nothing.
+_EXACT_TO = 10**6
+
+
+def _figures(sized: SizedModel, workload: Workload) -> RankFigures:
+    figures, need = sized.figures_for(workload), sized.requirement(workload)
+    verdict, exceeded = judge(need, sized.device)
+    runtime_model, moment = sized.runtime_model, figures.moment
+    first = sized.model.first_layer
+    return RankFigures(
+        rank=0,
+        device=sized.device.name if sized.device else None,
+        working_set_bytes=sized.device.working_set_bytes if sized.device else None,
+        first_layer=first,
+        layers=len(sized.model.layers),
+        weights_bytes=runtime_model.loaded_bytes,
+        resident_bytes=sized.resident_bytes,
+        kv_bytes=figures.kv.nbytes,
+        state_bytes=figures.ssm_bytes,
+        workspace_bytes=moment.workspace_bytes,
+        communication_bytes=runtime_model.communication_bytes,
+        load_bytes=runtime_model.load_bytes,
+        prefill_bytes=moment.prefill_bytes,
+        decode_bytes=moment.decode_bytes,
+        peak_bytes=moment.nbytes,
+        needed_bytes=need.peak_bytes,
+        verdict=verdict,
+        exceeded=exceeded,
+    )

@@ -1,0 +1,123 @@
+"""Several ranks on the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import Memfit
+from tests.models import QWEN3_4B, write_config
+
+SMALL: dict[str, Any] = {**QWEN3_4B, "num_hidden_layers": 6, "vocab_size": 4096}
+MOE = Path(__file__).parents[1] / "arch" / "cases" / "qwen3_moe.json"
+HOSTS = [
+    {"ssh": "big", "ips": ["10.0.0.1"], "memory": "64GB"},
+    {"ssh": "small", "ips": ["10.0.0.2"], "device": "m4-pro-24"},
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_config(tmp_path, SMALL)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    path = tmp_path / "hosts.json"
+    path.write_text(json.dumps({"backend": "ring", "hosts": HOSTS}))
+    return path
+
+
+def test_every_rank_has_its_share(memfit: Memfit, model: Path) -> None:
+    one = memfit("estimate", model, "--device", "m4-pro-24", "--json").json
+    two = memfit("estimate", model, "--device", "m4-pro-24", "--ranks", "2", "--json").json
+    ranks = two["ranks"]["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    assert two["ranks"]["parallel"] == "tensor"
+    assert two["peak_bytes"] == ranks[0]["peak_bytes"]
+    assert two["needed_bytes"] == ranks[0]["needed_bytes"]
+    assert ranks[0]["kv_bytes"] * 2 == one["components"]["kv"]["bytes"]
+    assert "mlx.launch" in two["actions"][0]["commands"][0]
+    assert "ranks" not in one
+
+
+def test_one_rank_is_the_model_itself(memfit: Memfit, model: Path) -> None:
+    one = memfit("estimate", model, "--json").json
+    also = memfit("estimate", model, "--ranks", "1", "--json").json
+    assert also["peak_bytes"] == one["peak_bytes"]
+
+
+def test_unequal_machines_get_a_split_that_leaves_the_most_room(
+    memfit: Memfit, tmp_path: Path, hosts: Path
+) -> None:
+    arguments = ("estimate", MOE, "--hosts", hosts, "--parallel", "pipeline", "--json")
+    found = memfit(*arguments).json["ranks"]
+    assert sum(found["split"]) == 5
+    assert [rank["device"] for rank in found["ranks"]] == ["Mac with 64 GiB", "m4-pro-24"]
+
+    def room(split: str) -> int:
+        ranks = memfit(*arguments, "--split", split).json["ranks"]["ranks"]
+        return min(int(rank["working_set_bytes"] - rank["needed_bytes"]) for rank in ranks)
+
+    best = room(",".join(map(str, found["split"])))
+    # As close as the search compares rooms.
+    assert all(room(f"{n},{5 - n}") <= best + 10**6 for n in range(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--ranks", "0"), 2, "--ranks 0: give from 1 to 64"),
+        (("--ranks", "3"), 3, "attention heads: 32 do not divide among 3 ranks"),
+        (("--ranks", "2", "--split", "3,3"), 2, "--split is of the layers of a pipeline"),
+        (("--ranks", "2", "--parallel", "pipeline"), 3, "mlx-lm's class has no pipeline"),
+        (("--parallel", "tensor"), 2, "--parallel needs --ranks N"),
+        (("--device", "m4-pro-24,m4-pro-24", "--ranks", "4"), 2, "2 devices are named"),
+        (("--device", "m4-pro-24,nothing"), 2, "nothing"),
+        (("--ranks", "2", "--runtime", "mlx-swift-lm"), 3, "several ranks are described for"),
+    ],
+)
+def test_what_cannot_run_says_why(
+    memfit: Memfit, model: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    run = memfit("estimate", model, *arguments)
+    assert run.code == code
+    assert message in run.err
+    assert run.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ("2,2", "--split 2,2: the sum is 4, the model has 5 layers"),
+        ("5,0", "--split 5,0: every rank needs a layer"),
+        ("1,2,2", "3 numbers for 2 ranks"),
+        ("two", "'two': write the layers of each rank"),
+    ],
+)
+def test_a_wrong_split_says_why(memfit: Memfit, split: str, message: str) -> None:
+    run = memfit("estimate", MOE, "--ranks", "2", "--parallel", "pipeline", "--split", split)
+    assert (run.code, run.err.count("\n")) == (2, 1)
+    assert message in run.err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "the hostfile is not JSON"),
+        ("{}", "hosts: missing"),
+        ('{"hosts": []}', "hosts: the list is empty"),
+        ('[{"ips": []}]', "hosts[0].ssh: missing"),
+        ('[{"ssh": "a", "device": "m4-pro-24"}, {"ssh": "b"}]', "host 'b' has no device"),
+        ('[{"ssh": "a", "memory": "much"}]', "hosts[0].memory"),
+    ],
+)
+def test_a_wrong_hostfile_says_why(
+    memfit: Memfit, tmp_path: Path, model: Path, content: str, message: str
+) -> None:
+    path = tmp_path / "hosts.json"
+    path.write_text(content)
+    run = memfit("estimate", model, "--hosts", path)
+    assert (run.code, run.err.count("\n")) == (2, 1)
+    assert message in run.err
