@@ -14,7 +14,7 @@ CREATE_VENV := uv venv --quiet --python $(PYTHON) $(VENV)
 INSTALL := uv pip install --quiet --python $(BIN)/python
 endif
 
-.PHONY: demo test test-all check docs lint format types imports wheel requirements clean
+.PHONY: demo test test-all test-browser check docs lint format types imports wheel requirements clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/memfit estimate
@@ -25,6 +25,11 @@ test: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	$(PYTEST) --cov --cov-report=
 	@echo "branch coverage: $$($(BIN)/coverage report --format=total) %"
+
+# The pages of --format html in Chromium; `make check` runs these too, where it is installed.
+test-browser: $(VENV)/.dev
+	.ci/install-browser
+	$(BIN)/pytest tests/browser
 
 check: lint types imports test-all wheel
 

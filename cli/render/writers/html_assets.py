@@ -18,7 +18,7 @@ padding:.6rem .8rem;background:var(--unknown);--edge:var(--dim)}
 .memfit .verdict.fits{background:var(--fits)}
 .memfit .verdict.tight{background:var(--tight)}
 .memfit .verdict.exceeds{background:var(--exceeds);--edge:var(--over)}
-.memfit .scroll{overflow-x:auto;margin:.6rem 0}
+.memfit .scroll{overflow-x:auto;margin:.6rem 0;position:relative}
 .memfit table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 .memfit caption{text-align:left;font-weight:600;padding:.3rem 0}
 .memfit th,.memfit td{border-bottom:1px solid var(--rule);padding:.3rem .6rem;text-align:left;
