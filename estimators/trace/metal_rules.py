@@ -5,6 +5,7 @@ scan,conv,custom_kernel}.cpp.
 """
 
 from memfit.estimators.base.units import ceil_div
+from memfit.estimators.mlx.split_products import parts_of_product
 from memfit.estimators.trace.cpu_rules import is_rows
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.operation import (
@@ -28,10 +29,6 @@ _SPLIT_TILES_OTHERS = 1024
 # With neural accelerators: inner axes up to a length, and that of a part; 0 is half of the axis.
 _NAX_PARTS = ((1024, 0), (2048, 1024), (4096, 2048))
 _NAX_PART = 4096
-# A product with a packed weight is cut into about so many blocks (quantized.cpp, qmm_splitk).
-_QUANTIZED_BLOCKS = 512
-# Fewer rows take a vector kernel; the limit is 6 to 33 by GPU and shape (get_qmv_batch_limit).
-_QUANTIZED_ROWS = 6
 _SORTED_AT_ONCE = 2048
 
 
@@ -157,19 +154,12 @@ def quantized_matmul(op: Operation) -> None:
 
 
 def _split_quantized(op: Operation) -> None:
-    """Sum few results of a long inner axis from parts of the type of the input.
-
-    Source: quantized.cpp, qmm_splitk.
-    """
     group_size, *_, is_transposed = op.arguments
     out, (source, weight) = op.outputs[0], op.inputs[:2]
-    inner, columns = source.shape[-1], out.shape[-1]
-    rows = out.size // columns
-    if not is_transposed or len(weight.shape) > 2 or rows < _QUANTIZED_ROWS:
+    if not is_transposed or len(weight.shape) > 2:
         return
-    unit = max(group_size, 32)
-    most = min(_QUANTIZED_BLOCKS // (ceil_div(rows, 32) * ceil_div(columns, 32)), inner // unit)
-    parts = next((n for n in range(most, 1, -1) if inner % (n * unit) == 0), 1)
+    inner, columns = source.shape[-1], out.shape[-1]
+    parts = parts_of_product(out.size // columns, inner, columns, group_size)
     if parts > 1:
         op.temporary(parts * out.size, out.itemsize)
         op.kernels += 1

@@ -16,6 +16,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL, held_samples
 from memfit.estimators.mlx.kernels import has_nax
+from memfit.estimators.mlx.split_products import splits_products
 from memfit.estimators.mlx.versions import MlxVersions, Version
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Array, Call, Trace
@@ -148,8 +149,7 @@ class _Replay:
             gpu_class=device.gpu_class or "",
             has_nax=has_nax(device),
             nax_splits=MlxVersions(mlx).has("nax_split_k"),
-            quantized_splits=device.backend == "metal"
-            and MlxVersions(mlx).has("quantized_split_k"),
+            quantized_splits=splits_products(device.backend, MlxVersions(mlx)),
             compiled_copies=MlxVersions(mlx).has("compiled_copies"),
         )
         self._held: list[View] = []

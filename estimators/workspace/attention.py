@@ -223,11 +223,11 @@ def write(tape: Tape, occupancy: Occupancy, fresh: int, token: int, growth: Grow
         # There is room. Only the cache refers to the buffer, so the slice update writes into it.
         held = tape.retain(tape.existing(token * before, nbytes * before))
         return tape.inplace(held, fresh, counts=ops.CACHE_WRITE)
+    if occupancy.is_first_chunk:
+        return tape.retain(fresh)
     # A chunk never writes into a rotating buffer: RotatingKVCache._update_concat joins what is
-    # left of the old one with the new keys. The first chunk itself becomes the buffer.
+    # left of the old one with the new keys.
     if growth is Growth.ROTATING and tape.elements[fresh] > token:
-        if before == 0:
-            return tape.retain(fresh)
         old = tape.existing(token * before, nbytes * before)
         return _made(tape, (old, fresh), token * after, nbytes * after)
     if before == 0:

@@ -6,6 +6,7 @@ from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import AttentionCall, FusedRule, Mask, fused_kernel
 from memfit.estimators.mlx.kv_cache import KVFormat
+from memfit.estimators.mlx.split_products import splits_products
 from memfit.estimators.mlx.versions import MlxVersions
 
 
@@ -16,6 +17,11 @@ class BackendTraits(Struct, frozen=True):
     versions: MlxVersions
     nax: bool
     """Whether the GPU has neural accelerators."""
+
+    @property
+    def splits_products(self) -> bool:
+        """Whether products with packed weights are summed from parts."""
+        return splits_products(self.backend, self.versions)
 
 
 class Occupancy(Struct, frozen=True):
@@ -29,6 +35,15 @@ class Occupancy(Struct, frozen=True):
     """Keys that are attended to."""
     kv: KVFormat
     """How the buffer stores its elements."""
+
+    @property
+    def is_first_chunk(self) -> bool:
+        """Whether the first chunk itself becomes the buffer: no slot is left to write it into.
+
+        MLX returns the update that covers all of an array (mlx ops.cpp, slice_update), and
+        RotatingKVCache keeps the first chunk as it is.
+        """
+        return not self.before and self.after == self.keys and self.kv.bits is None
 
 
 class CallShape(Struct, frozen=True):

@@ -87,11 +87,11 @@ def _route(
     tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: CallShape
 ) -> tuple[int, int]:
     rows = call.rows
-    weight = plan.router.touched if plan.router else 0
     width = _FLOAT32 if spec.float32_scores else call.width
-    gates = tape.allocate((x,), rows * spec.experts, weight=weight, counts=ops.ROUTER_SCORES)
     if plan.router:
-        gates = adapted(tape, x, gates, plan.router, rows)
+        gates = project(tape, x, plan.router, rows, counts=ops.ROUTER_SCORES)
+    else:
+        gates = tape.allocate((x,), rows * spec.experts, counts=ops.ROUTER_SCORES)
     if spec.float32_scores:
         # Such classes cast the router's output (mlx-lm deepseek_v3.py, group_expert_select).
         gates = tape.allocate((gates,), rows * spec.experts, nbytes=rows * spec.experts * width)

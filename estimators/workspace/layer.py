@@ -30,7 +30,8 @@ def layer_program(
 ) -> Program:
     """Return the steps of a layer; ``buffers`` are those of each mixer."""
     elements = call.rows * hidden
-    tape = Tape(call.target.backend, call.width, elements * plan.streams)
+    target = call.target
+    tape = Tape(target.backend, call.width, elements * plan.streams, target.splits_products)
     # Gemma 3n carries several hidden states for each token (altup_num_inputs).
     if plan.streams > 1:
         x = _alternating(tape, plan, call, hidden, buffers)

@@ -29,7 +29,8 @@ class Projection(Struct, frozen=True):
     """Elements of the matrix's arrays: packed words, scales and biases count as they are."""
     counts: OperationCount
     """Kernels and views of the product."""
-    is_packed: bool
+    group_size: int
+    """Weights with a common scale; 0 where they are not packed."""
     low_rank: LowRank | None
 
 
@@ -114,7 +115,7 @@ def _projection(prefix: str, module: Module, quantization: QuantizationOf | None
         outputs=outputs,
         touched=touched_elements(module, format_),
         counts=counts,
-        is_packed=format_ is not None,
+        group_size=format_.group_size if format_ else 0,
         low_rank=module.low_rank,
     )
 

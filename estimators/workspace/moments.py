@@ -105,7 +105,8 @@ class RunMoments:
         )
         parts = (
             self._weight_bytes,
-            caches.bytes_during(call.occupancy, simulated),
+            caches.bytes_during(call.occupancy, simulated)
+            + caches.packed_bytes(call, simulated, decoding=decoding),
             caches.state_bytes + caches.view_bytes(call, simulated, decoding=decoding),
             call.rows * hidden * self._width + self._mask_bytes(call),
             held * self._workload.batch * prepared.model.vocab_size * self._width,

@@ -2,6 +2,7 @@
 
 from memfit.estimators.arch.modules import LowRank
 from memfit.estimators.mlx import operation_counts as ops
+from memfit.estimators.mlx.split_products import parts_of_product
 from memfit.estimators.workspace.layer_plan import Projection
 from memfit.estimators.workspace.tape import Tape
 
@@ -15,11 +16,18 @@ def project(
     counts: ops.OperationCount | None = None,
 ) -> int:
     """A matrix product with a weight, plain or packed, and its adapter."""
+    counts, elements, temporary = counts or projection.counts, rows * projection.outputs, 0
+    if tape.splits_products and projection.group_size:
+        parts = parts_of_product(rows, projection.inputs, projection.outputs, projection.group_size)
+        if parts > 1:
+            temporary = parts * elements
+            counts = counts._replace(kernels=counts.kernels + 1)
     y = tape.allocate(
         (x,),
-        rows * projection.outputs,
-        weight=projection.touched,
-        counts=counts or projection.counts,
+        elements,
+        weight=projection.touched + temporary,
+        counts=counts,
+        temporary=temporary * tape.width,
     )
     return adapted(tape, x, y, projection, rows)
 
@@ -59,7 +67,7 @@ def _magnitudes(tape: Tape, projection: Projection, adapter: LowRank, width: int
     scaled = tape.allocate((), table, nbytes=table * width)
     matrix = tape.allocate((scaled,), cells, nbytes=cells * width, counts=ops.MATMUL)
     base: tuple[int, ...] = ()
-    if projection.is_packed:
+    if projection.group_size:
         base = (tape.allocate((), cells, weight=projection.touched),)
     if width > tape.width:
         base = (tape.allocate(base, cells, nbytes=cells * width, weight=projection.touched),)

@@ -99,6 +99,34 @@ class RunCaches:
             total += token * (held.before * growing + held.after * (layers - growing))
         return total
 
+    def packed_bytes(self, call: CallShape, simulated: Counter[int], *, decoding: bool) -> int:
+        """Return what values that are a view of one packed product keep alive besides their own.
+
+        A first chunk that becomes the buffer is such a view until the buffer grows: in the layers
+        that have run in that chunk, and in all layers in the call after it.
+        """
+        workload, total = self._workload, 0
+        first = min(workload.prompt_tokens - 1, workload.prefill_step)
+        position = workload.prompt_tokens - 1 if decoding else call.previous
+        for number, layers in self._prepared.layers.items():
+            for mixer, buffers in zip(
+                self._prepared.plans[number].mixers, self.of_plans[number], strict=True
+            ):
+                if len(mixer.inputs) > 1 or not mixer.mixer.owns_cache:
+                    continue
+                for buffer in buffers:
+                    held = call.occupancy[buffer]
+                    before = capacity_at(buffer, workload, position)
+                    if held.is_first_chunk:
+                        tokens = call.tokens * (layers - simulated[number])
+                    elif before == first == position and held.kv.bits is None:
+                        tokens = first * layers
+                    else:
+                        continue
+                    packed = mixer.inputs[0].outputs - buffer.heads * buffer.value_dim
+                    total += tokens * packed
+        return total * self._width * call.batch
+
     def view_bytes(self, call: CallShape, simulated: Counter[int], *, decoding: bool) -> int:
         """Return what states that are slices keep alive besides their own bytes."""
         workload, total = self._workload, 0

@@ -56,6 +56,8 @@ class Tape(Struct):
     width: int
     """Bytes of one activation element."""
     input_elements: int
+    splits_products: bool = False
+    """Whether products with packed weights are summed from parts."""
     nbytes: list[int] = field(default_factory=list)
     """Of each array, by its number."""
     elements: list[int] = field(default_factory=list)

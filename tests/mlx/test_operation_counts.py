@@ -19,6 +19,7 @@ from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx import operation_counts
 from memfit.estimators.mlx.kv_cache import KVFormat
 from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
+from memfit.estimators.mlx.split_products import splits_products
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.trace.graph_format import Call, Trace
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
@@ -111,8 +112,8 @@ def heads_of(core: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 KEYS_AND_VALUES = ((1, 2, KEYS, 48), (1, 2, KEYS, 48))
 QUERIES = (1, TOKENS, 4, 48)
-MATRIX = Projection("proj", 64, 96, 6144, MATMUL, is_packed=False, low_rank=None)
-PACKED = Projection("proj", 64, 96, 960, QUANTIZED_MATMUL, is_packed=True, low_rank=None)
+MATRIX = Projection("proj", 64, 96, 6144, MATMUL, group_size=0, low_rank=None)
+PACKED = Projection("proj", 64, 96, 960, QUANTIZED_MATMUL, group_size=32, low_rank=None)
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], Callable[[Tape], Any]]] = {
@@ -169,7 +170,7 @@ def test_a_function_of_mlx_has_the_counts_of_its_rows(
 
 
 @pytest.mark.parametrize("backend", ["metal", "cpu"])
-def test_a_packed_projection_is_one_kernel_without_views(
+def test_a_packed_projection_has_the_kernels_of_its_row(
     backend: Backend, operations: list[int]
 ) -> None:
     given = arrays((1, TOKENS, 64), (96, 2), (96, 2))
@@ -180,7 +181,7 @@ def test_a_packed_projection_is_one_kernel_without_views(
         [*given, words],
     )
     peak(trace, DEVICES[backend])
-    tape = Tape(backend, 2, TOKENS * 64)
+    tape = Tape(backend, 2, TOKENS * 64, splits_products(backend, MlxVersions()))
     project(tape, 0, PACKED, TOKENS)
     assert dispatches(operations, backend) == sum(s.dispatches for s in tape.program().steps)
 

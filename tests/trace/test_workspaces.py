@@ -19,10 +19,10 @@ WORKLOAD = Workload(prompt_tokens=4096)
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 # Their classes loop over tokens in Python: minutes and gigabytes to trace.
 LOOPED = {"jamba-1.5-mini", "mamba-2.8b", "recurrentgemma-2b", "rwkv7-2.9b"}
-# One sample for each kind of layer.
+# One sample for each kind of layer; phi-4-mini packs queries, keys and values in one product.
 QUICK = (
     *("deepseek-v2-lite", "gemma-3n-e4b", "gpt-oss-20b", "lfm2.5-8b-a1b-4bit", "llama-4-scout"),
-    *("qwen3-4b-4bit", "qwen3-next-80b-a3b-4bit", "qwen3-vl-4b"),
+    *("phi-4-mini", "qwen3-4b-4bit", "qwen3-next-80b-a3b-4bit", "qwen3-vl-4b"),
 )
 TRACED = sorted(path for path in SAMPLES.glob("*.yaml") if path.stem not in LOOPED)
 
