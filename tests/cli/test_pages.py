@@ -12,9 +12,11 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from memfit.cli.render.document import Document, Heading, Table, Verdict
+from memfit.cli.render.document import Bar, BarChart, Document, Heading, Table, Text, Verdict
 from memfit.cli.render.escape import visible
 from memfit.cli.render.writers.html import LARGEST, to_fragment, to_page
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
@@ -90,8 +92,15 @@ def policy(page: Page) -> str:
     return found["content"] or ""
 
 
-def document(name: str) -> Document:
-    return (Heading(name), Verdict(name), Table((name,), [(name,)] * 30_000))
+def document(name: str, count: int) -> Document:
+    bars = [Bar(name, (1,))] * count
+    return (
+        Heading(name),
+        Verdict(name),
+        Table((name,), [(name,)] * count),
+        Text([name] * count, mark="-"),
+        BarChart(title=name, kinds=("all",), bars=bars, units=Units.GB),
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -195,10 +204,14 @@ def test_a_fragment_is_one_element_with_its_style_and_without_a_script() -> None
     assert all(".memfit" in each or "[hidden]" in each for each in selectors)
 
 
-def test_a_long_table_is_cut_to_keep_the_page_small() -> None:
-    text = to_page(document("a name of thirty characters or so"))
+def test_what_is_long_is_cut_to_keep_the_page_small() -> None:
+    text = to_page(document("a name of thirty characters or so", 30_000))
     assert len(text.encode()) <= LARGEST
-    assert "more rows are left out" in text
+    for what in ("rows", "lines", "bars"):
+        assert re.search(f"[0-9]+ more {what} are left out", text)
+    with pytest.raises(InputError, match="larger than 300 KB"):
+        to_page(document("x" * LARGEST, 1))
+    assert "left out" not in to_page(document("short", 20))
 
 
 def test_points_of_sliders_are_estimates() -> None:

@@ -281,6 +281,38 @@ def doing(result: Estimate) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     return heading, chosen.commands, tuple(_other_ways(result, chosen))
 
 
+_COSTS = {"none": "nothing", "speed": "speed", "quality": "quality", "hardware": "a machine"}
+
+
+def ways(result: Estimate, units: Units) -> Iterator[Table]:
+    """Yield every action with its commands, for a page that has room for them."""
+    rows = [
+        (
+            _change(action),
+            _COSTS[action.cost],
+            _needed(action, units),
+            tokens(action.context_tokens) if action.context_tokens else "-",
+            " && ".join(action.commands),
+        )
+        for action in result.actions
+    ]
+    if rows:
+        headings = ("Change", "Costs", "Needs", "Longest prompt", "Commands")
+        yield Table(headings, rows, "Every way", align="llrrl", only="picture")
+
+
+def _needed(action: Action, units: Units) -> Toned:
+    text = f"{size(action.needed_bytes, units)} {_WORDS[action.verdict]}".rstrip()
+    return Toned(text, VERDICT_COLOURS[action.verdict])
+
+
+def _change(action: Action) -> str:
+    found = [settings_text(action.settings)]
+    if "memory_bytes" in action.settings:
+        found.insert(0, f"a Mac with {gigabytes(action.settings['memory_bytes'])}")
+    return ", ".join(filter(None, found)) or "none"
+
+
 def _other_ways(result: Estimate, chosen: Action | None) -> Iterator[str]:
     kept = chosen.settings.items() if chosen else ()
     longer = [

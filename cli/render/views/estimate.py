@@ -1,6 +1,6 @@
 """An estimate as a document, and as data."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from memfit.cli.render.document import (
@@ -45,20 +45,22 @@ class EstimateView(NamedTuple):
         colour = VERDICT_COLOURS[result.verdict]
         facts = (answer.task(result), answer.peak(result, units), *answer.speed(result))
         heading, commands, others = answer.doing(result)
+        grid = tuple(answer.grid_table(result, units))
         return (
             Heading(result.model.id, only="page"),
             Verdict(answer.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
-            *answer.grid_table(result, units),
-            *self._heat_map(only="picture"),
+            *grid,
+            *self._heat_maps(grid, only="picture"),
             Text(tuple(answer.legend(result, units)), style="dim"),
             Commands(commands, heading),
             Text(others, mark="-", gap=not commands),
             *rank_table(result.ranks or None, units),
+            *answer.ways(result, units),
             *self._sliders(),
             *self._notes(),
             *self._details(),
-            *self._charts(),
+            *self._charts(grid),
             *((Heading("Formulas", level=3, only="page"),) if result.explanation else ()),
             Text(result.explanation or (), mark="-", gap=True),
         )
@@ -88,9 +90,11 @@ class EstimateView(NamedTuple):
         yield from _pool(self.result, self.units, needs_room=needs_room)
         yield from _memories(self.result, self.units)
 
-    def _heat_map(self, *, only: Literal["terminal", "picture"]) -> Iterator[HeatMap]:
+    def _heat_maps(
+        self, grid: Sequence[Table], *, only: Literal["terminal", "picture"]
+    ) -> Iterator[HeatMap]:
         """The grid in colours; a picture has it in place of the table."""
-        for table in answer.grid_table(self.result, self.units):
+        for table in grid:
             note = "; ".join(answer.legend(self.result, self.units))
             yield HeatMap(table=table, note=note, only=only)
 
@@ -101,11 +105,11 @@ class EstimateView(NamedTuple):
             budget = self.result.device.working_set_bytes if self.result.device else None
             yield sliders(self.explored, budget, self.units)
 
-    def _charts(self) -> Iterator[Chart]:
+    def _charts(self, grid: Sequence[Table]) -> Iterator[Chart]:
         run, curve = self.result.run, self.result.curve
         if not (run or curve):
             return
-        yield from self._heat_map(only="terminal")
+        yield from self._heat_maps(grid, only="terminal")
         from memfit.cli.render.chart import curve_chart
 
         budget = self.result.device.working_set_bytes if self.result.device else None

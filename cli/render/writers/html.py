@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from memfit.cli.render.document import (
     AnyPart,
     BarChart,
@@ -33,12 +35,13 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.svg import CLASSES, WORDS, escaped, figure
 from memfit.cli.render.writers.html_assets import SCRIPT, STYLE
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.version import __version__
 
 LARGEST = 300_000
 """Bytes of a page."""
-_ROWS = (2000, 500, 100, 20)  # of a table; the first that keeps the page small enough
+_ROWS = (2000, 500, 100, 20)  # of a table, chart or list; the first with a page small enough
 _SIGNS = {"fits": "✓", "tight": "!", "exceeds": "✗", "unknown": "?"}
 
 
@@ -48,11 +51,16 @@ def write(view: HasDocument, *, to_file: bool) -> str:
 
 
 def to_page(document: Document) -> str:
-    """Return a document as a page of at most 300 KB; long tables say what they leave out."""
-    pages = (_page(document, most) for most in _ROWS)
-    return next((page for page in pages if len(page.encode()) <= LARGEST), None) or _page(
-        document, _ROWS[-1]
-    )
+    """Return a document as a page of at most 300 KB; what is long says what it leaves out.
+
+    Raises:
+        InputError: when it is larger without long tables too.
+    """
+    for most in _ROWS:
+        page = _page(document, most)
+        if len(page.encode()) <= LARGEST:
+            return page
+    raise InputError("the page is larger than 300 KB: ask about fewer models, or use --format json")
 
 
 def to_fragment(document: Document) -> str:
@@ -127,7 +135,7 @@ def _part(part: AnyPart, most: int) -> Iterator[str]:
             status = f": {part.status}" if part.status else ""
             yield f"<h2>{escaped(part.text + status)}</h2>"
         case Text():
-            yield from _text(part)
+            yield from _text(part, most)
         case Table():
             yield from _table(_grid(part), most)
         case Columns():
@@ -146,12 +154,12 @@ def _part(part: AnyPart, most: int) -> Iterator[str]:
             yield from _chart(part, most)
 
 
-def _text(text: Text) -> Iterator[str]:
+def _text(text: Text, most: int) -> Iterator[str]:
     if not text.lines:
         return
     if text.heading:
         yield f"<h2>{escaped(text.heading)}</h2>"
-    lines = [_line(line, is_strong=text.strong) for line in text.lines]
+    lines = [_line(line, is_strong=text.strong) for line in text.lines[:most]]
     if text.mark:
         tag = "ol" if text.mark == "1." else "ul"
         start = "<strong>Note:</strong> " if text.mark == "!" else ""
@@ -159,6 +167,13 @@ def _text(text: Text) -> Iterator[str]:
     else:
         kind = ' class="dim"' if text.style == "dim" else ""
         yield from (f"<p{kind}>{line}</p>" for line in lines)
+    yield from _left_out(len(text.lines), most, "lines")
+
+
+def _left_out(count: int, most: int, what: str) -> Iterator[str]:
+    if count > most:
+        text = f"{count - most} more {what} are left out to keep the page small; --json has them."
+        yield f"<p>{text}</p>"
 
 
 def _line(line: str | Pair, *, is_strong: bool) -> str:
@@ -213,9 +228,7 @@ def _table(grid: _Grid, most: int) -> Iterator[str]:
         name = first.replace("<td", '<th scope="row"', 1).replace("</td>", "</th>")
         yield f"{start}{name}{''.join(others)}</tr>"
     yield "</tbody></table></div>"
-    if len(grid.rows) > most:
-        left = len(grid.rows) - most
-        yield f"<p>{left} more rows are left out to keep the page small; --json has them.</p>"
+    yield from _left_out(len(grid.rows), most, "rows")
 
 
 def _headings(grid: _Grid) -> Iterator[str]:
@@ -246,7 +259,10 @@ _LONG = 16  # characters of a cell that may break anywhere
 
 
 def _chart(chart: Chart, most: int) -> Iterator[str]:
-    yield f"<figure>{figure(chart)}</figure>"
+    bars = len(chart.bars) if isinstance(chart, BarChart) else 0
+    shown = replace(chart, bars=chart.bars[:most]) if isinstance(chart, BarChart) else chart
+    yield f"<figure>{figure(shown)}</figure>"
+    yield from _left_out(bars, most, "bars")
     if table := _figures(chart):
         yield "<details><summary>Figures of this chart</summary>"
         yield from _table(table, most)

@@ -25,7 +25,8 @@ padding:.6rem .8rem;background:var(--unknown);--edge:var(--dim)}
 vertical-align:top;overflow-wrap:normal}
 .memfit .r{text-align:right;white-space:nowrap}
 .memfit .name{min-width:8rem;overflow-wrap:anywhere}
-.memfit tbody th{font-weight:400}
+.memfit tbody th{font-weight:400;position:sticky;left:0;background:var(--paper)}
+.memfit tbody th:not(.name){white-space:nowrap}
 .memfit .total>*{font-weight:600}
 .memfit td.heat{border:2px solid var(--paper);text-align:center;white-space:nowrap}
 .memfit td.fits{background:var(--fits)}
