@@ -15,12 +15,13 @@ from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.results.estimate import Estimate
+from memfit.estimators.results.result import as_html
 from memfit.estimators.sizing.catalog import Catalog
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from memfit.estimators.results.estimate import Estimate
     from memfit.estimators.sizing.explore import Explored
     from memfit.estimators.sizing.ranks import Ranks
     from memfit.estimators.sizing.sized_model import SizedModel
@@ -43,6 +44,11 @@ class OpenModel(Struct, frozen=True):
     _may_use_measurements: bool
     _device: Device | UnsetType | None = UNSET
 
+    def __repr__(self) -> str:
+        _, reference = self._sized.args
+        machine = f".on({self._device.name!r})" if isinstance(self._device, Device) else ""
+        return f"memfit.open({reference!r}){machine}"
+
     def on(
         self, device: str | Device | None = None, **settings: "Unpack[MachineSettings]"
     ) -> "OpenModel":
@@ -63,7 +69,7 @@ class OpenModel(Struct, frozen=True):
         plot: bool = False,
         explain: bool = False,
         **settings: "Unpack[WorkloadSettings]",
-    ) -> "Estimate":
+    ) -> Estimate:
         """Return the estimate for a prompt of ``context`` tokens, or for a whole workload.
 
         ``plot`` adds memory against context, ``explain`` every formula with its numbers;
@@ -88,7 +94,7 @@ class OpenModel(Struct, frozen=True):
         units: Units = Units.GB,
         plot: bool = False,
         explain: bool = False,
-    ) -> "Estimate":
+    ) -> Estimate:
         """Return the estimate for a workload on a device, or over ``ranks``.
 
         Raises:
@@ -133,7 +139,7 @@ def estimate(
     context: str | int | Workload | None = None,
     progress: Progress = NULL_PROGRESS,
     **settings: "Unpack[EstimateSettings]",
-) -> "Estimate":
+) -> Estimate:
     """Return the memory that a model needs, and whether it fits.
 
     Raises:
@@ -209,6 +215,14 @@ def _opened(catalog: Catalog, model: EstimatedModel) -> str:
     if model.draft is not None:
         catalog.checkpoint(model.draft)
     return reference
+
+
+@as_html.register
+def _estimate_as_html(result: Estimate) -> str:
+    from memfit.cli.render.views.estimate import EstimateView
+    from memfit.cli.render.writers.html import to_fragment
+
+    return to_fragment(EstimateView(result, Units.GB).document())
 
 
 def _measured(sized: "SizedModel", workload: Workload) -> "SizedModel":

@@ -1,6 +1,7 @@
 """What every document for programs has."""
 
 import json
+from functools import singledispatch
 from typing import Any
 
 from msgspec import Struct, to_builtins
@@ -26,6 +27,16 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
     def to_json(self) -> str:
         """Return it as JSON, indented."""
         return json_text(self)
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
+
+
+@singledispatch
+def as_html(result: Result) -> str | None:
+    """Return what a notebook shows; what draws a type of result is registered here."""
+    del result
+    return None
 
 
 def json_text(document: Struct) -> str:

@@ -32,6 +32,12 @@ def test_a_model_is_read_once_for_all_machines_and_workloads(tmp_path: Path) -> 
         memfit.open(tmp_path / "qwen")
 
 
+def test_a_notebook_shows_which_model_is_open() -> None:
+    model = memfit.open(str(SAMPLE))
+    assert repr(model) == f"memfit.open({str(SAMPLE)!r})"
+    assert repr(model.on("m4-max-64")) == f"memfit.open({str(SAMPLE)!r}).on('m4-max-64')"
+
+
 def test_a_device_and_a_workload_can_be_objects() -> None:
     model = memfit.open(SAMPLE)
     work = memfit.Workload(prompt_tokens=4096, prefill_step=512)

@@ -1,0 +1,43 @@
+"""A notebook shows an estimate as HTML."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import memfit
+
+SAMPLE = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
+CODE = f"""
+import memfit
+memfit.estimate({str(SAMPLE)!r}, device="m4-max-64")
+"""
+
+
+def test_an_estimate_is_html_with_its_verdict() -> None:
+    html = memfit.estimate(SAMPLE, device="m4-max-64")._repr_html_()
+    assert html
+    assert "Qwen3-4B-4bit, m4-max-64: fits" in html
+    assert "<script" not in html
+
+
+def test_a_hostile_name_stays_text() -> None:
+    answer = memfit.estimate(SAMPLE, device="m4-max-64")
+    name = "<img src=x onerror=alert(1)>"
+    html = replace(answer, model=replace(answer.model, id=name))._repr_html_()
+    assert html
+    assert "<img" not in html
+    assert "&lt;img src=x" in html
+
+
+@pytest.mark.exhaustive
+def test_a_notebook_shows_the_html() -> None:
+    pytest.importorskip("ipykernel", reason="ipykernel needs Python 3.11")
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CODE)])
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    (shown,) = notebook.cells[0].outputs
+    answer = memfit.estimate(SAMPLE, device="m4-max-64")
+    assert shown.data["text/html"] == answer._repr_html_()
