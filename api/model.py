@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         EstimateSettings,
         MachineSettings,
         OpenSettings,
+        Place,
         WorkloadSettings,
     )
 
@@ -42,12 +43,12 @@ class OpenModel(Struct, frozen=True):
 
     _sized: "partial[SizedModel]"
     _may_use_measurements: bool
-    _device: Device | UnsetType | None = UNSET
+    _place: "Place | UnsetType" = UNSET
 
     def __repr__(self) -> str:
         _, reference = self._sized.args
-        machine = f".on({self._device.name!r})" if isinstance(self._device, Device) else ""
-        return f"memfit.open({reference!r}){machine}"
+        machine = None if self._place is UNSET else self._place[0]
+        return f"memfit.open({reference!r})" + (f".on({machine.name!r})" if machine else "")
 
     def on(
         self, device: str | Device | None = None, **settings: "Unpack[MachineSettings]"
@@ -57,9 +58,9 @@ class OpenModel(Struct, frozen=True):
         Raises:
             InputError: when the machine is unknown, or more than one is named.
         """
-        from memfit.settings import machine
+        from memfit.settings import place
 
-        return replace(self, _device=machine(device, settings))
+        return replace(self, _place=place(device, settings))
 
     def at(
         self,
@@ -79,11 +80,12 @@ class OpenModel(Struct, frozen=True):
             InputError: when a value cannot be read or is out of range.
             UnsupportedError: when the runtime cannot run the workload.
         """
-        from memfit.settings import machine, workload
+        from memfit.settings import keywords_in_errors, place, workload
 
         asked = workload(context, settings)
-        device = machine(None, {}) if self._device is UNSET else self._device
-        return self.answer(asked, device, units=units, plot=plot, explain=explain)
+        device, ranks = place(None, {}) if self._place is UNSET else self._place
+        with keywords_in_errors():
+            return self.answer(asked, device, ranks, units=units, plot=plot, explain=explain)
 
     def answer(
         self,
@@ -148,11 +150,12 @@ def estimate(
         UnreachableError: when the Hub cannot be reached, or refuses.
         MachineError: when this machine cannot do what ``method`` needs.
     """
-    from memfit.settings import machine, split, workload
+    from memfit.settings import keywords_in_errors, parts, place, workload
 
-    of_open, of_machine, of_workload = split(settings)
-    asked, found = workload(context, of_workload), machine(device, of_machine)
-    return open(model, progress=progress, **of_open).answer(asked, found)
+    of_open, of_machine, of_workload = parts(settings)
+    asked, found = workload(context, of_workload), place(device, of_machine)
+    with keywords_in_errors():
+        return open(model, progress=progress, **of_open).answer(asked, *found)
 
 
 def open(
@@ -170,9 +173,8 @@ def open(
     """
     from memfit.settings import keywords_in_errors, opening
 
-    options, runtime = opening(model, settings)
     with keywords_in_errors():
-        return open_model(options, runtime, progress=progress)
+        return open_model(*opening(model, settings), progress=progress)
 
 
 def open_model(

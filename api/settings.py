@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from os import PathLike
@@ -13,7 +13,7 @@ from msgspec.structs import fields, replace
 
 from memfit.cli.options.estimate import EstimatedModel, EstimateRuntime
 from memfit.cli.options.groups import OptionGroup
-from memfit.cli.options.machine import MachineOptions
+from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.workload import Workload
@@ -22,7 +22,11 @@ from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS, PartialWorkload
 
 if TYPE_CHECKING:
     from memfit.estimators.machine.working_set import OsRegime
+    from memfit.estimators.sizing.ranks import Ranks
 
+    Place = tuple[Device | None, Ranks | None]
+
+GROUPS = (EstimatedModel, EstimateRuntime, RankedMachine, WorkloadOptions)
 _OPTION = re.compile(r"--(?:no-)?([a-z][a-z-]*)")
 
 
@@ -57,6 +61,10 @@ class MachineSettings(TypedDict, total=False):
     memory: int | str | None
     working_set: int | str | None
     os_regime: "OsRegime | str | None"
+    ranks: int | None
+    parallel: Literal["tensor", "pipeline"] | None
+    split: str | Sequence[int] | None
+    hosts: str | PathLike[str] | None
 
 
 class WorkloadSettings(TypedDict, total=False):
@@ -88,19 +96,18 @@ def opening(
     return replace(options, model=_reference(model)), runtime
 
 
-def machine(device: str | Device | None, settings: Mapping[str, Any]) -> Device | None:
-    """Return the machine, without settings this one if it has a GPU.
+def place(device: str | Device | None, settings: Mapping[str, Any]) -> "Place":
+    """Return the machine and the ranks; without settings the machine is this one if it has a GPU.
 
     Raises:
         InputError: when it is unknown, or more than one is named.
     """
     if isinstance(device, Device):
         _require_none(settings, "device")
-        return device
-    (options,) = _read({"device": device, **settings}, MachineOptions)
+        return device, None
+    (options,) = _read({"device": device, **settings}, RankedMachine)
     with keywords_in_errors():
-        found: Device | None = options.chosen()
-    return found
+        return options.chosen(), options.over()
 
 
 def workload(context: str | int | Workload | None, settings: Mapping[str, Any]) -> PartialWorkload:
@@ -118,7 +125,7 @@ def workload(context: str | int | Workload | None, settings: Mapping[str, Any]) 
     return asked
 
 
-def split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def parts(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return the settings of `memfit.estimate` as those of `open`, `on` and `at`.
 
     One that is unknown is left to `open`, which rejects it.
@@ -185,7 +192,10 @@ def _reference(model: str | PathLike[str]) -> str:
 
 
 def _text(value: Any, hint: Any) -> Any:
-    """A number as text, for an option that reads sizes and counts such as 32k."""
+    """Numbers as text, for an option that reads counts such as 32k, or several of them."""
     is_text = hint is str or str in get_args(hint)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if is_text and is_number else value
+    if not is_text or isinstance(value, bool):
+        return value
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value) if isinstance(value, int | float) else value

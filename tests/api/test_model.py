@@ -76,6 +76,7 @@ def test_it_fits_only_where_that_is_known(verdict: Verdict, fits: bool) -> None:
         ({"method": "guess"}, "method: Invalid enum value 'guess'"),
         ({"flash_attn": False}, "^flash_attn: mlx-lm has no such setting"),
         ({"group_size": 32}, "^group_size and quant_mode need quantize"),
+        ({"ranks": 2, "split": [20, 16]}, "^split is of the layers of a pipeline: add parallel"),
         ({"device": "m4-max-64", "memory": "32GB"}, "^device, memory and working_set each name"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),

@@ -16,14 +16,13 @@ import memfit
 from memfit import settings
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.results.result import Result
-from tests.api.test_same_answer import GROUPS
 from tests.test_schemas import described
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 HEADING = "## Reference\n"
 OPTIONS = {
     name: (hint.__metadata__[0].help, field.default)
-    for group in GROUPS
+    for group in settings.GROUPS
     for name, hint in get_type_hints(group, include_extras=True).items()
     for field in fields(group)
     if field.name == name

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ from hypothesis import strategies as st
 from msgspec.structs import fields
 
 import memfit as library
+from memfit.cli.commands.estimate import EstimateOutput, EstimateReport
+from memfit.cli.commands.estimate import estimate as command
 from memfit.cli.exits import exit_of
 from memfit.cli.options.estimate import EstimatedModel, EstimateRuntime
-from memfit.cli.options.machine import MachineOptions
+from memfit.cli.options.groups import OptionGroup
+from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.estimators.results.error import error_report
-from memfit.settings import EstimateSettings, MachineSettings, WorkloadSettings
+from memfit.settings import EstimateSettings, MachineSettings, OpenSettings, WorkloadSettings
 from tests.cli.running import Memfit
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
-GROUPS = (EstimatedModel, EstimateRuntime, MachineOptions, WorkloadOptions)
 counts = st.integers(1, 20_000) | st.sampled_from(("4k", "1.5k", "many"))
 
 questions = st.tuples(
@@ -33,6 +36,8 @@ questions = st.tuples(
             "working_set": st.just("20GB"),
             "quantize": st.sampled_from((3, 4, 7)),
             "runtime": st.sampled_from(("mlx-lm", "vllm", "llama.cpp", "zinc")),
+            "ranks": st.sampled_from((2, 3)),
+            "parallel": st.sampled_from(("tensor", "pipeline")),
             "method": st.sampled_from(("auto", "formula")),
             "margin": st.sampled_from(("64MB", "1GB", 0)),
             "mlx_lm_version": st.just("0.31.0"),
@@ -102,15 +107,23 @@ def _with_keywords(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_option_is_a_keyword() -> None:
-    """What a model, a machine or a workload can be told to the command, the library takes too."""
-    options = {field.name for group in GROUPS for field in fields(group)}
+    """What the command takes of a model, a machine or a workload, the library takes too."""
+    offered = set(signature(command).parameters)
+    shown = {field.name for group in (EstimateReport, EstimateOutput) for field in fields(group)}
     positional = {"model", "device", "context"}
-    assert EstimateSettings.__annotations__.keys() | positional == options
-    assert {field.name for field in fields(MachineOptions)} == {
-        "device",
-        *MachineSettings.__annotations__,
-    }
-    assert {field.name for field in fields(WorkloadOptions)} == {
-        "context",
-        *WorkloadSettings.__annotations__,
-    }
+    assert EstimateSettings.__annotations__.keys() | positional == offered - shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups"),
+    [
+        (OpenSettings, (EstimatedModel, EstimateRuntime)),
+        (MachineSettings, (RankedMachine,)),
+        (WorkloadSettings, (WorkloadOptions,)),
+    ],
+)
+def test_each_method_takes_the_options_of_its_groups(
+    settings: type, groups: tuple[type[OptionGroup], ...]
+) -> None:
+    options = {field.name for group in groups for field in fields(group)}
+    assert settings.__annotations__.keys() == options - {"model", "device", "context"}
