@@ -1,6 +1,6 @@
 """Commands and Python examples on the pages print the shown output; links and paths exist.
 
-``python -m tests.test_docs`` rewrites the outputs of the commands after an intended change.
+``python -m tests.test_docs`` rewrites the outputs after an intended change.
 """
 
 import ast
@@ -33,6 +33,7 @@ LINKED = [
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "sample_configs/README.md")),
 ]
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PRINT = re.compile(r"^(print\(.*\)  # ).*$", re.MULTILINE)
 _PATH = re.compile(r"(?<![\w/.-])(?:estimators|probes|cli|tests)/[\w./-]*")
 _LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 _NAME = re.compile(r"\bmemfit\.(?:cli|estimators|probes)(?:\.\w+)*")
@@ -187,16 +188,26 @@ def test_every_python_name_on_a_page_exists(page: Path) -> None:
         for example in _PYTHON.findall(page.read_text(encoding="utf-8"))
     ],
 )
-def test_a_python_example_prints_what_its_comments_say(
-    example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A comment after ``print(...)`` is its output; coroutine functions are called as well."""
-    monkeypatch.chdir(ROOT)
-    names: dict[str, Any] = {}
-    asyncio.run(_run_example(example, names))
-    shown = re.findall(r"^print\(.*\)  # (.*)$", example, re.MULTILINE)
-    assert capsys.readouterr().out.splitlines() == shown
-    assert names
+def test_a_python_example_prints_what_its_comments_say(example: str) -> None:
+    assert with_outputs(example) == example
+
+
+def with_outputs(example: str) -> str:
+    """Return an example with the output of each ``print(...)`` in the comment after it.
+
+    Coroutine functions are called as well.
+    """
+    out = io.StringIO()
+    here = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        with redirect_stdout(out):
+            asyncio.run(_run_example(example, {}))
+    finally:
+        os.chdir(here)
+    printed = out.getvalue().splitlines()
+    assert len(printed) == len(_PRINT.findall(example))
+    return _PRINT.sub(lambda shown: f"{shown[1]}{printed.pop(0)}", example)
 
 
 async def _run_example(example: str, names: dict[str, Any]) -> None:
@@ -259,6 +270,7 @@ def rewrite(page: Path) -> None:
     """Write the current outputs into a page."""
     text = page.read_text(encoding="utf-8")
     fresh = _BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1], m[2])}```", text)
+    fresh = _PYTHON.sub(lambda m: f"```python\n{with_outputs(m[1])}```", fresh)
     if fresh != text:
         page.write_text(fresh, encoding="utf-8")
 
