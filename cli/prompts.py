@@ -39,6 +39,30 @@ def prompt_text(given: str) -> str:
     return text
 
 
+def prompt_list(option: str, given: str) -> tuple[str, ...]:
+    """Return the prompts of a file, one on each line, or the text itself.
+
+    A value that starts with ``@``, exists, or has no space is a file.
+
+    Raises:
+        InputError: when the file is missing, empty, too large or not UTF-8.
+    """
+    from memfit.estimators.base.files import printable, read_whole
+
+    name = given.removeprefix("@")
+    path = Path(name).expanduser()
+    if given == name and any(map(str.isspace, given)) and not path.is_file():
+        return (given,)
+    content = read_whole(path, limit=MAX_PROMPT_BYTES)
+    try:
+        lines = content.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{printable(path)}: not UTF-8 text, at byte {error.start}") from None
+    if not (prompts := tuple(line for line in lines if line.strip())):
+        raise InputError(f"{option}: {printable(path)} has no prompt; write one on each line")
+    return prompts
+
+
 def _contents(name: str) -> bytes:
     from memfit.estimators.base.files import read_whole
 

@@ -15,12 +15,13 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.workload import Workload
+from memfit.probes.experts.runner import ExpertRunner, ExpertSetup
 from memfit.probes.model_runner import ModelRunner
 from memfit.probes.run_monitor import ReportFigures
 from memfit.probes.vision_runner import VisionRunner
@@ -31,6 +32,8 @@ _HIGHEST_OOM_SCORE = "1000"
 
 class Child:
     """Answers calls about one model."""
+
+    calls: ClassVar[tuple[str, ...]] = ("versions", "prompt", "load", "run", "swift_workspace")
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -69,11 +72,36 @@ class Child:
         return self._runner.swift_workspace(Workload(**workload))
 
 
-def _model_runner(setup: dict[str, Any], report: ReportFigures) -> ModelRunner:
+class ExpertChild(Child):
+    """Answers calls about a model with a part of its experts."""
+
+    calls = (
+        "versions",
+        "prompts",
+        "choose",
+        "load",
+        "layers",
+        "routing",
+        "run",
+        "agreement",
+        "pack",
+    )
+
+    def __init__(self, runner: ExpertRunner) -> None:
+        super().__init__(runner)
+        for name in ("prompts", "choose", "layers", "routing", "agreement", "pack"):
+            setattr(self, name, getattr(runner, name))
+
+
+def _child(setup: dict[str, Any], report: ReportFigures) -> Child:
     path, limit = Path(setup["path"]), setup["memory_limit_bytes"]
+    if setup.get("experts") is not None:
+        return ExpertChild(
+            ExpertRunner(path, limit, report, convert(setup["experts"], ExpertSetup))
+        )
     if setup["image"] is None:
-        return ModelRunner(path, limit, report)
-    return VisionRunner(path, Path(setup["image"]), limit, report)
+        return Child(ModelRunner(path, limit, report))
+    return Child(VisionRunner(path, Path(setup["image"]), limit, report))
 
 
 def main() -> None:
@@ -90,9 +118,10 @@ def main() -> None:
 
         messages = _messages()
         setup = next(messages)
-        child = Child(_model_runner(setup, lambda figures: send(progress=figures)))
-        functions = (child.versions, child.prompt, child.load, child.run, child.swift_workspace)
-        by_name: dict[str, Callable[..., Any]] = {each.__name__: each for each in functions}
+        child = _child(setup, lambda figures: send(progress=figures))
+        by_name: dict[str, Callable[..., Any]] = {
+            name: getattr(child, name) for name in child.calls
+        }
         for message in messages:
             try:
                 send(result=by_name[message.pop("call")](**message))

@@ -22,8 +22,10 @@ _MISSING = re.compile(r"Missing (\d+) parameters: \s*([^,\s]+?)[,.]?(?:\s|$)")
 _SHAPE = re.compile(r"Expected shape (\(.*?\)) but received shape (\(.*?\)) for parameter (\S+)")
 
 
-def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the evaluated model and its config; code of a model repository is never run.
+def load_model(path: Path, *, lazy: bool = False) -> tuple[Any, dict[str, Any]]:
+    """Return the model and its config; code of a model repository is never run.
+
+    With ``lazy`` a weight is read when it is first used.
 
     Raises:
         CheckpointError: when there are no weights, or they do not match the config.
@@ -36,7 +38,7 @@ def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
 
     with class_errors(name, config), weight_errors(path), memory_errors():
         _require_class(name, config)
-        model, config = load(path, lazy=False, strict=True, trust_remote_code=False)
+        model, config = load(path, lazy=lazy, strict=True, trust_remote_code=False)
     return model, config
 
 

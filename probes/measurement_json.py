@@ -20,7 +20,12 @@ from memfit.estimators.base.reading.section import Reading, Section, json_sectio
 from memfit.estimators.base.reading.strict_json import plain
 from memfit.estimators.base.reading.typed import to_record
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.runtimes.measurement import SCHEMA, Measurement, Measurements
+from memfit.estimators.runtimes.measurement import (
+    SCHEMA,
+    MeasuredExperts,
+    Measurement,
+    Measurements,
+)
 
 COLLECTION_SCHEMA = "memfit.measurements/1"
 MAX_COLLECTION_BYTES = 8_000_000  # a measurement of three repeats takes two kilobytes
@@ -41,6 +46,7 @@ def measurement_id(
     mlx_lm_version: str,
     workload: Workload,
     wired_limit_bytes: int | None,
+    experts: MeasuredExperts | None = None,
 ) -> str:
     """Return the id of a measurement, such as ``0f3c9a12-77c0de14``.
 
@@ -54,6 +60,7 @@ def measurement_id(
         mlx_lm_version,
         to_builtins(workload),
         wired_limit_bytes,
+        *([to_builtins(experts)] if experts else []),
     )
     text = json.dumps(key, sort_keys=True, separators=(",", ":"))
     return f"{fingerprint[:8]}-{hashlib.sha256(text.encode('utf-8')).hexdigest()[:8]}"
@@ -119,6 +126,7 @@ def _measurement(data: Any, reading: Reading, place: Place) -> Measurement:
         mlx_lm_version=found.mlx_lm_version,
         workload=found.workload,
         wired_limit_bytes=found.wired_limit_bytes,
+        experts=found.experts,
     )
     if found.id != expected:
         raise section.fail("id", f"expected {expected}, got {printable(found.id)}")

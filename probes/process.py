@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 from msgspec import to_builtins
 
@@ -49,6 +49,9 @@ _LIKELY_REASONS = {
     "SIGSEGV": "as MLX's CPU backend does when it gets no memory",
     "SIGABRT": "as MLX does when the GPU runs out of memory",
 }
+
+
+Process = TypeVar("Process", bound="ModelProcess")
 
 
 class ProbeStopped(MachineError):  # noqa: N818 - names an event, as KeyboardInterrupt does
@@ -93,7 +96,7 @@ class ModelProcess:
         self._stderr: IO[bytes] | None = None
         self.versions: dict[str, str] = {}  # "mlx", "mlx_lm", "mlx_vlm", "backend", "device"
 
-    def __enter__(self) -> "ModelProcess":
+    def __enter__(self: Process) -> Process:
         """Start the process.
 
         Raises:

@@ -1,7 +1,8 @@
 """Run workloads one after another, compare each with its estimate, save complete measurements."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -9,7 +10,9 @@ from memfit.estimators.base.errors import InputError, MachineError, MemfitError,
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.runtimes.measurement import Loaded, Measurement, Run
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.measurement import Loaded, MeasuredExperts, Measurement, Run
 from memfit.estimators.sizing.measurement_lookup import machine_name
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.figures import (
@@ -165,17 +168,10 @@ class MeasurementSession(Struct):
         device = self.sized.device
         if device is None or self.loaded is None:
             return None
-        versions = self.worker.versions
-        measurement = Measurement(
-            id=self.id_of(state.workload, state.wired_limit_bytes),
-            measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            memfit_version=__version__,
-            mlx_version=versions["mlx"],
-            mlx_lm_version=versions["mlx_lm"],
-            model=self.sized.checkpoint.id,
-            fingerprint=fingerprint_of(self.sized.checkpoint),
-            device=machine_name(device),
-            backend=device.backend,
+        measurement = new_measurement(
+            self.sized.checkpoint,
+            device,
+            self.worker.versions,
             workload=state.workload,
             wired_limit_bytes=state.wired_limit_bytes,
             loaded=self.loaded,
@@ -188,6 +184,41 @@ class MeasurementSession(Struct):
             self.save_error = str(error)
             return None
         return measurement.id
+
+
+def new_measurement(
+    checkpoint: Checkpoint,
+    device: Device,
+    versions: Mapping[str, str],
+    *,
+    workload: Workload,
+    loaded: Loaded,
+    runs: tuple[Run, ...],
+    wired_limit_bytes: int | None = None,
+    swift_workspace_bytes: int | None = None,
+    experts: MeasuredExperts | None = None,
+) -> Measurement:
+    """Return a measurement of now, with its id."""
+    key: dict[str, Any] = {
+        "fingerprint": fingerprint_of(checkpoint),
+        "device": machine_name(device),
+        "mlx_version": versions["mlx"],
+        "mlx_lm_version": versions["mlx_lm"],
+        "workload": workload,
+        "wired_limit_bytes": wired_limit_bytes,
+        "experts": experts,
+    }
+    return Measurement(
+        id=measurement_id(**key),
+        measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        memfit_version=__version__,
+        model=checkpoint.id,
+        backend=device.backend,
+        loaded=loaded,
+        runs=runs,
+        swift_workspace_bytes=swift_workspace_bytes,
+        **key,
+    )
 
 
 class _RunState(Struct):

@@ -99,6 +99,10 @@ class Store:
         content = read_whole(collection, limit=MAX_COLLECTION_BYTES)
         return self._add(parse_collection(content, collection))
 
+    def profile_path(self, fingerprint: str) -> Path:
+        """Return the file of a checkpoint's last profile of routed experts."""
+        return self.directory.parent / "experts" / f"{fingerprint}{_SUFFIX}"
+
     def _add(self, measurements: Iterable[Measurement]) -> ImportCounts:
         added = [save(self._path(m.id), to_text(m), overwrite=False) for m in measurements]
         return ImportCounts(sum(added), len(added) - sum(added))

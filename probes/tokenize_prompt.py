@@ -1,6 +1,6 @@
 """Prompts as token ids from the model's own tokenizer: the child's part."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,21 @@ def prompt_ids(
         count = min(_PLAIN_IDS, vocabulary or _PLAIN_IDS, tokens or 1)
         return list(range(count)), (f"{error}: the prompt consists of plain token ids",)
     ids = _of_text(tokenizer, text) if text is not None else _of_seed(tokenizer, tokens or 1)
-    if not ids:
-        raise InputError("the prompt is empty: the tokenizer returns no tokens for it")
-    if vocabulary and max(ids) >= vocabulary:
-        raise InputError(
-            f"{printable(path)}: its tokenizer returns id {max(ids)}, the model has a vocabulary of"
-            f" {vocabulary}; tokenizer and model do not match"
-        )
-    return ids, ()
+    return _checked(path, ids, vocabulary), ()
+
+
+def texts_ids(path: Path, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of several texts, each as mlx_lm.generate makes them.
+
+    Raises:
+        InputError: when a text is empty, or cannot be tokenised.
+    """
+    config = read_model_config(path / CONFIG)
+    try:
+        tokenizer = _tokenizer(path, config)
+    except _NoTokenizerError as error:
+        raise InputError(f"{printable(path)}: {error}; prompts need the model's own") from None
+    return [_checked(path, _of_text(tokenizer, text), _vocabulary(config)) for text in texts]
 
 
 class _NoTokenizerError(Exception):
@@ -67,6 +74,17 @@ def _tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
         raise _NoTokenizerError(
             f"its tokenizer cannot be loaded ({type(error).__name__}: {one_line(error)})"
         ) from None
+
+
+def _checked(path: Path, ids: list[int], vocabulary: int | None) -> list[int]:
+    if not ids:
+        raise InputError("the prompt is empty: the tokenizer returns no tokens for it")
+    if vocabulary and max(ids) >= vocabulary:
+        raise InputError(
+            f"{printable(path)}: its tokenizer returns id {max(ids)}, the model has a vocabulary of"
+            f" {vocabulary}; tokenizer and model do not match"
+        )
+    return ids
 
 
 def _of_text(tokenizer: Any, text: str) -> list[int]:

@@ -5,7 +5,7 @@
 Nothing is loaded before the estimate says that it fits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -93,11 +93,17 @@ def tune(
     if request.has_image and request.axes:
         raise InputError("a prompt with an image cannot be swept: its length is fixed")
     with Worker(start) as worker:
-        device = limited(_device(worker), request.memory_limit_bytes)
+        device = limited(measuring_device(worker.versions), request.memory_limit_bytes)
         prompt = _tokenized(worker, request)
         workload = replace(request.workload, prompt_tokens=prompt.tokens)
         with _progress(progress, "estimating", 1):
-            sized = _sized(request, device, workload)
+            sized = sized_here(
+                request.checkpoint,
+                device,
+                workload,
+                margin_bytes=request.margin_bytes,
+                has_image=request.has_image,
+            )
         _require_within_limit(sized, workload, force=request.force)
         save = vision_estimate.do_not_save if request.has_image else sweeps.store.save
         session = MeasurementSession(sized, worker, save, progress.advance)
@@ -207,12 +213,23 @@ def require_room_for(
         require_room(sized, workload, units)
 
 
-def _sized(request: TuneRequest, device: Device, workload: Workload) -> SizedModel:
-    """Size by trace when a trace supports the workload, else by formula."""
+def sized_here(
+    checkpoint: Checkpoint,
+    device: Device,
+    workload: Workload,
+    *,
+    margin_bytes: int,
+    has_image: bool = False,
+) -> SizedModel:
+    """Size by trace when a trace supports the workload, else by formula.
+
+    Raises:
+        UnsupportedError: when neither is possible.
+    """
     catalog = Catalog()
-    model = catalog.add(request.checkpoint)
-    sized = partial(catalog.sized, model, device=device, margin_bytes=request.margin_bytes)
-    if request.has_image:
+    model = catalog.add(checkpoint)
+    sized = partial(catalog.sized, model, device=device, margin_bytes=margin_bytes)
+    if has_image:
         return vision_estimate.with_tower(sized(method="formula"))
     try:
         traced = sized(method="trace")
@@ -222,9 +239,13 @@ def _sized(request: TuneRequest, device: Device, workload: Workload) -> SizedMod
     return traced
 
 
-def _device(worker: Worker) -> Device:
-    backend = worker.versions["backend"]
-    device = detect_host(with_gpu=backend != "cpu")
+def measuring_device(versions: Mapping[str, str]) -> Device:
+    """Return this machine as a process with these versions sees it.
+
+    Raises:
+        MachineError: when its memory could not be read.
+    """
+    device = detect_host(with_gpu=versions["backend"] != "cpu")
     if device is None:
         raise MachineError("this machine's memory could not be read")
     return device

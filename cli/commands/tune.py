@@ -138,7 +138,7 @@ def tune(
     asked = _asked(prompt, run, runtime, output)
     sweeps = user_sweeps()
     check = partial(_check_before_download, asked) if run.download else None
-    with reporting(verbose=output.verbose) as progress, _naming_force(), _interruptible():
+    with reporting(verbose=output.verbose) as progress, naming_force(), interruptible():
         checkpoint, path = local_model(model, before_download=check, progress=progress)
         request = asked(model=_command_model(model, checkpoint, path), checkpoint=checkpoint)
         result = answer(
@@ -240,7 +240,7 @@ def _leave(result: "TuneResult", *, nothing_fits: bool) -> NoReturn:
 
 
 @contextmanager
-def _naming_force() -> Iterator[None]:
+def naming_force() -> Iterator[None]:
     """Add the name of the option that overrides an error; the library knows no options."""
     from memfit.probes.preflight import RefusedError
     from memfit.probes.tune import TooLongError
@@ -252,7 +252,7 @@ def _naming_force() -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Turn an interrupt into a message that says what is saved; Typer prints none.
 
     SIGTERM is handled as Ctrl-C, so that every block can end its process.

@@ -44,6 +44,9 @@ class CapacityRow(Struct, frozen=True):
     running_bytes: Bytes
     """Peak of the run; this and ``startup_bytes`` must fit."""
     startup_bytes: Bytes
+    """Peak of mlx-moe's loader, which reads one file after another."""
+    layered_startup_bytes: Bytes
+    """Peak of the loader of ``memfit tune experts``, which reads one tensor after another."""
     page_cache_bytes: Bytes | None
     """Memory the run leaves for the page cache, which serves repeated misses."""
     verdict: Verdict

@@ -3,11 +3,11 @@
 Bytes are as MLX counts them, weights included in every peak.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, Line, NonEmpty, Sha256
+from memfit.estimators.base.quantities import Bytes, Count, Line, NonEmpty, Positive, Sha256
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.results.result import Result
@@ -63,8 +63,25 @@ class Run(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         return max(self.prefill_peak_bytes, self.decode_peak_bytes)
 
 
+class MeasuredExperts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The experts that a run had in memory."""
+
+    capacity: Positive
+    """Of each layer."""
+    policy: Literal["load", "skip", "fail"]
+    """What was done about the others."""
+    profile_sha256: Sha256
+    """Of the counts by which the experts were chosen."""
+
+
 class Measurement(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="schema", tag=SCHEMA
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="schema",
+    tag=SCHEMA,
 ):
     """Repeated runs of one workload, with all that has to be equal for them to hold again."""
 
@@ -85,6 +102,8 @@ class Measurement(
     runs: NonEmpty[Run]
     swift_workspace_bytes: Bytes | None
     """By the rule of mlx-swift-lm's tune."""
+    experts: MeasuredExperts | None = None
+    """Of `memfit tune experts`; None: all experts, as mlx-lm loads them."""
 
 
 class Measurements(Result, frozen=True, kw_only=True, tag="memfit.measurements/1"):

@@ -77,7 +77,8 @@ def experts(
     sized = model.sized_for_mlx_lm(device, verbose=output.verbose, versions=versions)
     tensors = None if model.quantize else sized.checkpoint.tensors
     kept = inventory(sized.model, tensors, sized.footprint)
-    profile = read_profile(asked.profile, kept.layers) if asked.profile else None
+    file = asked.profile
+    profile = read_profile(file, kept.layers, sized.model.model_type) if file else None
     result = plan_experts(
         kept,
         ExpertQuestion(_memory(sized, run), capacities, profile, speed),

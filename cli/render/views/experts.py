@@ -16,6 +16,7 @@ _MEMORY = (
     "Workspace",
     "Running",
     "Start-up",
+    "By layer",
     "Verdict",
 )
 _MISSES = ("Experts", "Coverage", "Misses", "From disk", "Time", "Pinned", "Found", "Filler")
@@ -27,7 +28,7 @@ def to_document(result: ExpertsPlan, units: Units, *, plot: bool) -> Document:
         title=result.model,
         facts=tuple(_facts(result, units)),
         tables=(
-            Table(_MEMORY, tuple(_memory(row, units) for row in result.rows)),
+            Table(_MEMORY, tuple(_memory(row, units) for row in result.rows), droppable=(2, 4)),
             Table(_MISSES, tuple(_missed(row, units) for row in result.rows), "Per token"),
         ),
         verdict=_verdict(result, units),
@@ -67,6 +68,7 @@ def _memory(row: CapacityRow, units: Units) -> tuple[str, ...]:
         row.workspace_bytes,
         row.running_bytes,
         row.startup_bytes,
+        row.layered_startup_bytes,
     )
     return str(row.capacity), *(format_bytes(part, units) for part in parts), row.verdict
 

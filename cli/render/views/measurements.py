@@ -49,9 +49,15 @@ def _row(measurement: Measurement, units: Units) -> tuple[str, ...]:
         measurement.id,
         measurement.measured_at[:10],
         measurement.model,
-        workload_words(measurement.workload),
+        _task(measurement),
         size(peak.measured_bytes, units),
     )
+
+
+def _task(measurement: Measurement) -> str:
+    """The workload, and the experts that were in memory."""
+    words, experts = workload_words(measurement.workload), measurement.experts
+    return f"{words}, {experts.capacity} experts, {experts.policy}" if experts else words
 
 
 def _facts(measurement: Measurement) -> Iterator[str]:
@@ -62,7 +68,7 @@ def _facts(measurement: Measurement) -> Iterator[str]:
         f" {measurement.memfit_version}"
     )
     runs = len(measurement.runs)
-    yield f"{workload_words(measurement.workload)}; {runs} run{'' if runs == 1 else 's'}"
+    yield f"{_task(measurement)}; {runs} run{'' if runs == 1 else 's'}"
     if measurement.wired_limit_bytes is not None:
         yield f"with a wired limit of {measurement.wired_limit_bytes} bytes"
 

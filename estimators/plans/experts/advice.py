@@ -141,7 +141,7 @@ def notes(
         yield Note("warning", "too-few", text)
     if known:
         yield Note("info", "residency", f"published: {known.residency}")
-    if profile and profile.prompts:
+    if profile and profile.prompts and profile.prompt_counts is None:
         text = (
             "the profile counts prompts, not tokens: misses of an expert that is used in few"
             " prompts, but for many of their tokens, are underestimated"
@@ -162,8 +162,9 @@ def notes(
     yield Note(
         "info",
         "startup",
-        "start-up reads one 5 GiB file at a time with mx.load, with all experts in it; a reader"
-        " that maps the files needs no more memory than the run",
+        "start-up, mlx-moe: reads one 5 GiB file at a time with mx.load, with all experts in it;"
+        " by layer: reads one tensor at a time, as memfit tune experts does; a reader that maps the"
+        " files needs no more memory than the run",
     )
     yield Note(
         "info",

@@ -151,6 +151,24 @@ def startup_bytes(experts: Inventory, capacities: Sequence[int]) -> int:
     return experts.non_expert_bytes + most
 
 
+def layered_startup_bytes(experts: Inventory, capacities: Sequence[int]) -> int:
+    """Return the peak while ``memfit tune experts`` fills its slots.
+
+    It reads one stacked tensor after another, the largest of a layer last, and copies the kept
+    experts out of it: what is kept so far and one whole tensor are in memory. An expert in a
+    tensor of its own is stacked with the others first, so both count.
+    """
+    filled = most = 0
+    for layer, kept in zip(experts.layers, capacities, strict=True):
+        filled += kept * layer.slot_bytes
+        own = [piece for piece in experts.pieces if piece.layer == layer.index]
+        stacked = max((piece.nbytes for piece in own if piece.stacked), default=0)
+        singles = sum(piece.nbytes for piece in own if not piece.stacked)
+        whole = 0 if kept == layer.experts and not singles else stacked + 2 * singles
+        most = max(most, filled + whole)
+    return experts.non_expert_bytes + most
+
+
 def _files(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     file: list[Piece] = []
     size = 0

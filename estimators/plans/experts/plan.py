@@ -16,7 +16,11 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import runs
 from memfit.estimators.machine.working_set import OsRegime, stock_working_set
 from memfit.estimators.plans.experts.advice import notes, warnings_of, worth
-from memfit.estimators.plans.experts.expert_slots import Inventory, startup_bytes
+from memfit.estimators.plans.experts.expert_slots import (
+    Inventory,
+    layered_startup_bytes,
+    startup_bytes,
+)
 from memfit.estimators.plans.experts.routing import (
     RoutingProfile,
     adaptive_capacities,
@@ -175,6 +179,7 @@ def _row(
         workspace_bytes=run.workspace_bytes,
         running_bytes=running,
         startup_bytes=startup,
+        layered_startup_bytes=layered_startup_bytes(experts, capacities),
         page_cache_bytes=max(0, device.memory_bytes - running) if device else None,
         verdict=judge(Need(need, 0), device)[0],
         pinned_slots=pinned,

@@ -1,5 +1,6 @@
 """Routing profiles: how often each expert was used, and the share that slots cover."""
 
+import json
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from memfit.estimators.base.files import read_whole
+from memfit.estimators.base.files import read_whole, short
 from memfit.estimators.base.reading.section import Section, json_section
 from memfit.estimators.base.reading.values import MAX_FIGURE
 from memfit.estimators.plans.experts.expert_slots import ExpertLayer
@@ -25,9 +26,11 @@ class RoutingProfile(Struct, frozen=True):
     """How often each expert was used."""
 
     counts: tuple[tuple[int, ...], ...]
-    """One tuple per layer with experts."""
+    """One tuple per layer with experts: the tokens that used each, or the prompts."""
     prompts: int | None = None
-    """Number of prompts, when a count is the number of prompts that used the expert."""
+    """Number of prompts, when the prompts that used an expert were counted."""
+    prompt_counts: tuple[tuple[int, ...], ...] | None = None
+    """The prompts that used each expert, when ``counts`` are tokens."""
 
     def universal(self) -> tuple[int, ...]:
         """Return for each layer how many experts at least half of the prompts use.
@@ -37,10 +40,25 @@ class RoutingProfile(Struct, frozen=True):
         >>> RoutingProfile(((9, 5, 4, 0),), prompts=10).universal()
         (2,)
         """
+        return tuple(map(len, self.pinned()))
+
+    def pinned(self) -> tuple[tuple[int, ...], ...]:
+        """Return for each layer the experts of at least half of the prompts, most used first.
+
+        One prompt does not say what others use.
+        """
         least = self.prompts
-        if least is None:
-            return tuple(0 for _ in self.counts)
-        return tuple(sum(2 * count >= least for count in layer) for layer in self.counts)
+        if least is None or least < 2:
+            return tuple(() for _ in self.counts)
+        by_prompts = self.prompt_counts or self.counts
+        return tuple(
+            tuple(
+                expert
+                for expert in _most_used(uses, prompts)
+                if 2 * prompts[expert] >= least and prompts[expert]
+            )
+            for uses, prompts in zip(self.counts, by_prompts, strict=True)
+        )
 
     def used(self) -> tuple[int, ...]:
         """Return for each layer how many experts were used at all."""
@@ -56,6 +74,42 @@ class RoutingProfile(Struct, frozen=True):
             Fraction(sum(sorted(layer)[: len(layer) - capacity]), sum(layer))
             for layer, capacity in zip(self.counts, capacities, strict=True)
         )
+
+
+class ChosenSlots(Struct, frozen=True):
+    """The experts that one layer keeps."""
+
+    kept: tuple[int, ...]
+    """In the order of their numbers, which is the order of their slots."""
+    pinned: tuple[int, ...]
+    """Those that never leave."""
+    profiled: int
+    """How many others the profile has seen."""
+
+
+def chosen_slots(
+    profile: RoutingProfile, capacity: int, layers: Sequence[ExpertLayer]
+) -> tuple[ChosenSlots, ...]:
+    """Return the experts to keep: the universal ones, the most used, then any.
+
+    As many slots as a token needs are left to experts that can leave.
+
+    >>> row = ExpertLayer(0, 4, 1, False, 10)
+    >>> chosen_slots(RoutingProfile(((5, 0, 9, 7),), 2, ((1, 0, 2, 0),)), 2, [row])
+    (ChosenSlots(kept=(2, 3), pinned=(2,), profiled=1),)
+    """
+    found = []
+    for uses, universal, layer in zip(profile.counts, profile.pinned(), layers, strict=True):
+        pinned = universal[: max(0, capacity - layer.top_k)]
+        others = [expert for expert in _most_used(uses, uses) if expert not in pinned]
+        rest = others[: capacity - len(pinned)]
+        kept = tuple(sorted((*pinned, *rest)))
+        found.append(ChosenSlots(kept, pinned, sum(uses[expert] > 0 for expert in rest)))
+    return tuple(found)
+
+
+def _most_used(uses: Sequence[int], prompts: Sequence[int]) -> list[int]:
+    return sorted(range(len(uses)), key=lambda expert: (-prompts[expert], -uses[expert], expert))
 
 
 def missed_by_chance(experts: int, capacities: Sequence[int]) -> tuple[Fraction, ...]:
@@ -129,34 +183,82 @@ def _equal_capacities(layers: Sequence[ExpertLayer], budget_bytes: int) -> tuple
     return capacities, left
 
 
-def read_profile(path: Path, layers: Sequence[ExpertLayer]) -> RoutingProfile:
+def profile_text(
+    profile: RoutingProfile, layers: Sequence[ExpertLayer], model_type: str, tokens: int
+) -> str:
+    """Return the file of a profile: mlx-moe's form, with counts of tokens in addition."""
+
+    def named(counts: Sequence[int]) -> dict[str, int]:
+        return {str(expert): count for expert, count in enumerate(counts) if count}
+
+    by_prompts = profile.prompt_counts or profile.counts
+    rows = {
+        str(layer.index): {"activation_counts": named(prompts), "token_counts": named(uses)}
+        for layer, uses, prompts in zip(layers, profile.counts, by_prompts, strict=True)
+    }
+    top = {
+        "model_type": model_type,
+        "num_experts": layers[0].experts,
+        "num_prompts": profile.prompts,
+        "num_tokens": tokens,
+        "layers": rows,
+    }
+    return json.dumps(top, indent=1) + "\n"
+
+
+def read_profile(
+    path: Path, layers: Sequence[ExpertLayer], model_type: str | None = None
+) -> RoutingProfile:
     """Return the profile in a JSON file: ``{"0": {"17": 5, ...}, ...}``, layer, expert, count.
 
     mlx-moe writes the layers under ``layers``, with ``num_prompts`` next to it, and the counts of
-    a layer under ``activation_counts``; both forms are read. An expert without a count is unused.
+    a layer under ``activation_counts``; `profile_text` adds ``token_counts``. All these forms are
+    read. An expert without a count is unused.
 
     Raises:
-        InputError: when the file cannot be read, when a layer with experts is missing, or for an
-            impossible layer, expert or count.
+        InputError: when the file cannot be read, when it is of another model, when a layer with
+            experts is missing, or for an impossible layer, expert or count.
     """
     text = read_whole(path, limit=_MOST_BYTES)
     top = json_section(text, path, what="the expert profile", max_values=_MOST_VALUES)
     prompts = top.optional_count("num_prompts", most=MAX_FIGURE)
     named = top.mapping("layers") if "layers" in top else top
+    _require_same_model(top, layers, model_type)
     known = {str(layer.index) for layer in layers}
     for name in named.values:
         if _INDEX.fullmatch(name) and name not in known:
             raise top.fail(None, f"layer {name} has no routed experts in this model")
-    return RoutingProfile(tuple(_counts(named, layer) for layer in layers), prompts)
+    counts = tuple(_counts(named, layer, "activation_counts") for layer in layers)
+    if not all("token_counts" in named.mapping(str(layer.index)) for layer in layers):
+        return RoutingProfile(counts, prompts)
+    tokens = tuple(_counts(named, layer, "token_counts") for layer in layers)
+    return RoutingProfile(tokens, prompts, counts)
 
 
-def _counts(named: Section, layer: ExpertLayer) -> tuple[int, ...]:
+def _require_same_model(
+    top: Section, layers: Sequence[ExpertLayer], model_type: str | None
+) -> None:
+    """Refuse a profile that says that it is of another model."""
+    of = top.values.get("model_type")
+    if model_type is not None and of is not None and of != model_type:
+        raise top.fail(
+            "model_type", f"the profile is of a {short(of)} model, this one is {model_type}"
+        )
+    experts = top.optional_count("num_experts", most=MAX_FIGURE)
+    if experts is not None and experts != layers[0].experts:
+        raise top.fail(
+            "num_experts",
+            f"the profile is of a model with {experts} experts, this one has {layers[0].experts}",
+        )
+
+
+def _counts(named: Section, layer: ExpertLayer, key: str) -> tuple[int, ...]:
     index = str(layer.index)
     if index not in named:
         raise named.fail(None, f"layer {index} is missing; profile every layer")
     section = named.mapping(index)
-    if "activation_counts" in section:
-        section = section.mapping("activation_counts")
+    if key in section:
+        section = section.mapping(key)
     counts = [0] * layer.experts
     for expert in section.values:
         if not _INDEX.fullmatch(expert) or int(expert) >= layer.experts:

@@ -1,0 +1,138 @@
+"""``memfit tune experts``: run a mixture of experts with a part of its experts in memory."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from memfit.cli.commands.tune import RunOptions, interruptible, naming_force
+from memfit.cli.exits import Exit
+from memfit.cli.local_model import local_model
+from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.runtime import RuntimeOptions
+from memfit.cli.progress import reporting
+from memfit.cli.prompts import prompt_list
+from memfit.cli.render.output import require_writable
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.units import parse_count, parse_size
+
+if TYPE_CHECKING:
+    from memfit.probes.experts.tune import ExpertsRequest
+
+
+class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
+    """What is measured."""
+
+    prompts: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|TEXT", help="Prompts whose routing is counted: a file with one on a line."
+        ),
+    ]
+    held_out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|TEXT", help="Other prompts, to measure with."),
+    ] = None
+    capacity: Annotated[
+        str | None,
+        typer.Option(metavar="N,N...", help="Experts to keep in each layer, such as 16,32."),
+    ] = None
+    policy: Annotated[
+        Literal["load", "skip", "fail"],
+        typer.Option(help="A missing expert is read from the disk, left out, or an error."),
+    ] = "load"
+    max_tokens: Annotated[str, typer.Option(help="Tokens to generate.")] = "32"
+    prefill_step: Annotated[int, typer.Option(min=1, help="Tokens in a prefill chunk.")] = 2048
+    slowdown: Annotated[
+        int, typer.Option(metavar="PERCENT", min=0, max=100, help="The most that pays.")
+    ] = 20
+    agreement: Annotated[
+        int, typer.Option(metavar="PERCENT", min=0, max=100, help="The least of equal tokens.")
+    ] = 95
+    save_profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the counts, for memfit plan experts --profile."),
+    ] = None
+    prepack: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the chosen experts, or load those written before."),
+    ] = None
+    plot: Annotated[bool, typer.Option("--plot", help="Draw memory and speed by experts.")] = False
+
+
+@grouped
+def tune_experts(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model's directory, or org/name on the Hub.")
+    ],
+    experts: ExpertOptions,
+    run: Annotated[RunOptions, Only("force", "memory_limit", "timeout", "download")],
+    runtime: Annotated[RuntimeOptions, Only("margin")],
+    output: PlanOutput,
+) -> None:
+    """Run a model with a part of its experts in memory.
+
+    Shows memory, speed and agreement for numbers of experts, and whether fewer pay.
+    """
+    # The library is imported here so that --help stays fast.
+    from memfit.cli.render.views.tune_experts import TuneExpertsView
+    from memfit.probes.experts.process import ExpertProcess
+    from memfit.probes.experts.tune import tune_experts as answer
+    from memfit.probes.process import require_installed
+    from memfit.probes.store import user_store
+
+    asked = _asked(experts, run, runtime, output)
+    with reporting(verbose=output.verbose) as progress, naming_force(), interruptible():
+        check = (lambda _: require_installed(has_image=False)) if run.download else None
+        checkpoint, path = local_model(model, before_download=check, progress=progress)
+        request = asked(checkpoint=checkpoint, path=path)
+        start = partial(
+            ExpertProcess,
+            path,
+            memory_limit_bytes=request.memory_limit_bytes,
+            timeout_seconds=float(run.timeout),
+        )
+        result = answer(request, start=start, store=user_store(), progress=progress)
+    output.write(TuneExpertsView(result, output.units, experts.plot))
+    raise typer.Exit(Exit.NO if result.answer.pays is False else Exit.YES)
+
+
+def _asked(
+    experts: ExpertOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
+) -> "partial[ExpertsRequest]":
+    """Return `ExpertsRequest` with the options; all are checked before anything is loaded."""
+    from memfit.probes.experts.tune import ExpertsRequest
+
+    asked = partial(
+        ExpertsRequest,
+        prompts=prompt_list("--prompts", experts.prompts),
+        held_out=prompt_list("--held-out", experts.held_out) if experts.held_out else (),
+        capacities=parsed("--capacity", _counts, experts.capacity) or (),
+        policy=experts.policy,
+        max_tokens=_tokens(experts.max_tokens),
+        prefill_step=experts.prefill_step,
+        slowdown_percent=experts.slowdown,
+        agreement_percent=experts.agreement,
+        profile_file=experts.save_profile,
+        pack=experts.prepack,
+        memory_limit_bytes=parsed("--memory-limit", parse_size, run.memory_limit),
+        margin_bytes=runtime.margin_bytes(),
+        force=run.force,
+        units=output.units,
+    )
+    for file in (output.file, experts.save_profile):
+        require_writable(file, needs_stdout=False)
+    return asked
+
+
+def _tokens(text: str) -> int:
+    tokens = parsed("--max-tokens", parse_count, text)
+    if not tokens:
+        raise InputError("--max-tokens: generate at least 1 token, to compare it")
+    return tokens
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(parse_count(part.strip()) for part in text.split(",")))

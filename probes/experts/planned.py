@@ -1,0 +1,68 @@
+"""What `memfit plan experts` computes for a run with a part of the experts."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.plans.experts.expert_slots import (
+    Inventory,
+    inventory,
+    layered_startup_bytes,
+)
+from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.probes.tune import sized_here
+
+# The table from expert to slot has 4 bytes for each expert, the one of the missing has 1.
+_TABLE_BYTES = 5
+
+
+class PlannedBytes(NamedTuple):
+    """One capacity."""
+
+    weights: int | None
+    startup: int | None
+    prefill_peak: int | None
+    decode_peak: int | None
+
+    @property
+    def need(self) -> int:
+        """The most in use at any time."""
+        return max(self.startup or 0, self.prefill_peak or 0, self.decode_peak or 0)
+
+
+class Plan(NamedTuple):
+    """A model and a run, for any number of experts."""
+
+    experts: Inventory
+    figures: MemoryFigures
+
+    def at(self, capacities: Sequence[int]) -> PlannedBytes:
+        """Return the bytes with so many experts of each layer."""
+        experts = self.experts
+        weights = experts.non_expert_bytes + experts.held_bytes(capacities)
+        less = experts.non_expert_bytes + experts.expert_bytes - weights
+        moment = self.figures.moment
+        tables = _TABLE_BYTES * sum(layer.experts for layer in experts.layers)
+        return PlannedBytes(
+            weights,
+            layered_startup_bytes(experts, capacities),
+            _less(moment.prefill_bytes, less, tables),
+            _less(moment.decode_bytes, less, tables),
+        )
+
+
+def plan_of(checkpoint: Checkpoint, device: Device, workload: Workload) -> Plan | str:
+    """Return the plan, or why there is none."""
+    try:
+        sized = sized_here(checkpoint, device, workload, margin_bytes=0)
+        experts = inventory(sized.model, checkpoint.tensors, sized.footprint)
+        return Plan(experts, sized.figures_for(workload))
+    except MemfitError as error:
+        return str(error)
+
+
+def _less(peak: int | None, less: int, tables: int) -> int | None:
+    return None if peak is None else peak - less + tables

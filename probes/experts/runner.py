@@ -1,0 +1,311 @@
+"""Run a model with none, all or some of its experts in memory: the child's part."""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from memfit.estimators.base.errors import CheckpointError, InputError, UnsupportedError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.measurement import Run
+from memfit.probes.experts import prepacked
+from memfit.probes.experts.expert_files import ExpertFiles
+from memfit.probes.experts.slots import Policy, Steps, attach, keep_only
+from memfit.probes.experts.switches import (
+    Recorded,
+    RouterOnly,
+    Routing,
+    Switch,
+    retyped,
+    support_16_bits_on_cpu,
+    switches_of,
+)
+from memfit.probes.loading import load_model, memory_errors
+from memfit.probes.model_runner import ModelRunner
+from memfit.probes.run_monitor import ReportFigures
+from memfit.probes.tokenize_prompt import texts_ids
+
+
+class ExpertSetup(Struct, frozen=True, kw_only=True):
+    """Which experts a process has in memory."""
+
+    mode: Literal["routers", "full", "slots"]
+    kept: tuple[tuple[int, ...], ...] = ()
+    """With ``slots``, the experts of each layer in the order of their slots."""
+    pinned: tuple[tuple[int, ...], ...] = ()
+    policy: Policy = "load"
+    pack: str | None = None
+    """A prepacked directory to load from."""
+
+
+class ExpertRunner(ModelRunner):
+    """Measures one model with a part of its experts."""
+
+    def __init__(
+        self,
+        path: Path,
+        memory_limit_bytes: int | None,
+        report: ReportFigures,
+        setup: ExpertSetup,
+    ) -> None:
+        super().__init__(path, memory_limit_bytes, report)
+        self._setup = setup
+        self._switches: list[Switch] = []
+        self._prompts: list[list[int]] = []
+        self._layers: list[dict[str, Any]] = []
+        self._steps: Steps | None = None
+        self._notes: list[str] = []
+
+    def prompts(self, texts: Sequence[str]) -> list[int]:
+        """Tokenise the texts; return the number of tokens of each.
+
+        Raises:
+            InputError: when a text is empty or cannot be tokenised.
+        """
+        self._prompts = texts_ids(self.path, texts)
+        self.choose(0)
+        return list(map(len, self._prompts))
+
+    def choose(self, prompt: int) -> None:
+        """Run this prompt from now on."""
+        self._ids = self._prompts[prompt]
+
+    def load_model(self) -> tuple[Any, dict[str, Any]]:
+        """Return the model with the experts of the setup, and its config.
+
+        Raises:
+            UnsupportedError: when it has no routed experts, or one cannot be read alone.
+        """
+        import mlx.core as mx
+        from mlx.utils import tree_flatten
+
+        setup, self._switches = self._setup, []
+        model, config = load_model(self.path, lazy=True)
+        switches = self._switches = switches_of(model)
+        files = ExpertFiles(self.path)
+        self._layers = [_described(switch, files) for switch in switches]
+        own = {id(linear[name]) for each in switches for linear, name, _ in each.arrays()}
+        flat: Any = tree_flatten(model.parameters())
+        if setup.pack:
+            self._load_pack(model, Path(setup.pack))
+        else:
+            with memory_errors():
+                mx.eval([array for _, array in flat if id(array) not in own])
+            del flat
+            self._load_experts()
+        if setup.mode != "routers" and support_16_bits_on_cpu(switches):
+            self._notes.append(
+                "MLX's CPU backend multiplies stacked experts in float32: peaks include a copy of"
+                " one projection in float32, which a GPU does not make"
+            )
+        if setup.mode == "slots":
+            experts = {each["layer"]: each["experts"] for each in self._layers}
+            self._steps = Steps(setup.policy, experts)
+            attach(
+                model,
+                switches,
+                setup.kept,
+                setup.pinned,
+                steps=self._steps,
+                files=files,
+            )
+        return model, config
+
+    def layers(self) -> dict[str, Any]:
+        """Return the layers with experts, their number and bytes, and notes."""
+        return {"layers": self._layers, "notes": self._notes}
+
+    def routing(self, prompts: Sequence[int], step: int) -> list[dict[str, Any]]:
+        """Run prompts; return for each layer how many tokens and prompts used each expert."""
+        import mlx.core as mx
+        from mlx_lm.models.cache import make_prompt_cache
+
+        record = Routing([switch.layer for switch in self._switches])
+        with self.errors(), memory_errors():
+            self._recording(record)
+            for index in prompts:
+                caches = make_prompt_cache(self.model)
+                ids = mx.array(self._prompts[index])
+                for start in range(0, len(self._prompts[index]), step):
+                    self.model(ids[None, start : start + step], cache=caches)
+                    record.count()
+                    mx.eval([cache.state for cache in caches])
+                    self.report({})
+                record.end_prompt()
+        self._recording(None)
+        return [
+            {
+                "layer": layer,
+                "top_k": record.top_k[layer],
+                "tokens": list(record.tokens[layer].items()),
+                "prompts": list(record.prompts[layer].items()),
+            }
+            for layer in record.tokens
+        ]
+
+    def run(self, workload: Workload, wired_limit_bytes: int | None) -> Run:
+        """Generate once; the figures of the slots are added to the run's."""
+        if self._steps:
+            for counts in self._steps.counts.values():
+                counts.clear()
+        run = super().run(workload, wired_limit_bytes)
+        if self._steps is None:
+            return run
+        more = [
+            (f"{phase}_{name}", value)
+            for phase, counts in self._steps.counts.items()
+            for name, value in sorted(counts.items())
+        ]
+        return replace(run, more=(*run.more, *more))
+
+    def agreement(
+        self, reference: str, tokens: int, step: int, *, is_reference: bool
+    ) -> dict[str, Any]:
+        """Generate greedily and save the logits, or compare with saved ones along their tokens."""
+        import mlx.core as mx
+
+        with self.errors(), memory_errors():
+            if is_reference:
+                logits, chosen = self._logits(tokens, step, None)
+                mx.save_safetensors(reference, {"logits": logits, "tokens": chosen})
+                return {}
+            saved: Any = mx.load(reference)
+            logits, _ = self._logits(tokens, step, saved["tokens"].tolist())
+            return _compared(logits, saved["logits"])
+
+    def pack(self, directory: str, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Write the weights that are loaded to a directory; return its manifest."""
+        from mlx.utils import tree_flatten
+        from msgspec import convert, to_builtins
+
+        own = {name for switch in self._switches for _, _, name in switch.arrays()}
+        flat: Any = dict(tree_flatten(self.model.parameters()))
+        files = {
+            prepacked.EXPERTS: {name: flat[name] for name in flat if name in own},
+            prepacked.OTHERS: {name: flat[name] for name in flat if name not in own},
+        }
+        wanted = convert({**manifest, "files": []}, prepacked.Manifest)
+        prepacked.require_room(Path(directory), sum(array.nbytes for array in flat.values()))
+        saved: dict[str, Any] = to_builtins(prepacked.save(Path(directory), files, wanted))
+        return saved
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn an exception of the model's class into an error of one line."""
+        try:
+            with super().errors():
+                yield
+        except UnsupportedError as error:
+            if self._setup.policy != "skip" or self._setup.mode != "slots":
+                raise
+            raise UnsupportedError(
+                f"{error}; its class weights experts in a way that --policy skip does not know,"
+                " --policy load runs it"
+            ) from None
+
+    def _load_experts(self) -> None:
+        import mlx.core as mx
+
+        setup = self._setup
+        for place, switch in enumerate(self._switches):
+            if setup.mode == "routers":
+                retyped(switch.module, RouterOnly, output_dims=switch.output_dims)
+                for linear, name, _ in list(switch.arrays()):
+                    del linear[name]
+            elif setup.mode == "full":
+                mx.eval([linear[name] for linear, name, _ in switch.arrays()])
+            else:
+                keep_only(switch, setup.kept[place])
+            self.report({})
+
+    def _load_pack(self, model: Any, directory: Path) -> None:
+        import mlx.core as mx
+        from mlx.utils import tree_flatten
+
+        start = perf_counter_ns()
+        arrays: dict[str, Any] = {}
+        for name in (prepacked.EXPERTS, prepacked.OTHERS):
+            loaded: Any = mx.load(str(directory / name))
+            arrays |= loaded
+        flat: Any = tree_flatten(model.parameters())
+        if missing := {name for name, _ in flat}.symmetric_difference(arrays):
+            raise CheckpointError(f"{printable(directory)}: {min(missing)}: no such parameter")
+        model.load_weights(list(arrays.items()), strict=False)
+        mx.eval(list(arrays.values()))
+        self.report({"pack_ns": perf_counter_ns() - start})
+
+    def _recording(self, record: Routing | None) -> None:
+        for switch in self._switches:
+            module = switch.module
+            if self._setup.mode == "routers":
+                module.routing, module.layer = record, switch.layer
+            elif record:
+                retyped(module, Recorded, routing=record, layer=switch.layer)
+            else:
+                module.__class__ = type(module).__mro__[2]
+
+    def _logits(self, tokens: int, step: int, given: list[int] | None) -> tuple[Any, Any]:
+        """The logits after the prompt and after each of the next tokens, greedy or given."""
+        import mlx.core as mx
+        from mlx_lm.models.cache import make_prompt_cache
+
+        if not self._ids:
+            raise InputError("a comparison needs a prompt first")
+        caches, ids = make_prompt_cache(self.model), mx.array(self._ids)
+        last = len(self._ids) - 1
+        for start in range(0, last, step):
+            self.model(ids[None, start : min(last, start + step)], cache=caches)
+            mx.eval([cache.state for cache in caches])
+            self.report({})
+        rows: list[Any] = []
+        chosen: list[int] = []
+        following = ids[last:]
+        for index in range(tokens):
+            row = self.model(following[None], cache=caches)[0, -1].astype(mx.float32)
+            rows.append(row)
+            best: Any = mx.argmax(row).item()
+            chosen.append(best if given is None else given[index])
+            following = mx.array(chosen[-1:])
+        found = mx.stack(rows)
+        mx.eval(found)
+        del caches
+        gc.collect()
+        return found, mx.array(chosen)
+
+
+def _described(switch: Switch, files: ExpertFiles) -> dict[str, Any]:
+    unreadable = (
+        full_name
+        for linear, name, full_name in switch.arrays()
+        if not files.has(full_name, linear[name].shape, linear[name].dtype)
+    )
+    return {
+        "unreadable": next(unreadable, None),
+        "layer": switch.layer,
+        "experts": switch.experts,
+        "nbytes": switch.nbytes,
+        "largest_nbytes": max(linear[name].nbytes for linear, name, _ in switch.arrays()),
+    }
+
+
+def _compared(logits: Any, reference: Any) -> dict[str, Any]:
+    """How well logits agree: the same most likely tokens, and the divergence of the reference."""
+    import mlx.core as mx
+
+    same: Any = (mx.argmax(logits, axis=-1) == mx.argmax(reference, axis=-1)).tolist()
+    own, other = (each - mx.logsumexp(each, axis=-1, keepdims=True) for each in (logits, reference))
+    divergence = mx.maximum((mx.exp(other) * (other - own)).sum(axis=-1), 0)
+    return {
+        "tokens": len(same),
+        "same_tokens": sum(same),
+        "leading_tokens": same.index(False) if False in same else len(same),
+        "mean_divergence": mx.mean(divergence).item(),
+        "largest_difference": mx.max(mx.abs(logits - reference)).item(),
+        "identical": bool(mx.array_equal(logits, reference)),
+    }

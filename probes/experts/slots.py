@@ -1,0 +1,383 @@
+"""Experts in slots: some of each layer are in memory, a table leads from an expert to its slot.
+
+    attach(model, switches, kept, pinned, policy="load", files=ExpertFiles(path))
+
+A slot layer is mlx-lm's own module with fewer stacked experts, called with slot numbers.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
+from memfit.estimators.trace.cache_stepper import leaves
+from memfit.probes.experts.expert_files import ExpertFiles
+from memfit.probes.experts.switches import Switch, retyped
+
+Policy = Literal["load", "skip", "fail"]
+
+
+class Slots:
+    """The slots of one layer."""
+
+    def __init__(
+        self,
+        switch: Switch,
+        kept: Sequence[int],
+        pinned: Iterable[int],
+        steps: "Steps",
+        files: ExpertFiles,
+    ) -> None:
+        """Take the experts in the order of their slots; a pinned one never leaves."""
+        self.switch, self.steps, self.files = switch, steps, files
+        self.experts, self.capacity = steps.experts[switch.layer], len(kept)
+        # The expert that was used longest ago is first.
+        self.slot_of = {expert: slot for slot, expert in enumerate(kept)}
+        self.pinned = frozenset(pinned)
+        self._set_table()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every expert has a slot."""
+        return self.capacity == self.experts
+
+    def missing(self, chosen: Iterable[int]) -> list[int]:
+        """Return the chosen experts without a slot."""
+        return [expert for expert in chosen if expert not in self.slot_of]
+
+    def touch(self, chosen: Iterable[int]) -> None:
+        """Take note that experts were used now."""
+        for expert in chosen:
+            self.slot_of[expert] = self.slot_of.pop(expert)
+
+    def run(self, forward: Callable[[Any, Any], Any], x: Any, indices: Any) -> Any:
+        """Return the output of a token's experts, which are all in slots when ``is_exact``."""
+        if self.is_complete:
+            return forward(x, self.table[indices])
+        if self.steps.is_exact:
+            return self._exact(forward, x, indices)
+        self.steps.chosen.append((self, indices))
+        y = forward(x, self.table[indices])
+        return Weighted(y, self.absent[indices]) if self.steps.policy == "skip" else y
+
+    def _exact(self, forward: Callable[[Any, Any], Any], x: Any, indices: Any) -> Any:
+        chosen = indices.flatten().tolist()
+        wanted = sorted(set(chosen))
+        missing = set(self.missing(wanted))
+        self.steps.count(len(chosen), sum(expert in missing for expert in chosen))
+        groups = list(self._groups(wanted))
+        if len(groups) == 1:
+            self._place(groups[0])
+            return forward(x, self.table[indices])
+        return self._in_groups(forward, x, indices, chosen, groups)
+
+    def _groups(self, wanted: list[int]) -> Iterator[list[int]]:
+        """Experts that fit the slots at the same time, those in slots first."""
+        room = self.capacity - len(self.pinned.difference(wanted))
+        if len(wanted) <= room:
+            yield wanted
+            return
+        present = [expert for expert in wanted if expert in self.slot_of]
+        missing = self.missing(wanted)
+        if present:
+            yield present
+        each = self.capacity - len(self.pinned)
+        yield from (missing[at : at + each] for at in range(0, len(missing), each))
+
+    def _in_groups(
+        self,
+        forward: Callable[[Any, Any], Any],
+        x: Any,
+        indices: Any,
+        chosen: list[int],
+        groups: list[list[int]],
+    ) -> Any:
+        """Compute the tokens of one group of experts after another."""
+        import mlx.core as mx
+
+        rows, top_k = x.reshape(-1, x.shape[-1]), indices.shape[-1]
+        outputs, order = [], []
+        for group in groups:
+            self._place(group)
+            members = set(group)
+            places = [at for at, expert in enumerate(chosen) if expert in members]
+            slots = mx.array([self.slot_of[chosen[at]] for at in places], mx.uint32)
+            y = forward(rows[mx.array([at // top_k for at in places])], slots[:, None])
+            mx.eval(y)  # the next group takes its slots
+            outputs.append(y[:, 0])
+            order += places
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        joined = mx.concatenate(outputs)[mx.array(inverse)]
+        return joined.reshape(*indices.shape, -1)
+
+    def _place(self, wanted: list[int]) -> None:
+        """Read the experts without a slot into the slots used longest ago."""
+        missing = self.missing(wanted)
+        self.touch(expert for expert in wanted if expert in self.slot_of)
+        if not missing:
+            return
+        stay = self.pinned.union(wanted)
+        leaving = [expert for expert in self.slot_of if expert not in stay]
+        for expert, leaves_now in zip(missing, leaving, strict=False):
+            self._read(expert, self.slot_of.pop(leaves_now))
+        self._set_table()
+
+    def _read(self, expert: int, slot: int) -> None:
+        import mlx.core as mx
+
+        read_bytes, wait_ns = self.files.read_bytes, self.files.wait_ns
+        for linear, name, full_name in self.switch.arrays():
+            linear[name][slot] = self.files.row(full_name, expert)
+        mx.eval([linear[name] for linear, name, _ in self.switch.arrays()])
+        self.slot_of[expert] = slot
+        self.steps.count_read(self.files.read_bytes - read_bytes, self.files.wait_ns - wait_ns)
+
+    def _set_table(self) -> None:
+        """Make the table from expert to slot, and the one of the experts without a slot."""
+        import mlx.core as mx
+
+        slots = [self.slot_of.get(expert) for expert in range(self.experts)]
+        self.table = mx.array([slot or 0 for slot in slots], mx.uint32)
+        self.absent = mx.array([slot is None for slot in slots])
+        mx.eval(self.table, self.absent)
+
+    def require_rows(self) -> None:
+        """Require that an expert read from the files is equal to the loaded one.
+
+        Raises:
+            UnsupportedError: naming the first tensor that is stored in another way.
+        """
+        expert, slot = next(iter(self.slot_of.items()))
+        for linear, name, full_name in self.switch.arrays():
+            shape = (self.experts, *linear[name].shape[1:])
+            if not self.files.has(full_name, shape, linear[name].dtype) or not _same(
+                self.files.row(full_name, expert), linear[name][slot]
+            ):
+                raise UnsupportedError(f"{full_name}: is not stored as the model has it")
+
+
+class Steps:
+    """The steps of a run: each is first done as if all experts were in slots.
+
+    The choices of all layers are then evaluated together. With the policy ``load`` a step that
+    needed another expert is undone and repeated: its layers are then evaluated one by one, and
+    read what is missing. So is the next step, until one needs nothing.
+    """
+
+    def __init__(self, policy: Policy, experts: dict[int, int]) -> None:
+        """Take the policy, and the number of experts of each layer."""
+        self.policy, self.experts = policy, experts
+        self.is_exact = False
+        self.chosen: list[tuple[Slots, Any]] = []
+        self.counts: dict[str, Counter[str]] = {"prefill": Counter(), "decode": Counter()}
+        self._phase = "prefill"
+        self._expects_all = True
+
+    def run(self, forward: Callable[[], Any], tokens: int, caches: list[Any] | None) -> Any:
+        """Return the model's output for a step.
+
+        Raises:
+            MachineError: when an expert is missing, with the policy ``fail``.
+        """
+        self._phase = "decode" if tokens == 1 else "prefill"
+        self.counts[self._phase]["tokens"] += tokens
+        if self.policy != "load":
+            output = forward()
+            self._count_chosen()
+            return output
+        if self._expects_all and (undo := _undo(caches or [], tokens)):
+            output = forward()
+            if self._all_present():
+                return output
+            del output
+            undo()
+            self.counts[self._phase]["repeated"] += 1
+        return self._exact(forward)
+
+    def count(self, uses: int, misses: int) -> None:
+        """Take note of the experts that tokens used, and how many had no slot."""
+        self.counts[self._phase]["uses"] += uses
+        self.counts[self._phase]["misses"] += misses
+
+    def count_read(self, nbytes: int, wait_ns: int) -> None:
+        """Take note that an expert was read, and how long the disk took."""
+        more = {"reads": 1, "read_bytes": nbytes, "wait_ns": wait_ns}
+        self.counts[self._phase].update(more)
+
+    def _exact(self, forward: Callable[[], Any]) -> Any:
+        before = self.counts[self._phase]["reads"]
+        self.is_exact = True
+        try:
+            output = forward()
+        finally:
+            self.is_exact = False
+        self._expects_all = self.counts[self._phase]["reads"] == before
+        return output
+
+    def _evaluated(self) -> list[tuple[Slots, list[int]]]:
+        """The experts of each layer, of all tokens."""
+        import mlx.core as mx
+
+        mx.eval([indices for _, indices in self.chosen])
+        found = [(slots, indices.flatten().tolist()) for slots, indices in self.chosen]
+        self.chosen.clear()
+        return found
+
+    def _all_present(self) -> bool:
+        found = self._evaluated()
+        if any(slots.missing(set(chosen)) for slots, chosen in found):
+            return False
+        for slots, chosen in found:
+            slots.touch(set(chosen))
+            self.count(len(chosen), 0)
+        return True
+
+    def _count_chosen(self) -> None:
+        for slots, chosen in self._evaluated():
+            missing = slots.missing(chosen)
+            self.count(len(chosen), len(missing))
+            if missing and self.policy == "fail":
+                raise MachineError(
+                    f"layer {slots.switch.layer} needs expert {missing[0]}, which has no slot;"
+                    " --policy load reads it"
+                )
+
+
+class SlotExperts:
+    """mlx-lm's expert module, called with slots."""
+
+    slots: Slots
+
+    def __call__(self, x: Any, indices: Any) -> Any:
+        return self.slots.run(super().__call__, x, indices)  # type: ignore[misc]
+
+
+class SteppedModel:
+    """A model of which each call is a step."""
+
+    steps: Steps
+
+    def __call__(self, inputs: Any, cache: Any = None, **more: Any) -> Any:
+        forward = super().__call__  # type: ignore[misc]
+        tokens = inputs.shape[-1]
+        return self.steps.run(lambda: forward(inputs, cache=cache, **more), tokens, cache)
+
+
+class Weighted:
+    """The outputs of a token's experts, some missing; what is left gets the missing weight.
+
+    mlx-lm's classes multiply the outputs by the router's scores. The scores of the missing are
+    then divided among the others in the ratio of their scores.
+    """
+
+    def __init__(self, outputs: Any, absent: Any) -> None:
+        self._outputs, self._absent = outputs, absent
+        self.shape, self.dtype = outputs.shape, outputs.dtype
+
+    def astype(self, dtype: Any) -> "Weighted":
+        """Return the outputs in another type."""
+        return Weighted(self._outputs.astype(dtype), self._absent)
+
+    def squeeze(self, axis: int) -> Any:
+        """Return the outputs of the only expert of each token, zero where it is missing."""
+        import mlx.core as mx
+
+        return mx.where(self._absent[..., None], 0, self._outputs).squeeze(axis)
+
+    def __mul__(self, scores: Any) -> Any:
+        """Return the outputs, multiplied by the scores of what is left."""
+        import mlx.core as mx
+
+        left = mx.where(self._absent[..., None], 0, scores)
+        total, rest = (part.sum(axis=-2, keepdims=True) for part in (scores, left))
+        share = mx.where(rest == 0, 0, total / mx.where(rest == 0, 1, rest))
+        return self._outputs * (left * share).astype(scores.dtype)
+
+
+def attach(
+    model: Any,
+    switches: Sequence[Switch],
+    kept: Sequence[Sequence[int]],
+    pinned: Sequence[Iterable[int]],
+    *,
+    steps: Steps,
+    files: ExpertFiles,
+) -> None:
+    """Make slot layers of a model's expert modules, which have the kept experts only.
+
+    Raises:
+        UnsupportedError: with the policy ``load``, when single experts cannot be read.
+    """
+    for switch, experts, never_leave in zip(switches, kept, pinned, strict=True):
+        slots = Slots(switch, experts, never_leave, steps, files)
+        if steps.policy == "load" and not slots.is_complete:
+            slots.require_rows()
+        retyped(switch.module, SlotExperts, slots=slots)
+    retyped(model, SteppedModel, steps=steps)
+
+
+def keep_only(switch: Switch, kept: Sequence[int]) -> None:
+    """Read the stacked tensors of a layer one by one, and keep a part of the experts of each.
+
+    The largest is last, so that the peak is what is kept and one whole tensor.
+
+    Raises:
+        CheckpointError: when an array does not have an entry for each expert.
+    """
+    import mlx.core as mx
+
+    experts, chosen = switch.experts, mx.array(list(kept), mx.uint32)
+    arrays = sorted(switch.arrays(), key=lambda each: int(each[0][each[1]].nbytes))
+    for linear, name, full_name in arrays:
+        whole = linear[name]
+        if whole.shape[0] != experts:
+            raise CheckpointError(f"{full_name}: has no entry for each of the {experts} experts")
+        if len(kept) < experts:
+            whole = linear[name] = whole[chosen]
+        mx.eval(whole)
+        del whole
+        mx.clear_cache()
+
+
+def _undo(caches: list[Any], tokens: int) -> Callable[[], None] | None:
+    """Return a function that takes a step back from the caches, None where that is impossible."""
+    undo: list[Callable[[], Any]] = []
+    for cache in leaves(caches):
+        kind = type(cache).__name__
+        if kind == "ArraysCache":
+            undo.append(_restoring(cache, list(cache.cache)))
+        elif kind in ("KVCache", "QuantizedKVCache") or (
+            kind == "RotatingKVCache" and cache.offset + tokens < cache.max_size
+        ):
+            undo.append(_trimming(cache, tokens))
+        else:
+            return None
+
+    def all_back() -> None:
+        for each in undo:
+            each()
+
+    return all_back
+
+
+def _restoring(cache: Any, before: list[Any]) -> Callable[[], None]:
+    def restore() -> None:
+        cache.cache = before
+
+    return restore
+
+
+def _trimming(cache: Any, tokens: int) -> Callable[[], None]:
+    offset = cache.offset
+
+    def trim() -> None:
+        if cache.offset > offset:
+            cache.trim(tokens)
+
+    return trim
+
+
+def _same(one: Any, other: Any) -> bool:
+    import mlx.core as mx
+
+    return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)))

@@ -1,0 +1,577 @@
+"""``memfit tune experts``: run a mixture of experts with a part of its experts in memory.
+
+    tune_experts(ExpertsRequest(checkpoint=..., path=..., prompts=(...)), start=..., store=...)
+
+Each run is a process of its own. Nothing is loaded before the plan says that it fits.
+"""
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from memfit.estimators.base.errors import (
+    InputError,
+    MachineError,
+    MemfitError,
+    UnsupportedError,
+)
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.fingerprint import fingerprint_of
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.plans.experts.expert_slots import ExpertLayer
+from memfit.estimators.plans.experts.routing import (
+    ChosenSlots,
+    RoutingProfile,
+    chosen_slots,
+    profile_text,
+)
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.measurement import Loaded, MeasuredExperts, Run
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.estimate import device_summary
+from memfit.probes.data_dir import save
+from memfit.probes.experts import prepacked
+from memfit.probes.experts.answer import offloading
+from memfit.probes.experts.planned import Plan, PlannedBytes, plan_of
+from memfit.probes.experts.process import Agreement, ExpertProcess, LayerRouting
+from memfit.probes.experts.profiling import (
+    Counts,
+    coverage_percent,
+    overlap_percent,
+    profile_of,
+    rows_of,
+    token_counts,
+)
+from memfit.probes.experts.result import (
+    DiscoveryResult,
+    ExpertsPoint,
+    ExpertsTuneResult,
+    PlannedFigure,
+    SlotTraffic,
+    WarmStart,
+)
+from memfit.probes.experts.runner import ExpertSetup
+from memfit.probes.experts.slots import Policy
+from memfit.probes.preflight import free_bytes, limited
+from memfit.probes.result import PointStatus
+from memfit.probes.session import REPEATS, new_measurement
+from memfit.probes.speed import median_speed
+from memfit.probes.store import Store
+from memfit.probes.tune import measuring_device, require_loadable
+
+_WARM_UP_TOKENS = 8
+# Quarters of the experts are measured when no capacity is named.
+_PARTS = 4
+
+
+class ExpertsRequest(Struct, frozen=True, kw_only=True):
+    """What to measure."""
+
+    checkpoint: Checkpoint
+    path: Path
+    prompts: tuple[str, ...]
+    """The profile counts their routing."""
+    held_out: tuple[str, ...] = ()
+    """Prompts that are measured; without them those of the profile."""
+    capacities: tuple[int, ...] = ()
+    policy: Policy = "load"
+    max_tokens: int = 32
+    prefill_step: int = 2048
+    slowdown_percent: int = 20
+    agreement_percent: int = 95
+    profile_file: Path | None = None
+    pack: Path | None = None
+    memory_limit_bytes: int | None = None
+    margin_bytes: int = 0
+    force: bool = False
+    units: Units = Units.GB
+
+
+Start = Callable[[ExpertSetup], ExpertProcess]
+
+
+def tune_experts(
+    request: ExpertsRequest,
+    *,
+    start: Start,
+    store: Store,
+    progress: Progress = NULL_PROGRESS,
+) -> ExpertsTuneResult:
+    """Find and profile the experts, run the model at each capacity, and say whether it pays.
+
+    Raises:
+        InputError: for a model without experts, an impossible capacity, an empty prompt, or a
+            directory that cannot be written.
+        UnsupportedError: when mlx-lm has no class for the model, or an expert cannot be read.
+        MachineError: when MLX is missing, or there is too little memory or disk space.
+    """
+    require_loadable(request.checkpoint)
+    _check_described(request)
+    packed = _existing_pack(request)
+    if packed and request.capacities:
+        capacities = tuple({*request.capacities, packed.capacity})
+        request = replace(request, capacities=capacities)
+    progress.begin("measuring", 2 + (len(request.capacities) or _PARTS))
+    try:
+        with tempfile.TemporaryDirectory(prefix="memfit-") as directory:
+            reference = Path(directory) / "reference.safetensors"
+            return _Probe(request, start, store, progress, reference, packed).result()
+    finally:
+        progress.end()
+
+
+class _Discovered(NamedTuple):
+    """What the run without experts found."""
+
+    loaded: Loaded
+    layers: tuple[ExpertLayer, ...]
+    largest_bytes: int
+    """Of one stacked tensor."""
+    profile: RoutingProfile
+    measured: Counts
+    """Tokens that used each expert in the measured prompts."""
+
+    @property
+    def expert_bytes(self) -> int:
+        return sum(layer.slot_bytes * layer.experts for layer in self.layers)
+
+
+class _Measured(NamedTuple):
+    """The figures of one process."""
+
+    loaded: Loaded
+    runs: tuple[Run, ...]
+    agreement: Agreement | None = None
+
+
+class _Probe(Struct):
+    """One request while it is answered."""
+
+    request: ExpertsRequest
+    start: Start
+    store: Store
+    progress: Progress
+    reference: Path
+    """A file for the full model's logits."""
+    packed: prepacked.Manifest | None
+    """Of a directory that was prepacked before."""
+    notes: list[Note] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    tokens: tuple[int, ...] = ()
+    """Of each prompt, those of the profile first."""
+    device: Device | None = None
+    plan: Plan | None = None
+    has_reference: bool = False
+
+    def result(self) -> ExpertsTuneResult:
+        """Measure everything, one process after another."""
+        request = self.request
+        found = self._discovered()
+        capacities = self._capacities(found.layers[0])
+        device = self._planned()
+        full, profile = self._full(found)
+        self._keep_profile(profile or found.profile, found.layers)
+        best = profile or found.profile
+        points = [self._point(capacity, best, found) for capacity in capacities]
+        answer = offloading(
+            full,
+            points,
+            experts=found.layers[0].experts,
+            slowdown_percent=request.slowdown_percent,
+            agreement_percent=request.agreement_percent,
+            units=request.units,
+        )
+        return ExpertsTuneResult(
+            model=request.checkpoint.id,
+            model_type=str(request.checkpoint.config.get("model_type", "unknown")),
+            device=device_summary(device),
+            mlx_version=self.versions["mlx"],
+            mlx_lm_version=self.versions["mlx_lm"],
+            layers=len(found.layers),
+            experts=found.layers[0].experts,
+            top_k=found.layers[0].top_k,
+            expert_bytes=found.expert_bytes,
+            policy=request.policy,
+            workload=self._workload(),
+            profiled_prompts=len(request.prompts),
+            profiled_tokens=sum(self.tokens[: len(request.prompts)]),
+            held_out_prompts=len(request.held_out),
+            profile_of_full_model=profile is not None,
+            universal_experts=sum(best.universal()),
+            discovery=DiscoveryResult(
+                weights_bytes=found.loaded.weights_bytes,
+                peak_bytes=found.loaded.peak_bytes,
+                agreement_percent=(
+                    overlap_percent(found.profile.counts, profile.counts) if profile else None
+                ),
+            ),
+            full=full,
+            points=tuple(points),
+            answer=answer,
+            warm=self._warm(answer.capacity, points, best, found),
+            notes=tuple(dict.fromkeys(self.notes)),
+        )
+
+    def _discovered(self) -> _Discovered:
+        """Run the routers alone; no expert is read."""
+        with self.start(ExpertSetup(mode="routers")) as process:
+            self.versions = process.versions
+            self.tokens = tuple(process.prompts(self._texts()))
+            loaded = process.load()
+            layers, _ = process.layers()
+            routing, measured = self._routing(process)
+        self.progress.advance()
+        rows = rows_of(layers, routing)
+        unreadable = next((layer.unreadable for layer in layers if layer.unreadable), None)
+        if unreadable and self.request.policy == "load":
+            raise UnsupportedError(
+                f"{printable(unreadable)}: is not stored as the model has it, so that no single"
+                " expert can be read; convert the model with mlx_lm.convert, or use --policy skip"
+            )
+        return _Discovered(
+            loaded,
+            rows,
+            max(layer.largest_nbytes for layer in layers),
+            profile_of(routing, rows, len(self.request.prompts)),
+            token_counts(measured, rows),
+        )
+
+    def _full(self, found: _Discovered) -> tuple[ExpertsPoint | None, RoutingProfile | None]:
+        """Run the model as mlx-lm does, where it fits; return its point and profile."""
+        layers, request = found.layers, self.request
+        try:
+            self._require_room([layer.experts for layer in layers], found)
+            with self.start(ExpertSetup(mode="full")) as process:
+                process.prompts(self._texts())
+                loaded = process.load()
+                self.notes += (Note("info", "experts", text) for text in process.layers()[1])
+                routing, measured = self._routing(process)
+                process.choose(self._measured_prompts()[0])
+                process.save_reference(self.reference, request.max_tokens, request.prefill_step)
+                runs = self._runs(process)
+        except MachineError as error:
+            text = f"the full model is not measured: {error}; nothing is compared with it"
+            self.notes.append(Note("warning", "no-full-model", text))
+            return None, None
+        finally:
+            self.progress.advance()
+        self.has_reference = True
+        every = [ChosenSlots(tuple(range(layer.experts)), (), layer.experts) for layer in layers]
+        point = self._described(every, token_counts(measured, layers), _Measured(loaded, runs))
+        return point, profile_of(routing, layers, len(request.prompts))
+
+    def _point(self, capacity: int, profile: RoutingProfile, found: _Discovered) -> ExpertsPoint:
+        slots = chosen_slots(profile, capacity, found.layers)
+        try:
+            self._require_room([capacity] * len(slots), found)
+        except MachineError as error:
+            return self._described(slots, found.measured, None, ("skipped", str(error)))
+        try:
+            measured = self._measure(self._setup(slots))
+        except MachineError as error:
+            return self._described(slots, found.measured, None, ("failed", str(error)))
+        finally:
+            self.progress.advance()
+        id = self._saved_id(capacity, profile, measured)
+        return self._described(slots, found.measured, measured, id=id)
+
+    def _measure(self, setup: ExpertSetup) -> _Measured:
+        request = self.request
+        with self.start(setup) as process:
+            process.prompts(self._texts())
+            loaded, runs, agreement = process.load(), self._runs(process), None
+            if self.has_reference:
+                process.choose(self._measured_prompts()[0])
+                agreement = process.agreement(
+                    self.reference, request.max_tokens, request.prefill_step
+                )
+        return _Measured(loaded, runs, agreement)
+
+    def _runs(self, process: ExpertProcess) -> tuple[Run, ...]:
+        """Run the measured prompts one after another, after a short run that is not counted."""
+        workload, prompts = self._workload(), self._measured_prompts()
+        process.choose(prompts[0])
+        short = min(workload.prompt_tokens, _WARM_UP_TOKENS)
+        process.run(replace(workload, prompt_tokens=short, max_tokens=2))
+        runs = []
+        for repeat in range(REPEATS):
+            process.choose(prompts[repeat % len(prompts)])
+            runs.append(process.run(workload))
+        return tuple(runs)
+
+    def _described(
+        self,
+        slots: Sequence[ChosenSlots],
+        counts: Counts,
+        measured: _Measured | None,
+        outcome: tuple[PointStatus, str | None] = ("measured", None),
+        *,
+        id: str | None = None,
+    ) -> ExpertsPoint:
+        loaded, runs = (measured.loaded, measured.runs) if measured else (None, ())
+        kept = [len(each.kept) for each in slots]
+        planned = self.plan.at(kept) if self.plan else PlannedBytes(None, None, None, None)
+        pinned = sum(len(each.pinned) for each in slots)
+        profiled = sum(each.profiled for each in slots)
+        peaks = [(run.prefill_peak_bytes, run.decode_peak_bytes) for run in runs]
+        prefill, decode = map(max, zip(*peaks, strict=True)) if peaks else (None, None)
+        return ExpertsPoint(
+            capacity=kept[0],
+            status=outcome[0],
+            reason=outcome[1],
+            pinned_slots=pinned,
+            profiled_slots=profiled,
+            filler_slots=sum(kept) - pinned - profiled,
+            coverage_percent=coverage_percent(slots, counts),
+            weights=PlannedFigure(planned.weights, loaded.weights_bytes if loaded else None),
+            startup=PlannedFigure(planned.startup, loaded.peak_bytes if loaded else None),
+            prefill_peak=PlannedFigure(planned.prefill_peak, prefill),
+            decode_peak=PlannedFigure(planned.decode_peak, decode),
+            load_ns=loaded.load_ns if loaded else None,
+            speed=median_speed(self._workload(), runs),
+            prefill=_traffic("prefill", runs),
+            decode=_traffic("decode", runs),
+            agreement=measured.agreement if measured else None,
+            measurement_id=id,
+        )
+
+    def _warm(
+        self,
+        capacity: int | None,
+        points: Sequence[ExpertsPoint],
+        profile: RoutingProfile,
+        found: _Discovered,
+    ) -> WarmStart | None:
+        """Write the chosen experts to the directory, and load them from there."""
+        if self.request.pack is None:
+            return None
+        if self.packed:
+            capacity = self.packed.capacity
+        point = _packed_point(capacity, points)
+        if point is None:
+            self._warn("not-packed", "no capacity was measured: nothing is prepacked")
+            return None
+        if self.packed:
+            manifest = self.packed
+            pairs = zip(manifest.kept, manifest.pinned, strict=True)
+            slots = tuple(ChosenSlots(kept, pinned, 0) for kept, pinned in pairs)
+        else:
+            slots = chosen_slots(profile, point.capacity, found.layers)
+            manifest = self._write_pack(self.request.pack, slots, profile)
+        warm = self._measure(self._setup(slots, self.request.pack))
+        return WarmStart(
+            directory=str(self.request.pack),
+            capacity=manifest.capacity,
+            file_bytes=sum(file.nbytes for file in manifest.files),
+            load_ns=warm.loaded.load_ns,
+            cold_load_ns=point.load_ns or 0,
+            startup_bytes=warm.loaded.peak_bytes,
+            agreement=warm.agreement,
+        )
+
+    def _write_pack(
+        self, directory: Path, slots: Sequence[ChosenSlots], profile: RoutingProfile
+    ) -> prepacked.Manifest:
+        checkpoint, path = self.request.checkpoint, self.request.path
+        manifest = prepacked.Manifest(
+            fingerprint=fingerprint_of(checkpoint),
+            revision=checkpoint.revision,
+            source=prepacked.source_files(path),
+            profile_sha256=_sha256(profile),
+            kept=tuple(each.kept for each in slots),
+            pinned=tuple(each.pinned for each in slots),
+            files=(),
+        )
+        with self.start(self._setup(slots)) as process:
+            process.load()
+            return process.pack(directory, manifest)
+
+    def _planned(self) -> Device:
+        """Plan the run for this machine; without a plan only weights are known before."""
+        request = self.request
+        self.device = limited(measuring_device(self.versions), request.memory_limit_bytes)
+        plan = plan_of(request.checkpoint, self.device, self._workload())
+        if isinstance(plan, str):
+            self._warn("no-plan", f"there is no plan to compare with: {plan}")
+        else:
+            self.plan = plan
+        return self.device
+
+    def _require_room(self, capacities: Sequence[int], found: _Discovered) -> None:
+        """Require that a run fits this machine now.
+
+        Raises:
+            MachineError: when it does not, and the user does not force it.
+        """
+        if self.request.force or self.device is None:
+            return
+        held = sum(n * layer.slot_bytes for n, layer in zip(capacities, found.layers, strict=True))
+        need = found.loaded.weights_bytes + held + found.largest_bytes
+        if self.plan:
+            need = self.plan.at(capacities).need
+        need += self.request.margin_bytes
+        room = min(free_bytes(self.device), self.device.working_set_bytes)
+        if need > room:
+            needed, free = (format_bytes(each, self.request.units) for each in (need, room))
+            raise MachineError(f"estimated to need {needed}, and {free} are free")
+
+    def _capacities(self, layer: ExpertLayer) -> tuple[int, ...]:
+        _check_capacities(self.request.capacities, layer.experts, layer.top_k)
+        parts = range(1, _PARTS + 1)
+        spread = {max(layer.top_k, layer.experts * part // _PARTS) for part in parts}
+        return tuple(sorted(set(self.request.capacities or spread)))
+
+    def _texts(self) -> list[str]:
+        return [*self.request.prompts, *self.request.held_out]
+
+    def _measured_prompts(self) -> Sequence[int]:
+        """The prompts that are measured, at most as many as runs."""
+        profiled = len(self.request.prompts)
+        if self.request.held_out:
+            return range(profiled, profiled + len(self.request.held_out))[:REPEATS]
+        return range(profiled)[:REPEATS]
+
+    def _routing(
+        self, process: ExpertProcess
+    ) -> tuple[tuple[LayerRouting, ...], tuple[LayerRouting, ...]]:
+        """The routing of the profile's prompts, and of those that are measured."""
+        step, profiled = self.request.prefill_step, len(self.request.prompts)
+        first = process.routing(range(profiled), step)
+        rest = range(profiled, len(self.tokens))
+        return first, process.routing(rest, step) if rest else first
+
+    def _workload(self) -> Workload:
+        """Of the longest measured prompt; a shorter one is repeated to its length."""
+        return Workload(
+            prompt_tokens=max(self.tokens[index] for index in self._measured_prompts()),
+            max_tokens=self.request.max_tokens,
+            prefill_step=self.request.prefill_step,
+        )
+
+    def _setup(self, slots: Iterable[ChosenSlots], pack: Path | None = None) -> ExpertSetup:
+        chosen = tuple(slots)
+        return ExpertSetup(
+            mode="slots",
+            kept=tuple(each.kept for each in chosen),
+            pinned=tuple(each.pinned for each in chosen),
+            policy=self.request.policy,
+            pack=str(pack.absolute()) if pack else None,
+        )
+
+    def _keep_profile(self, profile: RoutingProfile, layers: Sequence[ExpertLayer]) -> None:
+        """Write the profile to the user's file, and to the store."""
+        checkpoint, request = self.request.checkpoint, self.request
+        model_type = str(checkpoint.config.get("model_type", "unknown"))
+        tokens = sum(self.tokens[: len(request.prompts)])
+        text = profile_text(profile, layers, model_type, tokens)
+        if request.profile_file:
+            _write_profile(request.profile_file, text)
+        try:
+            save(self.store.profile_path(fingerprint_of(checkpoint)), text)
+        except InputError as error:
+            self._warn("not-kept", f"the profile could not be saved: {error}")
+
+    def _saved_id(self, capacity: int, profile: RoutingProfile, measured: _Measured) -> str | None:
+        if self.device is None:
+            return None
+        measurement = new_measurement(
+            self.request.checkpoint,
+            self.device,
+            self.versions,
+            workload=self._workload(),
+            loaded=measured.loaded,
+            runs=measured.runs,
+            experts=MeasuredExperts(
+                capacity=capacity,
+                policy=self.request.policy,
+                profile_sha256=_sha256(profile),
+            ),
+        )
+        try:
+            self.store.save(measurement)
+        except InputError as error:
+            self._warn("not-kept", f"the measurement could not be saved: {error}")
+            return None
+        return measurement.id
+
+    def _warn(self, code: str, text: str) -> None:
+        self.notes.append(Note("warning", code, text))
+
+
+def _check_described(request: ExpertsRequest) -> None:
+    """Refuse what cannot be, before anything is loaded, where memfit knows the architecture."""
+    catalog = Catalog()
+    try:
+        model = catalog.sized(catalog.add(request.checkpoint)).model
+    except MemfitError:
+        return  # the class itself says what it has, once it is loaded
+    routed = list(model.experts().values())
+    if not routed:
+        raise InputError(
+            f"{request.checkpoint.id}: no layer has routed experts; give a mixture of experts"
+        )
+    _check_capacities(request.capacities, routed[0].experts, routed[0].top_k)
+
+
+def _check_capacities(capacities: Iterable[int], experts: int, top_k: int) -> None:
+    for capacity in capacities:
+        if not top_k <= capacity <= experts:
+            raise InputError(
+                f"capacity {capacity}: this model routes a token to {top_k} of {experts} experts"
+                f" per layer; give {top_k} to {experts}"
+            )
+
+
+def _existing_pack(request: ExpertsRequest) -> prepacked.Manifest | None:
+    """The manifest of a directory that was prepacked before, None when it has to be written.
+
+    Raises:
+        InputError: when it is damaged, of another checkpoint, or cannot be written.
+    """
+    if request.pack is None:
+        return None
+    if not (request.pack / prepacked.MANIFEST).exists():
+        prepacked.require_room(request.pack, 0)
+        return None
+    manifest = prepacked.read(request.pack)
+    prepacked.check(request.pack, manifest, request.path, fingerprint_of(request.checkpoint))
+    return manifest
+
+
+def _packed_point(capacity: int | None, points: Sequence[ExpertsPoint]) -> ExpertsPoint | None:
+    """The answer's point, else the largest that was measured."""
+    measured = [point for point in points if point.status == "measured"]
+    chosen = [point for point in measured if point.capacity == capacity]
+    return next(iter(chosen or measured[-1:]), None)
+
+
+def _traffic(phase: str, runs: Sequence[Run]) -> SlotTraffic | None:
+    if not runs:
+        return None
+    totals = {
+        name: sum(run.value(f"{phase}_{name}") or 0 for run in runs)
+        for name in SlotTraffic.__struct_fields__
+    }
+    return SlotTraffic(**totals)
+
+
+def _sha256(profile: RoutingProfile) -> str:
+    return hashlib.sha256(repr((profile.counts, profile.prompt_counts)).encode()).hexdigest()
+
+
+def _write_profile(path: Path, text: str) -> None:
+    from memfit.estimators.base.files import write_atomically
+
+    try:
+        write_atomically(path, text.encode("utf-8"), mode=0o644)
+    except OSError as error:
+        raise InputError(f"{printable(path)}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,271 @@
+"""Real models of mlx-lm with a part of their experts in memory, in this process."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import to_builtins
+
+from memfit.estimators.base.errors import (
+    CheckpointError,
+    InputError,
+    MachineError,
+    UnsupportedError,
+)
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.fingerprint import fingerprint_of
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.probes.experts import prepacked
+from memfit.probes.experts.planned import plan_of
+from memfit.probes.experts.process import ExpertProcess
+from memfit.probes.experts.runner import ExpertRunner, ExpertSetup
+from memfit.probes.experts.slots import Policy, Weighted
+from tests.checkpoints import CASES, Checkpoints, Recipe, save_checkpoint
+from tests.selection import quick
+
+mx = pytest.importorskip("mlx.core")
+pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+
+# Token ids in place of texts: no tokenizer has to be trained.
+PROMPTS = [[*range(3, 43)], [5, 7, 11] * 4]
+STEP, TOKENS = 16, 4
+RUN = Workload(prompt_tokens=40, max_tokens=TOKENS, prefill_step=STEP)
+HOST = Device("this host", "cpu", 2**40, 2**40, None, "flag")
+# An array takes whole pages or cache lines, and tables of slots have some bytes for an expert.
+ROUNDING = 4096
+
+
+def with_experts() -> Iterator[str]:
+    for path in sorted(CASES.glob("*.json")):
+        text = path.read_text()
+        if re.search(r'"\w*experts"|"moe_num_experts', text) and "dense" not in path.stem:
+            yield path.stem
+
+
+def runner(path: Path, **setup: Any) -> ExpertRunner:
+    found = ExpertRunner(path, None, lambda figures: None, ExpertSetup(**setup))
+    found._prompts = PROMPTS
+    found.choose(0)
+    return found
+
+
+def slots_of(path: Path, capacity: int, policy: Policy, layers: int, **more: Any) -> ExpertRunner:
+    """A loaded model with the first experts of each layer."""
+    kept = (tuple(range(capacity)),) * layers
+    found = runner(path, mode="slots", kept=kept, pinned=((),) * layers, policy=policy, **more)
+    found.load()
+    return found
+
+
+class Full:
+    """The full model's routing and logits."""
+
+    def __init__(self, path: Path, reference: Path) -> None:
+        self.path, self.reference = path, reference
+        whole = runner(path, mode="full")
+        self.loaded = whole.load()
+        self.layers = whole.layers()["layers"]
+        self.routing = whole.routing([0, 1], STEP)
+        whole.choose(0)
+        whole.agreement(str(reference), TOKENS, STEP, is_reference=True)
+
+    def agreement(self, other: ExpertRunner) -> dict[str, Any]:
+        other.choose(0)
+        return other.agreement(str(self.reference), TOKENS, STEP, is_reference=False)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made: dict[tuple[str, int | None], Full] = {}
+
+    def of(name: str, bits: int | None = 4) -> Full:
+        if (name, bits) not in made:
+            path = tmp_path_factory.mktemp(name)
+            save_checkpoint(path, Recipe(name, bits=bits, has_tokenizer=False))
+            made[name, bits] = Full(path, path / "reference.safetensors")
+        return made[name, bits]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "name", quick(list(with_experts()), ["qwen3_moe", "gpt_oss", "nemotron_h"])
+)
+def test_any_capacity_that_reads_what_is_missing_has_the_full_models_logits(
+    case: Any, name: str
+) -> None:
+    full = case(name)
+    count, top_k = full.layers[0]["experts"], full.routing[0]["top_k"]
+    for capacity in {top_k, count}:
+        found = slots_of(full.path, capacity, "load", len(full.layers))
+        assert full.agreement(found)["identical"]
+
+
+@pytest.mark.parametrize("name", quick(list(with_experts()), ["gpt_oss", "nemotron_h"]))
+def test_what_is_left_gets_the_weight_of_skipped_experts(case: Any, name: str) -> None:
+    full = case(name)
+    top_k = full.routing[0]["top_k"]
+    found = slots_of(full.path, top_k, "skip", len(full.layers))
+    if name.startswith(("bailing_moe", "gemma4")):
+        with pytest.raises(UnsupportedError, match="--policy load runs it"):
+            full.agreement(found)
+    else:
+        assert full.agreement(found)["tokens"] == TOKENS
+
+
+def test_scores_of_what_is_left_are_in_their_ratio_and_have_the_same_sum() -> None:
+    outputs = mx.array([[[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]]])
+    absent, scores = mx.array([[False, True, False]]), mx.array([[0.2, 0.5, 0.3]])
+    # 0.2 : 0.3 of 1.0 are 0.4 and 0.6.
+    weighted = (Weighted(outputs, absent) * scores[..., None]).sum(axis=-2)
+    assert mx.allclose(weighted, mx.array([[0.4 * 1 + 0.6 * 4, 0.4 * 10 + 0.6 * 40]]))
+
+
+def test_a_token_without_any_of_its_experts_gets_nothing() -> None:
+    outputs, absent = mx.ones((1, 2, 3)), mx.array([[True, True]])
+    weighted = Weighted(outputs, absent) * mx.array([[[0.5], [0.5]]])
+    assert mx.array_equal(weighted, mx.zeros((1, 2, 3)))
+
+
+def test_routers_choose_without_reading_an_expert(case: Any) -> None:
+    full = case("qwen3_moe")
+    with ExpertProcess(full.path, ExpertSetup(mode="routers"), timeout_seconds=60) as process:
+        loaded = process.load()
+    experts = sum(layer["nbytes"] for layer in full.layers)
+    assert loaded.weights_bytes == full.loaded.weights_bytes - experts
+    assert loaded.peak_bytes < loaded.weights_bytes + ROUNDING
+    alone = runner(full.path, mode="routers")
+    alone.load()
+    # The first layer with experts sees the same hidden states.
+    assert alone.routing([0, 1], STEP)[0] == full.routing[0]
+
+
+def test_tokens_and_prompts_are_counted_apart(case: Any) -> None:
+    full = case("gpt_oss")
+    for layer in full.routing:
+        tokens = sum(count for _, count in layer["tokens"])
+        assert tokens == layer["top_k"] * sum(map(len, PROMPTS))
+        assert {count for _, count in layer["prompts"]} <= {1, 2}
+
+
+@pytest.mark.parametrize("capacity", [2, pytest.param(6, marks=pytest.mark.exhaustive)])
+def test_weights_and_start_up_are_as_planned(case: Any, capacity: int) -> None:
+    full = case("gpt_oss")
+    plan = plan_of(open_checkpoint(str(full.path)), HOST, RUN)
+    assert not isinstance(plan, str)
+    layers = len(full.layers)
+    setup = ExpertSetup(
+        mode="slots", kept=(tuple(range(capacity)),) * layers, pinned=((),) * layers
+    )
+    with ExpertProcess(full.path, setup, timeout_seconds=60) as process:
+        loaded = process.load()
+    planned = plan.at([capacity] * layers)
+    assert loaded.weights_bytes == planned.weights
+    assert planned.startup is not None
+    assert abs(loaded.peak_bytes - planned.startup) < ROUNDING
+
+
+def test_16_bits_run_on_the_cpu_as_the_full_model(case: Any) -> None:
+    full = case("qwen3_moe", None)
+    found = slots_of(full.path, 2, "load", len(full.layers))
+    assert full.agreement(found)["identical"]
+
+
+def test_a_missing_expert_is_an_error_if_the_user_says_so(case: Any) -> None:
+    full = case("qwen3_moe")
+    found = slots_of(full.path, 2, "fail", len(full.layers))
+    with pytest.raises(MachineError, match=r"layer 1 needs expert \d, which has no slot"):
+        found.run(RUN, None)
+
+
+def test_misses_and_reads_are_counted_for_each_phase(case: Any) -> None:
+    full = case("gpt_oss")
+    run = slots_of(full.path, 2, "load", len(full.layers)).run(RUN, None)
+    assert run.value("prefill_tokens") == RUN.prompt_tokens - 1
+    slot_bytes = full.layers[0]["nbytes"] // full.layers[0]["experts"]
+    for phase in ("prefill", "decode"):
+        reads, misses = (run.value(f"{phase}_{name}") or 0 for name in ("reads", "misses"))
+        assert 0 < reads <= misses
+        assert run.value(f"{phase}_read_bytes") == reads * slot_bytes
+    complete = slots_of(full.path, full.layers[0]["experts"], "load", len(full.layers))
+    assert complete.run(RUN, None).value("decode_reads") is None
+
+
+def test_a_pinned_expert_never_leaves(case: Any) -> None:
+    full = case("gpt_oss")
+    kept, layers = ((0, 1, 2),), len(full.layers)
+    found = runner(full.path, mode="slots", kept=kept * layers, pinned=((1,),) * layers)
+    found.load()
+    found.run(RUN, None)
+    for switch in found._switches:
+        assert 1 in switch.module.slots.slot_of
+        assert len(switch.module.slots.slot_of) == 3
+
+
+def test_a_dense_model_has_no_experts(checkpoints: Checkpoints) -> None:
+    with pytest.raises(InputError, match="no layer has routed experts"):
+        runner(checkpoints("no-tokenizer"), mode="routers").load()
+
+
+def packed(full: Full, directory: Path) -> prepacked.Manifest:
+    layers = len(full.layers)
+    manifest = prepacked.Manifest(
+        fingerprint=fingerprint_of(open_checkpoint(str(full.path))),
+        revision=None,
+        source=prepacked.source_files(full.path),
+        profile_sha256="0" * 64,
+        kept=((0, 1, 2),) * layers,
+        pinned=((),) * layers,
+        files=(),
+    )
+    found = slots_of(full.path, 3, "load", layers)
+    found.pack(str(directory), to_builtins(manifest))
+    return prepacked.read(directory)
+
+
+def test_prepacked_experts_are_the_chosen_ones(case: Any, tmp_path: Path) -> None:
+    full, directory = case("gpt_oss"), tmp_path / "pack"
+    manifest = packed(full, directory)
+    prepacked.check(directory, manifest, full.path, manifest.fingerprint)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pack"]
+    found = slots_of(full.path, 3, "load", len(full.layers), pack=str(directory))
+    assert full.agreement(found)["identical"]
+
+
+@pytest.mark.parametrize("name", [prepacked.EXPERTS, prepacked.OTHERS])
+def test_a_damaged_file_is_refused_by_name(case: Any, tmp_path: Path, name: str) -> None:
+    full, directory = case("gpt_oss"), tmp_path / "pack"
+    manifest = packed(full, directory)
+    content = bytearray((directory / name).read_bytes())
+    content[-1] ^= 1
+    (directory / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name}: is damaged"):
+        prepacked.check(directory, manifest, full.path, manifest.fingerprint)
+
+
+def test_a_changed_source_is_refused_by_name(case: Any, tmp_path: Path) -> None:
+    full, directory = case("gpt_oss"), tmp_path / "pack"
+    manifest, source = packed(full, directory), tmp_path / "source"
+    source.mkdir()
+    shutil.copy(full.path / "model.safetensors", source)  # with a new time
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: has changed since"):
+        prepacked.check(directory, manifest, source, manifest.fingerprint)
+    with pytest.raises(CheckpointError, match="fingerprint: it is of another model"):
+        prepacked.check(directory, manifest, full.path, "0" * 64)
+
+
+def test_what_is_there_is_not_replaced(case: Any, tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "mine").touch()
+    with pytest.raises(InputError, match="pack: exists; remove it"):
+        packed(case("gpt_oss"), tmp_path / "pack")
+    assert [path.name for path in (tmp_path / "pack").iterdir()] == ["mine"]
+
+
+def test_a_full_disk_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="of which a fifth stays"):
+        prepacked.require_room(tmp_path / "pack", shutil.disk_usage(tmp_path).free)
