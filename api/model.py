@@ -120,8 +120,8 @@ class OpenModel(Struct, frozen=True):
             result = replace(result, explanation=explained(sized, run, units))
         return result
 
-    def explored(self, asked: "PartialWorkload", device: Device | None) -> "Explored | None":
-        """Return what settings around a workload need, None where each would be a trace."""
+    def explored(self, asked: "PartialWorkload", device: Device | None) -> "Explored":
+        """Return what settings around a workload need."""
         from memfit.estimators.sizing.explore import explore
 
         return explore(*self._settled(asked, device))

@@ -29,15 +29,15 @@ WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown":
 CLASSES = {colour: verdict for verdict, colour in VERDICT_COLOURS.items()}
 """The class of a colour of the document."""
 # Of each class: a property, its colour on a light page and on a dark one. Texts have a contrast of
-# at least 4.5 with the page, kinds of bytes one of at least 2.3 with each other (tests/browser).
+# at least 4.5 with what is behind them, kinds of bytes 3 with the page and the next kind.
 _PALETTE = {
     "paper": ("fill", "#ffffff", "#0d1117"),
     "ink": ("fill", "#1b1f24", "#e6edf3"),
     "dim": ("fill", "#57606a", "#9da7b1"),
     "k": ("stroke", "#ffffff", "#0d1117"),
-    "k0": ("fill", "#1f5fa8", "#58a6ff"),
-    "k1": ("fill", "#f0a93a", "#7a4b00"),
-    "k2": ("fill", "#5c6470", "#c9d1d9"),
+    "k0": ("fill", "#123f75", "#8cc2ff"),
+    "k1": ("fill", "#cf7d00", "#8a5600"),
+    "k2": ("fill", "#3d434c", "#d0d7de"),
     "over": ("fill", "#cf222e", "#f85149"),
     "bad": ("fill", "#a40e26", "#ff7b72"),
     "limit": ("stroke", "#1b1f24", "#e6edf3"),

@@ -46,16 +46,15 @@ class Explored(Struct, frozen=True, kw_only=True):
     method: Method
 
 
-def explore(sized: SizedModel, workload: Workload) -> Explored | None:
+def explore(sized: SizedModel, workload: Workload) -> Explored:
     """Return the points around a workload, at most 11 x 5 x 4 x 5, which is among them.
 
-    None where each of them would be a trace.
+    There are none where each of them would be a trace.
     """
     view = sized.formula_view()
-    if view.is_between_traces:
-        return None
     values = _values(view, workload)
-    points = tuple(_point(view, asked) for asked in _workloads(workload, values))
+    asked = () if view.is_between_traces else _workloads(workload, values)
+    points = tuple(_point(view, each) for each in asked)
     return Explored(
         values=values,
         asked={name: getattr(workload, name) for name in values},

@@ -113,6 +113,12 @@ def test_other_commands_answer(memfit: Memfit, tmp_path: Path, arguments: tuple[
     assert "by formula" not in run.out
 
 
+def test_a_page_says_why_it_has_no_sliders(memfit: Memfit, tmp_path: Path) -> None:
+    run = memfit("estimate", write_config(tmp_path, MOE), "--memory", "16GB", "--format", "html")
+    assert "Other settings cannot be tried here" in run.out
+    assert "<script" not in run.out
+
+
 def test_the_gate_judges_and_remedies(
     memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

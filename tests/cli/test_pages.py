@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from memfit.cli.render.document import Bar, BarChart, Document, Heading, Table, Text, Verdict
 from memfit.cli.render.escape import visible
+from memfit.cli.render.svg import palette
 from memfit.cli.render.writers.html import LARGEST, to_fragment, to_page
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units
@@ -168,6 +170,31 @@ def test_a_page_without_sliders_has_no_script() -> None:
     assert page.every("script") == []
 
 
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_colours_are_told_apart(scheme: int) -> None:
+    sheet = palette().split("@media")[scheme]
+    tones = {
+        name: luminance(tone) for name, tone in re.findall("--([a-z0-9]+):#([0-9a-f]+)", sheet)
+    }
+
+    def contrast(one: str, other: str) -> float:
+        dark, light = sorted((tones[one], tones[other]))
+        return (light + 0.05) / (dark + 0.05)
+
+    for verdict in ("fits", "tight", "exceeds", "unknown", "paper"):
+        assert contrast("ink", verdict) >= 4.5
+    assert min(contrast("dim", "paper"), contrast("bad", "paper")) >= 4.5
+    kinds = ("paper", "k0", "k1", "k2", "paper", "k1")
+    assert all(contrast(*pair) >= 3 for pair in itertools.pairwise(kinds))
+
+
+def luminance(tone: str) -> float:
+    """Return the relative luminance of a colour (WCAG 2.2)."""
+    values = [int(tone[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
 def test_a_page_shows_every_text_and_interprets_none(text: str) -> None:
     plain, hostile = Page(written("plain", "html")), Page(written(text, "html"))
@@ -220,7 +247,6 @@ def test_points_of_sliders_are_estimates() -> None:
         sized = catalog.sized(str(SAMPLES / f"{sample}.yaml"))
         asked = Workload(prompt_tokens=3000, max_tokens=100, batch=3, prefill_step=700)
         found = explore(sized, asked)
-        assert found
         names = list(found.values)
         counts = [len(values) for values in found.values.values()]
         total = counts[0] * counts[1] * counts[2] * counts[3]

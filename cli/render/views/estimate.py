@@ -98,8 +98,11 @@ class EstimateView(NamedTuple):
             note = "; ".join(answer.legend(self.result, self.units))
             yield HeatMap(table=table, note=note, only=only)
 
-    def _sliders(self) -> Iterator[Sliders]:
-        if self.explored:
+    def _sliders(self) -> Iterator[Sliders | Text]:
+        if self.explored and not self.explored.points:
+            text = "Other settings cannot be tried here: each would be a trace of its own."
+            yield Text((text,), only="picture")
+        elif self.explored:
             from memfit.cli.render.views.explore import sliders
 
             budget = self.result.device.working_set_bytes if self.result.device else None
