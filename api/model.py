@@ -55,6 +55,8 @@ class OpenModel(Struct, frozen=True):
     ) -> "OpenModel":
         """Return the same model on another machine; nothing is read again.
 
+        ``settings`` are those of `memfit.settings.MachineSettings`.
+
         Raises:
             InputError: when the machine is unknown, or more than one is named.
         """
@@ -74,7 +76,8 @@ class OpenModel(Struct, frozen=True):
         """Return the estimate for a prompt of ``context`` tokens, or for a whole workload.
 
         ``plot`` adds memory against context, ``explain`` every formula with its numbers;
-        ``units`` are those of the sentences in the result.
+        ``units`` are those of the sentences in the result, ``settings`` those of
+        `memfit.settings.WorkloadSettings`.
 
         Raises:
             InputError: when a value cannot be read or is out of range.
@@ -144,6 +147,8 @@ def estimate(
 ) -> Estimate:
     """Return the memory that a model needs, and whether it fits.
 
+    ``settings`` are the options of ``memfit estimate``: `memfit.settings.EstimateSettings`.
+
     Raises:
         InputError: when a setting is wrong, or a file of the model.
         UnsupportedError: when the model or its combination with a setting is not described.
@@ -165,6 +170,8 @@ def open(
     **settings: "Unpack[OpenSettings]",
 ) -> OpenModel:
     """Return a model that is read once, for many questions.
+
+    ``settings`` are those of `memfit.settings.OpenSettings`.
 
     Raises:
         InputError: when a setting is wrong, or a file of the model.

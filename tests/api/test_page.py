@@ -35,7 +35,6 @@ def reference() -> str:
     parts = [
         "Generated from signatures, docstrings and the help of the options (`make docs`).",
         *_callable("memfit.estimate", memfit.estimate),
-        "`settings` are those of the three below.",
         *_callable("memfit.open", memfit.open),
         _settings(settings.OpenSettings),
         *_callable("OpenModel.on", memfit.OpenModel.on),
