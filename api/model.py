@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from memfit.cli.options.estimate import EstimatedModel, EstimateRuntime
+from memfit.cli.options.estimate import SAMPLE, EstimatedModel, EstimateRuntime
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.results.result import as_html
@@ -206,7 +207,7 @@ def open_model(
     reference = _opened(catalog, model)
     if runtime.runtime is None:
         rules = runtime.with_settings(catalog.native_runtime(reference))
-    is_as_published = model.quantize is None and model.adapter is None
+    is_as_published = model.quantization() is None and model.adapter is None
     return OpenModel(
         partial(sized, catalog, reference, runtime=rules),
         runtime.method == "auto" and is_as_published and not runtime.names_versions,
@@ -215,7 +216,7 @@ def open_model(
 
 def _opened(catalog: Catalog, model: EstimatedModel) -> str:
     """Open the checkpoints; return the reference to the model."""
-    reference = str(model.model)
+    reference = model.reference() if model.is_named else catalog.add(open_sample(SAMPLE))
     catalog.checkpoint(reference)
     if model.mmproj is not None:
         from memfit.estimators.checkpoint.gguf.files import with_projector

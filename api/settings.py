@@ -166,7 +166,7 @@ def _require_none(settings: Mapping[str, Any], kind: str) -> None:
 
 def _read(settings: Mapping[str, Any], *groups: type[OptionGroup]) -> Iterator[Any]:
     """Yield the settings as options, which have the defaults of the command line."""
-    known = {field.name for group in groups for field in fields(group)}
+    known = {f.name for group in groups for f in fields(group) if f.name not in group.pasted}
     for name in settings.keys() - known:
         nearest = get_close_matches(name, EstimateSettings.__annotations__, 1)
         raise TypeError(f"no setting {name!r}" + "".join(f", but {each!r}" for each in nearest))

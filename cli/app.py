@@ -5,12 +5,14 @@ import io
 import os
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
 
 from memfit.cli.exits import CommandStopped, Exit, exit_of
 from memfit.cli.lazy_group import LazyGroup
+from memfit.cli.options.completion import undescribed
 from memfit.cli.render.escape import say
 from memfit.estimators.base.errors import InputError, MemfitError
 from memfit.estimators.base.version import __version__
@@ -19,7 +21,10 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Commands(LazyGroup):
-    """All commands; each is a module with a function or a sub-app of the same name."""
+    """All commands; each is a module with a function or a sub-app of the same name.
+
+    What begins neither with a command nor with an option of this group is for ``estimate``.
+    """
 
     package = "memfit.cli.commands"
     summaries: ClassVar = {
@@ -37,14 +42,44 @@ class Commands(LazyGroup):
         "cache": "Manage the cached headers of models on the Hub.",
     }
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert ``estimate`` where the arguments are its own."""
+        if args and not self._is_own(ctx, args[0]):
+            args = ["estimate", *args]
+        return super().parse_args(ctx, args)
+
+    def _is_own(self, ctx: Any, word: str) -> bool:
+        if word.startswith("-"):
+            name = word.partition("=")[0]
+            return any(name in option.opts for option in self.get_params(ctx))
+        return word in self.commands or self._is_typo(word)
+
+    def _is_typo(self, word: str) -> bool:
+        """Whether a word is nearly a command, and names no model."""
+        if os.path.lexists(word) or not get_close_matches(word, self.commands):
+            return False
+        from memfit.estimators.checkpoint.local.samples import sample_names
+
+        return word.lower() not in sample_names()
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return the commands and options, and the samples, which need no command."""
+        found = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            return found
+        model = next(each for each in self.load("estimate").params if each.name == "model")
+        return found + undescribed(model.shell_complete(ctx, incomplete))
+
 
 app = typer.Typer(
     cls=Commands,
-    help="Size language models before you load them: weights, caches, workspace, and what fits.",
+    help="Size language models before you load them: weights, caches, workspace, and what fits.\n\n"
+    "`memfit MODEL` is short for `memfit estimate MODEL`; a folder with the name of a command is"
+    " ./NAME.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 
@@ -60,7 +95,9 @@ def _show_version(wanted: bool) -> None:
 def root(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version", "-V", callback=_show_version, is_eager=True, help="Show the version."
+        ),
     ] = False,
 ) -> None:
     """Holds the options that are given before a command."""
@@ -70,17 +107,16 @@ def main() -> None:
     """Run the command line and exit."""
     _open_streams()
     try:
-        app()
+        sys.exit(app(prog_name="memfit", standalone_mode=False))
     except MemfitError as error:
         _leave(exit_of(error), *error.lines, slug=error.slug)
+    except typer.TyperException as error:
+        _leave_usage(error)
     except CommandStopped as stop:
         _leave(stop.code, str(stop), slug="stopped")
     except SystemExit as end:
         if end.code == Exit.INTERRUPTED:  # Typer exits without a message on Ctrl-C
             _leave(Exit.INTERRUPTED, "interrupted", slug="stopped")
-        # Typer has written what is wrong with the options; a command's own code is an Exit.
-        if end.code == Exit.INPUT and not isinstance(end.code, Exit):
-            _report(Exit.INPUT, "the options are wrong; see standard error", slug="bad-input")
         raise
     except Exception as error:
         if os.environ.get("MEMFIT_DEBUG"):
@@ -90,6 +126,21 @@ def main() -> None:
         kind = type(error).__name__
         text = f"bug: {kind}: {error}; MEMFIT_DEBUG=1 shows where, please report it"
         _leave(Exit.BUG, text, slug="bug")
+
+
+def _leave_usage(error: typer.TyperException) -> NoReturn:
+    """Say what is wrong with the arguments, and which command shows the right ones."""
+    context = getattr(error, "ctx", None)
+    text = str(error) if hasattr(error, "option_name") else error.format_message().strip()
+    if text.startswith("Usage:"):  # nothing was given
+        print(text, file=sys.stderr)
+        sys.exit(Exit.INPUT)
+    from memfit.cli.options.foreign import advice
+
+    path = context.command_path if context else "memfit"
+    known = [name for each in context.command.params for name in each.opts] if context else []
+    told = advice(error, known, sys.argv[1:]) or f"{path} --help shows the options"
+    _leave(Exit.INPUT, f"{text.rstrip('.')}; {told}", slug="bad-input")
 
 
 class _Output(io.FileIO):

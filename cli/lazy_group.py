@@ -7,8 +7,19 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from memfit.cli.options.completion import undescribed
 
-class LazyGroup(TyperGroup):
+
+class Group(TyperGroup):
+    """A group with names only in completions: Typer imports rich for their descriptions."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return the commands of one word and the options that begin with a text."""
+        found = undescribed(super().shell_complete(ctx, incomplete))
+        return [each for each in found if " " not in each.value]
+
+
+class LazyGroup(Group):
     """Command ``name`` is the function or the sub-app ``name`` of the module ``package.name``.
 
     A name may have two words: ``tune cache`` is ``tune_cache``, and any other word after ``tune``

@@ -22,13 +22,13 @@ def local_model(
         InputError: for a single file of a model, or a model that is not downloaded yet.
         UnsupportedError: for a format that mlx-lm does not load.
     """
-    from memfit.estimators.checkpoint.opening import HUB, open_checkpoint
+    from memfit.estimators.checkpoint.opening import open_checkpoint
     from memfit.probes.tune import require_loadable
 
     checkpoint = open_checkpoint(reference, progress=progress)
     require_loadable(checkpoint)
     if checkpoint.source == "hub":
-        path = _snapshot(reference.removeprefix(HUB), checkpoint, before_download, progress)
+        path = _snapshot(checkpoint, before_download, progress)
         # Read it again: from the disk now, not from the Hub's listing.
         return open_checkpoint(reference, progress=progress), path
     # A model in a local store has a reference that is not its directory.
@@ -39,7 +39,6 @@ def local_model(
 
 
 def _snapshot(
-    reference: str,
     checkpoint: Checkpoint,
     before_download: Callable[[Checkpoint], None] | None,
     progress: Progress,
@@ -47,10 +46,10 @@ def _snapshot(
     from memfit.probes.download import NotDownloadedError, local_snapshot
 
     try:
-        return local_snapshot(reference, download=False, progress=progress)
+        return local_snapshot(checkpoint.id, download=False, progress=progress)
     except NotDownloadedError as error:
         if before_download is None:
             size = format_bytes(checkpoint.file_bytes)
             raise NotDownloadedError(f"{error}; --download fetches its {size}") from None
     before_download(checkpoint)
-    return local_snapshot(reference, download=True, progress=progress)
+    return local_snapshot(checkpoint.id, download=True, progress=progress)

@@ -2,11 +2,14 @@
 
 import typer
 
+from memfit.cli.lazy_group import Group
 from memfit.cli.render.output import emit
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import format_bytes
 
-cache = typer.Typer(help="Manage the cached headers of models on the Hub.", no_args_is_help=True)
+cache = typer.Typer(
+    cls=Group, help="Manage the cached headers of models on the Hub.", no_args_is_help=True
+)
 
 
 @cache.command()

@@ -8,12 +8,13 @@ import typer
 from msgspec.structs import replace
 
 from memfit.cli.exits import Exit
+from memfit.cli.options.completion import complete_model
 from memfit.cli.options.groups import OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.model import ModelOptions
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.runtime import RuntimeOptions, named_runtime
-from memfit.cli.options.workload import WorkloadOptions
+from memfit.cli.options.workload import CONTEXT, WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
@@ -30,7 +31,11 @@ class ComparedModels(ModelOptions, frozen=True, kw_only=True):
 
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Two or more models; with --matrix one is enough."),
+        typer.Argument(
+            metavar="MODEL...",
+            help="Two or more models; with --matrix one is enough.",
+            autocompletion=complete_model,
+        ),
     ]
 
 
@@ -113,12 +118,13 @@ def _reject_twice(
 ) -> None:
     """An axis would override the option for the same setting."""
     options = {
-        "context": workload.context is not None or workload.prompt_tokens is not None,
+        "context": workload.prompt_tokens is not None
+        or any(getattr(workload, name) is not None for name in CONTEXT),
         "max-tokens": workload.max_tokens is not None,
         "batch": workload.batch != 1,
         "prefill-step": workload.prefill_step is not None,
         "kv-bits": workload.kv_bits is not None,
-        "quantize": models.quantize is not None,
+        "quantize": models.quantization() is not None,
         "device": machine.given,
         "memory": machine.given,
     }

@@ -1,10 +1,8 @@
 """``memfit estimate``: the memory that a model needs, and whether it fits."""
 
-from contextlib import ExitStack
 from typing import Annotated, Literal
 
 import typer
-from msgspec.structs import replace
 
 from memfit.cli.exits import Exit
 from memfit.cli.options.estimate import EstimatedModel, EstimateRuntime
@@ -14,8 +12,6 @@ from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.model import open_model
-
-SAMPLE = "qwen3-4b-4bit.yaml"
 
 
 class EstimateReport(OptionGroup, frozen=True, kw_only=True):
@@ -53,15 +49,11 @@ def estimate(
 ) -> None:
     """Estimate how much memory a model needs, and whether it fits.
 
-    If it does not fit, the result recommends settings that do.
+    If it does not fit, the result recommends settings that do. Without MODEL a sample is
+    estimated.
     """
     asked, device, ranks = workload.partial(), machine.chosen(), machine.over()
-    with (
-        ExitStack() as files,
-        reporting(verbose=output.verbose, while_waiting=_load_library) as progress,
-    ):
-        if model.model is None:
-            model = replace(model, model=_sample(files))
+    with reporting(verbose=output.verbose, while_waiting=_load_library) as progress:
         opened = open_model(model, runtime, progress=progress)
     from memfit.cli.render.views.estimate import EstimateView
 
@@ -79,11 +71,3 @@ def _load_library() -> None:
     """Import the modules needed next, while the Hub answers."""
     import memfit.cli.render.views.estimate
     import memfit.estimators.sizing.estimate  # noqa: F401
-
-
-def _sample(files: ExitStack) -> str:
-    """Return the path of the built-in sample, which exists until the files are closed."""
-    from importlib import resources
-
-    sample = resources.files("memfit.sample_configs") / SAMPLE
-    return str(files.enter_context(resources.as_file(sample)))

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
-from typer.core import TyperGroup
 
 from memfit.cli.exits import Exit
+from memfit.cli.lazy_group import Group
+from memfit.cli.options.completion import complete_device, complete_model
 from memfit.cli.options.groups import GroupedCommand, OptionGroup, grouped
 from memfit.cli.options.output import FORMAT, Verbose
 from memfit.cli.progress import reporting
@@ -26,12 +27,14 @@ POLICY = Path("memfit.yaml")
 GateFormat = Literal["table", "github", "junit", "markdown", "html", "svg", "json"]
 
 
-class GateGroup(TyperGroup):
+class GateGroup(Group):
     """Runs ``check`` when no command is given; a model called init must be written ./init."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert ``check`` when no command is given."""
-        named = bool(args) and args[0] in (*self.commands, "--help")
+        if not args and ctx.resilient_parsing:  # a shell completes the commands
+            return super().parse_args(ctx, args)
+        named = bool(args) and args[0] in (*self.commands, "--help", "-h")
         return super().parse_args(ctx, args if named else ["check", *args])
 
 
@@ -164,10 +167,20 @@ def _exit(status: "TargetStatus") -> Exit:
     }[status]
 
 
-@gate.command()
+@gate.command(cls=GroupedCommand)
 def init(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model of the first target.")],
-    device: Annotated[list[str], typer.Option(help="A machine that must run it; repeat for more.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="The model of the first target.", autocompletion=complete_model
+        ),
+    ],
+    device: Annotated[
+        list[str],
+        typer.Option(
+            help="A machine that must run it; repeat for more.", autocompletion=complete_device
+        ),
+    ],
 ) -> None:
     """Write a first policy with comments to memfit.yaml."""
     from memfit.cli.render.output import write_whole

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memfit.cli.lazy_group import Group
 from memfit.cli.options.groups import GroupedCommand, Only, grouped
 from memfit.cli.options.output import OutputOptions
 from memfit.cli.render.escape import say
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from memfit.probes.store import Store
 
 measurements = typer.Typer(
-    help="Manage measurements of this machine, used by estimates.", no_args_is_help=True
+    cls=Group,
+    help="Manage measurements of this machine, used by estimates.",
+    no_args_is_help=True,
 )
 Output = Annotated[OutputOptions, Only("json_", "file", "units")]
 Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from memfit.cli.exits import CommandStopped, Exit, exit_of
 from memfit.cli.local_model import local_model
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.model import NamedModel
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.options.workload import WorkloadOptions
@@ -121,9 +122,7 @@ class TuneOutput(TabularOutput, frozen=True, kw_only=True):
 
 @grouped
 def tune(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model's directory, or org/name on the Hub.")
-    ],
+    model: Annotated[NamedModel, Only("model", "model_option")],
     prompt: Annotated[PromptOptions, _PROMPT],
     run: RunOptions,
     runtime: Annotated[RuntimeOptions, Only("margin")],
@@ -135,12 +134,12 @@ def tune(
     from memfit.probes.sweep_checkpoint import user_sweeps
     from memfit.probes.tune import tune as answer
 
-    asked = _asked(prompt, run, runtime, output)
+    reference, asked = model.reference(), _asked(prompt, run, runtime, output)
     sweeps = user_sweeps()
     check = partial(_check_before_download, asked) if run.download else None
     with reporting(verbose=output.verbose) as progress, naming_force(), interruptible():
-        checkpoint, path = local_model(model, before_download=check, progress=progress)
-        request = asked(model=_command_model(model, checkpoint, path), checkpoint=checkpoint)
+        checkpoint, path = local_model(reference, before_download=check, progress=progress)
+        request = asked(model=_command_model(checkpoint, path), checkpoint=checkpoint)
         result = answer(
             request,
             start=partial(
@@ -204,9 +203,10 @@ def _check_before_download(asked: "partial[TuneRequest]", checkpoint: "Checkpoin
         )
 
 
-def _command_model(reference: str, checkpoint: "Checkpoint", path: Path) -> str:
+def _command_model(checkpoint: "Checkpoint", path: Path) -> str:
     """The model's name in commands for mlx-lm, which supports neither revisions nor stores."""
-    return reference if checkpoint.source == "hub" and "@" not in reference else str(path)
+    is_name = checkpoint.source == "hub" and "@" not in checkpoint.id
+    return checkpoint.id if is_name else str(path)
 
 
 def _deliver(result: "TuneResult", output: TuneOutput) -> None:

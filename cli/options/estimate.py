@@ -5,46 +5,50 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from memfit.cli.options.model import ModelOptions
+from memfit.cli.options.groups import parsed
+from memfit.cli.options.model import FORMATS, NamedModel
 from memfit.cli.options.runtime import ServedRuntime
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.quantization import converted, parse_format
 from memfit.estimators.sizing.workload import DRAFT_TOKENS
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.catalog import Draft
 
 
-class EstimatedModel(ModelOptions, frozen=True, kw_only=True):
+SAMPLE = "qwen3-4b-4bit"
+"""The sample that is estimated where no model is named."""
+
+
+class EstimatedModel(NamedModel, frozen=True, kw_only=True):
     """The model, and what is loaded with it."""
 
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A directory, a .safetensors or .gguf file, a config.json, a sample .yaml, or"
-            " org/name on the Hub. Default: a built-in sample.",
-            show_default=False,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(
+            "--adapter", "--adapter-path", help="Include the LoRA adapter in this directory."
         ),
     ] = None
-    adapter: Annotated[
-        Path | None, typer.Option(help="Include the LoRA adapter in this directory.")
-    ] = None
     draft: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Include this draft model.")
+        str | None,
+        typer.Option("--draft", "--draft-model", metavar="MODEL", help="Include this draft model."),
     ] = None
     draft_quantize: Annotated[
-        int | None,
-        typer.Option(metavar="BITS", help="Size the draft model as mlx_lm.convert quantises it."),
+        str | None,
+        typer.Option(metavar=FORMATS, help="Size the draft model as mlx_lm.convert quantises it."),
     ] = None
     num_draft_tokens: Annotated[
         int, typer.Option(min=1, max=64, help="Tokens that the draft model proposes in a step.")
     ] = DRAFT_TOKENS
-
     mmproj: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Include this vision projector of a GGUF model."),
     ] = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a model is named; without one a sample is estimated."""
+        return self.model is not None or self.model_option is not None
 
     def drafting(self) -> "Draft | None":
         """Return the draft model of --draft with its settings.
@@ -58,8 +62,9 @@ class EstimatedModel(ModelOptions, frozen=True, kw_only=True):
             if self.draft_quantize is not None:
                 raise InputError("--draft-quantize needs --draft MODEL")
             return None
-        bits = self.draft_quantize
-        return Draft(self.draft, converted(bits) if bits else None, self.num_draft_tokens)
+        found = parsed("--draft-quantize", parse_format, self.draft_quantize)
+        quantize = converted(found[0], mode=found[1]) if found else None
+        return Draft(self.draft, quantize, self.num_draft_tokens)
 
 
 class EstimateRuntime(ServedRuntime, frozen=True, kw_only=True):

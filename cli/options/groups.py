@@ -1,5 +1,6 @@
 """Expand groups of options to the flat signature that Typer reads."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from inspect import Parameter, Signature, signature
@@ -8,6 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 from msgspec import Struct
 from typer.core import TyperCommand
 
+from memfit.cli.options.completion import undescribed
 from memfit.estimators.base.errors import InputError
 
 Value = TypeVar("Value")
@@ -18,6 +20,8 @@ class OptionGroup(Struct, frozen=True):
 
     panel: ClassVar[str] = "Options"
     """The heading of the group in --help."""
+    pasted: ClassVar[tuple[str, ...]] = ()
+    """Fields that repeat others as another program has them; the library lacks them."""
 
 
 class Only:
@@ -69,17 +73,38 @@ def _options(group: type[OptionGroup], markers: Iterable[Any]) -> Iterator[Param
         yield fields[name].replace(kind=Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option])
 
 
+_OPTION = re.compile(r"--[\w-]+")
+_UNBROKEN = "\N{NON-BREAKING HYPHEN}"
+
+
+def _record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
+    """The name and the description of an option; its names in other programs are at the end."""
+    names = parameter.opts
+    if len([name for name in names if name.startswith("--")]) > 1 or len(names) > 2:
+        parameter, (first, *others) = copy(parameter), names
+        parameter.opts, parameter.help = [first], f"{parameter.help} Also {', '.join(others)}."
+    found: tuple[str, str] | None = parameter.get_help_record(ctx)
+    if found is None:
+        return None
+    # Lines would be broken at the hyphens of options.
+    return found[0], _OPTION.sub(lambda name: name[0].replace("-", _UNBROKEN), found[1])
+
+
 class GroupedCommand(TyperCommand):
     """A command with one section for each group in its --help.
 
     Typer shows panels with rich only, which is slow to import.
     """
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return the options that begin with a text."""
+        return undescribed(super().shell_complete(ctx, incomplete))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and the options by group."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], OptionGroup.panel: []}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = _record(parameter, ctx)
             is_argument = parameter.param_type_name == "argument"
             panel = getattr(parameter, "rich_help_panel", None) or OptionGroup.panel
             if record is not None:
@@ -88,6 +113,7 @@ class GroupedCommand(TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+        formatter.buffer = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
 
 
 def parsed(option: str, parse: Callable[[str], Value], text: str | None) -> Value | None:

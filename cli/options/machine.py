@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
+from memfit.cli.options.completion import complete_device
 from memfit.cli.options.groups import OptionGroup, parsed
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import parse_size
+from memfit.estimators.base.units import parse_memory, parse_size
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 
@@ -18,11 +19,12 @@ class MachineOptions(OptionGroup, frozen=True, kw_only=True):
     device: Annotated[
         str | None,
         typer.Option(
-            help="A machine such as m4-max-64 (see memfit devices), or host for this one."
+            help="A machine such as m4-max-64 (see memfit devices), or host for this one.",
+            autocompletion=complete_device,
         ),
     ] = None
     memory: Annotated[
-        str | None, typer.Option(help="A Mac with this much memory, such as 32GB.")
+        str | None, typer.Option(help="A Mac that is sold with this memory, such as 32 or 32GB.")
     ] = None
     working_set: Annotated[
         str | None,
@@ -49,7 +51,7 @@ class MachineOptions(OptionGroup, frozen=True, kw_only=True):
             raise InputError(
                 "--device, --memory and --working-set each name a device: give only one"
             )
-        memory_bytes = parsed("--memory", parse_size, self.memory)
+        memory_bytes = parsed("--memory", parse_memory, self.memory)
         working_set_bytes = parsed("--working-set", parse_size, self.working_set)
         if memory_bytes is not None:
             return memory_device(memory_bytes, os_regime=self.os_regime)

@@ -1,7 +1,7 @@
 """Options of several machines that run one model together."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class RankedMachine(MachineOptions, frozen=True, kw_only=True):
     """The machine, or the machines of several ranks; ``device`` may then be a list."""
 
+    pasted: ClassVar[tuple[str, ...]] = ("tensor_parallel_size",)
     ranks: Annotated[
         int | None,
         typer.Option(metavar="N", help="Run the model over N ranks of mlx.launch, one a machine."),
@@ -25,6 +26,12 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
         Literal["tensor", "pipeline"] | None,
         typer.Option(help="How ranks share the model. Default: as mlx_lm's sharded_load chooses."),
     ] = None
+    tensor_parallel_size: Annotated[
+        int,
+        typer.Option(
+            *("--tensor-parallel-size", "-tp"), min=1, help="As --ranks N --parallel tensor."
+        ),
+    ] = 1
     split: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="Layers of each rank of a pipeline, such as 20,12."),
@@ -56,6 +63,10 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
 
         devices = self._devices()
         split = parsed("--split", _layers, self.split)
+        if self.tensor_parallel_size > 1:
+            if (self.ranks, self.parallel, split) != (None, None, None):
+                raise InputError("--tensor-parallel-size sets the ranks: leave out their options")
+            return Ranks(self.tensor_parallel_size, "tensor", None, devices)
         size = self.ranks if self.ranks is not None else len(devices or split or ())
         if not size and self.ranks is None:
             if self.parallel:

@@ -2,10 +2,11 @@
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from memfit.cli.options.completion import complete_runtime
 from memfit.cli.options.groups import OptionGroup, parsed
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.sizing.workload import MARGIN_BYTES
@@ -65,6 +66,7 @@ class RuntimeOptions(VersionOptions, frozen=True, kw_only=True):
             help="Runtime to estimate for (see memfit runtimes). Default: mlx-lm, for GGUF"
             " llama.cpp.",
             show_default=False,
+            autocompletion=complete_runtime,
         ),
     ] = None
     gpu_memory_utilization: Annotated[
@@ -108,6 +110,7 @@ class RuntimeOptions(VersionOptions, frozen=True, kw_only=True):
 class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
     """The runtime with settings of its own."""
 
+    pasted: ClassVar[tuple[str, ...]] = ("kv_cache_dtype",)
     cache_type: Annotated[
         str | None,
         typer.Option(metavar="KEYS[,VALUES]", help="Types of llama.cpp's KV cache, such as q8_0."),
@@ -135,9 +138,14 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
         typer.Option(
             "--gpu-layers",
             "-ngl",
+            "--n-gpu-layers",
             metavar="N|auto|all",
             help="Layers that llama.cpp has on the GPU, with the head; auto: the most that fit.",
         ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(metavar="auto|fp8", help="Type of vllm's KV cache; for mlx-lm see --kv-bits."),
     ] = None
     n_cpu_moe: Annotated[
         str | None,
@@ -158,21 +166,25 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
         runtime = RuntimeOptions.chosen(self)
         return self.with_settings(runtime) if self.runtime else runtime
 
-    def with_settings(self, runtime: "Runtime") -> "Runtime":
-        """Return a runtime with the settings that were given.
-
-        Raises:
-            InputError: when it has no such setting, or its text cannot be read.
-        """
-        settings = {
+    def _settings(self) -> dict[str, str | None]:
+        """The options that are a runtime's own, with their texts."""
+        return {
             "--cache-type": self.cache_type,
             "--cache-type-k": self.cache_type_k,
             "--cache-type-v": self.cache_type_v,
             "--no-flash-attn": None if self.flash_attn else "off",
             "--gpu-layers": self.gpu_layers,
             "--n-cpu-moe": self.n_cpu_moe,
+            "--kv-cache-dtype": self.kv_cache_dtype,
         }
-        for option, text in settings.items():
+
+    def with_settings(self, runtime: "Runtime") -> "Runtime":
+        """Return a runtime with the settings that were given.
+
+        Raises:
+            InputError: when it has no such setting, or its text cannot be read.
+        """
+        for option, text in self._settings().items():
             runtime = parsed(option, partial(runtime.with_setting, option), text) or runtime
         return runtime
 

@@ -1,16 +1,22 @@
 """Options of the workload: tokens, batch, and the KV cache."""
 
-from typing import Annotated, Any
+import re
+from decimal import Decimal
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from memfit.cli.options.groups import OptionGroup, parsed
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import parse_count
+from memfit.estimators.base.units import MAX_COUNT, ceil_div, parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS, PartialWorkload
 
 DEFAULT_CONTEXT = 4096
+CONTEXT = ("context", "ctx_size", "max_model_len")
+"""The options that set the context, by the names of three programs."""
+_MODEL_LEN = re.compile(r"([0-9]{1,12})([kKmM]?)|([0-9]{1,12}\.[0-9]{1,6})([km])")
+_MODEL_LEN_UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
 
 
 def _kv_bits(text: str) -> int:
@@ -26,17 +32,53 @@ def _kv_bits(text: str) -> int:
     return bits
 
 
+def _model_len(text: str) -> int:
+    """Tokens as vLLM reads them (engine/arg_utils.py, human_readable_int): k is 1000, K is 1024."""
+    match = _MODEL_LEN.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"{text[:40]!r} is no number of tokens; write 32768, 32K or --context 32k")
+    number, unit = match[1] or match[3], match[2] or match[4] or ""
+    tokens = Decimal(number) * _MODEL_LEN_UNITS[unit]
+    if tokens != int(tokens) or tokens > MAX_COUNT:
+        raise InputError(f"{text[:40]!r} is no whole number of tokens up to {MAX_COUNT}")
+    return int(tokens)
+
+
 class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
     """What a model is asked to do."""
 
     panel = "Workload options"
+    pasted: ClassVar[tuple[str, ...]] = ("ctx_size", "max_model_len")
     context: Annotated[
         str | None, typer.Option(help="Prompt tokens, with no generation, such as 32k.")
     ] = None
+    ctx_size: Annotated[
+        str | None,
+        typer.Option(
+            "--ctx-size", "-c", help="The same as llama.cpp takes it: for all sequences together."
+        ),
+    ] = None
+    max_model_len: Annotated[
+        str | None,
+        typer.Option("--max-model-len", help="The same as vLLM takes it: 32k is 32000 tokens."),
+    ] = None
     prompt_tokens: Annotated[str | None, typer.Option(help="Tokens in the prompt.")] = None
     max_tokens: Annotated[str | None, typer.Option(help="Tokens to generate.")] = None
-    batch: Annotated[int, typer.Option(help="Sequences that run together.")] = 1
-    prefill_step: Annotated[int | None, typer.Option(help="Tokens in a prefill chunk.")] = None
+    batch: Annotated[
+        int,
+        typer.Option(
+            *("--batch", "-np", "--max-num-seqs"),
+            help="Sequences that run together.",
+        ),
+    ] = 1
+    prefill_step: Annotated[
+        int | None,
+        typer.Option(
+            *("--prefill-step", "--prefill-step-size", "-ub", "--ubatch-size"),
+            "--max-num-batched-tokens",
+            help="Tokens computed at once: a chunk of mlx-lm, a micro-batch of llama.cpp.",
+        ),
+    ] = None
     kv_bits: Annotated[
         int | None,
         typer.Option(parser=_kv_bits, metavar="BITS|none", help="Bits of a quantised KV cache."),
@@ -78,11 +120,30 @@ class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
         Raises:
             InputError: when a value cannot be read, or options exclude each other.
         """
-        whole = parsed("--context", parse_count, self.context)
+        option, whole = self._whole()
         prompt = parsed("--prompt-tokens", parse_count, self.prompt_tokens)
         generated = parsed("--max-tokens", parse_count, self.max_tokens)
         if whole is not None and (prompt is not None or generated is not None):
-            raise InputError("--context excludes --prompt-tokens and --max-tokens: use those two")
+            raise InputError(f"{option} excludes --prompt-tokens and --max-tokens: use those two")
         if whole is None:
             whole = DEFAULT_CONTEXT
         return (whole if prompt is None else prompt), generated or 0
+
+    def _whole(self) -> tuple[str, int | None]:
+        """The option that sets the context, and its tokens."""
+        values = {
+            "--context": parsed("--context", parse_count, self.context),
+            "--ctx-size": parsed("--ctx-size", self._of_each, self.ctx_size),
+            "--max-model-len": parsed("--max-model-len", _model_len, self.max_model_len),
+        }
+        given = [(option, value) for option, value in values.items() if value is not None]
+        if len(given) > 1:
+            raise InputError(f"{given[0][0]} and {given[1][0]} both set the context: give one")
+        return given[0] if given else ("--context", None)
+
+    def _of_each(self, text: str) -> int:
+        """The part of each sequence, as without a unified cache (llama-context.cpp, n_ctx_seq)."""
+        tokens = parse_count(text)
+        if not tokens:
+            raise InputError("0 is the model's own limit; write its tokens, such as 40960")
+        return ceil_div(tokens, max(1, self.batch))

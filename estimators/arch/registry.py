@@ -11,6 +11,7 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.structural import unread_keys
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.nearest import nearest
 
 # model_type -> module of arch/families, imported only when asked for.
 FAMILIES: dict[str, str] = {
@@ -154,10 +155,8 @@ def family(model_type: str) -> Any:
 
 
 def _unknown_type(name: str, model_type: str) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(model_type, FAMILIES, n=3, cutoff=0.5)
-    hint = f"; nearest known: {', '.join(near)}" if near else ""
+    near = nearest(model_type, FAMILIES)
+    hint = f"; nearest known: {near}" if near else ""
     return f"{name}: model_type: {model_type[:60]!r} is not described{hint}"
 
 

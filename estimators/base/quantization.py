@@ -1,5 +1,6 @@
 """Bytes of a quantised matrix, as MLX packs it."""
 
+import re
 from typing import Annotated
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ AFFINE_GROUPS = (32, 64, 128)
 # The only (bits, group size) of each floating mode: mlx ops.cpp, validate_mode_with_type.
 FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
 MODES = ("affine", *FLOAT_MODES)
+_BITS = re.compile(r"([0-9]{1,3})(?:[ -]?bits?)?")
 # Defaults of mlx_lm.convert for each mode: mlx-lm utils.py, defaults_for_mode.
 DEFAULTS = {"affine": (4, 64), **FLOAT_MODES}
 
@@ -65,3 +67,23 @@ def converted(bits: int, group_size: int | None = None, mode: str = "affine") ->
     """
     default = DEFAULTS[mode][1] if mode in DEFAULTS else 0
     return Quantization(bits, default if group_size is None else group_size, mode)
+
+
+def parse_format(text: str) -> tuple[int, str]:
+    """Return the bits and the mode of a text such as ``4``, ``4bit`` or ``mxfp4``.
+
+    Raises:
+        InputError: when it is neither bits nor a mode.
+
+    >>> parse_format("4bit"), parse_format("mxfp4")
+    ((4, 'affine'), (4, 'mxfp4'))
+    """
+    wanted = text.strip().lower()
+    if wanted in FLOAT_MODES:
+        return FLOAT_MODES[wanted][0], wanted
+    if match := _BITS.fullmatch(wanted):
+        return int(match[1]), "affine"
+    raise InputError(
+        f"{text[:40]!r} is no format of weights; write bits ({', '.join(map(str, AFFINE_BITS))}),"
+        f" or {', '.join(FLOAT_MODES)}"
+    )

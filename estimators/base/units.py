@@ -10,6 +10,8 @@ from memfit.estimators.base.errors import InputError
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})")
+# Five digits are terabytes: a longer number without a unit is of bytes.
+_MEMORY = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,9})?)\s*[Gg]?")
 _SHARE = re.compile(r"[0-9](?:\.[0-9]{1,9})?")
 _COUNT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kKmM]?)")
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,3})")
@@ -62,8 +64,24 @@ def parse_size(text: str) -> int:
     if match and match[2][:1].isupper() and match[2].endswith("b"):
         raise InputError(f"{text!r} is in bits; write bytes with a capital B")
     if match is None or factor is None:
-        raise InputError(f"{text!r} is not a size; write it as 64GB (10^9), 64GiB (2^30) or bytes")
+        number = match[1] if match else "64"
+        raise InputError(
+            f"{text!r} is not a size; write it as {number}GB (10^9), {number}GiB (2^30) or bytes"
+        )
     return int(Decimal(match[1]) * factor)
+
+
+def parse_memory(text: str) -> int:
+    """Return the bytes of a machine's memory: ``32`` and ``32G`` are ``32GB``.
+
+    Raises:
+        InputError: as `parse_size`.
+
+    >>> parse_memory("32"), parse_memory("32G"), parse_memory("32GiB")
+    (32000000000, 32000000000, 34359738368)
+    """
+    match = _MEMORY.fullmatch(text.strip())
+    return parse_size(f"{match[1]}GB" if match else text)
 
 
 def parse_rate(text: str) -> int:

@@ -15,15 +15,16 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 
 _SUFFIXES = (".safetensors", ".gguf", ".json", ".yaml", ".yml", ".bin", ".pt", ".pth")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?", re.ASCII)
-_HUB_FILE = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?:[\w./-]+\.gguf", re.ASCII | re.IGNORECASE)
-_ADDRESS = re.compile(
-    r"https?://[^/]+/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)?.*", re.ASCII | re.DOTALL
+# After the colon a GGUF file, or its quantisation.
+_HUB_FILE = re.compile(
+    r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?:(?:[\w./-]+\.gguf|[\w.-]+)", re.ASCII | re.IGNORECASE
 )
+_ADDRESS = re.compile(r"https?://|(?:www\.)?huggingface\.co/|hf\.co/", re.ASCII | re.IGNORECASE)
 _OLLAMA_BLOB = "sha256-"
 HUB = "hub:"
 """Before a name on the Hub, which is not looked up in the directory then."""
 _WANTED = (
-    "give a model's directory, a .safetensors or .gguf file, a config.json, a sample .yaml,"
+    "give a model's directory, a .safetensors or .gguf file, a config.json, a sample,"
     " hub:org/name, hub:org/name:file.gguf, ollama:name:tag or modelscope:org/name"
 )
 
@@ -54,12 +55,12 @@ def open_checkpoint(
 
     if (kept := open_store(reference)) is not None:
         return kept
-    if address := _ADDRESS.fullmatch(reference):
-        name = address[1] or "org/name"
-        raise CheckpointError(f"{printable(reference)!r}: a URL, not a name; write {name}")
-    is_file = _HUB_FILE.fullmatch(reference) and not reference.startswith(".")
-    if not is_file and (_looks_like_path(reference) or not _HUB_NAME.fullmatch(reference)):
-        raise CheckpointError(f"{printable(reference)!r}: no such path; {_WANTED}")
+    if _ADDRESS.match(reference):
+        return _open_hub(_addressed(reference, guess_hub), progress)
+    if guess_hub and (sample := _named_sample(reference)):
+        return sample
+    if not _is_hub_name(reference):
+        raise CheckpointError(f"{printable(reference)!r}: no such path{_known(reference)}")
     if not guess_hub:
         raise CheckpointError(
             f"{printable(reference)!r}: no such path; on the Hub it is hub: {reference} in a"
@@ -71,6 +72,43 @@ def open_checkpoint(
         return found
     doubt = f"{folder} is a directory without {reference.partition('/')[2]}, so it is the Hub's"
     return replace(found, warnings=(*found.warnings, f"{doubt}; hub:{reference} says so"))
+
+
+def open_sample(name: str) -> Checkpoint:
+    """Return the checkpoint of a sample that is shipped with memfit."""
+    from memfit.estimators.checkpoint.local.samples import sample_file
+
+    with sample_file(name) as path:
+        return _open_sample(path)
+
+
+def _named_sample(name: str) -> Checkpoint | None:
+    """The sample of a name in any case; None where there is none."""
+    from memfit.estimators.checkpoint.local.samples import sample_names
+
+    return open_sample(name.lower()) if name.lower() in sample_names() else None
+
+
+def _known(reference: str) -> str:
+    """The samples nearest to a word, else all that names a model."""
+    if not re.fullmatch(r"[\w.-]+", reference):
+        return f"; {_WANTED}"
+    from memfit.estimators.base.nearest import nearest
+    from memfit.estimators.checkpoint.local.samples import sample_names
+
+    near = nearest(reference.lower(), sample_names())
+    return f", and no sample; nearest: {near}" if near else f"; {_WANTED}"
+
+
+def _addressed(address: str, guess_hub: bool) -> str:
+    """The name on the Hub that an address is of."""
+    from memfit.estimators.checkpoint.hub.address import hub_name
+    from memfit.estimators.checkpoint.hub.settings import configured_hub
+
+    name = hub_name(address, endpoint=configured_hub().endpoint)
+    if not guess_hub:
+        raise CheckpointError(f"{printable(address)!r}: a URL, not a name; write {HUB}{name}")
+    return name
 
 
 def _open_hub(name: str, progress: Progress) -> Checkpoint:
@@ -140,6 +178,12 @@ def _is_there(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def _is_hub_name(reference: str) -> bool:
+    if _HUB_FILE.fullmatch(reference) and not reference.startswith("."):
+        return True
+    return bool(_HUB_NAME.fullmatch(reference)) and not _looks_like_path(reference)
 
 
 def _looks_like_path(reference: str) -> bool:

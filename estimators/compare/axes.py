@@ -9,8 +9,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantization import FLOAT_MODES, Quantization, converted
-from memfit.estimators.base.units import parse_count, parse_size
+from memfit.estimators.base.quantization import (
+    FLOAT_MODES,
+    Quantization,
+    converted,
+    parse_format,
+)
+from memfit.estimators.base.units import parse_count, parse_memory
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.machine.working_set import OsRegime
@@ -116,7 +121,7 @@ def _setting(
     if name == "device":
         return AxisValue(text, "device", find_device(text))
     if name == "memory":
-        device = memory_device(parse_size(text), os_regime=os_regime)
+        device = memory_device(parse_memory(text), os_regime=os_regime)
         return AxisValue(text, "device", device)
     if name == "quantize":
         return _conversion(text)
@@ -130,7 +135,6 @@ def _conversion(text: str) -> AxisValue:
     wanted = text.lower()
     if wanted == "none":
         return AxisValue(None, "quantize", None)
-    if wanted in FLOAT_MODES:
-        return AxisValue(wanted, "quantize", Quantization(*FLOAT_MODES[wanted], wanted))
-    bits = parse_count(text)
-    return AxisValue(bits, "quantize", converted(bits))
+    bits, mode = parse_format(text)
+    value = wanted if mode in FLOAT_MODES else bits
+    return AxisValue(value, "quantize", converted(bits, mode=mode))

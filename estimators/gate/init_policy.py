@@ -53,8 +53,8 @@ def _block(catalog: Catalog, model: str, device: Device) -> str:
 def _reference(checkpoint: Checkpoint, model: str) -> str:
     """The line that names a model, which no other model can take the place of."""
     key, name = "model", model
-    if checkpoint.source == "hub" or model.startswith(HUB):
-        place, colon, file = model.removeprefix(HUB).partition(":")
+    if checkpoint.revision is not None:
+        place, colon, file = checkpoint.id.partition(":")
         pinned = place if "@" in place else f"{place}@{checkpoint.revision}"
         key, name = "hub", f"{pinned}{colon}{file}"
     elif os.path.lexists(os.path.expanduser(model)):

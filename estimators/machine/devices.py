@@ -6,6 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.nearest import nearest
 from memfit.estimators.machine.apple import Chip, chips
 from memfit.estimators.machine.data.apple import WORKING_SETS
 from memfit.estimators.machine.device import Device, DeviceSource
@@ -217,8 +218,7 @@ def _names(chip: Chip) -> str:
 
 
 def _nearest(wanted: str) -> str:
-    import difflib  # costs more than the look-up, and only a typo needs it
-
     macs = [f"{chip.id}-{gib}" for chip in chips().values() for gib in chip.memory_gib]
-    close = difflib.get_close_matches(wanted, [*macs, *gpu_models()], n=3, cutoff=0.5)
-    return f"near it: {', '.join(close)}" if close else "names look like m4-max-64 or rtx-4090"
+    near = nearest(wanted, [*macs, *gpu_models()])
+    known = f"nearest: {near}" if near else "names look like m4-max-64 or rtx-4090"
+    return f"{known} (memfit devices)"

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.nearest import nearest
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.mlx.versions import Version, format_version
@@ -50,7 +51,9 @@ def get_runtime(name: str, environ: Mapping[str, str] | None = None) -> Runtime:
     256
     """
     if name not in _CLASSES:
-        raise InputError(f"no runtime is called {name!r}; there is {', '.join(_CLASSES)}")
+        near = nearest(name, _CLASSES)
+        known = f"nearest: {near}" if near else f"there is {', '.join(_CLASSES)}"
+        raise InputError(f"no runtime is called {name[:60]!r}; {known} (memfit runtimes)")
     return _class(name).configured(environ or {})
 
 

@@ -17,6 +17,10 @@ Charges = Literal["its own caches", "attention layers", "every layer"]
 Limited = Literal["working_set", "working_set_for_cache", "memory", "cache"]
 
 
+# The runtime of a setting that is not llama.cpp's, and what another has in its place.
+_OWNERS = {"--kv-cache-dtype": ("vllm", ", or --kv-bits 8")}
+
+
 class Budget(Struct, frozen=True):
     """The memory that a runtime gives itself."""
 
@@ -117,7 +121,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
             InputError: when its budget is not a share of the memory.
         """
         if self.budget.of != "memory":
-            raise InputError(f"{self.name} has no such setting")
+            raise InputError(f"{self.name} has no such setting; give --runtime vllm, which has it")
         return replace(self, budget=MemoryShare("memory", int(percent), None, Fraction(percent)))
 
     def with_setting(self, option: str, text: str) -> "Runtime":
@@ -126,7 +130,10 @@ class Runtime(Struct, frozen=True, kw_only=True):
         Raises:
             InputError: when it has no such setting, or the text cannot be read.
         """
-        raise InputError(f"{self.name} has no such setting")
+        owner, other = _OWNERS.get(option, ("llama.cpp", ""))
+        raise InputError(
+            f"{self.name} has no such setting; give --runtime {owner}, which has it{other}"
+        )
 
     @property
     def versions(self) -> MlxVersions:

@@ -90,20 +90,6 @@ def test_a_missing_path_is_not_looked_up_on_the_hub(reference: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("address", "wanted"),
-    [
-        ("https://huggingface.co/org/name", "write org/name"),
-        ("http://mirror:8080/org/name/tree/main", "write org/name"),
-        ("https://huggingface.co/org/name/blob/main/model.gguf", "write org/name"),
-        ("https://huggingface.co/", "write org/name"),
-    ],
-)
-def test_a_hub_address_is_rejected_with_the_name_to_use(address: str, wanted: str) -> None:
-    with pytest.raises(CheckpointError, match=f"a URL, not a name; {wanted}$"):
-        open_checkpoint(address)
-
-
 def test_a_gguf_suffix_may_be_in_any_case(tmp_path: Path) -> None:
     weights = (tensor("token_embd.weight", (32, 8)),)
     path = write(tmp_path / "model.GGUF", {"general.architecture": "llama"}, weights)

@@ -274,7 +274,7 @@ def test_a_damaged_checkpoint_ends_the_comparison(
         (("--matrix", "device=m4-max-64", "--memory", "8GB"), "device"),
         (("--matrix", "device=m4-max-64", "--matrix", "memory=8GB"), "machine"),
         (("--matrix", "device=m9-max-64"), "m9-max-64"),
-        (("--matrix", "memory=64G"), "64G"),
+        (("--matrix", "memory=64X"), "64X"),
         (("--matrix", "kv-bits=7"), "KV bits"),
         (("--matrix", "quantize=9"), "9 bits"),
         (("--matrix", "quantize=int4"), "int4"),

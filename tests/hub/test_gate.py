@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.gate.init_policy import _reference
@@ -111,9 +112,11 @@ def test_a_revision_that_is_not_a_commit_is_named(
 
 def test_a_first_policy_is_pinned_to_the_commit() -> None:
     found = Checkpoint(id="org/a", source="hub", config={}, config_name="", revision="f" * 40)
-    for model in ("org/a", "hub:org/a"):
+    for model in ("org/a", "hub:org/a", "https://huggingface.co/org/a"):
         assert _reference(found, model) == f'hub: "org/a@{"f" * 40}"'
-    assert _reference(found, "org/a@v1") == 'hub: "org/a@v1"'
+    assert _reference(replace(found, id="org/a@v1"), "org/a@v1") == 'hub: "org/a@v1"'
+    chosen = replace(found, id="org/a:Q4_K_M", source="gguf")
+    assert _reference(chosen, "org/a:Q4_K_M") == f'hub: "org/a@{"f" * 40}:Q4_K_M"'
 
 
 def test_a_name_in_a_local_folder_is_noted_when_it_is_the_hubs(

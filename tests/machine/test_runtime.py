@@ -85,7 +85,7 @@ def test_workload_defaults_are_those_of_mlx_lm() -> None:
 
 
 def test_an_unknown_runtime_is_reported_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match="no runtime is called 'exllama'; there is mlx-lm"):
+    with pytest.raises(InputError, match="no runtime is called 'exllama'; nearest: "):
         get_runtime("exllama")
 
 

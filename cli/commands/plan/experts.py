@@ -11,7 +11,7 @@ from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.runtime import VersionOptions
-from memfit.cli.options.workload import WorkloadOptions
+from memfit.cli.options.workload import CONTEXT, WorkloadOptions
 from memfit.estimators.base.units import parse_count, parse_rate
 from memfit.estimators.base.workload import Workload
 
@@ -53,7 +53,7 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
 def experts(
     model: PlanModel,
     asked: ExpertOptions,
-    workload: Annotated[WorkloadOptions, Only("context", "kv_bits")],
+    workload: Annotated[WorkloadOptions, Only(*CONTEXT, "kv_bits")],
     machine: MachineOptions,
     versions: VersionOptions,
     output: PlanOutput,
@@ -75,7 +75,7 @@ def experts(
     run = Workload(prompt_tokens=tokens, kv_bits=workload.kv_bits or None, quantized_kv_start=0)
     device = machine.chosen()
     sized = model.sized_for_mlx_lm(device, verbose=output.verbose, versions=versions)
-    tensors = None if model.quantize else sized.checkpoint.tensors
+    tensors = None if model.quantization() else sized.checkpoint.tensors
     kept = inventory(sized.model, tensors, sized.footprint)
     file = asked.profile
     profile = read_profile(file, kept.layers, sized.model.model_type) if file else None

@@ -10,7 +10,7 @@ from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.runtime import VersionOptions
-from memfit.cli.options.workload import WorkloadOptions
+from memfit.cli.options.workload import CONTEXT, WorkloadOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count, parse_size
 
@@ -86,7 +86,7 @@ def server(
     model: PlanModel,
     asked: ServerOptions,
     workload: Annotated[
-        WorkloadOptions, Only("context", "kv_bits", "kv_group_size", "quantized_kv_start")
+        WorkloadOptions, Only(*CONTEXT, "kv_bits", "kv_group_size", "quantized_kv_start")
     ],
     machine: MachineOptions,
     versions: VersionOptions,

@@ -11,7 +11,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.runtime import VersionOptions
-from memfit.cli.options.workload import WorkloadOptions
+from memfit.cli.options.workload import CONTEXT, WorkloadOptions
 from memfit.cli.render.output import write_whole
 from memfit.estimators.base.quantization import Quantization
 
@@ -44,7 +44,7 @@ class TraceOptions(OptionGroup, frozen=True, kw_only=True):
 def static(
     model: PlanModel,
     asked: TraceOptions,
-    workload: Annotated[WorkloadOptions, Only("context")],
+    workload: Annotated[WorkloadOptions, Only(*CONTEXT)],
     versions: VersionOptions,
     output: PlanOutput,
 ) -> None:

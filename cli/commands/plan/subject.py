@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.options.model import ModelOptions
+from memfit.cli.options.model import NamedModel
 from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import UnsupportedError
@@ -25,17 +25,8 @@ Traffic = Annotated[
 ]
 
 
-class PlanModel(ModelOptions, frozen=True, kw_only=True):
+class PlanModel(NamedModel, frozen=True, kw_only=True):
     """A model, and how it is converted."""
-
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A directory, a .safetensors file, a config.json, a sample .yaml, or org/name on"
-            " the Hub.",
-        ),
-    ]
 
     def sized(
         self,
@@ -53,12 +44,12 @@ class PlanModel(ModelOptions, frozen=True, kw_only=True):
         """
         from memfit.estimators.sizing.catalog import Catalog
 
-        quantization = self.quantization()
+        quantization, reference = self.quantization(), self.reference()
         with reporting(verbose=verbose) as progress:
             catalog = Catalog(progress=progress, versioned=versions.versioned)
-            catalog.checkpoint(self.model)
+            catalog.checkpoint(reference)
         return catalog.sized(
-            self.model,
+            reference,
             quantize=quantization,
             device=machine,
             method=method,

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, UnsupportedError
 from memfit.estimators.base.files import printable, regular_file_bytes
+from memfit.estimators.base.nearest import nearest
 from memfit.estimators.checkpoint.byte_source import ByteSource, FileSource
 from memfit.estimators.checkpoint.gguf.header import GgufHeader, Value, read_gguf
 from memfit.estimators.checkpoint.manifest import Checkpoint, SkippedFile, Tensor
@@ -21,6 +22,10 @@ MAX_SPLITS = 1000  # the numbers have five digits; the largest published series 
 # llama.cpp's own pattern: src/llama.cpp, llama_split_path.
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
 _PROJECTOR = "mmproj"
+# Of ggml's types and llama.cpp's mixtures of them (tools/quantize); UD- is Unsloth's own mixture.
+_QUANTISATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q[1-8]_\w+|TQ[12]_0|BF16|F16|F32|MXFP4\w*|NVFP4))$", re.IGNORECASE
+)
 _NOT_MODELS = {
     "adapter": "an adapter; give the model that it was trained on",
     "imatrix": "an importance matrix, not a model",
@@ -191,6 +196,49 @@ def gguf_models(names: Sequence[str]) -> list[str]:
             key = (split["stem"], split["total"]) if split else (name, "")
             found.setdefault(key, name)
     return list(found.values())
+
+
+def label(name: str) -> str:
+    """Return the quantisation in a file's name, or without one its name.
+
+    >>> label("big/Qwen3-4B-UD-Q4_K_XL-00001-of-00002.gguf"), label("qwen3-4b-q8_0.gguf")
+    ('UD-Q4_K_XL', 'q8_0')
+    """
+    found = _QUANTISATION.search(_stem(name))
+    return found[1] if found else _stem(name)
+
+
+def choose_model(names: Sequence[str], wanted: str, place: str) -> str:
+    """Return the one file of a quantisation, the first of its series.
+
+    Raises:
+        CheckpointError: when there is none, or more than one.
+    """
+    models = gguf_models(names)
+    wanted = wanted.lower()
+    ends = re.compile(rf"(?:^|[-._/]){re.escape(wanted)}(?:$|-\d{{5}}-of-)")
+    found = [name for name in models if ends.search(_path_stem(name).lower())]
+    found = [name for name in found if label(name).lower() == wanted] or found
+    if len(found) == 1:
+        return found[0]
+    labels = [label(name) for name in found or models]
+    shown = nearest(wanted.upper(), labels) if not found else ""
+    fault = f"{len(found)} files are" if found else "no file is"
+    raise CheckpointError(
+        f"{place}: {fault} {printable(wanted.upper())};"
+        f" {'nearest' if shown else 'it has'}: {printable(shown) or list_some(found or labels)}"
+    )
+
+
+def _path_stem(name: str) -> str:
+    return name[: -len(SUFFIX)]
+
+
+def _stem(name: str) -> str:
+    """The file's name without its suffix and its number in a series."""
+    base = os.path.basename(name)
+    split = _SPLIT.fullmatch(base)
+    return split["stem"] if split else _path_stem(base)
 
 
 def _is_gguf(name: str) -> bool:

@@ -4,7 +4,13 @@ from pathlib import PurePosixPath
 
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
-from memfit.estimators.checkpoint.gguf.files import SUFFIX, GgufFile, gguf_checkpoint, series
+from memfit.estimators.checkpoint.gguf.files import (
+    SUFFIX,
+    GgufFile,
+    choose_model,
+    gguf_checkpoint,
+    series,
+)
 from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.shards import list_some
@@ -39,11 +45,15 @@ class HubSource:
 def read_hub_gguf(repository: Repository, name: str, *, id: str) -> Checkpoint:
     """Return the checkpoint of a repository's GGUF file, and of the rest of its series.
 
+    ``name`` is the file, or its quantisation.
+
     Raises:
         CheckpointError: when there is no such file, or as `gguf_checkpoint`.
         UnreachableError: when the Hub cannot be reached.
         UnsupportedError: as `gguf_checkpoint`.
     """
+    if not name.lower().endswith(SUFFIX):
+        name = choose_model(list(repository.listing.files), name, printable(repository.label))
     place = PurePosixPath(name)
     names = [str(place.with_name(part)) for part in series(place.name)]
     if missing := repository.missing(names):

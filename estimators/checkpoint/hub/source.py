@@ -35,8 +35,8 @@ def open_hub_file(
 ) -> Checkpoint:
     """Return the checkpoint of a GGUF file, or of its series, in a repository.
 
-    The reference is ``org/name:file.gguf`` or ``org/name@revision:file.gguf``. Only headers are
-    fetched, by ranges.
+    The reference is ``org/name:file.gguf`` or ``org/name@revision:file.gguf``, or has in place of
+    the file its quantisation, such as ``Q4_K_M``. Only headers are fetched, by ranges.
 
     Raises:
         CheckpointError: when there is no such repository, revision or file, or its header is
@@ -54,8 +54,8 @@ def open_hub_file(
     _reject_bad_name(name, revision, reference)
     cache = cache or user_cache()
     hub = hub or configured_hub()
-    snapshot = _find_snapshot(hub.snapshots, name, revision, file)
-    if snapshot:
+    file = _kept_file(hub.snapshots, name, revision, file) or file
+    if snapshot := _find_snapshot(hub.snapshots, name, revision, file):
         found = read_gguf_file(snapshot.directory / file, id=printable(reference))
         return _at(found, snapshot.commit, revision, _not_asked(reference, snapshot))
     # Messages name a file as repository/file, as its URL does.
@@ -140,8 +140,25 @@ def _find_snapshot(
     commit = small_text(folder / "refs" / revision) or revision
     directory = folder / "snapshots" / commit
     # A revision such as refs/pr/1 that was never resolved is not a commit hash.
-    found = commit.isalnum() and os.path.isfile(directory / file)
+    is_there = os.path.isfile(directory / file) if file else os.path.isdir(directory)
+    found = commit.isalnum() and is_there
     return _Snapshot(directory, commit) if found else None
+
+
+def _kept_file(snapshots: Path, name: str, revision: str, wanted: str) -> str:
+    """The downloaded file of a quantisation; empty where there is none."""
+    from memfit.estimators.checkpoint.gguf.files import SUFFIX, choose_model
+
+    snapshot = _find_snapshot(snapshots, name, revision, "")
+    if snapshot is None or wanted.lower().endswith(SUFFIX):
+        return ""
+    files = (path for path in snapshot.directory.rglob("*") if path.is_file())
+    try:
+        return choose_model(
+            [str(path.relative_to(snapshot.directory)) for path in files], wanted, name
+        )
+    except CheckpointError:
+        return ""
 
 
 def _read_snapshot(snapshot: _Snapshot, reference: str, *, offline: bool) -> Checkpoint | None:

@@ -6,7 +6,6 @@ that opening one asks no network.
 
 import os
 from collections.abc import Iterator, Sequence
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from memfit.estimators.base.files import list_names, printable, small_text
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.checkpoint.gguf.files import SUFFIX, gguf_models
 from memfit.estimators.checkpoint.hub.settings import configured_hub
+from memfit.estimators.checkpoint.local.samples import sample_file, sample_names
 from memfit.estimators.checkpoint.local.stores import ollama_models
 from memfit.estimators.checkpoint.weight_files import is_weight_file
 from memfit.estimators.results.fits import Store
@@ -51,10 +51,9 @@ def kept_models(folders: Sequence[str]) -> Iterator[KeptModel]:
             yield KeptModel(printable(name), "lm-studio", str(path))
     for reference in ollama_models():
         yield KeptModel(printable(reference), "ollama", reference)
-    for sample in files("memfit.sample_configs").iterdir():
-        if sample.name.endswith(".yaml"):
-            with as_file(sample) as path:
-                yield KeptModel(path.stem, "sample", str(path))
+    for name in sample_names():
+        with sample_file(name) as path:
+            yield KeptModel(name, "sample", str(path))
 
 
 def _absolute(path: str | Path) -> Path:

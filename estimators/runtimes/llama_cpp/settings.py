@@ -56,7 +56,9 @@ def _layers(text: str) -> int | None:
     if text.strip().lower() == "all":
         return None
     if not text.isdecimal() or int(text) > MAX_LAYERS:
-        raise InputError(f"{text[:60]!r}: expected a number of layers up to {MAX_LAYERS}")
+        raise InputError(
+            f"{text[:60]!r}: expected a number of layers up to {MAX_LAYERS}, auto or all"
+        )
     return int(text)
 
 

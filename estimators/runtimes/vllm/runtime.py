@@ -19,7 +19,7 @@ from memfit.estimators.arch.specs import (
 )
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dispatch import assert_never
-from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
@@ -39,6 +39,7 @@ from memfit.estimators.workspace.peak import PeakMoment
 _GIB = 2**30
 _MIB = 2**20
 _FLOAT8_BITS = 8
+_FLOAT8_TYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")  # config/cache.py, CacheDType; one byte each
 # engine/arg_utils.py, get_batch_defaults for a server: from this memory on, the tokens of a batch
 # and its requests; an A100 and a GB10 stay with the least.
 _BATCHES = ((160 * _GIB, 16384, 1024), (70 * _GIB, 8192, 1024), (0, 2048, 256))
@@ -72,6 +73,20 @@ class VllmRuntime(Runtime, frozen=True, kw_only=True):
             memory = 0
         tokens, requests = next(rest for least, *rest in _BATCHES if memory >= least)
         return replace(self, prefill_step=tokens, requests=requests)
+
+    def with_setting(self, option: str, text: str) -> Runtime:
+        """Return vLLM with another type of its cache.
+
+        Raises:
+            InputError: when it has no such setting, or the type is not described.
+        """
+        if option != "--kv-cache-dtype":
+            return Runtime.with_setting(self, option, text)
+        if text not in ("auto", *_FLOAT8_TYPES):
+            raise InputError(
+                f"{text[:40]!r} is not described; give auto or {', '.join(_FLOAT8_TYPES)}"
+            )
+        return replace(self, kv_bits=_FLOAT8_BITS if text in _FLOAT8_TYPES else None)
 
 
 VLLM = VllmRuntime(
