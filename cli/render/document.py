@@ -3,7 +3,7 @@
 No text in a document is escaped: each writer does that for its format.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -11,6 +11,14 @@ from msgspec import Struct
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import RunCall
 
+VERDICT_WORDS = {
+    "fits": "fits",
+    "tight": "tight",
+    "exceeds": "does not fit",
+    "unknown": "unknown",
+}
+VERDICT_CELLS = {**VERDICT_WORDS, "exceeds": "no"}
+"""In a table, where there is less room."""
 VERDICT_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 
 
@@ -95,6 +103,15 @@ class Table(Part, frozen=True):
     def aligned(self, column: int) -> str:
         """Return the letter of a column."""
         return self.align[min(column, len(self.align) - 1)]
+
+
+class Legend(Text, frozen=True, kw_only=True):
+    """What the marks in a table mean; the terminal names only those in columns that it shows."""
+
+    table: Table
+    marks: Sequence[str]
+    with_marks: Callable[[Collection[str]], Sequence[str]]
+    """Returns the lines that name some of the marks; ``lines`` names all."""
 
 
 class Column(Struct, frozen=True):

@@ -46,5 +46,7 @@ class Device(KnownDevice, frozen=True):
     """What ``working_set_bytes`` is, in words."""
 
 
-ANY_MAC = Device("any Mac", "metal", 0, 0, None, "flag", "s")
-"""In place of a device where none is named: a Metal GPU of Max class."""
+UNKNOWN_GPU: GpuClass = "s"
+"""Of a Mac of unknown chip: no class gets more work at a time, so that none takes more."""
+ANY_MAC = Device("any Mac", "metal", 0, 0, None, "flag", UNKNOWN_GPU)
+"""In place of a device where none is named."""

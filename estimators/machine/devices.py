@@ -9,7 +9,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.nearest import nearest
 from memfit.estimators.machine.apple import Chip, chips
 from memfit.estimators.machine.data.apple import WORKING_SETS
-from memfit.estimators.machine.device import Device, DeviceSource
+from memfit.estimators.machine.device import UNKNOWN_GPU, Device, DeviceSource, GpuClass
 from memfit.estimators.machine.nvidia import GpuModel, cuda_working_set, gpu_models
 from memfit.estimators.machine.working_set import (
     DEFAULT_REGIME,
@@ -81,6 +81,7 @@ def working_set_device(working_set_bytes: int) -> Device:
         working_set_bytes=working_set_bytes,
         max_buffer_bytes=None,
         source="flag",
+        gpu_class=UNKNOWN_GPU,
         note="chip, memory and largest buffer are not known; the memory is at least this",
     )
 
@@ -142,6 +143,16 @@ def unknown_mac(memory_bytes: int, *, os_regime: OsRegime, source: DeviceSource)
     return _noted(_mac(memory_bytes, os_regime, source), "the chip is not known")
 
 
+def _gpu_class(memory_bytes: int) -> GpuClass:
+    """The class of all chips that are sold with this memory, else that which takes the most."""
+    sold = {
+        chip.gpu_class
+        for chip in chips().values()
+        if memory_bytes in [size * GIB for size in chip.memory_gib]
+    }
+    return sold.pop() if len(sold) == 1 else UNKNOWN_GPU
+
+
 def _mac(memory_bytes: int, os_regime: OsRegime, source: DeviceSource) -> Device:
     working_set = stock_working_set(memory_bytes, os_regime=os_regime)
     device = Device(
@@ -151,6 +162,7 @@ def _mac(memory_bytes: int, os_regime: OsRegime, source: DeviceSource) -> Device
         working_set_bytes=working_set.bytes,
         max_buffer_bytes=stock_max_buffer(working_set.bytes),
         source=source,
+        gpu_class=_gpu_class(memory_bytes),
         stock_working_set_bytes=working_set.bytes,
         note=regime_name(os_regime),
     )

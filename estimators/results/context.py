@@ -1,7 +1,5 @@
 """A plan of contexts as data: renderers show it and compute nothing."""
 
-from typing import Literal
-
 from msgspec import Struct
 
 from memfit.estimators.base.quantities import Bytes, Count, Tokens
@@ -14,8 +12,6 @@ from memfit.estimators.results.estimate import (
     Verdict,
 )
 from memfit.estimators.results.result import Result
-
-MemoryStatus = Literal["ok", "warn", "fail"]
 
 
 class MemoryProfile(Struct, frozen=True, kw_only=True):
@@ -62,7 +58,6 @@ class AutoContext(Struct, frozen=True):
 class ContextFit(Struct, frozen=True):
     """The need of the workload compared with the machine."""
 
-    status: MemoryStatus
     required_bytes: Bytes
     recommended_bytes: Bytes
     """The working set."""
@@ -80,6 +75,8 @@ class MatrixCell(Struct, frozen=True):
     needed_bytes: Bytes | None
     """None when the runtime cannot run them."""
     verdict: Verdict
+    reason: str = ""
+    """Why there is no figure."""
 
 
 class Distribution(Struct, frozen=True):

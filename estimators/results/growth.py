@@ -7,6 +7,7 @@ from msgspec import Struct
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantities import Bytes, Count, Tokens
 from memfit.estimators.base.workload import MAX_TOKENS
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.result import Result
 
 Growth = Literal["steps", "doubling", "contiguous", "paged"]
@@ -101,3 +102,4 @@ class GrowthPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-growth/1"):
     """Memory for all caches."""
     rules: tuple[GrowthRow, ...]
     undecided: tuple[UnsupportedRuntime, ...]
+    notes: tuple[Note, ...]

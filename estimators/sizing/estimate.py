@@ -220,12 +220,17 @@ def _device_notes(device: Device, figures: MemoryFigures, units: Units) -> Itera
         yield Note("info", "device", device.note)
 
 
+def limit_notes(most: int | None, tokens: int) -> Iterator[Note]:
+    """Yield a warning when a sequence is longer than the model's own limit."""
+    if most and tokens > most:
+        text = f"{tokens} tokens exceed the model's own limit {most}"
+        yield Note("warning", "beyond-context", text)
+
+
 def workload_notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     """Yield what the reader must know of a model under this workload."""
     model = sized.model
-    if model.max_context and workload.total_tokens > model.max_context:
-        text = f"{workload.total_tokens} tokens exceed the model's own limit {model.max_context}"
-        yield Note("warning", "beyond-context", text)
+    yield from limit_notes(model.max_context, workload.total_tokens)
     if workload.max_kv_size and model.makes_own_cache:
         text = f"mlx-lm ignores max_kv_size for {model.model_type}: the class makes its own cache"
         yield Note("warning", "max-kv-size", text)

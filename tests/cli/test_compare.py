@@ -200,7 +200,7 @@ def test_an_unknown_model_does_not_affect_the_others(
     # Against a first model without figures there is no difference.
     assert (weights[1]["difference"] is None) == (position == 0)
     table = memfit("compare", *models).out
-    assert "undecided" in table
+    assert "unknown" in table
     assert "qwen3x" in table
     assert "2.263 GB" in table
 
@@ -234,7 +234,7 @@ def test_an_undecided_cell_states_the_reason(memfit: Memfit, tmp_path: Path) -> 
     assert "gemma2" in quantised["undecided"]["reason"]
     table = memfit(*arguments).out
     assert f"(1) {quantised['undecided']['reason']}" in table
-    assert "2 cells: 1 fit, 1 undecided" in table
+    assert "2 cells: 1 fit, 1 unknown" in table
 
 
 def test_a_cell_states_what_its_verdict_excludes(memfit: Memfit, four_bit: Path) -> None:

@@ -99,7 +99,7 @@ def test_traffic_is_sized_from_recorded_requests(memfit: Memfit, tmp_path: Path)
     assert traffic["requests"] == 100
     assert traffic["total"]["p99"] == 98_000
     assert traffic["context_for_99"] == 98_048
-    assert traffic["longest_context"] == 40_960
+    assert traffic["longest_context"] == 40_704
     assert traffic["fitting"] == 41
     assert traffic["at_once_for_99"] == 0
     assert traffic["at_once_of_mean"] == 0

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.machine.device import UNKNOWN_GPU
 from memfit.estimators.machine.devices import (
     MIB,
     find_device,
@@ -89,7 +90,7 @@ def test_a_memory_size_never_sold_is_accepted_and_marked() -> None:
     device = memory_device(50 * 10**9)
     assert device.memory_bytes == 50 * 10**9
     assert "by rule" in str(device.note)
-    assert device.gpu_class is None
+    assert device.gpu_class == UNKNOWN_GPU
 
 
 @pytest.mark.parametrize("memory_bytes", [-1, 0, 64, 2**50 + 1, 10**30])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.estimators.machine.device import UNKNOWN_GPU
 from memfit.estimators.machine.host import detect_host, linux_from, mac_from, with_live_values
 from memfit.estimators.machine.readings import Gpu, MacFacts, Memory
 
@@ -37,7 +38,7 @@ def test_the_wired_limit_of_the_mac_overrides_the_table() -> None:
 @pytest.mark.parametrize("brand", ["Apple M9 Max", "Apple processor", "VirtualApple @ 2.50GHz"])
 def test_an_unknown_future_chip_is_sized_by_its_memory(brand: str) -> None:
     mac = mac_from(MacFacts(3 * GIB, brand, 0), "27.0")
-    assert mac.gpu_class is None
+    assert mac.gpu_class == UNKNOWN_GPU
     assert 0 < mac.working_set_bytes < 3 * GIB
 
 

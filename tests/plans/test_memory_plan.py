@@ -22,7 +22,6 @@ from memfit.estimators.runtimes.zinc.memory_plan import (
     auto_context_tokens_for_device_budget,
     effective_context_ceiling,
     fitting_context_tokens,
-    memory_status,
     model_config,
     profile,
     requested_context_tokens,
@@ -136,31 +135,6 @@ def test_a_requested_context_is_limited_by_model_and_backend(config: ModelConfig
     assert config.context_length == 32768
     apply_requested_context_limit(config, 1024)
     assert config.context_length == 1024
-
-
-@pytest.mark.parametrize(
-    ("required", "recommended", "total", "status"),
-    [
-        (8, 16, 32, "ok"),
-        (20, 16, 32, "warn"),
-        (40, 32, 32, "fail"),
-        (15, 16, 32, "ok"),
-        (32, 16, 32, "warn"),
-        (15.5, 16, 32, "ok"),
-        (16, 16, 32, "ok"),
-        (31, 32, 32, "ok"),
-        (31.5, 32, 32, "warn"),
-    ],
-)
-def test_the_status_depends_on_working_set_and_memory(
-    required: float, recommended: int, total: int, status: str
-) -> None:
-    assert memory_status(int(required * GIB), recommended * GIB, total * GIB) == status
-
-
-def test_less_than_a_gib_of_free_memory_gives_a_warning() -> None:
-    # zinc, fitStatusForUnifiedBytes: the headroom is of all memory, not of the working set.
-    assert memory_status(31 * GIB + 1, 32 * GIB, 32 * GIB) == "warn"
 
 
 def test_the_zinc_config_comes_from_the_architecture(config: ModelConfig) -> None:

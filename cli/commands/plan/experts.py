@@ -97,7 +97,13 @@ def _memory(sized: "SizedModel", workload: Workload) -> "RunMemory":
 
     figures = sized.figures_for(workload)
     workspace_bytes = figures.moment.workspace_bytes
-    return RunMemory(workload.prompt_tokens, figures.kv.nbytes, figures.ssm_bytes, workspace_bytes)
+    return RunMemory(
+        workload.prompt_tokens,
+        figures.kv.nbytes,
+        figures.ssm_bytes,
+        workspace_bytes,
+        sized.model.max_context,
+    )
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """The first screen of an estimate: the verdict, the grid, and what to type."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 
-from memfit.cli.render.document import VERDICT_COLOURS, Table, Toned
+from memfit.cli.render.document import VERDICT_COLOURS, Legend, Table, Toned
 from memfit.cli.render.views.text import percent
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.working_set import GIB
@@ -10,7 +11,7 @@ from memfit.estimators.mlx.versions import MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Action, Cell, DeviceSummary, Estimate, Grid, GridRow
 
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
-_MARKS = "*+^%"
+MARKS = "*+^%#"
 SETTINGS = {
     "weight_bits": "{} bits",
     "kv_bits": "KV {} bits",
@@ -24,8 +25,6 @@ def headline(result: Estimate, units: Units) -> str:
     name = result.model.id.rstrip("/").rpartition("/")[2]
     needed = size(result.needed_bytes, units)
     if result.device is None:
-        # As on the Macs of the grid, where the chip is not known either.
-        needed = _need(result.grid.rows[0], units) if result.grid.rows else needed
         each = f" on each of {len(result.ranks.ranks)} ranks" if result.ranks else ""
         return f"{name}: needs {needed}{each}. {_mac(result)}"
     share = f"{needed} of {size(result.device.working_set_bytes, units, down=True)}"
@@ -151,7 +150,7 @@ def grid_table(result: Estimate, units: Units) -> Iterator[Table]:
         droppable = [n for n in reversed(places) if grid.columns[n - 2] != asked]
     yield Table(
         headings,
-        list(_grid_rows(grid, step_marks(grid, result.workload.prefill_step), units)),
+        list(_grid_rows(grid, _marks(result), units)),
         title,
         align="lr" + "l" * len(places) + "r",
         wrapped=(),
@@ -184,7 +183,7 @@ def step_marks(grid: Grid, step: int) -> dict[int, str]:
 
 def marks_of(steps: set[int], step: int) -> dict[int, str]:
     """A mark for each prefill step other than the usual one, the largest first."""
-    return dict(zip(sorted(steps - {step}, reverse=True), _MARKS, strict=False))
+    return dict(zip(sorted(steps - {step}, reverse=True), MARKS, strict=False))
 
 
 def _cell(cell: Cell, by_prompt: bool, marks: Mapping[int, str], units: Units) -> Toned:
@@ -215,11 +214,10 @@ def _longest(row: GridRow, marks: Mapping[int, str]) -> str:
     return f"{tokens(row.context_tokens)}{mark or ''}"
 
 
-def legend(result: Estimate, units: Units) -> Iterator[str]:
-    """What the marks of the grid mean, and what the device gives."""
-    marks = step_marks(result.grid, result.workload.prefill_step)
-    parts = [", ".join(f"{mark} {step}" for step, mark in marks.items())]
-    parts = [f"prefill step: {parts[0]}"] if marks else []
+def legend(result: Estimate, units: Units, marked: Collection[str]) -> tuple[str, ...]:
+    """What some marks of the grid mean, what is left out, and what the device gives."""
+    named = [f"{mark} {step}" for step, mark in _marks(result).items() if mark in marked]
+    parts = [f"prefill step: {', '.join(named)}"] if named else []
     if result.device and result.grid.rows:
         budget = size(result.device.working_set_bytes, units, down=True)
         if result.device.backend == "metal":
@@ -227,8 +225,20 @@ def legend(result: Estimate, units: Units) -> Iterator[str]:
             parts.append(f"the GPU may use {budget} of {whole}")
     if result.grid.rows and result.grid.method != result.method:
         parts.append("by formula")
-    if parts:
-        yield "; ".join(parts)
+    if result.grid.rows and result.grid.left_out:
+        parts.append(f"without {', '.join(each.what for each in result.grid.left_out)}: -v")
+    return ("; ".join(parts),) if parts else ()
+
+
+def _marks(result: Estimate) -> dict[int, str]:
+    return step_marks(result.grid, result.workload.prefill_step)
+
+
+def grid_legend(result: Estimate, units: Units, grid: Sequence[Table]) -> Iterator[Legend]:
+    """Yield the line below the grid."""
+    marks, lines = tuple(_marks(result).values()), partial(legend, result, units)
+    for table in grid:
+        yield Legend(lines=lines(marks), style="dim", table=table, marks=marks, with_marks=lines)
 
 
 def task(result: Estimate) -> str:

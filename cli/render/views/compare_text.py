@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from memfit.cli.render.document import VERDICT_CELLS
 from memfit.cli.render.views.text import PARTS, percent, prompt
 from memfit.cli.render.views.text import task as estimate_task
 from memfit.cli.render.views.text import title as estimate_title
@@ -45,7 +46,7 @@ class Footnotes:
 
 def title(model: Compared) -> str:
     """The heading of a column: the model, and its runtime if that differs between models."""
-    text = estimate_title(model.model) if model.model else "undecided"
+    text = estimate_title(model.model) if model.model else "unknown"
     return f"{text}; {model.runtime}" if model.runtime else text
 
 
@@ -97,22 +98,22 @@ def difference_texts(
 def verdict_text(model: Compared, result: Comparison) -> str:
     """The verdict on a model with its share of the working set."""
     if model.undecided or model.verdict is None or model.needed_bytes is None:
-        return "undecided"
+        return "unknown"
     if result.device is None:
-        return "no device"
-    return f"{model.verdict}, {percent(model.needed_bytes, result.device.working_set_bytes)}"
+        return VERDICT_CELLS["unknown"]
+    share = percent(model.needed_bytes, result.device.working_set_bytes)
+    return f"{VERDICT_CELLS[model.verdict]}, {share}"
 
 
 def cell_texts(cell: ComparedCell, units: Units, notes: Footnotes) -> tuple[str, str, str, str]:
     """A cell's verdict, need, share of the working set and footnotes."""
     if cell.undecided or cell.verdict is None or cell.needed_bytes is None:
         reason = cell.undecided.reason if cell.undecided else "no figure"
-        return "undecided", "", "", notes.mark(reason)
+        return "unknown", "", "", notes.mark(reason)
     budget = cell.working_set_bytes
     share = percent(cell.needed_bytes, budget) if budget else ""
     marks = " ".join(notes.mark(note.message) for note in cell.notes)
-    verdict = "no device" if cell.verdict == "unknown" else cell.verdict
-    return verdict, format_bytes(cell.needed_bytes, units), share, marks
+    return VERDICT_CELLS[cell.verdict], format_bytes(cell.needed_bytes, units), share, marks
 
 
 def setting_text(value: SettingValue) -> str:
@@ -132,7 +133,7 @@ _TALLY = {
     "tight": "tight",
     "exceeds": "do not fit",
     "unknown": "without a device",
-    "undecided": "undecided",
+    "undecided": "unknown",
 }
 
 

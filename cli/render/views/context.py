@@ -4,7 +4,15 @@ from collections.abc import Iterator
 from functools import partial
 
 from memfit.cli.render.chart import curve_chart
-from memfit.cli.render.document import VERDICT_COLOURS, Document, HeatMap, Table, Toned, report
+from memfit.cli.render.document import (
+    VERDICT_COLOURS,
+    VERDICT_WORDS,
+    Document,
+    HeatMap,
+    Table,
+    Toned,
+    report,
+)
 from memfit.cli.render.views import text as estimate_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.plans.context.percentiles import PERCENTILES
@@ -30,7 +38,7 @@ def to_document(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]
         colour=VERDICT_COLOURS[result.verdict],
         sections=(
             ("Requests", tuple(_requests(result))),
-            ("Notes", (*result.assumptions, *(note.message for note in result.notes))),
+            ("Notes", tuple(_notes(result))),
         ),
         charts=(
             *(HeatMap(table=table, only="picture") for table in matrix if curve),
@@ -153,8 +161,9 @@ def _verdict(result: ContextPlan, units: Units) -> str:
         else f"{shown(-fit.headroom_bytes)} too much"
     )
     return (
-        f"{tokens} tokens: {fit.status}: {shown(fit.required_bytes)} of a working set of"
-        f" {shown(fit.recommended_bytes)} and {shown(fit.total_bytes)} of memory; {headroom}."
+        f"{tokens} tokens: {VERDICT_WORDS[result.verdict]}: {shown(fit.required_bytes)}"
+        f" of a working set of {shown(fit.recommended_bytes)} and {shown(fit.total_bytes)} of"
+        f" memory; {headroom}."
     )
 
 
@@ -164,3 +173,13 @@ def _tokens(value: int | None) -> str:
 
 def _fitting(tokens: int) -> str:
     return f"{tokens} tokens" if tokens else "does not fit"
+
+
+def _notes(result: ContextPlan) -> Iterator[str]:
+    yield from result.assumptions
+    yield from (note.message for note in result.notes)
+    yield from dict.fromkeys(
+        f"{cell.requests} requests of {cell.context_tokens} tokens: {cell.reason}"
+        for cell in result.matrix
+        if cell.reason
+    )

@@ -52,7 +52,7 @@ class EstimateView(NamedTuple):
             Text(("; ".join(facts),), style="dim"),
             *grid,
             *self._heat_maps(grid, only="picture"),
-            Text(tuple(answer.legend(result, units)), style="dim"),
+            *answer.grid_legend(result, units, grid),
             Commands(commands, heading),
             Text(others, mark="-", gap=not commands),
             *rank_table(result.ranks or None, units),
@@ -95,7 +95,7 @@ class EstimateView(NamedTuple):
     ) -> Iterator[HeatMap]:
         """The grid in colours; a picture has it in place of the table."""
         for table in grid:
-            note = "; ".join(answer.legend(self.result, self.units))
+            note = "; ".join(answer.legend(self.result, self.units, answer.MARKS))
             yield HeatMap(table=table, note=note, only=only)
 
     def _sliders(self) -> Iterator[Sliders | Text]:

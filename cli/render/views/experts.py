@@ -3,7 +3,16 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.chart import working_set
-from memfit.cli.render.document import VERDICT_COLOURS, Bar, BarChart, Document, Table, report
+from memfit.cli.render.document import (
+    VERDICT_CELLS,
+    VERDICT_COLOURS,
+    VERDICT_WORDS,
+    Bar,
+    BarChart,
+    Document,
+    Table,
+    report,
+)
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
 
@@ -70,7 +79,11 @@ def _memory(row: CapacityRow, units: Units) -> tuple[str, ...]:
         row.startup_bytes,
         row.layered_startup_bytes,
     )
-    return str(row.capacity), *(format_bytes(part, units) for part in parts), row.verdict
+    return (
+        str(row.capacity),
+        *(format_bytes(part, units) for part in parts),
+        VERDICT_CELLS[row.verdict],
+    )
 
 
 def _missed(row: CapacityRow, units: Units) -> tuple[str, ...]:
@@ -102,7 +115,7 @@ def _verdict(result: ExpertsPlan, units: Units) -> str:
         f" {format_bytes(row.running_bytes, units)} during the run,"
         f" {format_bytes(row.startup_bytes, units)} during start-up"
     )
-    return f"{text}; {row.verdict}."
+    return f"{text}; {VERDICT_WORDS[row.verdict]}."
 
 
 def _settings(result: ExpertsPlan, units: Units) -> Iterator[str]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from memfit.cli.render.chart import working_set
 from memfit.cli.render.document import (
+    VERDICT_CELLS,
     VERDICT_COLOURS,
     Bar,
     BarChart,
@@ -21,7 +22,6 @@ from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.estimators.results.fits import Fit, Fits, NotSized
 from memfit.estimators.sizing.search import PREFILL_STEPS
 
-_WORDS = {"fits": "fits", "tight": "tight", "exceeds": "no"}
 _FIELDS = (
     "name",
     "store",
@@ -116,7 +116,7 @@ def _fitting(rows: list[Fit], marks: Mapping[int, str], units: Units) -> Table:
                 tenths(row.peak_bytes, units) + _mark(row.prefill_step, marks),
                 _longest(row, marks),
                 *((_speed(row.decode_speed),) if has_speed else ()),
-                Toned(_WORDS[row.verdict], VERDICT_COLOURS[row.verdict]),
+                Toned(VERDICT_CELLS[row.verdict], VERDICT_COLOURS[row.verdict]),
             )
             for row in rows
         ],

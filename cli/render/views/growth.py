@@ -35,7 +35,7 @@ def to_document(result: GrowthPlan, units: Units, *, plot: bool) -> Document:
         colour="red" if any(rule.crossing for rule in result.rules) else "green",
         sections=(
             ("Crossing the budget", tuple(_crossings(result, units))),
-            ("Notes", (*_NOTES, *(f"{one.runtime}: {one.reason}" for one in result.undecided))),
+            ("Notes", tuple(_notes(result))),
         ),
         charts=(_plot(result, units),) if plot and result.rules else (),
     )
@@ -99,6 +99,12 @@ def _crossings(result: GrowthPlan, units: Units) -> Iterator[str]:
                 f"{', '.join(rule.runtimes)}: at token {at.tokens} of a session{where}:"
                 f" {format_bytes(at.alive_bytes, units)} alive"
             )
+
+
+def _notes(result: GrowthPlan) -> Iterator[str]:
+    yield from (note.message for note in result.notes)
+    yield from _NOTES
+    yield from (f"{one.runtime}: {one.reason}" for one in result.undecided)
 
 
 def _verdict(result: GrowthPlan, units: Units) -> str:

@@ -24,7 +24,6 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.runtimes.zinc.memory_plan import memory_status
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
 from memfit.estimators.sizing.search import (
     UNBOUNDED_CONTEXT,
@@ -141,9 +140,8 @@ class _Plan(Struct, frozen=True):
 
     def _fit(self, device: Device) -> ContextFit:
         need = self.sized.requirement(self.workload).peak_bytes
-        status = memory_status(need, device.working_set_bytes, device.memory_bytes)
         headroom = device.working_set_bytes - need
-        return ContextFit(status, need, device.working_set_bytes, device.memory_bytes, headroom)
+        return ContextFit(need, device.working_set_bytes, device.memory_bytes, headroom)
 
     def _matrix(self, ceilings: Ceilings) -> Iterator[MatrixCell]:
         for tokens in self.asked.contexts:
@@ -153,8 +151,8 @@ class _Plan(Struct, frozen=True):
                 workload = replace(self.workload.prompt_only(tokens), batch=requests)
                 try:
                     need = self.sized.requirement(workload)
-                except UnsupportedError:
-                    yield MatrixCell(tokens, requests, None, "unknown")
+                except UnsupportedError as error:
+                    yield MatrixCell(tokens, requests, None, "unknown", str(error))
                     continue
                 verdict, _ = judge(need, self.sized.device)
                 yield MatrixCell(tokens, requests, need.peak_bytes, verdict)

@@ -36,6 +36,7 @@ from memfit.estimators.results.experts import (
 )
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
+from memfit.estimators.sizing.estimate import limit_notes
 from memfit.estimators.sizing.search import first_fitting
 
 _TABLE_PARTS = 8
@@ -48,6 +49,8 @@ class RunMemory(Struct, frozen=True):
     kv_bytes: int
     state_bytes: int
     workspace_bytes: int
+    max_context: int | None = None
+    """The model's own limit."""
 
 
 class ExpertQuestion(Struct, frozen=True):
@@ -103,7 +106,10 @@ def plan_experts(
         rows=rows,
         adaptive=_adaptive(experts, question, chosen),
         worth=worth(experts, question.profile, capacity),
-        notes=tuple(notes(experts, rows, model_type, room=found, profile=question.profile)),
+        notes=(
+            *limit_notes(question.run.max_context, question.run.context_tokens),
+            *notes(experts, rows, model_type, room=found, profile=question.profile),
+        ),
     )
 
 

@@ -36,6 +36,7 @@ from memfit.estimators.results.offload import (
 )
 from memfit.estimators.runtimes.agent_memory import adaptive_chunk
 from memfit.estimators.runtimes.budget import COMFORTABLE
+from memfit.estimators.sizing.estimate import limit_notes
 
 # agent-memory, CACHE_HOT_THRESHOLD_TOKENS: 8192 tokens, which it counts as 200 MB.
 FIXED_THRESHOLD = 8192
@@ -240,6 +241,8 @@ def _notes(
     storage: Storage, question: OffloadQuestion, server: Server, hot: int | None
 ) -> Iterator[Note]:
     device = server.device
+    longest = max((each.total_tokens for each in question.requests), default=0)
+    yield from limit_notes(server.max_context, max(question.tokens, longest))
     if device and server.active_bytes > device.working_set_bytes:
         text = "the model with one active conversation is larger than the working set"
         yield Note("warning", "too-large", text)

@@ -23,6 +23,7 @@ from memfit.estimators.runtimes.growth import GrowthEvent, GrowthRule, growth_ev
 from memfit.estimators.runtimes.registry import token_costs
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.token_cost import TokenCost
+from memfit.estimators.sizing.estimate import limit_notes
 
 
 def plan_growth(
@@ -64,6 +65,7 @@ def plan_growth(
             for (rule, kept, shares), names in found.items()
         ),
         undecided=tuple(undecided),
+        notes=tuple(limit_notes(model.max_context, sessions.tokens)),
     )
 
 

@@ -20,14 +20,12 @@ from memfit.estimators.arch.specs import (
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import round_down
-from memfit.estimators.results.context import MemoryStatus
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
 
 auto_context_floor_tokens = 4096
 AUTO_CONTEXT_PERCENT = 85  # auto_context_utilization
 AUTO_CONTEXT_STEP = 512  # auto_context_alignment_tokens
 _FLOAT = 4
-_HEADROOM = 2**30
 
 
 class ModelConfig(Struct, kw_only=True):
@@ -133,18 +131,6 @@ def fitting_context_tokens(
         weights_bytes, budget_bytes, architectural_ceiling
     )
     return round_down(most, AUTO_CONTEXT_STEP)
-
-
-def memory_status(required_bytes: int, recommended_bytes: int, total_bytes: int) -> MemoryStatus:
-    """Return whether a need fits: fail above all memory, warn above the recommended part.
-
-    It warns too where less than 1 GiB of all memory is left. Source: zinc,
-    src/diagnostics_metal.zig, fitStatusForUnifiedBytes.
-    """
-    if required_bytes > total_bytes:
-        return "fail"
-    has_room = total_bytes - required_bytes >= _HEADROOM
-    return "ok" if has_room and required_bytes <= recommended_bytes else "warn"
 
 
 def model_config(model: Model) -> ModelConfig:
