@@ -21,13 +21,14 @@ UNNEEDED = {
             *("compare", "gate", "plans", "trace", "arch.gguf", "checkpoint.adapters"),
             *("checkpoint.gguf", "checkpoint.hub", "checkpoint.local.sample"),
             *("checkpoint.local.stores", "machine.host", "machine.readings", "sizing.explain"),
-            "sizing.measurement_lookup",
+            *("sizing.explore", "sizing.measurement_lookup"),
             *("runtimes.agent_memory", "runtimes.auto_context", "runtimes.cache_lines"),
             *("runtimes.foundry", "runtimes.growth", "runtimes.llama_cpp", "runtimes.measured"),
             *("runtimes.mlx_lm_trace", "runtimes.mlx_moe", "runtimes.mlx_swift_lm"),
             *("runtimes.token_cache", "runtimes.token_cost", "runtimes.vllm", "runtimes.zinc"),
         )
     ),
+    *(f"memfit.cli.render.{name}" for name in ("chart", "plot", "svg", "writers.html")),
     *(f"memfit.cli.commands.{name}" for name in ("compare", "devices", "gate", "plan", "runtimes")),
 }
 LIBRARY = sorted(

@@ -151,7 +151,9 @@ def test_sliders_are_moved_by_keyboard_and_show_estimates(tab: Tab, pages: dict[
     tab.press("Tab", KEYS["Tab"])
     tab.press("Tab", KEYS["Tab"])
     tab.press("End", KEYS["End"])
-    shown = tab.run("[...document.querySelectorAll('output')].map((each) => each.textContent)")
+    shown = tab.run(
+        "[...document.querySelectorAll('.sliders span')].map((each) => each.textContent)"
+    )
     assert shown == ["4096 tokens", "2 sequences", "not quantised", "256 tokens"]
     settings = "--context 4k --batch 2 --prefill-step 256"
     out, _ = run(f"memfit estimate {SMALL} --memory 8GB {settings} --json")

@@ -316,7 +316,7 @@ def _sliders(part: Sliders) -> Iterator[str]:
             f'<div><label for="{name}">{escaped(slider.label)}</label>'
             f'<input id="{name}" type="range" min="0" max="{last}" step="1" value="{slider.start}"'
             f' aria-valuetext="{value}">'
-            f'<output id="{name}-value" for="{name}">{value}</output></div>'
+            f'<span id="{name}-value" aria-hidden="true">{value}</span></div>'
         )
     yield '</div><p id="answer" class="verdict" role="status"></p>'
     if any(point.share for point in part.points):
