@@ -1,7 +1,7 @@
 """Size a language model before it is loaded; everything here is imported when it is used.
 
 >>> import memfit
->>> answer = memfit.estimate("sample_configs/qwen3-4b-4bit.yaml", device="m4-max-64", context="32k")
+>>> answer = memfit.estimate("qwen3-4b-4bit", device="m4-max-64", context="32k")
 >>> answer.fits, answer.peak_bytes
 (True, 7861749760)
 """

@@ -136,7 +136,7 @@ def test_a_command_of_the_readme_has_an_answer(command: str) -> None:
     re.findall(r"\| `(memfit [^`]* --json)`.* \| `([a-z-]+)`", AGENTS.read_text(encoding="utf-8")),
 )
 def test_a_command_for_agents_writes_the_schema_of_its_row(command: str, schema: str) -> None:
-    output, code = run(command.replace("MODEL", "sample_configs/qwen3-4b-4bit.yaml"))
+    output, code = run(command.replace("MODEL", "qwen3-4b-4bit"))
     assert code in (None, 0, 1)
     assert json.loads(output)["schema"].startswith(f"memfit.{schema}/")
 

@@ -38,9 +38,9 @@ questions = st.tuples(
         {},
         optional={
             "device": st.sampled_from(("m4-pro-24", "rtx-4090", "m9-max-64")),
-            "memory": st.sampled_from(("16GB", "64GB")),
+            "memory": st.sampled_from((16, "64G", "32GB", 2**35)),
             "working_set": st.just("20GB"),
-            "quantize": st.sampled_from((3, 4, 7)),
+            "quantize": st.sampled_from((3, 4, 7, "4bit", "mxfp4")),
             "runtime": st.sampled_from(("mlx-lm", "vllm", "llama.cpp", "zinc")),
             "ranks": st.sampled_from((2, 3)),
             "parallel": st.sampled_from(("tensor", "pipeline")),
