@@ -1,6 +1,7 @@
 """A local directory for a model on the Hub: found in Hugging Face's cache, or downloaded."""
 
 import errno
+import os
 import shutil
 import threading
 from pathlib import Path, PurePosixPath
@@ -115,12 +116,12 @@ def _missing_bytes(listing: Listing, folder: Path) -> int:
 
     wanted = filter_repo_objects(listing.files, allow_patterns=list(PATTERNS))
     files = [listing.files[name] for name in wanted]
-    missing = (f for f in files if not f.digest or not (folder / "blobs" / f.digest).exists())
+    missing = (f for f in files if not f.digest or not os.path.exists(folder / "blobs" / f.digest))
     return sum(file.size or 0 for file in missing)
 
 
 def _require_disk_space(label: str, nbytes: int, directory: Path) -> None:
-    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    existing = next(path for path in (directory, *directory.parents) if os.path.exists(path))
     free = shutil.disk_usage(existing).free
     if nbytes > free:
         raise MachineError(

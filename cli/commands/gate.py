@@ -97,14 +97,14 @@ def check(upgrade: Upgrade, asked: CheckOptions, output: GateOutput) -> None:
     """
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.gate_output import deliver_mistakes, deliver_report, parse_outputs
-    from memfit.estimators.base.files import printable
+    from memfit.estimators.base.files import is_there, printable
 
     if upgrade.old is not None and upgrade.new is None:
         raise InputError(
             f"{printable(upgrade.old)}: is neither a command of gate (check, init) nor an upgrade;"
             " an upgrade needs both OLD and NEW"
         )
-    if asked.policy == POLICY and not POLICY.exists():
+    if asked.policy == POLICY and not is_there(POLICY):
         raise InputError(
             f"{POLICY}: no such file; memfit gate init MODEL --device NAME writes a first one, or"
             " name a file with --policy"
@@ -140,10 +140,11 @@ def _answer(upgrade: Upgrade, asked: CheckOptions, progress: Progress) -> "Outco
 
 
 def _read_baseline(policy: Path) -> "Baseline | None":
+    from memfit.estimators.base.files import is_there
     from memfit.estimators.gate.baseline import NAME, read_baseline
 
     path = policy.with_name(NAME)
-    return read_baseline(path) if path.is_symlink() or path.exists() else None
+    return read_baseline(path) if is_there(path) else None
 
 
 def _write_baseline(
@@ -184,11 +185,12 @@ def init(
 ) -> None:
     """Write a first policy with comments to memfit.yaml."""
     from memfit.cli.render.output import write_whole
+    from memfit.estimators.base.files import is_there
     from memfit.estimators.gate.init_policy import init_policy
     from memfit.estimators.machine.devices import find_device
     from memfit.estimators.sizing.catalog import Catalog
 
-    if POLICY.is_symlink() or POLICY.exists():
+    if is_there(POLICY):
         raise InputError(f"{POLICY} exists already; edit it, or move it away first")
     devices = tuple(find_device(name) for name in device)
     write_whole(POLICY, init_policy(Catalog(), model, devices))

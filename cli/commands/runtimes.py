@@ -3,11 +3,11 @@
 from typing import Annotated
 
 from memfit.cli.options.groups import Only, grouped
-from memfit.cli.options.output import OutputOptions
+from memfit.cli.options.output import PlanOutput
 
 
 @grouped
-def runtimes(output: Annotated[OutputOptions, Only("json_", "file")]) -> None:
+def runtimes(output: Annotated[PlanOutput, Only("json_", "file")]) -> None:
     """List runtimes, and how each allocates its cache.
 
     Shows the cache's types and budget too, and the source of each rule.

@@ -56,6 +56,21 @@ def regular_file_bytes(path: Path) -> int:
     return status.st_size
 
 
+def is_there(path: Path) -> bool:
+    """Return whether there is a file of this name, or a link, even a broken one.
+
+    Raises:
+        CheckpointError: when that cannot be known: a file that may not be seen is not absent.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{printable(path)}: {_reason(error, path)}") from None
+    return True
+
+
 def open_regular(path: Path) -> io.FileIO:
     """Open a regular file for unbuffered reading, without blocking.
 
