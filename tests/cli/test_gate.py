@@ -121,7 +121,7 @@ def test_a_target_without_a_model_needs_old_and_new(memfit: Memfit, folder: Path
         (("old",), "OLD and NEW"),
         (("old", "new", "--update"), "--update"),
         (("--output", "junit"), "FORMAT=FILE"),
-        (("--output", "html=x"), "junit"),
+        (("--output", "csv=x"), "junit"),
         (("--output", "json=x", "--output", "junit=x"), "twice"),
         (("--output", "json=nowhere/x"), "nowhere/x"),
         (("--policy", "nowhere.yaml"), "nowhere.yaml"),
