@@ -16,6 +16,7 @@ from memfit.cli.local_model import local_model
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.model import NamedModel
 from memfit.cli.options.output import TabularOutput
+from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.progress import reporting
@@ -29,6 +30,7 @@ from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
+    from memfit.estimators.sizing.ranks import Ranks
     from memfit.probes.result import TuneResult
     from memfit.probes.tune import TuneRequest
 
@@ -127,8 +129,11 @@ def tune(
     run: RunOptions,
     runtime: Annotated[RuntimeOptions, Only("margin")],
     output: TuneOutput,
+    over: Annotated[RankedMachine, Only("ranks", "parallel", "split", "hosts")],
 ) -> None:
     """Run a model, and compare its memory with the estimate."""
+    if ranks := over.over():
+        _over_ranks(model.reference(), prompt, run, output, (ranks, over.hosts))
     # The library is imported here so that --help stays fast.
     from memfit.probes.process import ModelProcess
     from memfit.probes.sweep_checkpoint import user_sweeps
@@ -155,6 +160,42 @@ def tune(
     _deliver(result, output)
     sweeps.finish()
     _leave(result, nothing_fits=output.flags and not result.flags)
+
+
+def _over_ranks(
+    model: str,
+    prompt: PromptOptions,
+    run: RunOptions,
+    output: TuneOutput,
+    over: "tuple[Ranks, Path | None]",
+) -> NoReturn:
+    """Run a model over ranks, and compare each of them with its estimate."""
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.tune_ranks import to_document
+    from memfit.probes.tune_ranks import tune_ranks
+
+    if prompt.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
+        raise InputError(
+            "--ranks runs a prompt of --prompt-tokens N once: leave out --prompt, --sweep, --wired,"
+            " --flags and --plot"
+        )
+    ranks, hostfile = over
+    workload = prompt.workload()
+    limit = parsed("--memory-limit", parse_size, run.memory_limit)
+    with reporting(verbose=output.verbose) as progress, interruptible():
+        checkpoint, path = local_model(model, before_download=None, progress=progress)
+        result = tune_ranks(
+            checkpoint.id if checkpoint.source == "local" else model,
+            path,
+            workload,
+            ranks,
+            timeout_seconds=float(run.timeout),
+            memory_limit_bytes=limit,
+            hostfile=hostfile,
+            progress=progress,
+        )
+    output.write(Answer(result, to_document(result, output.units)))
+    raise typer.Exit(Exit.YES)
 
 
 def _asked(

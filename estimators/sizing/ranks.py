@@ -226,7 +226,7 @@ def _figures(sized: SizedModel, workload: Workload) -> RankFigures:
         state_bytes=figures.ssm_bytes,
         workspace_bytes=moment.workspace_bytes,
         communication_bytes=runtime_model.communication_bytes,
-        load_bytes=runtime_model.load_bytes,
+        load_bytes=max(runtime_model.load_bytes, sized.resident_bytes),
         prefill_bytes=moment.prefill_bytes,
         decode_bytes=moment.decode_bytes,
         peak_bytes=moment.nbytes,

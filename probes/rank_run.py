@@ -1,0 +1,314 @@
+"""Run a model over several ranks with mlx.launch, and read what each of them took.
+
+The launcher and its ranks are one session of processes: after `measure_ranks` none of them is left.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import IO, Any
+
+from msgspec import Struct, convert, to_builtins
+
+from memfit.estimators.base.errors import (
+    CheckpointError,
+    MachineError,
+    MemfitError,
+    UnsupportedError,
+)
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.ranks import Parallel
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.measurement import Loaded, Run
+from memfit.probes.process import require_installed
+
+_ERRORS: dict[str, type[MemfitError]] = {
+    kind.__name__: kind for kind in (CheckpointError, UnsupportedError)
+}
+# mlx.launch, which is a script without a module of its own name. It ends its session when this
+# process does, also when that is killed: nothing is written to the pipe, so the read ends then.
+_LAUNCHER = """
+import os, signal, sys, threading
+from mlx._distributed_utils.launch import main
+def end(pipe=int(sys.argv.pop(1))):
+    os.read(pipe, 1)
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=end, daemon=True).start()
+main()
+"""
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
+_EXITED = re.compile(r"Node with rank (\d+) exited with code (-?\d+)")
+# The signs of life come twice a second.
+_SILENT_SECONDS = 5.0
+_POLL_SECONDS = 0.5
+_TAIL_LINES = 40
+
+
+class RankRequest(Struct, frozen=True, kw_only=True):
+    """A model to run over ranks."""
+
+    path: Path
+    size: int
+    parallel: Parallel
+    split: tuple[int, ...] | None
+    workload: Workload
+    timeout_seconds: float
+    """The longest time in which no rank makes progress."""
+    memory_limit_bytes: int | None = None
+    """Of each rank."""
+    hostfile: Path | None = None
+    """None: all on this machine."""
+
+
+class RankRun(Struct, frozen=True):
+    """What one rank took."""
+
+    loaded: Loaded
+    run: Run
+
+
+class RankStopped(MachineError):  # noqa: N818 - names an event, as ProbeStopped does
+    """A rank ended, hung, could not connect or ran out of memory; the run is over."""
+
+
+def measure_ranks(request: RankRequest, progress: Progress = NULL_PROGRESS) -> tuple[RankRun, ...]:
+    """Return what every rank took in one run of a workload.
+
+    Raises:
+        CheckpointError: when a rank finds no weights that match the config.
+        UnsupportedError: when mlx-lm does not run the model over such ranks.
+        RankStopped: when a rank ends, hangs or cannot connect; it is named.
+    """
+    require_installed(has_image=False)
+    with tempfile.TemporaryDirectory(prefix="memfit-") as folder:
+        launched = _Launched(request, folder)
+        try:
+            return launched.wait(progress)
+        finally:
+            launched.end()
+
+
+class _Launched:
+    """mlx.launch with its ranks, and the messages of these."""
+
+    def __init__(self, request: RankRequest, folder: str) -> None:
+        self._request = request
+        self._loaded: dict[int, Loaded] = {}
+        self._runs: dict[int, Run] = {}
+        now = time.monotonic()
+        self._alive = dict.fromkeys(range(request.size), now)
+        self._progress = now
+        self._stage: dict[int, str] = {}
+        self._pids: dict[int, int] = {}
+        self._errors: list[str] = []
+        self._lines: SimpleQueue[tuple[str, str]] = SimpleQueue()
+        alive, self._until_end = os.pipe()
+        self._process = subprocess.Popen(
+            _command(request, alive),
+            pass_fds=(alive,),
+            stdin=subprocess.PIPE,  # mlx.launch reads it, and never ends at an empty one
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # It leaves files of its own in the folder for temporary ones.
+            env={**os.environ, **_ENVIRONMENT, "TMPDIR": folder},
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        os.close(alive)
+        self._readers = [
+            Thread(target=self._read, args=(name, pipe), daemon=True)
+            for name, pipe in (("out", self._process.stdout), ("err", self._process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, pipe: IO[str]) -> None:
+        for line in pipe:
+            self._lines.put((name, line))
+
+    def wait(self, progress: Progress) -> tuple[RankRun, ...]:
+        """Return the runs of all ranks once each has reported its own."""
+        size = self._request.size
+        while len(self._runs) < size:
+            self._take_lines(progress)
+            if len(self._runs) < size:
+                self._require_alive()
+        return tuple(RankRun(self._loaded[rank], self._runs[rank]) for rank in range(size))
+
+    def end(self) -> None:
+        """Kill whatever is left of the session."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        os.close(self._until_end)
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(timeout=_SILENT_SECONDS)
+
+    def _take_lines(self, progress: Progress) -> None:
+        wait = _POLL_SECONDS
+        while True:
+            try:
+                name, line = self._lines.get(timeout=wait)
+            except Empty:
+                return
+            wait = 0.0
+            if name == "err":
+                self._errors = [*self._errors[-_TAIL_LINES:], line.rstrip()]
+            else:
+                self._take(line, progress)
+
+    def _take(self, line: str, progress: Progress) -> None:
+        try:
+            message: dict[str, Any] = json.loads(line)
+            rank = int(message.pop("rank"))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return  # what a library prints
+        self._alive[rank] = time.monotonic()
+        if "alive" in message:
+            return
+        self._progress = self._alive[rank]
+        if error := message.get("error"):
+            kind = _ERRORS.get(error["kind"], RankStopped)
+            raise kind(f"rank {rank}: {error['text']}")
+        if "stage" in message:
+            self._stage[rank] = message["stage"]
+            self._pids[rank] = message.get("pid", self._pids.get(rank, 0))
+        elif "loaded" in message:
+            self._loaded[rank], self._stage[rank] = convert(message["loaded"], Loaded), "running"
+        elif "run" in message:
+            self._runs[rank], self._stage[rank] = convert(message["run"], Run), "done"
+
+    def _require_alive(self) -> None:
+        now = time.monotonic()
+        if self._process.poll() is not None and self._lines.empty():
+            for reader in self._readers:
+                reader.join(timeout=_SILENT_SECONDS)
+            if self._lines.empty():
+                raise RankStopped(self._exit_reason())
+        if exited := self._first_exit():
+            # What the rank said itself may still be on its way.
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_SILENT_SECONDS)
+            self._take_lines(NULL_PROGRESS)
+            raise RankStopped(exited)
+        if now - self._progress > self._request.timeout_seconds:
+            raise RankStopped(self._hung(now))
+
+    def _first_exit(self) -> str | None:
+        for line in self._errors:
+            if (found := _EXITED.search(line)) and int(found[2]):
+                return f"rank {found[1]}: {_reason(int(found[2]))}{self._tail()}"
+        return None
+
+    def _exit_reason(self) -> str:
+        missing = [rank for rank in range(self._request.size) if rank not in self._runs]
+        return (
+            self._first_exit() or f"{_ranks(missing)}: mlx.launch ended without them{self._tail()}"
+        )
+
+    def _hung(self, now: float) -> str:
+        """Name the ranks that are silent, else those that are behind the others."""
+        silent = [rank for rank, at in self._alive.items() if now - at > _SILENT_SECONDS]
+        # One that waits in a call of MLX can be silent too: the system knows which is stopped.
+        if self._request.hostfile is None:
+            silent = [rank for rank in silent if _is_stopped(self._pids.get(rank))] or silent
+        order = ("", "starting", "connected", "running", "done")
+        stages = {
+            rank: order.index(self._stage.get(rank, "")) for rank in range(self._request.size)
+        }
+        behind = [rank for rank, stage in stages.items() if stage == min(stages.values())]
+        what = {
+            "": "did not start",
+            "starting": "is not connected to the others",
+            "connected": "does not finish loading",
+            "running": "makes no progress",
+        }[order[min(stages.values())]]
+        found = silent or behind
+        if silent and order[min(stages.values())]:
+            what = "stopped answering"
+        return (
+            f"{_ranks(found)}: {what} for {self._request.timeout_seconds:g} s; the run is ended,"
+            " a slow one needs a longer timeout"
+        )
+
+    def _tail(self) -> str:
+        said = [line for line in self._errors if line.strip() and "[WARN]" not in line]
+        return f": {printable(said[-1])[:300]}" if said else ""
+
+
+def _command(request: RankRequest, alive: int) -> list[str]:
+    setup = {
+        "path": str(request.path.absolute()),
+        "parallel": request.parallel,
+        "split": request.split,
+        "workload": to_builtins(request.workload),
+        "memory_limit_bytes": request.memory_limit_bytes,
+    }
+    hosts = ["--repeat-hosts", str(request.size), "--starting-port", str(_free_port(request.size))]
+    if request.hostfile:
+        hosts = ["--hostfile", str(request.hostfile.absolute())]
+    environment = [f"--env={name}={value}" for name, value in _ENVIRONMENT.items()]
+    child = [sys.executable, "-m", "memfit.probes.rank_child", json.dumps(setup)]
+    launcher = [
+        sys.executable,
+        "-c",
+        _LAUNCHER,
+        str(alive),
+        *hosts,
+        "--backend",
+        "ring",
+        *environment,
+    ]
+    return [*launcher, "--", *child]
+
+
+def _free_port(count: int) -> int:
+    """Return the first of ``count`` ports that nobody on this machine listens on."""
+    for _ in range(100):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first: int = probe.getsockname()[1]
+        if first + count < 2**16 and all(_is_free(first + n) for n in range(count)):
+            return first
+    raise MachineError(f"no {count} free ports in a row for the ranks")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _reason(code: int) -> str:
+    if code > 0:
+        return f"exited with {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+    likely = ", probably because memory ran out" if -code == signal.SIGKILL else ""
+    return f"killed by signal {-code} ({name}){likely}"
+
+
+def _is_stopped(pid: int | None) -> bool:
+    if not pid:
+        return True
+    command = ("ps", "-o", "stat=", "-p", str(pid))
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return not found.strip() or found.lstrip()[0] in "TZ"
+
+
+def _ranks(numbers: list[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -1,0 +1,104 @@
+"""A model over several ranks: what each was estimated to take, and what it took."""
+
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Number
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.host import detect_host
+from memfit.estimators.results.estimate import ModelSummary, RankFigures, RankPlan
+from memfit.estimators.results.result import Result
+from memfit.estimators.runtimes.measurement import Loaded, Run
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.estimate import model_summary
+from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
+from memfit.probes.rank_run import RankRequest, RankRun, measure_ranks
+from memfit.probes.speed import median_speed
+
+
+class MeasuredRank(Struct, frozen=True, kw_only=True):
+    """One rank: the estimate, and what the run took."""
+
+    rank: Count
+    estimated: RankFigures
+    loaded: Loaded
+    run: Run
+    first_token_ns: Count
+    decode_tokens_per_second: Number | None
+
+
+class RankTune(Result, frozen=True, kw_only=True, tag="memfit.tune-ranks/1"):
+    """The answer of ``memfit tune --ranks``."""
+
+    model: ModelSummary
+    workload: Workload
+    plan: RankPlan
+    """The estimate."""
+    ranks: NonEmpty[MeasuredRank]
+    peak_bytes: Bytes
+    """The largest peak of a rank."""
+
+
+def tune_ranks(
+    reference: str,
+    path: Path,
+    workload: Workload,
+    ranks: Ranks,
+    *,
+    timeout_seconds: float,
+    memory_limit_bytes: int | None = None,
+    hostfile: Path | None = None,
+    progress: Progress = NULL_PROGRESS,
+) -> RankTune:
+    """Return what each rank took of what it was estimated to take, by trace.
+
+    Raises:
+        InputError: for ranks or a split that the model cannot have.
+        UnsupportedError: when mlx-lm does not run the model over such ranks.
+        MachineError: when MLX is not installed, or a rank ends, hangs or cannot connect.
+    """
+    device = detect_host()
+    devices = ranks.devices if hostfile else (device,) * ranks.size
+    asked = replace(ranks, devices=devices)
+    sized = Catalog(progress=progress).sized(reference, device=devices[0], method="trace")
+    run = replace(workload, batch=1)
+    shared = ranked(sized, asked, run)
+    request = RankRequest(
+        path=path,
+        size=ranks.size,
+        parallel=shared.parallel or "tensor",
+        split=None if shared.is_even else shared.split,
+        workload=run,
+        timeout_seconds=timeout_seconds,
+        memory_limit_bytes=memory_limit_bytes,
+        hostfile=hostfile,
+    )
+    found = measure_ranks(request, progress)
+    return _result(model_summary(sized), run, shared, found)
+
+
+def _result(
+    model: ModelSummary, workload: Workload, shared: RankedModel, found: tuple[RankRun, ...]
+) -> RankTune:
+    plan = shared.plan(workload, shared.parallel or "tensor")
+    measured = tuple(
+        MeasuredRank(
+            rank=index,
+            estimated=estimated,
+            loaded=each.loaded,
+            run=each.run,
+            first_token_ns=each.run.first_token_ns,
+            decode_tokens_per_second=_decode_speed(workload, each.run),
+        )
+        for index, (estimated, each) in enumerate(zip(plan.ranks, found, strict=True))
+    )
+    peak = max(max(each.loaded.peak_bytes, each.run.peak_bytes) for each in found)
+    return RankTune(model=model, workload=workload, plan=plan, ranks=measured, peak_bytes=peak)
+
+
+def _decode_speed(workload: Workload, run: Run) -> float | None:
+    speed = median_speed(workload, [run])
+    return speed.decode_tokens_per_second if speed else None
