@@ -33,8 +33,8 @@ def prompt_ids(
     config = read_model_config(path / CONFIG)
     vocabulary = _vocabulary(config)
     try:
-        tokenizer = _tokenizer(path, config)
-    except _NoTokenizerError as error:
+        tokenizer = model_tokenizer(path, config)
+    except NoTokenizerError as error:
         if text is not None:
             raise InputError(f"{printable(path)}: {error}; use --prompt-tokens N") from None
         count = min(_PLAIN_IDS, vocabulary or _PLAIN_IDS, tokens or 1)
@@ -51,27 +51,32 @@ def texts_ids(path: Path, texts: Sequence[str]) -> list[list[int]]:
     """
     config = read_model_config(path / CONFIG)
     try:
-        tokenizer = _tokenizer(path, config)
-    except _NoTokenizerError as error:
+        tokenizer = model_tokenizer(path, config)
+    except NoTokenizerError as error:
         raise InputError(f"{printable(path)}: {error}; prompts need the model's own") from None
     return [_checked(path, _of_text(tokenizer, text), _vocabulary(config)) for text in texts]
 
 
-class _NoTokenizerError(Exception):
+class NoTokenizerError(Exception):
     """There is no tokenizer, or it cannot be loaded; the message says which."""
 
 
-def _tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
+def model_tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
+    """Return the tokenizer of a model directory as mlx-lm loads it.
+
+    Raises:
+        NoTokenizerError: when there is none, or it needs code of the repository.
+    """
     names = list_names(path)
     if not any(name in _TOKENIZER_FILES or name.endswith(".tiktoken") for name in names):
-        raise _NoTokenizerError("no tokenizer")
+        raise NoTokenizerError("no tokenizer")
     from mlx_lm.utils import load_tokenizer
 
     eos = config.get("eos_token_id")
     try:
         return load_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=eos)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - transformers may raise anything
-        raise _NoTokenizerError(
+        raise NoTokenizerError(
             f"its tokenizer cannot be loaded ({type(error).__name__}: {one_line(error)})"
         ) from None
 

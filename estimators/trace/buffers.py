@@ -86,6 +86,7 @@ _METAL: Mapping[str, Rule] = {
     **_names(metal_rules.gather_quantized_matmul, "GatherQMM"),
     **_names(metal_rules.convolution, "Convolution"),
     **_names(metal_rules.normalisation, "RMSNorm LayerNorm"),
+    **_names(metal_rules.norm_gradient, "RMSNormVJP LayerNormVJP"),
     **_names(metal_rules.rope, "RoPE"),
     **_names(metal_rules.attention, "ScaledDotProductAttention"),
 }

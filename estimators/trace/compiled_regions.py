@@ -38,7 +38,7 @@ def without_borders(
             tape = broadcast_all(tape, results[label], arrays)
         made += fuse(tape, results[label], arrays)
     ends = [same.get(array, array) for array in outputs]
-    return _depth_first(made, ends), ends
+    return depth_first(made, ends), ends
 
 
 def _is_border(node: Node) -> bool:
@@ -81,7 +81,7 @@ def _renamed(node: Node, same: dict[int, int]) -> Node:
     return Node(node.name, inputs, node.outputs, node.arguments)
 
 
-def _depth_first(nodes: Sequence[Node], outputs: Sequence[int]) -> list[Node]:
+def depth_first(nodes: Sequence[Node], outputs: Sequence[int]) -> list[Node]:
     makers = {output: node for node in nodes for output in node.outputs}
     order: list[Node] = []
     seen: set[int] = set()

@@ -31,7 +31,7 @@ _NOT_EXPORTED = {
     "to_fp8": "ToFP8",
 }
 # Functions that weights are made with: a key of their own leaves the thread's numbers as they are.
-_RANDOM = (
+RANDOM = (
     *("bernoulli", "categorical", "gumbel", "laplace", "multivariate_normal", "normal"),
     *("permutation", "randint", "truncated_normal", "uniform"),
 )
@@ -92,7 +92,7 @@ def library_for(backend: Backend) -> PrivateLibrary:
             "metal.is_available": lambda: backend == "metal",
         }
     key = mx.random.key(0)
-    for name in _RANDOM:
+    for name in RANDOM:
         stubs[f"random.{name}"] = partial(getattr(mx.random, name), key=key)
     set_attributes(library.core, stubs)
     # Classes import it by name, so it is replaced before any of them is loaded.
@@ -106,7 +106,7 @@ def _sum_gradients(x: Any) -> Any:
     return one_node("CustomTransforms", [x, x], [x])[0]
 
 
-def _recording_stubs(target: TraceTarget) -> dict[str, Any]:
+def recording_stubs(target: TraceTarget) -> dict[str, Any]:
     """Return what else to replace in mlx.core while a call is recorded for ``target``."""
     import mlx.core as mx
 
@@ -138,7 +138,7 @@ def recorded(target: TraceTarget) -> Iterator[None]:
     """Replace what ``target`` runs as one kernel inside the block, which MLX exports."""
     token = _CALLS.set(_CompiledCalls())
     try:
-        with changed(library_for(target.backend).core, _recording_stubs(target)):
+        with changed(library_for(target.backend).core, recording_stubs(target)):
             yield
     finally:
         _CALLS.reset(token)
@@ -355,18 +355,18 @@ def _bordered(name: str, tree: Any) -> Any:
     import mlx.core as mx
 
     arrays: list[Any] = []
-    _map_arrays(tree, arrays.append, mx.array)
+    map_arrays(tree, arrays.append, mx.array)
     if not arrays:
         return tree
     passed = iter(one_node(name, arrays, arrays))
-    return _map_arrays(tree, lambda _: next(passed), mx.array)
+    return map_arrays(tree, lambda _: next(passed), mx.array)
 
 
-def _map_arrays(tree: Any, change: Callable[[Any], Any], kind: type) -> Any:
+def map_arrays(tree: Any, change: Callable[[Any], Any], kind: type) -> Any:
     if isinstance(tree, kind):
         return change(tree)
     if isinstance(tree, (list, tuple)):
-        return type(tree)(_map_arrays(value, change, kind) for value in tree)
+        return type(tree)(map_arrays(value, change, kind) for value in tree)
     if isinstance(tree, dict):
-        return {key: _map_arrays(value, change, kind) for key, value in tree.items()}
+        return {key: map_arrays(value, change, kind) for key, value in tree.items()}
     return tree

@@ -54,6 +54,23 @@ def caches_of(caches: list[Any]) -> Iterator[Leaf]:
         yield from _leaves(caches, index, caches[index], "cache", str(index))
 
 
+def leaves_of(owner: Any, key: Any, role: Role, name: str = "") -> Iterator[Leaf]:
+    """Yield the arrays of a tree, modules included, in the order that MLX flattens it."""
+    value = owner[key]
+    if isinstance(value, dict):
+        inner = list(value)
+    elif isinstance(value, (list, tuple)):
+        inner = list(range(len(value)))
+        # Settings of a module stay a tuple: a list would count as parameters.
+        if isinstance(value, tuple) and any(not isinstance(item, (int, float)) for item in value):
+            owner[key] = value = list(value)
+    else:
+        yield from _leaves(owner, key, value, role, name)
+        return
+    for each in inner:
+        yield from leaves_of(value, each, role, f"{name}.{each}" if name else str(each))
+
+
 def _leaves(owner: Any, key: Any, value: Any, role: Role, name: str) -> Iterator[Leaf]:
     import mlx.core as mx
 

@@ -82,6 +82,10 @@ class PrivateLibrary:
             "resource": SimpleNamespace(setrlimit=lambda *_: None, RLIMIT_NOFILE=None),
             "importlib": SimpleNamespace(import_module=self.load),
             "mlx.core": self.core,
+            # What the trainer imports for its output, and the classes of its data.
+            "mlx_lm.cli_ui": SimpleNamespace(TrainUI=_Silent, rprint=lambda *_, **__: None),
+            "mlx_lm.tuner.callbacks": SimpleNamespace(TrainingCallback=object),
+            "mlx_lm.tuner.datasets": SimpleNamespace(CacheDataset=list),
         }
         self._modules["mlx"].core = self.core
 
@@ -142,6 +146,22 @@ class PrivateLibrary:
                 if item != "*" and not hasattr(module, item):
                     self.load(f"{name}.{item}")
         return module
+
+
+class _Silent:
+    """In place of what shows a run: it can be entered, and every method does nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> "_Silent":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_, **__: None
 
 
 @contextmanager

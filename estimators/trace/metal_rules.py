@@ -48,6 +48,28 @@ def normalisation(op: Operation) -> None:
     over_or_new(op, source, out)
 
 
+def norm_gradient(op: Operation) -> None:
+    """RMSNormVJP and LayerNormVJP: over an input or the cotangent, and a sum of each row's part.
+
+    Source: normalization.cpp; since MLX's 6c0f02a75 RMSNormVJP adds up most of the sum at once.
+    """
+    source, cotangent = op.inputs[0], op.inputs[-1]
+    out, *sums = op.outputs
+    op.kernels = 1 + len(sums)
+    for array in (source, cotangent):
+        if not array.row:
+            copied(op, array)
+    donor = next((x for x in (source, cotangent) if x.row and is_donatable(x)), None)
+    if donor:
+        op.share(out, donor)
+    else:
+        op.allocate(out)
+    if sums:
+        op.temporary(out.size, out.itemsize)
+    for each in sums:
+        op.allocate(each)
+
+
 def rope(op: Operation) -> None:
     """Rotary embedding: over its input when rows follow one another, else in a new array."""
     source, out = op.inputs[0], op.outputs[0]

@@ -4,8 +4,9 @@ The loop is that of mlx_lm/generate.py, generate_step: every chunk of the prompt
 the freed buffers given back; the calls after that run into one another.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -63,7 +64,7 @@ class TracedPeak(Struct, frozen=True):
     """The most in use from the last token of the prompt on."""
 
 
-class _Highest(Struct, frozen=True):
+class Highest(Struct, frozen=True):
     """The highest moment of one call; weights are not in it."""
 
     call: Call
@@ -98,17 +99,17 @@ def peak(trace: Trace, device: Device) -> TracedPeak:
 
 def load_peak(call: Call, device: Device, mlx_version: Version) -> int:
     """Return the most bytes in use while a model is loaded, its weights included."""
-    run = _Replay(device, mlx_version)
-    return run.follow(unmerged(call), jumped=False, sampled=0).nbytes
+    run = Replay(device, mlx_version)
+    return run.follow(unmerged(call)).nbytes
 
 
-def _followed(moment: _Highest, weights: int) -> FollowedCall:
+def _followed(moment: Highest, weights: int) -> FollowedCall:
     call = moment.call
     curve = tuple(weights + used for used in moment.curve)
     return FollowedCall(call.phase, call.tokens, call.position, curve)
 
 
-def _in_prefill(moment: _Highest) -> bool:
+def _in_prefill(moment: Highest) -> bool:
     return moment.call.phase in PREFILL
 
 
@@ -124,8 +125,8 @@ def _sample(call: Call) -> tuple[int, ...]:
     return () if call.phase in CHUNKS else call.evaluated
 
 
-def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
-    run = _Replay(device, trace.mlx_version)
+def _moments(trace: Trace, device: Device) -> Iterator[Highest]:
+    run = Replay(device, trace.mlx_version)
     reached = -1
     last = trace.calls[-1].position
     first_token = next((c.position for c in trace.calls if c.phase not in CHUNKS), last)
@@ -138,7 +139,7 @@ def _moments(trace: Trace, device: Device) -> Iterator[_Highest]:
         reached = call.position + call.tokens
 
 
-class _Replay:
+class Replay:
     """Allocator and the device's stream over calls that follow one another."""
 
     def __init__(self, device: Device, mlx: Version) -> None:
@@ -153,15 +154,25 @@ class _Replay:
             compiled_copies=MlxVersions(mlx).has("compiled_copies"),
         )
         self._held: list[View] = []
+        self._labels: Mapping[int, str] = {}
         self._samples: list[list[View]] = []
 
-    def follow(self, call: Call, *, jumped: bool, sampled: int) -> _Highest:
+    def follow(
+        self,
+        call: Call,
+        *,
+        jumped: bool = False,
+        sampled: int = 0,
+        labels: Mapping[int, str] | None = None,
+    ) -> Highest:
         """Evaluate one call; what it leaves in the caches is there for the next.
 
         When it has ``jumped``, calls before it were left out, and nothing is under way.
-        ``sampled`` calls before it have sampled a token.
+        ``sampled`` calls before it have sampled a token. ``labels`` name the buffers of arrays, in
+        place of the operation that made them.
         """
         memory = self._memory
+        self._labels = labels or {}
         order = evaluation_order(call)
         views = [_view(array) for array in call.arrays]
         self._hand_over(call, views)
@@ -200,6 +211,9 @@ class _Replay:
         op.kernels = 0
         # The rule sees the references before any input is dropped, as eval_cpu and eval_gpu do.
         rule_of(memory.backend, node.name)(op)
+        for i, view in zip(node.outputs, op.outputs, strict=True):
+            if i in self._labels and view.buffer is not None:
+                view.buffer.operation = self._labels[i]
         # Outputs exist and no input is dropped yet: the most during this operation.
         most = memory.active
         # First the device takes its references, then MLX detaches the array (transforms.cpp).
@@ -222,15 +236,17 @@ class _Replay:
 
         Caches that no array of this call continues are those before a jump.
         """
-        left = list(self._held)
+        left: defaultdict[tuple[tuple[int, ...], int], deque[View]] = defaultdict(deque)
+        for before in self._held:
+            if before.buffer is not None:
+                left[before.shape, before.itemsize].append(before)
         for view in (views[position] for position in call.of_role("cache")):
-            before = next((v for v in left if _is_same(v, view)), None)
-            if before is not None:
-                left.remove(before)
+            if same := left[view.shape, view.itemsize]:
+                before = same.popleft()
                 # A cache may be a view of a larger buffer, so its layout goes on with it.
                 view.copy_layout(before)
                 view.buffer, before.buffer = before.buffer, None
-        for before in left:
+        for before in chain.from_iterable(left.values()):
             _free(before, self._memory)
 
     def _hold_samples(self, call: Call, count: int) -> None:
@@ -276,11 +292,6 @@ def _name_buffers(views: list[View], name: str) -> None:
             view.buffer.operation = name
 
 
-def _is_same(before: View, view: View) -> bool:
-    same = before.shape == view.shape and before.itemsize == view.itemsize
-    return same and before.buffer is not None
-
-
 def _count_users(call: Call, order: list[int], views: list[View]) -> None:
     for position in order:
         for array in call.nodes[position].inputs:
@@ -314,7 +325,7 @@ def _free(view: View, memory: Allocator) -> None:
         view.buffer = None
 
 
-def _highest(call: Call, memory: Allocator, curve: tuple[int, ...]) -> _Highest:
+def _highest(call: Call, memory: Allocator, curve: tuple[int, ...]) -> Highest:
     at = memory.peak_clock
     alive: Counter[str] = Counter()
     for buffer in memory.buffers:
@@ -323,4 +334,4 @@ def _highest(call: Call, memory: Allocator, curve: tuple[int, ...]) -> _Highest:
             alive[buffer.operation] += buffer.nbytes
     largest = max((buffer.nbytes for buffer in memory.buffers), default=0)
     named = tuple(alive.most_common())
-    return _Highest(call, memory.peak, memory.peak_operation, largest, named, curve)
+    return Highest(call, memory.peak, memory.peak_operation, largest, named, curve)

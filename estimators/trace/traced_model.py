@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
+from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
@@ -29,6 +30,7 @@ from memfit.estimators.trace.load_recorder import record_load, record_share
 from memfit.estimators.trace.model_builder import arrays_of, build, class_errors, unread_format
 from memfit.estimators.trace.ranks import as_rank, parallel_of
 from memfit.estimators.trace.recording import GraphError
+from memfit.estimators.trace.training_recorder import Training, record_training
 
 _FEW_TOKENS = Workload(prompt_tokens=64)
 
@@ -212,6 +214,29 @@ class TracedModel:
                 mlx_version=target.versions.mlx,
             )
             return trace, self._shapes(running.caches, workload)
+
+    def record_training(
+        self,
+        recipe: Recipe,
+        tokens: int,
+        target: TraceTarget,
+        *,
+        validated: int | None = None,
+        is_whole: bool = False,
+    ) -> Training:
+        """Return the steps of mlx-lm's trainer, as `training_recorder.record_training`.
+
+        Raises:
+            GraphError: also, when a step cannot be recorded.
+        """
+        with self._tracing():
+            self._modules.restore()
+            try:
+                return record_training(
+                    self._model, recipe, tokens, target, validated=validated, is_whole=is_whole
+                )
+            finally:
+                self._modules.restore()
 
     def _calls(self, running: Running) -> tuple[Call, ...]:
         try:

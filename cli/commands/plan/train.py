@@ -1,0 +1,71 @@
+"""``memfit plan train``: the memory of mlx_lm.lora, and what lowers it."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from memfit.cli.commands.plan.subject import PlanModel
+from memfit.cli.exits import Exit
+from memfit.cli.options.groups import grouped
+from memfit.cli.options.machine import MachineOptions
+from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.runtime import VersionOptions
+from memfit.cli.options.training import TrainingOptions
+
+if TYPE_CHECKING:
+    from memfit.estimators.sizing.sized_model import SizedModel
+
+
+@grouped
+def train(
+    model: PlanModel,
+    asked: TrainingOptions,
+    machine: MachineOptions,
+    versions: VersionOptions,
+    output: PlanOutput,
+) -> None:
+    """Show the memory of mlx_lm.lora, and which settings fit.
+
+    The step of mlx-lm's own trainer is traced: it needs MLX and mlx-lm, and no weights.
+    """
+    # The library is imported here so that --help stays fast.
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.train import to_document
+    from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
+    from memfit.estimators.sizing.workload import MARGIN_BYTES
+
+    recipe = asked.recipe()
+    sized = model.sized_for_mlx_lm(
+        machine.chosen(), verbose=output.verbose, versions=versions, margin_bytes=MARGIN_BYTES
+    )
+    data = None
+    if asked.data is not None:
+        from memfit.probes.training_data import read_training_data
+
+        data = read_training_data(
+            asked.data,
+            _directory(model.reference(), sized),
+            sized.checkpoint.config,
+            mask_prompt=recipe.mask_prompt,
+        )
+    question = TrainQuestion(recipe=recipe, quantize=model.quantization(), data=data)
+    result = plan_train(sized, question)
+    output.write(Answer(result, to_document(result, output.units)))
+    raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+
+
+def _directory(reference: str, sized: "SizedModel") -> Path | None:
+    """Return the directory of the model's tokenizer, None where it is not on this machine."""
+    from memfit.cli.local_model import local_model
+    from memfit.estimators.base.errors import MemfitError
+    from memfit.estimators.base.progress import NULL_PROGRESS
+
+    path = Path(reference).expanduser()
+    if sized.checkpoint.source != "hub":
+        return path if os.path.isdir(path) else path.parent
+    try:
+        return local_model(reference, before_download=None, progress=NULL_PROGRESS)[1]
+    except MemfitError:
+        return None

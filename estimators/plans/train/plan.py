@@ -1,0 +1,364 @@
+"""``memfit plan train``: the memory of mlx_lm.lora, and what lowers it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median_high
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from memfit.estimators.base.quantization import Quantization, converted
+from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.plans.train.batches import Example, longest_batch
+from memfit.estimators.plans.train.commands import train_commands
+from memfit.estimators.plans.train.steps import TracedSteps, most_fitting
+from memfit.estimators.results.estimate import Cost, Note
+from memfit.estimators.results.train import (
+    DataSummary,
+    KnobName,
+    TrainingChange,
+    TrainingLimits,
+    TrainingMemory,
+    TrainingPhases,
+    TrainPlan,
+)
+from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.sizing.estimate import device_summary
+from memfit.estimators.sizing.search import first_fitting
+from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.trace.libraries import versions
+from memfit.estimators.trace.training_peak import TrainingMoment, TrainingPeak
+
+MAX_BATCH = 256
+_LONGEST = 2**17
+_KNOB_BITS = 4
+_SHORTEST = 128
+
+
+class TrainingData(NamedTuple):
+    """The examples of a directory."""
+
+    directory: str
+    train: Sequence[Example]
+    valid: Sequence[Example]
+    is_tokenized: bool
+
+
+class TrainQuestion(Struct, frozen=True, kw_only=True):
+    """What is asked: a recipe, on data or on batches of the longest sequences."""
+
+    recipe: Recipe
+    quantize: Quantization | None = None
+    data: TrainingData | None = None
+
+    def tokens(self, recipe: Recipe) -> int:
+        """Return the tokens of each sequence of the longest batch.
+
+        Raises:
+            InputError: when the data has fewer examples than a batch.
+        """
+        data = self.data
+        return longest_batch(data.train, recipe, data.directory) if data else recipe.max_seq_length
+
+    def validated(self, recipe: Recipe) -> int | None:
+        """Return the same of the validation, None where there is none."""
+        if self.data is None:
+            return recipe.max_seq_length
+        valid = self.data.valid
+        # The trainer needs a whole batch here too.
+        return longest_batch(valid, recipe, f"{self.data.directory}: valid") if valid else None
+
+
+class _Change(NamedTuple):
+    """Settings to change, and the recipe with them."""
+
+    settings: Mapping[KnobName, int | bool]
+    cost: Cost
+    recipe: Recipe
+    quantize: Quantization | None
+
+
+def plan_train(sized: SizedModel, question: TrainQuestion) -> TrainPlan:
+    """Return what a recipe takes, what fits, and what each setting saves.
+
+    Raises:
+        InputError: when the data has fewer examples than a batch.
+        UnsupportedError: when mlx-lm cannot train the class, or the step cannot be traced.
+    """
+    runtime = sized.runtime_model.runtime
+    steps = TracedSteps(sized.checkpoint, sized.model.dtype, sized.device, runtime.versions)
+    return _Plan(sized, question, steps).result()
+
+
+class _Plan:
+    """One question; every setting is evaluated by the same steps."""
+
+    def __init__(self, sized: SizedModel, question: TrainQuestion, steps: TracedSteps) -> None:
+        self._sized, self._question, self._steps = sized, question, steps
+        self._layers = len(sized.model.layers)
+        recipe = question.recipe
+        if recipe.num_layers < 1:
+            recipe = replace(recipe, num_layers=self._layers)
+        self._recipe = recipe
+        self._load = steps.load_bytes(question.quantize)
+
+    def result(self) -> TrainPlan:
+        """Return the answer."""
+        recipe, quantize, sized = self._recipe, self._question.quantize, self._sized
+        tokens = self._question.tokens(recipe)
+        peak = self._steps.peak(
+            recipe,
+            tokens,
+            validated=self._question.validated(recipe),
+            is_whole=True,
+            quantize=quantize,
+        )
+        assert peak.first is not None
+        moments = [moment for moment in (peak.validation, peak.later) if moment]
+        memory = _memory(peak, max(moments, key=lambda moment: moment.nbytes))
+        phases = TrainingPhases(
+            load_bytes=max(self._load, peak.frozen_bytes),
+            validation_bytes=peak.validation.nbytes if peak.validation else None,
+            first_step_bytes=peak.first.nbytes,
+            later_steps_bytes=peak.later.nbytes,
+        )
+        need = self._need(recipe, quantize)
+        verdict, exceeded = judge(need, sized.device)
+        return TrainPlan(
+            model=sized.checkpoint.id,
+            model_type=sized.model.model_type,
+            versions=versions(),
+            device=device_summary(sized.device) if sized.device else None,
+            recipe=recipe,
+            weight_bits=quantize.bits if quantize else None,
+            layers=self._layers,
+            sequence_tokens=tokens,
+            data=self._data(tokens),
+            memory=memory,
+            phases=phases,
+            largest_buffer_bytes=need.largest_buffer_bytes,
+            margin_bytes=sized.margin_bytes,
+            needed_bytes=need.peak_bytes,
+            basis="traced",
+            verdict=verdict,
+            exceeded=exceeded,
+            limits=self._limits() if sized.device else None,
+            knobs=tuple(self._evaluated(change) for change in self._knobs()),
+            actions=self._actions() if verdict == "exceeds" else (),
+            commands=self._commands(recipe, quantize),
+            assumptions=tuple(self._assumptions()),
+            notes=tuple(self._notes()),
+        )
+
+    def _need(self, recipe: Recipe, quantize: Quantization | None) -> Need:
+        """Return what the largest step needs, with the margin."""
+        tokens, validated = self._question.tokens(recipe), self._question.validated(recipe)
+        # Only a validation on longer sequences can take more than a step.
+        if (recipe, quantize) != (self._recipe, self._question.quantize):
+            validated = validated if validated and validated > tokens else None
+        peak = self._steps.peak(recipe, tokens, validated=validated, quantize=quantize)
+        nbytes, largest = peak.later.nbytes, peak.later.largest_buffer_bytes
+        if (moment := peak.validation) is not None:
+            nbytes = max(nbytes, moment.nbytes)
+            largest = max(largest, moment.largest_buffer_bytes)
+        load = self._load if quantize == self._question.quantize else 0
+        return Need(
+            max(nbytes, load) + self._sized.margin_bytes,
+            max(largest, peak.largest_parameter_bytes),
+        )
+
+    def _commands(self, recipe: Recipe, quantize: Quantization | None) -> tuple[str, ...]:
+        data = self._question.data
+        return train_commands(
+            self._sized.checkpoint.id,
+            recipe,
+            data=data.directory if data else None,
+            quantize=quantize,
+        )
+
+    def _evaluated(self, change: _Change) -> TrainingChange:
+        need = self._need(change.recipe, change.quantize)
+        before = self._need(self._recipe, self._question.quantize).peak_bytes
+        return TrainingChange(
+            settings=change.settings,
+            cost=change.cost,
+            peak_bytes=need.peak_bytes - self._sized.margin_bytes,
+            saved_bytes=max(0, before - need.peak_bytes),
+            verdict=judge(need, self._sized.device)[0],
+            commands=self._commands(change.recipe, change.quantize),
+        )
+
+    def _knobs(self) -> Iterator[_Change]:
+        """Yield one change each, cheapest first."""
+        recipe, quantize = self._recipe, self._question.quantize
+        if not recipe.grad_checkpoint:
+            yield self._checkpointed(recipe, quantize)
+        if recipe.batch_size > 1:
+            yield _with_batch(recipe, quantize, 1)
+        if recipe.num_layers > 1:
+            yield _with_layers(recipe, quantize, recipe.num_layers // 2)
+        if recipe.fine_tune_type != "full" and _KNOB_BITS in self._weight_bits():
+            yield _Change({"weight_bits": _KNOB_BITS}, "quality", recipe, converted(_KNOB_BITS))
+        if recipe.max_seq_length >= 2 * _SHORTEST:
+            yield _with_length(recipe, quantize, recipe.max_seq_length // 2)
+
+    def _weight_bits(self) -> tuple[int, ...]:
+        return () if self._question.quantize else self._sized.weight_bits()
+
+    def _checkpointed(self, recipe: Recipe, quantize: Quantization | None) -> _Change:
+        changed = replace(recipe, grad_checkpoint=True)
+        return _Change({"grad_checkpoint": True}, "speed", changed, quantize)
+
+    def _actions(self) -> tuple[TrainingChange, ...]:
+        """Return the cheapest settings together that fit."""
+
+        def fits(change: _Change) -> bool:
+            need = self._need(change.recipe, change.quantize)
+            return judge(need, self._sized.device)[0] != "exceeds"
+
+        found = first_fitting(tuple(self._joint()), fits, monotone=True)
+        return (self._evaluated(found),) if found else ()
+
+    def _joint(self) -> Iterator[_Change]:
+        """Yield changes that each keep the ones before, those of the least cost first."""
+        made = _Change({}, "none", self._recipe, self._question.quantize)
+
+        def added(change: _Change) -> _Change:
+            nonlocal made
+            made = change._replace(settings={**made.settings, **change.settings})
+            return made
+
+        if not made.recipe.grad_checkpoint:
+            yield added(self._checkpointed(made.recipe, made.quantize))
+        for size in _halves(made.recipe.batch_size, 1):
+            yield added(_with_batch(made.recipe, made.quantize, size))
+        if made.recipe.fine_tune_type != "full" and _KNOB_BITS in self._weight_bits():
+            yield added(
+                _Change({"weight_bits": _KNOB_BITS}, "quality", made.recipe, converted(_KNOB_BITS))
+            )
+        for layers in _halves(made.recipe.num_layers, 1):
+            yield added(_with_layers(made.recipe, made.quantize, layers))
+        for length in _halves(made.recipe.max_seq_length, _SHORTEST):
+            yield added(_with_length(made.recipe, made.quantize, length))
+
+    def _limits(self) -> TrainingLimits:
+        """Return the most of each setting that fits, all else as asked."""
+        device, recipe = self._sized.device, self._recipe
+        assert device is not None
+
+        def needed(**changed: int) -> int:
+            need = self._need(replace(recipe, **changed), self._question.quantize)
+            # A buffer that is too large does not fit, however much memory is free.
+            fits = judge(need, device)[0] != "exceeds"
+            return need.peak_bytes if fits else max(need.peak_bytes, limit + 1)
+
+        limit = device.working_set_bytes
+        examples = len(self._question.data.train) if self._question.data else MAX_BATCH
+        return TrainingLimits(
+            max_seq_length=most_fitting(
+                _lengths(self._longest(), recipe.max_seq_length),
+                lambda value: needed(max_seq_length=value),
+                limit,
+                recipe.max_seq_length,
+            ),
+            batch_size=most_fitting(
+                range(1, min(examples, MAX_BATCH) + 1),
+                lambda value: needed(batch_size=value),
+                limit,
+                recipe.batch_size,
+            ),
+            num_layers=most_fitting(
+                range(1, self._layers + 1),
+                lambda value: needed(num_layers=value),
+                limit,
+                recipe.num_layers,
+            ),
+        )
+
+    def _longest(self) -> int:
+        """Return the longest sequence to search: of the model, or of the data."""
+        longest = min(self._sized.model.max_context or _LONGEST, _LONGEST)
+        data = self._question.data
+        if data:
+            whole = replace(self._recipe, max_seq_length=longest)
+            longest = min(longest, self._question.tokens(whole))
+        return max(longest, self._recipe.max_seq_length)
+
+    def _data(self, tokens: int) -> DataSummary | None:
+        data = self._question.data
+        if data is None:
+            return None
+        counts = [example.tokens for example in data.train]
+        return DataSummary(
+            directory=data.directory,
+            examples=len(counts),
+            validation_examples=len(data.valid),
+            median_tokens=median_high(counts),
+            longest_tokens=max(counts),
+            truncated=sum(count > self._recipe.max_seq_length for count in counts),
+            longest_batch_tokens=tokens,
+            counted="tokenizer" if data.is_tokenized else "bytes",
+        )
+
+    def _assumptions(self) -> Iterator[str]:
+        found = ", ".join(f"{name} {version}" for name, version in versions().items())
+        yield f"one batch of each kind, traced with {found}; the trainer clears MLX's cache"
+        if self._question.data is None:
+            yield "a batch is as long as max_seq_length: --data DIR takes the lengths of the data"
+
+    def _notes(self) -> Iterator[Note]:
+        data = self._question.data
+        if data and not data.is_tokenized:
+            text = (
+                "the model has no tokenizer here: tokens are counted as a third of the bytes of"
+                " each line, which is more than most texts have"
+            )
+            yield Note("warning", "no-tokenizer", text)
+        if data and not data.valid:
+            yield Note("info", "no-validation", "no valid.jsonl: mlx-lm trains without validation")
+
+
+def _memory(peak: TrainingPeak, moment: TrainingMoment) -> TrainingMemory:
+    known = (peak.frozen_bytes, peak.trained_bytes, peak.optimizer_bytes)
+    rest = moment.nbytes - sum(known) - moment.gradient_bytes - moment.logits_bytes
+    return TrainingMemory(
+        weights_bytes=peak.frozen_bytes,
+        trained_bytes=peak.trained_bytes,
+        optimizer_bytes=peak.optimizer_bytes,
+        gradient_bytes=moment.gradient_bytes,
+        logits_bytes=moment.logits_bytes,
+        activation_bytes=rest,
+        peak_bytes=moment.nbytes,
+    )
+
+
+def _with_batch(recipe: Recipe, quantize: Quantization | None, size: int) -> _Change:
+    """Make smaller batches, and more of them for each update."""
+    steps = recipe.grad_accumulation_steps * -(-recipe.batch_size // size)
+    changed = replace(recipe, batch_size=size, grad_accumulation_steps=steps)
+    return _Change({"batch_size": size}, "speed", changed, quantize)
+
+
+def _with_layers(recipe: Recipe, quantize: Quantization | None, layers: int) -> _Change:
+    changed = replace(recipe, num_layers=layers)
+    return _Change({"num_layers": layers}, "quality", changed, quantize)
+
+
+def _with_length(recipe: Recipe, quantize: Quantization | None, length: int) -> _Change:
+    changed = replace(recipe, max_seq_length=length)
+    return _Change({"max_seq_length": length}, "quality", changed, quantize)
+
+
+def _halves(value: int, least: int) -> Iterator[int]:
+    while value // 2 >= least:
+        value //= 2
+        yield value
+
+
+def _lengths(longest: int, asked: int) -> Sequence[int]:
+    """Return lengths to search: each about an eighth longer than the one before."""
+    lengths, length = {asked, longest}, _SHORTEST // 2
+    while length < longest:
+        lengths.add(length)
+        length += max(_SHORTEST // 2, length // 512 * 64)
+    return sorted(lengths)

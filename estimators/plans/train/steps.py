@@ -1,0 +1,138 @@
+"""The memory of training steps, by trace; each question is answered once."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from math import log
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.device import ANY_MAC, Device
+from memfit.estimators.mlx.kernels import has_nax
+from memfit.estimators.mlx.versions import MlxVersions
+
+if TYPE_CHECKING:
+    from memfit.estimators.trace.kernel_stubs import TraceTarget
+    from memfit.estimators.trace.traced_model import TracedModel
+    from memfit.estimators.trace.training_peak import TrainingPeak
+
+
+class TracedSteps:
+    """One checkpoint on one device; classes and traces are kept."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: str, device: Device | None, versions: MlxVersions
+    ) -> None:
+        self._checkpoint, self._dtype = checkpoint, dtype
+        self._machine, self._versions = device or ANY_MAC, versions
+        self._built: dict[Quantization | None, TracedModel] = {}
+        self._peaks: dict[tuple[Recipe, int, int | None, Quantization | None], TrainingPeak] = {}
+
+    def peak(
+        self,
+        recipe: Recipe,
+        tokens: int,
+        *,
+        validated: int | None = None,
+        is_whole: bool = False,
+        quantize: Quantization | None = None,
+    ) -> "TrainingPeak":
+        """Return the largest moments on batches of ``tokens``, and of a validation of others.
+
+        Raises:
+            UnsupportedError: when the class cannot be trained, or not traced.
+        """
+        from memfit.estimators.trace.training_peak import training_peak
+        from memfit.estimators.trace.training_recorder import KINDS
+
+        # The number of accumulated steps changes nothing from the third on.
+        recipe = replace(
+            recipe,
+            max_seq_length=max(2, tokens),
+            grad_accumulation_steps=min(KINDS, recipe.grad_accumulation_steps),
+        )
+        key = recipe, tokens, validated, quantize
+        if key not in self._peaks or (is_whole and self._peaks[key].first is None):
+            run = self.built(quantize).record_training(
+                recipe,
+                tokens,
+                self._target(),
+                validated=validated,
+                is_whole=is_whole,
+            )
+            self._peaks[key] = training_peak(run, self._machine, self._versions.mlx)
+        return self._peaks[key]
+
+    def load_bytes(self, quantize: Quantization | None) -> int:
+        """Return the peak of the load, 0 where the weights are kept as they are in files."""
+        from memfit.estimators.trace.peak import load_peak
+
+        try:
+            call = self.built(quantize).load(self._target())
+        except UnsupportedError:
+            return 0
+        return load_peak(call, self._machine, self._versions.mlx) if call else 0
+
+    def built(self, quantize: Quantization | None) -> "TracedModel":
+        """Return the class."""
+        from memfit.estimators.trace.traced_model import TracedModel
+
+        if quantize not in self._built:
+            self._built[quantize] = TracedModel(
+                self._checkpoint.config,
+                self._machine.backend,
+                name=self._checkpoint.config_name,
+                dtype=self._dtype,
+                tensors=self._checkpoint.tensors if quantize is None else None,
+                quantize=quantize,
+            )
+        return self._built[quantize]
+
+    def _target(self) -> "TraceTarget":
+        from memfit.estimators.trace.kernel_stubs import TraceTarget
+
+        return TraceTarget(
+            backend=self._machine.backend, nax=has_nax(self._machine), versions=self._versions
+        )
+
+
+def most_fitting(
+    values: Sequence[int], needed: Callable[[int], int], limit: int, known: int
+) -> int:
+    """Return the largest of ascending values with a need within the limit, 0 when none has.
+
+    The need grows with the value. It is computed for few values: ``known`` or its neighbour, then
+    where a power of the value through two of them reaches the limit.
+
+    >>> most_fitting(range(1, 1000), lambda value: value * value, 5000, 10)
+    70
+    """
+    points: dict[int, int] = {}
+    low, high = 0, len(values)
+    guess = min(range(high), key=lambda index: abs(values[index] - known))
+    while low < high:
+        points[guess] = max(1, needed(values[guess]))
+        if points[guess] <= limit:
+            low = guess + 1
+        else:
+            high = guess
+        value = _reached(values, points, limit, low - 1, high)
+        # Every third time the middle: a need with steps would come near from one side only.
+        guess = (low + high) // 2 if len(points) % 3 == 0 else bisect_right(values, value) - 1
+        guess = max(low, min(high - 1, guess))
+    return values[low - 1] if low else 0
+
+
+def _reached(
+    values: Sequence[int], points: dict[int, int], limit: int, below: int, above: int
+) -> int:
+    """Return about the value at which the need reaches the limit."""
+    if below in points and above in points:
+        (a, b), (m, n) = (values[below], values[above]), (points[below], points[above])
+        return int(a * (limit / m) ** (log(b / a) / log(n / m)))
+    last = below if below in points else above
+    return values[last] * limit // points[last]

@@ -1,0 +1,312 @@
+"""mlx-lm's trainer on batches of one shape, recorded call by call.
+
+mlx_lm/tuner/trainer.py runs as it is, but for what it shows and saves. The function that it gives
+to mlx.compile is recorded whenever the trainer calls it, and MLX's fusion is applied: fusion.py.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.trace.fusion import fuse
+from memfit.estimators.trace.gradient_stubs import evaluated_checkpoint, resolved, training_stubs
+from memfit.estimators.trace.graph_format import Call
+from memfit.estimators.trace.kernel_stubs import RANDOM, TraceTarget, library_for, recorded
+from memfit.estimators.trace.leaves import Leaf, leaves_of
+from memfit.estimators.trace.libraries import changed
+from memfit.estimators.trace.loop_guard import LoopError, few_slices
+from memfit.estimators.trace.recording import GraphError, RecordedGraph, record_call
+from memfit.estimators.trace.undo_cse import unmerged
+
+# Steps with an accumulation are of three kinds, whatever their number.
+KINDS = 3
+_NEVER = 10**9
+OPTIMIZERS = {
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "muon": "Muon",
+    "sgd": "SGD",
+    "adafactor": "Adafactor",
+}
+TrainingPhase = Literal["validation", "first", "later"]
+GRADIENTS, LOGITS = "gradients", "logits and loss"
+
+
+class TrainingCall(NamedTuple):
+    """One call of the trainer, with names for some of its arrays."""
+
+    phase: TrainingPhase
+    call: Call
+    labels: Mapping[int, str]
+
+
+class Training(NamedTuple):
+    """A recorded run: the bytes of every parameter, and the calls."""
+
+    frozen: Mapping[str, int]
+    trained: Mapping[str, int]
+    optimizer: Mapping[str, int]
+    calls: tuple[TrainingCall, ...]
+
+
+def record_training(
+    model: Any,
+    recipe: Recipe,
+    tokens: int,
+    target: TraceTarget,
+    *,
+    validated: int | None = None,
+    is_whole: bool = False,
+) -> Training:
+    """Return the steps of a run on batches of ``tokens`` tokens; call it inside `tracing`.
+
+    ``validated`` is the length of the longest batch of the validation, None without one. The steps
+    until the first update are there if it ``is_whole``: they are never the largest. The model has
+    to be restored afterwards.
+
+    Raises:
+        GraphError: when a step cannot be recorded.
+        UnsupportedError: when there are fewer layers than the recipe trains, or nothing to train.
+    """
+    library = library_for(target.backend)
+    optimizer = _prepare(library, model, recipe)
+    run = _Run(library, model, recipe, target)
+    with few_slices(), _refusals(model):
+        checked = () if validated is None else (run.validation(validated),)
+        steps = tuple(run.steps(optimizer, tokens, is_whole=is_whole))
+    frozen, trained = _parameters(model)
+    state = {leaf.name: leaf.array.nbytes for leaf in leaves_of({"": optimizer.state}, "", "cache")}
+    return Training(frozen, trained, state, (*checked, *steps))
+
+
+@contextmanager
+def _refusals(model: Any) -> Iterator[None]:
+    kind = type(model).__module__.rpartition(".")[2]
+    try:
+        yield
+    except LoopError:
+        raise GraphError(f"{kind}: the class loops over tokens when it is trained") from None
+    except ValueError as error:
+        # mlx/primitives.cpp; a kernel that a class writes in Python has no gradient.
+        if "vjp] Not implemented" not in str(error):
+            raise
+        text = f"{kind}: mlx-lm cannot train it: one of its operations has no gradient"
+        raise UnsupportedError(text) from None
+
+
+def _prepare(library: Any, model: Any, recipe: Recipe) -> Any:
+    """Freeze the model and add what is trained, as mlx_lm/lora.py does; return the optimizer."""
+    if recipe.num_layers > len(model.layers):
+        raise UnsupportedError(
+            f"num_layers {recipe.num_layers}: the model has {len(model.layers)} layers"
+        )
+    model.freeze()
+    if recipe.fine_tune_type == "full":
+        for layer in model.layers[-max(recipe.num_layers, 0) :]:
+            layer.unfreeze()
+    else:
+        settings = {"rank": recipe.rank, "scale": recipe.scale, "dropout": recipe.dropout}
+        keys = {} if recipe.keys is None else {"keys": recipe.keys}
+        library.load("mlx_lm.tuner.utils").linear_to_lora_layers(
+            model, recipe.num_layers, settings | keys, use_dora=recipe.fine_tune_type == "dora"
+        )
+    if not _parameters(model)[1]:
+        raise UnsupportedError("keys: the trained layers have no such module, nothing is trained")
+    kind = getattr(library.load("mlx.optimizers"), OPTIMIZERS[recipe.optimizer])
+    return kind(learning_rate=1e-5)
+
+
+def _parameters(model: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the bytes of the frozen and of the trained parameters by path."""
+    from mlx.utils import tree_flatten
+
+    every: Any = tree_flatten(model.parameters())
+    trained: Any = dict(tree_flatten(model.trainable_parameters()))
+    frozen = {path: array.nbytes for path, array in every if path not in trained}
+    return frozen, {path: array.nbytes for path, array in trained.items()}
+
+
+class _Run:
+    """The trainer of one recipe."""
+
+    def __init__(self, library: Any, model: Any, recipe: Recipe, target: TraceTarget) -> None:
+        self._library, self._model, self._recipe = library, model, recipe
+        self._target = target
+        self._trainer = library.load("mlx_lm.tuner.trainer")
+        self._random: list[Any] = []
+        # Steps until the first update of the optimizer.
+        self._first = 0
+        self._calls: list[TrainingCall] = []
+        # Of one call: the gradients that the optimizer gets, and the elements of the logits.
+        self._gradients: list[Any] = []
+        self._logits = 0
+
+    def validation(self, tokens: int) -> TrainingCall:
+        """Return one batch of the validation (trainer.py, evaluate)."""
+        given = self._batch(tokens)
+        state: list[Any] = [self._model]
+        self._model.eval()
+
+        def run() -> list[Any]:
+            with recorded(self._target), changed(self._library.core, stubs):
+                loss, count = self._trainer.default_loss(self._model, *given["batch"])
+            return [loss * count, count]
+
+        stubs = {"checkpoint": evaluated_checkpoint}
+        with self._changed_class(), self._watched():
+            if self._recipe.grad_checkpoint:
+                self._trainer.grad_checkpoint(self._model.layers[0])
+            leaves = leaves_of(state, 0, "weight"), leaves_of(given, "batch", "tokens")
+            graph = record_call(run, [leaf for each in leaves for leaf in each])
+        call = unmerged(_call(graph, graph.outputs))
+        return TrainingCall("validation", call, self._labels(call, ()))
+
+    def steps(self, optimizer: Any, tokens: int, *, is_whole: bool) -> list[TrainingCall]:
+        """Return the steps until the second update, or those after the first one."""
+        import mlx.core as mx
+
+        accumulation = min(KINDS, self._recipe.grad_accumulation_steps)
+        self._first = accumulation if is_whole else 0
+        if not is_whole:
+            optimizer.init(self._model.trainable_parameters())
+        arguments = self._trainer.TrainingArgs(
+            batch_size=self._recipe.batch_size,
+            iters=accumulation + self._first,
+            steps_per_report=_NEVER,
+            steps_per_save=_NEVER,
+            grad_checkpoint=self._recipe.grad_checkpoint,
+            grad_accumulation_steps=accumulation,
+        )
+        self._random = [mx.zeros((2,), mx.uint32)]
+        stubs = {
+            **training_stubs(self._target),
+            **{f"random.{name}": self._drawn(getattr(mx.random, name)) for name in RANDOM},
+            "random.state": self._random,
+            "compile": self._compile,
+            "clear_cache": lambda: None,
+            "set_wired_limit": lambda _: 0,
+            "save_safetensors": lambda *_: None,
+        }
+        batches = [self._batch(tokens)["batch"]] * arguments.iters
+        with self._changed_class(), self._watched(), changed(self._library.core, stubs):
+            self._trainer.train(
+                self._model, optimizer, [], None, arguments, iterate_batches=lambda **_: batches
+            )
+        return self._calls
+
+    def _batch(self, tokens: int) -> dict[str, Any]:
+        import mlx.core as mx
+
+        count = self._recipe.batch_size
+        return {"batch": [mx.zeros((count, tokens), mx.int32), mx.zeros((count, 2), mx.int32)]}
+
+    def _changed_class(self) -> Any:
+        # The trainer gives the class of the first layer another __call__ (grad_checkpoint).
+        kind = type(self._model.layers[0])
+        return changed(kind, {"__call__": kind.__call__})
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """See the logits and the gradients of each call."""
+        average = self._trainer.average_gradients
+        entropy = self._trainer.nn.losses.cross_entropy
+
+        def averaged(gradients: Any) -> Any:
+            self._gradients = _arrays(gradients)
+            return average(gradients)
+
+        def measured(logits: Any, targets: Any, **settings: Any) -> Any:
+            self._logits = logits.size
+            return entropy(logits, targets, **settings)
+
+        with changed(
+            self._trainer, {"average_gradients": averaged, "nn.losses.cross_entropy": measured}
+        ):
+            yield
+
+    def _drawn(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a random function that takes a key of its own, as MLX's global state gives."""
+
+        def draw(*args: Any, key: Any = None, **named: Any) -> Any:
+            import mlx.core as mx
+
+            if key is None:
+                self._random[0], key = mx.random.split(self._random[0])
+            return original(*args, key=key, **named)
+
+        return draw
+
+    def _compile(self, step: Any = None, *, inputs: Any = (), **_: Any) -> Any:
+        if step is None:
+            return lambda function: self._compile(function, inputs=inputs)
+        # What a class compiles inside the step is part of it (compile.cpp, compile).
+        return (lambda *args: self._step(step, inputs, args)) if inputs else step
+
+    def _step(self, step: Any, state: Any, args: Any) -> tuple[Any, Any, Any]:
+        import mlx.core as mx
+
+        batch, gradients, updates = args
+        given = {"batch": list(batch), "gradients": gradients}
+        left: dict[str, Any] = {}
+        self._gradients = []
+
+        def run() -> list[Any]:
+            loss, count, left["gradients"] = step(given["batch"], given["gradients"], updates)
+            # In the order of a compiled function: its results, then its state.
+            results = [loss, count, *_arrays(left["gradients"])]
+            left["results"], left["state"] = len(results), len(_arrays(state))
+            return [*results, *_arrays(state), *self._gradients]
+
+        graph = record_call(run, self._leaves(state, given))
+        count = left["results"]
+        arrays = list(graph.arrays)
+        nodes, ends = resolved(graph.nodes, graph.outputs[: count + left["state"]], arrays)
+        nodes = fuse(nodes, ends, arrays)
+        # The trainer evaluates state, loss and gradients; the results are loss, count, gradients.
+        evaluated = (*ends[count:], *ends[:count])
+        made = tuple(dict.fromkeys(i for i in evaluated if arrays[i].role != "weight"))
+        known = graph.outputs[count + left["state"] :] or ends[2:count]
+        call = _call(RecordedGraph(tuple(arrays), tuple(nodes), made), made)
+        phase: TrainingPhase = "first" if len(self._calls) < self._first else "later"
+        self._calls.append(TrainingCall(phase, call, self._labels(call, known)))
+        # The next step begins with arrays that are computed.
+        for tree, keys in ((state, (0, 1, 2)), (left, ("gradients",))):
+            for leaf in (leaf for key in keys for leaf in leaves_of(tree, key, "cache")):
+                leaf.put(mx.zeros(leaf.array.shape, leaf.array.dtype))
+        return mx.array(0), mx.array(0), left["gradients"]
+
+    def _leaves(self, state: Any, given: dict[str, Any]) -> list[Leaf]:
+        trained = set(map(id, _arrays(self._model.trainable_parameters())))
+        return [
+            *(
+                leaf._replace(role="cache" if id(leaf.array) in trained else "weight")
+                for leaf in leaves_of(state, 0, "weight")
+            ),
+            *leaves_of(state, 1, "cache"),
+            *leaves_of(state, 2, "cache"),
+            *leaves_of(given, "gradients", "cache"),
+            *leaves_of(given, "batch", "tokens"),
+        ]
+
+    def _labels(self, call: Call, gradients: Any) -> dict[int, str]:
+        logits = (i for i, array in enumerate(call.arrays) if array.size == self._logits)
+        return dict.fromkeys(logits, LOGITS) | dict.fromkeys(gradients, GRADIENTS)
+
+
+def _call(graph: RecordedGraph, evaluated: tuple[int, ...]) -> Call:
+    return Call(
+        # Nothing shows it among the calls of a generation, so it needs no phase of its own.
+        phase="first_chunk",
+        tokens=0,
+        position=0,
+        arrays=graph.arrays,
+        nodes=graph.nodes,
+        evaluated=evaluated,
+        held=evaluated,
+    )
+
+
+def _arrays(tree: Any) -> list[Any]:
+    return [leaf.array for leaf in leaves_of({"": tree}, "", "cache")]

@@ -1,0 +1,43 @@
+"""``memfit plan train`` as a command."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Memfit
+from tests.cli.test_bad_input import assert_one_line
+
+pytest.importorskip("mlx_lm")
+SMALL = Path(__file__).parents[1] / "arch" / "cases" / "qwen3.json"
+
+
+def test_the_command_answers_for_the_data(memfit: Memfit, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "one two"}\n' * 3)
+    asked = ("plan", "train", SMALL, "--working-set", "25MB", "--num-layers", "1")
+    options = ("--batch-size", "2", "--max-seq-length", "64", "--data", tmp_path)
+    answer = memfit(*asked, *options, "--json").json
+    assert (answer["sequence_tokens"], answer["data"]["examples"]) == (33, 3)
+    assert memfit(*asked, *options).out.startswith("LoRA of ")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (
+            ("--num-layers", "1", "--batch-size", "9", "--data", "{data}"),
+            2,
+            "3 examples are fewer than the batch",
+        ),
+        (("--data", "{data}/nowhere"), 2, "needs a train.jsonl"),
+        (("--num-layers", "9"), 3, "num_layers 9: the model has 3 layers"),
+        (("--keys", "nothing", "--num-layers", "1"), 3, "no such module"),
+        (("--batch-size", "0"), 2, "batch_size 0: must be at least 1"),
+        (("-c", "{data}/train.jsonl"), 2, "train.jsonl"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(
+    options: tuple[str, ...], code: int, message: str, memfit: Memfit, tmp_path: Path
+) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "one two"}\n' * 3)
+    given = [option.format(data=tmp_path) for option in options]
+    assert_one_line(memfit("plan", "train", SMALL, "--memory", "8GB", *given), code, message)

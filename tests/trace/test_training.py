@@ -1,0 +1,129 @@
+"""Recorded training steps, compared with MLX's own peaks (benchmarks.training_accuracy)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.mlx.versions import MLX_VERSION
+from memfit.estimators.trace.kernel_stubs import TraceTarget
+from memfit.estimators.trace.training_peak import TrainingPeak, training_peak
+from memfit.estimators.trace.training_recorder import Training
+
+pytest.importorskip("mlx_lm")
+from memfit.estimators.trace.traced_model import TracedModel
+
+CONFIGS = Path(__file__).parents[1] / "arch" / "cases"
+MEASURED = json.loads((Path(__file__).parent / "training_peaks.json").read_text())
+HOST = Device("this host", "cpu", 0, 0, None, "flag")
+# One of each kind: the others take longer.
+QUICK = {
+    ("qwen3", False, None),
+    ("gemma2", True, None),
+    ("qwen3_moe", False, 4),
+    ("deepseek_v2_lite", True, None),
+}
+
+
+def built(name: str, backend: Backend, **options: Any) -> TracedModel:
+    return TracedModel(json.loads((CONFIGS / f"{name}.json").read_text()), backend, **options)
+
+
+def recorded(
+    model: TracedModel, backend: Backend, recipe: Recipe, tokens: int = 129, **options: Any
+) -> Training:
+    return model.record_training(recipe, tokens, TraceTarget(backend=backend), **options)
+
+
+def followed(run: Training, device: Device) -> TrainingPeak:
+    return training_peak(run, device, MLX_VERSION)
+
+
+def _marked(case: dict[str, Any]) -> Any:
+    recipe = case["recipe"]
+    kind = case["name"], recipe.get("grad_checkpoint", False), case["bits"]
+    is_quick = kind in QUICK and len(recipe) <= 1 and case["tokens"] == 129
+    marks = () if is_quick else pytest.mark.exhaustive
+    name = "-".join(map(str, (case["name"], case["bits"], case["dtype"], *recipe.values())))
+    return pytest.param(case, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in MEASURED["cases"]])
+def test_the_largest_step_is_as_measured(case: dict[str, Any]) -> None:
+    bits = case["bits"]
+    model = built(
+        case["name"],
+        "cpu",
+        dtype=case["dtype"],
+        quantize=Quantization(bits, MEASURED["group_size"]) if bits else None,
+    )
+    recipe = Recipe(**{"num_layers": -1, "batch_size": 2, **case["recipe"]})
+    run = model.record_training(recipe, case["tokens"], TraceTarget(backend="cpu"))
+    assert followed(run, HOST).later.nbytes == pytest.approx(case["peak_bytes"], rel=0.05)
+
+
+def test_a_mac_has_gradient_kernels_and_no_fused_attention_in_a_step() -> None:
+    run = recorded(
+        built("qwen3", "metal"), "metal", Recipe(num_layers=2), validated=97, is_whole=True
+    )
+    names = {phase: [node.name for node in call.nodes] for phase, call, _ in run.calls}
+    assert list(names) == ["validation", "first", "later"]
+    assert "ScaledDotProductAttention" in names["validation"]
+    step = names["later"]
+    assert "ScaledDotProductAttention" not in step
+    # Two norms of heads and two of layers, each layer; no gradient below the first trained layer.
+    assert step.count("RMSNorm") == 3 * 4 + 1
+    assert step.count("RMSNormVJP") == 2 * 4 - 1 + 1
+    assert step.count("RoPE") == 3 * 2 + 2 * 2
+    assert not [name for name in step if "memfit" in name]
+
+
+def test_checkpointing_computes_again_and_holds_less() -> None:
+    model = built("qwen3", "cpu")
+    plain, less = (
+        recorded(model, "cpu", Recipe(num_layers=-1, grad_checkpoint=checkpointed))
+        for checkpointed in (False, True)
+    )
+    products = [
+        sum(node.name == "Matmul" for node in run.calls[-1].call.nodes) for run in (plain, less)
+    ]
+    assert products[0] < products[1]
+    assert followed(less, HOST).later.nbytes < followed(plain, HOST).later.nbytes
+
+
+def test_steps_with_accumulation_keep_gradients() -> None:
+    model = built("qwen3", "cpu")
+    recipes = (
+        Recipe(fine_tune_type="full", num_layers=-1, grad_accumulation_steps=n) for n in (1, 2)
+    )
+    once, twice = (
+        followed(recorded(model, "cpu", recipe, is_whole=True), HOST) for recipe in recipes
+    )
+    assert twice.later.nbytes >= once.later.nbytes + twice.trained_bytes // 2
+    assert once.first is not None
+    assert once.first.nbytes < once.later.nbytes
+
+
+def test_a_training_leaves_the_class_as_it_was() -> None:
+    model, fresh = built("qwen3", "metal"), built("qwen3", "metal")
+    recorded(model, "metal", Recipe(num_layers=-1, grad_checkpoint=True), validated=65)
+    asked = Workload(prompt_tokens=100), TraceTarget()
+    assert model.record(*asked) == fresh.record(*asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rwkv7", "rwkv7: mlx-lm cannot train it: one of its operations has no gradient"),
+        ("qwen3_next", "qwen3_next: the class loops over tokens when it is trained"),
+    ],
+)
+def test_what_cannot_be_traced_is_named(name: str, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        recorded(built(name, "metal"), "metal", Recipe(num_layers=-1), tokens=513)
