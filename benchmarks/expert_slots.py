@@ -55,7 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 BITS = (None, 4)
 PROFILED = [*SENTENCES, "Layers read bytes over a cache. " * 4]
-HELD_OUT = ["The lazy model is counted in boxes, and every fox has a reason to be quick. " * 6]
+HELD_OUT = ["The lazy model is counted in boxes, and every fox has a reason to be quick. " * 2]
 
 
 class Row(NamedTuple):
@@ -123,7 +123,7 @@ def _plant(oracle: Any) -> None:
 def measured(path: Path, prompts: Path, held_out: Path, capacities: str) -> dict[str, Any]:
     """Return the result of the command."""
     words = ("--prompts", prompts, "--held-out", held_out, "--capacity", capacities)
-    more = ("--max-tokens", "16", "--prefill-step", "128", "--json")
+    more = ("--max-tokens", "8", "--prefill-step", "64", "--json")
     ran = subprocess.run(
         [*COMMAND, str(path), *map(str, words), *more],
         cwd=ROOT,
@@ -165,7 +165,7 @@ def _rows(folder: Path, name: str, bits: int | None) -> Any:
     if file_bytes < LEAST_BYTES:
         sys.exit(f"{name}: only {file_bytes} bytes")
     experts = next(value for key, value in MODELS[name].items() if key.endswith("_experts"))
-    result = measured(path, prompts, held_out, f"{experts // 4},{experts // 2},{experts}")
+    result = measured(path, prompts, held_out, f"{experts // 4},{experts // 2}")
     for point in (result["full"], *result["points"]):
         row = Row(f"{name}, {bits or 16}", file_bytes, point)
         print(_line(row, "all" if point is result["full"] else str(point["capacity"])), flush=True)

@@ -100,7 +100,9 @@ def _child(setup: dict[str, Any], report: ReportFigures) -> Child:
             ExpertRunner(path, limit, report, convert(setup["experts"], ExpertSetup))
         )
     if setup["image"] is None:
-        return Child(ModelRunner(path, limit, report))
+        runner = ModelRunner(path, limit, report)
+        runner.shortest_prompt = setup.get("shortest_prompt")
+        return Child(runner)
     return Child(VisionRunner(path, Path(setup["image"]), limit, report))
 
 

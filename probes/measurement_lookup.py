@@ -18,10 +18,10 @@ def with_measurement(
 ) -> SizedModel:
     """Return the sized model with this machine's valid measurement of its checkpoint, if any.
 
-    Measurements exist only for mlx-lm, one sequence, and checkpoints with headers.
+    Measurements exist only for mlx-lm and checkpoints with headers.
     """
     checkpoint = sized.checkpoint
-    if not sized.runtime_model.is_mlx_lm or not checkpoint.header_sha256 or workload.batch > 1:
+    if not sized.runtime_model.is_mlx_lm or not checkpoint.header_sha256:
         return sized
     stored = store.of(fingerprint_of(checkpoint))
     warnings = tuple(Note("warning", "measurement", warning) for warning in stored.warnings)

@@ -19,6 +19,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.trace.model_builder import class_errors
+from memfit.probes.batch_run import BatchRun
 from memfit.probes.loading import load_model, memory_errors
 from memfit.probes.run_monitor import (
     ReportFigures,
@@ -42,6 +43,8 @@ class ModelRunner:
         self._limit = memory_limit_bytes
         self._ids: list[int] = []
         self._weights_bytes = 0
+        self.shortest_prompt: int | None = None
+        """Tokens of the shortest prompt of a batch, None when all have the same length."""
 
     def versions(self) -> dict[str, str]:
         """Return the versions of further libraries that run the model."""
@@ -182,12 +185,18 @@ class ModelRunner:
     def _generate(self, prompt: Any, workload: Workload) -> Run:
         import mlx.core as mx
 
-        caches = self.caches(workload)
-        monitor = RunMonitor(caches, self.report)
-        mx.reset_peak_memory()
-        monitor.start()
-        for _ in self.steps(prompt, workload, caches, monitor):
-            monitor.on_token()
+        if workload.batch > 1:
+            run = BatchRun(self.model, workload, self.report)
+            caches, monitor = run.caches, run.monitor
+            mx.reset_peak_memory()
+            run.generate(prompt.tolist(), self.shortest_prompt)
+        else:
+            caches = self.caches(workload)
+            monitor = RunMonitor(caches, self.report)
+            mx.reset_peak_memory()
+            monitor.start()
+            for _ in self.steps(prompt, workload, caches, monitor):
+                monitor.on_token()
         # MLX is asynchronous: the last step was started, but may still run.
         mx.synchronize(self.stream())
         moment = moment_of(caches, workload.total_tokens)

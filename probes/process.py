@@ -81,6 +81,7 @@ class ModelProcess:
         memory_limit_bytes: int | None = None,
         timeout_seconds: float,
         image: Path | None = None,
+        shortest_prompt: int | None = None,
     ) -> None:
         """Take the model's directory; with ``image`` mlx-vlm runs the model.
 
@@ -90,6 +91,7 @@ class ModelProcess:
         """
         self._path, self.timeout_seconds = path, timeout_seconds
         self._image, self._limit = image, memory_limit_bytes
+        self._shortest_prompt = shortest_prompt
         self._codeless: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[str] | None = None
         self._answers: SimpleQueue[str] = SimpleQueue()
@@ -170,20 +172,16 @@ class ModelProcess:
         return Loaded(**self._call("load"))
 
     def run(self, workload: Workload, *, wired_limit_bytes: int | None = None) -> Run:
-        """Generate once with mlx-lm's loop; the prompt is cut or repeated to the workload's tokens.
+        """Generate once with mlx-lm's loop, or its batch generator for several sequences.
 
-        The wired limit is set during the run only.
+        The prompt is cut or repeated to the workload's tokens. The wired limit is set during
+        the run only.
 
         Raises:
-            InputError: for a batch: mlx-lm's loop generates one sequence.
-            UnsupportedError: when the model's class fails, e.g. on KV bits of a rotating cache.
+            UnsupportedError: when the model's class fails, e.g. on KV bits of a rotating cache, or
+                mlx-lm cannot batch its caches.
             ProbeStopped: when the process ends, hangs or runs out of memory.
         """
-        if workload.batch != 1:
-            raise InputError(
-                f"batch {workload.batch}: the measured loop, mlx-lm's generation loop, runs one"
-                " sequence"
-            )
         if wired_limit_bytes is not None and self.versions["backend"] != "metal":
             raise MachineError("a wired limit can be set on Metal only")
         answer = self._call(
@@ -210,7 +208,12 @@ class ModelProcess:
             self._codeless = tempfile.TemporaryDirectory(prefix="memfit-")
             path = _without_code(path, Path(self._codeless.name))
         image = str(self._image.absolute()) if self._image else None
-        return {"path": str(path), "image": image, "memory_limit_bytes": self._limit}
+        return {
+            "path": str(path),
+            "image": image,
+            "memory_limit_bytes": self._limit,
+            "shortest_prompt": self._shortest_prompt,
+        }
 
     def _call(self, name: str, **arguments: Any) -> Any:
         """Return the result of a call; an error carries the figures received during it."""

@@ -132,6 +132,8 @@ class MeasurementSession(Struct):
             self.on_run()
 
     def _swift_workspace(self, workload: Workload) -> int | None:
+        if workload.batch > 1:  # mlx-swift-lm's tune runs one sequence
+            return None
         # This rule evaluates logits that generation never holds, so it can run out of memory.
         try:
             return self.worker.swift_workspace(workload)

@@ -11,7 +11,10 @@ from memfit.estimators.runtimes.measurement import Run
 
 
 class Speed(Struct, frozen=True, kw_only=True):
-    """Medians over the repeats, each with its spread: largest minus smallest."""
+    """Medians over the repeats, each with its spread: largest minus smallest.
+
+    Tokens per second are of all sequences of a batch.
+    """
 
     first_token_ns: Positive
     prefill_tokens_per_second: Number
@@ -29,8 +32,8 @@ def median_speed(workload: Workload, runs: Sequence[Run]) -> Speed | None:
     if not runs:
         return None
     firsts = [run.first_token_ns for run in runs]
-    prefill = [workload.prompt_tokens * 1e9 / max(1, first) for first in firsts]
-    steps = workload.max_tokens - 1
+    prefill = [workload.batch * workload.prompt_tokens * 1e9 / max(1, first) for first in firsts]
+    steps = workload.batch * (workload.max_tokens - 1)
     decode = [steps * 1e9 / run.decode_ns for run in runs if steps > 0 and run.decode_ns]
     return Speed(
         first_token_ns=median_low(firsts),

@@ -95,6 +95,13 @@ def _tokens(text: str) -> int:
     return count
 
 
+def _sequences(text: str) -> int:
+    count = parse_count(text)
+    if count < 1:
+        raise InputError(f"{printable(text)}: must be at least 1 sequence")
+    return count
+
+
 def _bits(text: str) -> int | None:
     bits = {_NONE: None, **{str(each): each for each in KV_BITS}}
     if text not in bits:
@@ -112,4 +119,5 @@ _SETTINGS = {
     "prefill-step": _Setting("prefill_step", _tokens, "prefill-step=256,512,1024"),
     "kv-bits": _Setting("kv_bits", _bits, "kv-bits=none,8,4"),
     "context": _Setting("prompt_tokens", _tokens, "context=1k,4k"),
+    "batch": _Setting("batch", _sequences, "batch=1,2,4,8"),
 }

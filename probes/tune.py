@@ -55,6 +55,8 @@ class TuneRequest(Struct, frozen=True, kw_only=True):
     prompt_file: str | None = None
     has_image: bool = False
     """The prompt has an image: mlx-vlm runs the model."""
+    shortest_prompt: int | None = None
+    """Tokens of a batch's shortest prompt; such a run is compared, but not saved."""
     tries_wired: bool = False
     """Run once more with the recommended wired limit, where there is one."""
     axes: tuple[SweepAxis, ...] = ()
@@ -90,6 +92,7 @@ def tune(
         SweepInterrupted: on Ctrl-C; the same request continues from there.
     """
     require_loadable(request.checkpoint)
+    _require_possible_batch(request)
     if request.has_image and request.axes:
         raise InputError("a prompt with an image cannot be swept: its length is fixed")
     with Worker(start) as worker:
@@ -105,7 +108,8 @@ def tune(
                 has_image=request.has_image,
             )
         _require_within_limit(sized, workload, force=request.force)
-        save = vision_estimate.do_not_save if request.has_image else sweeps.store.save
+        is_special = request.has_image or request.shortest_prompt is not None
+        save = vision_estimate.do_not_save if is_special else sweeps.store.save
         session = MeasurementSession(sized, worker, save, progress.advance)
         if request.axes:
             points, known = _sweep(request, session, workload, sweeps, progress)
@@ -121,6 +125,19 @@ def tune(
                 recommendation, f"the {device.backend} backend has none"
             )
         return _result(request, session, device, _Findings(prompt, points, known, recommendation))
+
+
+def _require_possible_batch(request: TuneRequest) -> None:
+    """Refuse a batch that mlx-lm's batch generator does not run."""
+    workload, shortest = request.workload, request.shortest_prompt
+    if workload.batch > 1 and request.has_image:
+        raise InputError("a batch has no images: give --batch 1")
+    if workload.batch > 1 and workload.kv_bits is not None:
+        raise UnsupportedError(
+            "mlx-lm's batch generator does not quantise caches: leave out KV bits or the batch"
+        )
+    if shortest is not None and request.axes:
+        raise InputError("a sweep has prompts of one length: leave out the shortest prompt")
 
 
 def _sweep(
@@ -315,6 +332,8 @@ def _flags(request: TuneRequest, sized: SizedModel, found: _Findings) -> tuple[s
     requested = found.points[0].workload
     workload = recommended_workload(sized, requested, found.recommendation)
     if workload is None or request.has_image or found.points[0].status != "measured":
+        return ()
+    if workload.batch > 1:  # mlx_lm.generate runs one sequence
         return ()
     if found.prompt.notes:  # without a tokenizer mlx-lm's programs cannot run the model
         return ()

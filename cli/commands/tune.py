@@ -24,7 +24,7 @@ from memfit.cli.prompts import prompt_file, prompt_text
 from memfit.cli.render.escape import say
 from memfit.cli.render.output import emit, rendered, require_writable
 from memfit.estimators.base.errors import InputError, MachineError
-from memfit.estimators.base.units import parse_size
+from memfit.estimators.base.units import parse_count, parse_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 600
 _PROMPT = Only(
-    *("prompt", "prompt_tokens", "image", "max_tokens"), *RUNTIME_DEFAULTS, "max_kv_size"
+    *("prompt", "prompt_tokens", "image", "max_tokens", "batch", "shortest_prompt"),
+    *(*RUNTIME_DEFAULTS, "max_kv_size"),
 )
 
 
@@ -57,6 +58,10 @@ class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
         typer.Option(metavar="FILE", help="An image for the prompt; needs mlx-vlm."),
     ] = None
     max_tokens: Annotated[str | None, typer.Option(help="Tokens to generate.")] = "32"
+    shortest_prompt: Annotated[
+        str | None,
+        typer.Option(metavar="TOKENS", help="The shortest prompt of a batch; lengths are spread."),
+    ] = None
 
     def workload(self) -> Workload:
         """Return the workload; the length of a text replaces its prompt later.
@@ -69,6 +74,19 @@ class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
         if self.image and self.prompt is None:
             raise InputError("--image also needs a text: give --prompt")
         return replace(self, prompt_tokens=self.prompt_tokens or "1").partial().values
+
+    def shortest(self) -> int | None:
+        """Return the tokens of the shortest prompt, None when all have the same length.
+
+        Raises:
+            InputError: when it is no count, or there is no batch.
+        """
+        tokens = parsed("--shortest-prompt", parse_count, self.shortest_prompt)
+        if tokens is None:
+            return None
+        if tokens < 1 or self.batch < 2:
+            raise InputError("--shortest-prompt: give at least 1 token, and --batch 2 or more")
+        return tokens
 
 
 class RunOptions(OptionGroup, frozen=True, kw_only=True):
@@ -87,7 +105,7 @@ class RunOptions(OptionGroup, frozen=True, kw_only=True):
         list[str] | None,
         typer.Option(
             metavar="SETTING=V,V",
-            help="Values of prefill-step, kv-bits or context; repeat it to measure every"
+            help="Values of prefill-step, kv-bits, context or batch; repeat it to measure every"
             " combination.",
         ),
     ] = None
@@ -153,6 +171,7 @@ def tune(
                 memory_limit_bytes=request.memory_limit_bytes,
                 timeout_seconds=float(run.timeout),
                 image=prompt.image,
+                shortest_prompt=request.shortest_prompt,
             ),
             sweeps=sweeps,
             progress=progress,
@@ -218,6 +237,7 @@ def _asked(
         command_prompt=None if file or given == "-" else given,
         prompt_file=file,
         has_image=prompt.image is not None,
+        shortest_prompt=prompt.shortest(),
         tries_wired=run.wired,
         axes=tuple(filter(None, axes)),
         sweep_kv_start=prompt.quantized_kv_start or 0,

@@ -81,7 +81,14 @@ def tune_command(model: str, workload: Workload) -> str:
     usual = Workload(prompt_tokens=workload.prompt_tokens)
     words = ["memfit", "tune", model, "--prompt-tokens", str(workload.prompt_tokens)]
     words += ["--max-tokens", str(workload.max_tokens)]
-    for name in ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start", "max_kv_size"):
+    for name in (
+        "batch",
+        "prefill_step",
+        "kv_bits",
+        "kv_group_size",
+        "quantized_kv_start",
+        "max_kv_size",
+    ):
         if (value := getattr(workload, name)) != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
@@ -111,6 +118,8 @@ def workload_words(workload: Workload) -> str:
     """Return a workload's tokens, and its other settings where they are not the usual ones."""
     usual = Workload(prompt_tokens=1)
     text = f"{workload.prompt_tokens} + {workload.max_tokens} tokens"
+    if workload.batch > 1:
+        text += f" in a batch of {workload.batch}"
     if workload.prefill_step != usual.prefill_step:
         text += f" by steps of {workload.prefill_step}"
     if workload.kv_bits:
@@ -123,7 +132,7 @@ def workload_words(workload: Workload) -> str:
 def _distance(one: Workload, other: Workload) -> tuple[bool, int, int]:
     """How far two workloads are apart, the cache's kind first."""
     return (
-        one.kv_bits != other.kv_bits,
+        (one.kv_bits, one.batch) != (other.kv_bits, other.batch),
         abs(one.total_tokens - other.total_tokens),
         abs(one.prefill_step - other.prefill_step),
     )

@@ -101,8 +101,8 @@ class ExpertRunner(ModelRunner):
             self._load_experts()
         if setup.mode != "routers" and support_16_bits_on_cpu(switches):
             self._notes.append(
-                "MLX's CPU backend multiplies stacked experts in float32: peaks include a copy of"
-                " one projection in float32, which a GPU does not make"
+                "MLX's CPU backend multiplies stacked experts in float32: peaks and times include"
+                " copies of a layer's experts in float32, which a GPU does not make"
             )
         if setup.mode == "slots":
             experts = {each["layer"]: each["experts"] for each in self._layers}

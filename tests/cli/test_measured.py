@@ -152,7 +152,6 @@ def test_measured_and_estimated_are_shown_together_where_they_differ(
         ("--method", "trace"),
         ("--quantize", "4"),
         ("--runtime", "mlx-swift-lm"),
-        ("--batch", "2"),
         ("--device", "m4-max-64"),
     ],
     ids=lambda options: options[0] + options[1],

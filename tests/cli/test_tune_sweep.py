@@ -157,7 +157,7 @@ def test_a_killed_sweep_can_be_continued_and_leaves_no_process(model: Path, home
 @pytest.mark.parametrize(
     ("sweep", "words"),
     [
-        (["batch=1"], ["--sweep: batch=1: not a sweep", "kv-bits=none,8,4"]),
+        (["margin=1"], ["--sweep: margin=1: not a sweep", "kv-bits=none,8,4"]),
         (["kv-bits=7"], ["--sweep: kv-bits: 7", "none, 2, 3, 4, 5, 6, 8"]),
         (["context=1k", "context=2k"], ["context: given twice"]),
     ],

@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
+from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
@@ -114,9 +115,37 @@ def test_the_mlx_swift_lm_runtime_counts_logits_of_the_last_chunk(dense: ModelPr
     assert by_swift > ours + 256 * 320 * 2 // 2
 
 
-def test_a_batch_is_rejected(dense: ModelProcess) -> None:
-    with pytest.raises(InputError, match="batch 2"):
-        dense.run(Workload(prompt_tokens=5, batch=2))
+@pytest.mark.parametrize("name", quick(["dense", "hybrid", "sliding"], ["dense", "hybrid"]))
+def test_caches_and_states_of_a_batch_equal_the_estimate(
+    name: str, checkpoints: Checkpoints
+) -> None:
+    workload = replace(WORKLOAD, batch=3)
+    figures = size(open_checkpoint(str(checkpoints(name))), device=HOST).figures_for(workload)
+    with started(checkpoints(name)) as process:
+        process.prompt(None, workload.prompt_tokens)
+        process.load()
+        run = process.run(workload)
+    assert run.ssm_bytes == figures.ssm_bytes
+    assert (run.prefill_kv_bytes, run.kv_bytes) == (figures.kv.nbytes, figures.kv.nbytes)
+    assert run.kv_held_bytes == figures.kv.held_bytes
+    assert run.first_token_ns > 0
+    assert run.decode_ns > 0
+
+
+def test_shorter_prompts_of_a_batch_end_first(checkpoints: Checkpoints) -> None:
+    workload = replace(WORKLOAD, batch=2, prompt_tokens=300)
+    path = checkpoints("dense")
+    with ModelProcess(path, timeout_seconds=60, shortest_prompt=20) as process:
+        process.prompt(None, workload.prompt_tokens)
+        process.load()
+        run = process.run(workload)
+    # The shorter one has ended: 3 layers x 2 heads x 2 x 64 x 2 bytes for the longer one's tokens.
+    assert run.kv_held_bytes <= 512 * 3 * 2 * 2 * 64 * 2
+
+
+def test_a_batch_has_no_quantised_caches(dense: ModelProcess) -> None:
+    with pytest.raises(UnsupportedError, match="batch 2 with 4-bit KV"):
+        dense.run(Workload(prompt_tokens=5, batch=2, kv_bits=4))
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="Metal has one")

@@ -23,8 +23,9 @@ def test_no_quantisation_is_a_value_of_the_kv_bits_axis() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("", "not a sweep; write prefill-step=256,512,1024, kv-bits=none,8,4 or context="),
-        ("batch=1,2", "batch=1,2: not a sweep"),
+        ("", "not a sweep; write prefill-step=256,512,1024, kv-bits=none,8,4, context="),
+        ("batch=0", "batch: 0: must be at least 1 sequence"),
+        ("margin=1,2", "margin=1,2: not a sweep"),
         ("context", "context: not a sweep"),
         ("context=", "context: '' is not a count of tokens"),
         ("context=1k,,2k", "context: '' is not a count of tokens"),

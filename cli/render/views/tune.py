@@ -38,6 +38,7 @@ _POINTS = (
 _SETTINGS = (
     "prompt_tokens",
     "max_tokens",
+    "batch",
     "prefill_step",
     "kv_bits",
     "kv_group_size",

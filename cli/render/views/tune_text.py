@@ -44,7 +44,7 @@ def point_rows(points: tuple[Point, ...], units: Units) -> Iterator[tuple[str, .
         peak = next((figure for figure in point.figures if figure.name == "peak"), None)
         work, speed = point.workload, point.speed
         yield (
-            str(work.prompt_tokens),
+            str(work.prompt_tokens) + (f" x {work.batch}" if work.batch > 1 else ""),
             str(work.prefill_step),
             str(work.kv_bits or "none") + (" wired" if point.wired_limit_bytes else ""),
             str(point.repeats or NOTHING),
@@ -75,7 +75,8 @@ def settings(work: Workload) -> str:
 def settings_without_context(work: Workload) -> str:
     """The prefill step and the cache of a workload."""
     bits = f"{work.kv_bits}-bit" if work.kv_bits else "unquantised"
-    return f"prefill step {work.prefill_step}, {bits} KV cache"
+    batch = f"batch {work.batch}, " if work.batch > 1 else ""
+    return f"{batch}prefill step {work.prefill_step}, {bits} KV cache"
 
 
 def task(result: TuneResult) -> str:
@@ -84,6 +85,8 @@ def task(result: TuneResult) -> str:
     text = f"{work.prompt_tokens} prompt token{'' if work.prompt_tokens == 1 else 's'}"
     if work.max_tokens:
         text += f" + {work.max_tokens} generated"
+    if work.batch > 1:
+        text = f"{work.batch} sequences of {text}"
     text += f", prefill step {work.prefill_step}"
     if work.kv_bits:
         text += f", {work.kv_bits}-bit KV cache from token {work.quantized_kv_start}"
@@ -105,6 +108,11 @@ def speeds(result: TuneResult) -> Iterator[str]:
     yield f"prefill {rate(prefill)} tokens/s{_spread(point, rate(speed.prefill_spread))}"
     if decode is not None:
         yield f"decode {rate(decode)} tokens/s{_spread(point, rate(speed.decode_spread))}"
+    if (batch := point.workload.batch) > 1:
+        each = f"prefill {rate(prefill / batch)}"
+        if decode is not None:
+            each += f", decode {rate(decode / batch)}"
+        yield f"for each request {each} tokens/s"
 
 
 def first_token(work: Workload) -> str:
