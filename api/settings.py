@@ -185,7 +185,7 @@ def _read(settings: Mapping[str, Any], *groups: type[OptionGroup]) -> Iterator[A
 
 def _reference(model: str | PathLike[str]) -> str:
     """The text that names a model; a path is never a name on the Hub."""
-    text = os.fspath(model)
+    text = os.fsdecode(model)
     if isinstance(model, str) or os.path.isabs(text):
         return text
     return os.path.join(os.curdir, text)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.catalog import Draft
 
 
+MOST_DRAFT_TOKENS = 64
 SAMPLE = "qwen3-4b-4bit"
 """The sample that is estimated where no model is named."""
 
@@ -38,7 +39,7 @@ class EstimatedModel(NamedModel, frozen=True, kw_only=True):
         typer.Option(metavar=FORMATS, help="Size the draft model as mlx_lm.convert quantises it."),
     ] = None
     num_draft_tokens: Annotated[
-        int, typer.Option(min=1, max=64, help="Tokens that the draft model proposes in a step.")
+        int, typer.Option(help="Tokens that the draft model proposes in a step.")
     ] = DRAFT_TOKENS
     mmproj: Annotated[
         Path | None,
@@ -54,10 +55,15 @@ class EstimatedModel(NamedModel, frozen=True, kw_only=True):
         """Return the draft model of --draft with its settings.
 
         Raises:
-            InputError: for bits that MLX does not have, or bits without a draft model.
+            InputError: for bits that MLX does not have, bits without a draft model, or a number
+                of tokens that is out of range.
         """
         from memfit.estimators.sizing.catalog import Draft
 
+        if not 1 <= self.num_draft_tokens <= MOST_DRAFT_TOKENS:
+            raise InputError(
+                f"--num-draft-tokens {self.num_draft_tokens}: give from 1 to {MOST_DRAFT_TOKENS}"
+            )
         if self.draft is None:
             if self.draft_quantize is not None:
                 raise InputError("--draft-quantize needs --draft MODEL")

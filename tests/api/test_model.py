@@ -73,6 +73,7 @@ def test_it_fits_only_where_that_is_known(verdict: Verdict, fits: bool) -> None:
         ({"batch": "two"}, r"batch: Expected `int`, got `str`"),
         ({"batch": True}, r"batch: Expected `int`, got `bool`"),
         ({"adapter": 3}, "adapter: "),
+        ({"num_draft_tokens": 0}, "^num_draft_tokens 0: give from 1 to 64"),
         ({"method": "guess"}, "method: Invalid enum value 'guess'"),
         ({"flash_attn": False}, "^flash_attn: mlx-lm has no such setting"),
         ({"group_size": 32}, "^group_size and quant_mode need quantize"),
