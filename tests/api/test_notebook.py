@@ -31,11 +31,12 @@ def test_a_hostile_name_stays_text() -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_notebook_shows_the_html() -> None:
+def test_a_notebook_shows_the_html(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ipykernel", reason="ipykernel needs Python 3.11")
     import nbformat
     from nbclient import NotebookClient
 
+    monkeypatch.setenv("HOME", str(tmp_path))  # where a kernel writes its files
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CODE)])
     NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
     (shown,) = notebook.cells[0].outputs
