@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
+    VERDICT_WORDS,
     Bar,
     BarChart,
     Chart,
@@ -24,8 +25,6 @@ from memfit.cli.render.plot import OVER, axis_ends, shortened
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.units import format_bytes
 
-WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": "unknown"}
-"""The verdicts as people read them."""
 CLASSES = {colour: verdict for verdict, colour in VERDICT_COLOURS.items()}
 """The class of a colour of the document."""
 # Of each class: a property, its colour on a light page and on a dark one. Texts have a contrast of
@@ -299,7 +298,7 @@ _CELL = 36
 def _heat(chart: HeatMap, width: int) -> _Drawing:
     table = chart.table
     height, parts = _titled(table.title, width)
-    words = [_Entry(verdict, WORDS[verdict]) for verdict in ("fits", "tight", "exceeds")]
+    words = [_Entry(verdict, VERDICT_WORDS[verdict]) for verdict in ("fits", "tight", "exceeds")]
     legend = _legend(words, height, width)
     parts += legend.parts
     places = [n for n in range(1, len(table.headings)) if isinstance(table.rows[0][n], Toned)]

@@ -52,7 +52,7 @@ def train(
         )
     question = TrainQuestion(recipe=recipe, quantize=model.quantization(), data=data)
     result = plan_train(sized, question)
-    output.write(Answer(result, to_document(result, output.units)))
+    output.write(Answer(result, to_document(result, output.units, plot=output.draws(False))))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
 

@@ -1,8 +1,7 @@
 """The points around an estimate as sliders."""
 
 from memfit.cli.render.chart import NEEDED
-from memfit.cli.render.document import Point, Slider, Sliders
-from memfit.cli.render.svg import WORDS
+from memfit.cli.render.document import VERDICT_WORDS, Point, Slider, Sliders
 from memfit.cli.render.views.text import percent
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.sizing.explore import Explored, ExploredPoint
@@ -53,5 +52,5 @@ def _point(point: ExploredPoint, weights: int, budget: int | None, units: Units)
         return Point(point.verdict, f"Needs {needed}", 0, cells)
     share = percent(point.needed_bytes, budget)
     whole = format_bytes(budget, units)
-    sentence = f"{WORDS[point.verdict].capitalize()}: needs {needed} of {whole}, {share}"
+    sentence = f"{VERDICT_WORDS[point.verdict].capitalize()}: needs {needed} of {whole}, {share}"
     return Point(point.verdict, sentence, -(-100 * point.needed_bytes // budget), cells)

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 
+from memfit.cli.render.chart import working_set
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
     VERDICT_WORDS,
+    Bar,
+    BarChart,
     Commands,
     Document,
     Heading,
@@ -19,8 +22,8 @@ from memfit.estimators.results.train import TrainingChange, TrainPlan
 _TYPES = {"lora": "LoRA", "dora": "DoRA", "full": "full fine-tuning"}
 
 
-def to_document(result: TrainPlan, units: Units) -> Document:
-    """Return the document."""
+def to_document(result: TrainPlan, units: Units, *, plot: bool) -> Document:
+    """Return the document; ``plot`` adds a chart of the changes."""
     return (
         Verdict(_verdict(result, units), VERDICT_COLOURS[result.verdict], gap=False),
         Heading(result.model),
@@ -32,6 +35,22 @@ def to_document(result: TrainPlan, units: Units) -> Document:
         *_advice(result, units),
         section("Assumptions", result.assumptions),
         section("Notes", tuple(note.message for note in result.notes)),
+        *([_chart(result, units)] if plot else ()),
+    )
+
+
+def _chart(result: TrainPlan, units: Units) -> BarChart:
+    """What the run takes as asked, and after each change."""
+    budget = result.device.working_set_bytes if result.device else None
+    needs = {"as asked": result.needed_bytes}
+    for change in result.knobs:
+        needs[_named(change)] = change.peak_bytes + result.margin_bytes
+    return BarChart(
+        title="Memory of one change",
+        kinds=("peak and margin",),
+        bars=[Bar(name, (nbytes,), budget) for name, nbytes in needs.items()],
+        units=units,
+        limit=working_set(budget, units),
     )
 
 

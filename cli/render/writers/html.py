@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from memfit.cli.render.document import (
+    VERDICT_WORDS,
     AnyPart,
     BarChart,
     Cell,
@@ -33,7 +34,7 @@ from memfit.cli.render.document import (
     phase_name,
     verdict_first,
 )
-from memfit.cli.render.svg import CLASSES, WORDS, escaped, figure
+from memfit.cli.render.svg import CLASSES, escaped, figure
 from memfit.cli.render.writers.html_assets import SCRIPT, STYLE
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import format_bytes
@@ -249,7 +250,7 @@ def _cell(cell: Cell, is_right: bool) -> str:
     if isinstance(cell, Toned):
         verdict = CLASSES.get(cell.colour, "unknown")
         is_said = verdict != "fits" or "fits" in text
-        word = "" if is_said else f' <span class="hidden">{WORDS[verdict]}</span>'
+        word = "" if is_said else f' <span class="hidden">{VERDICT_WORDS[verdict]}</span>'
         return f'<td class="heat {verdict}">{escaped(text)}{word}</td>'
     kind = "r" if is_right else "name" if len(text) > _LONG else ""
     return f'<td class="{kind}">{escaped(text)}</td>' if kind else f"<td>{escaped(text)}</td>"
