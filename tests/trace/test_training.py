@@ -11,10 +11,19 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend, Device
+from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.versions import MLX_VERSION
-from memfit.estimators.trace.kernel_stubs import TraceTarget
+from memfit.estimators.trace.gradient_stubs import resolved, training_stubs
+from memfit.estimators.trace.graph_format import Call
+from memfit.estimators.trace.isolation import tracing
+from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
+from memfit.estimators.trace.leaves import leaves_of
+from memfit.estimators.trace.libraries import changed
+from memfit.estimators.trace.peak import Replay
+from memfit.estimators.trace.recording import record_call
 from memfit.estimators.trace.training_peak import TrainingPeak, training_peak
 from memfit.estimators.trace.training_recorder import Training
+from memfit.estimators.trace.undo_cse import unmerged
 
 pytest.importorskip("mlx_lm")
 from memfit.estimators.trace.traced_model import TracedModel
@@ -95,6 +104,33 @@ def test_checkpointing_computes_again_and_holds_less() -> None:
     ]
     assert products[0] < products[1]
     assert followed(less, HOST).later.nbytes < followed(plain, HOST).later.nbytes
+
+
+@pytest.mark.parametrize(("tokens", "published"), [(2048, 924), (4096, 3408), (8192, 13057)])
+def test_attention_and_its_gradient_are_as_published_for_a_mac(tokens: int, published: int) -> None:
+    """IonDen/mlx-train-perf, docs/papers/when-the-bottleneck-moved.md: MiB on an M1 Max, causal."""
+    import mlx.core as mx
+
+    core, stubs = library_for("metal").core, training_stubs(TraceTarget())
+    given: dict[str, Any] = {}
+
+    def run() -> list[Any]:
+        def total(q: Any, k: Any, v: Any) -> Any:
+            attend = core.fast.scaled_dot_product_attention
+            return attend(q, k, v, scale=0.1, mask="causal").astype(mx.float32).sum()
+
+        with changed(core, stubs):
+            value, gradients = mx.value_and_grad(total, argnums=(0, 1, 2))(*given["qkv"])
+        return [value, *gradients]
+
+    with tracing():
+        given["qkv"] = [mx.zeros((1, 32, tokens, 128), mx.bfloat16)] * 3
+        graph = record_call(run, list(leaves_of(given, "qkv", "cache")))
+    arrays = list(graph.arrays)
+    nodes, ends = resolved(graph.nodes, graph.outputs, arrays)
+    call = Call("first_chunk", 0, 0, tuple(arrays), tuple(nodes), tuple(ends), tuple(ends))
+    peak = Replay(find_device("m1-max-32"), MLX_VERSION).follow(unmerged(call)).nbytes
+    assert peak / 2**20 == pytest.approx(published, rel=0.04)
 
 
 def test_steps_with_accumulation_keep_gradients() -> None:
