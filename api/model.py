@@ -202,12 +202,14 @@ def open_model(
         method=runtime.method,
         adapter=model.adapter,
         draft=model.drafting(),
+        as_type=model.as_type,
     )
     catalog = Catalog(progress=progress, versioned=runtime.versioned)
     reference = _opened(catalog, model)
     if runtime.runtime is None:
         rules = runtime.with_settings(catalog.native_runtime(reference))
-    is_as_published = model.quantization() is None and model.adapter is None
+    changes = (model.quantization(), model.adapter, model.as_type)
+    is_as_published = changes == (None, None, None)
     return OpenModel(
         partial(sized, catalog, reference, runtime=rules),
         runtime.method == "auto" and is_as_published and not runtime.names_versions,

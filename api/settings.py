@@ -40,6 +40,7 @@ class OpenSettings(TypedDict, total=False):
     draft: str | None
     draft_quantize: int | str | None
     num_draft_tokens: int | None
+    as_type: str | None
     mmproj: str | PathLike[str] | None
     runtime: str | None
     method: Literal["auto", "formula", "trace"] | None

@@ -30,3 +30,10 @@ def complete_model(incomplete: str) -> list[str]:
     from memfit.estimators.checkpoint.local.samples import sample_names
 
     return [name for name in sample_names() if name.startswith(incomplete)]
+
+
+def complete_type(incomplete: str) -> list[str]:
+    """Return the model types that begin with a text."""
+    from memfit.estimators.arch.registry import FAMILIES
+
+    return [name for name in FAMILIES if name.startswith(incomplete)]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from memfit.cli.options.completion import complete_type
 from memfit.cli.options.groups import parsed
 from memfit.cli.options.model import FORMATS, NamedModel
 from memfit.cli.options.runtime import ServedRuntime
@@ -41,6 +42,15 @@ class EstimatedModel(NamedModel, frozen=True, kw_only=True):
     num_draft_tokens: Annotated[
         int, typer.Option(help="Tokens that the draft model proposes in a step.")
     ] = DRAFT_TOKENS
+    as_type: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="TYPE",
+            help="Assume this model_type, such as llama, for an architecture that is not known.",
+            autocompletion=complete_type,
+        ),
+    ] = None
     mmproj: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Include this vision projector of a GGUF model."),

@@ -116,8 +116,10 @@ _MAX_CONTEXT_KEYS = (
 )
 
 
-def build_model(config: Mapping[str, Any], name: str) -> Model:
+def build_model(config: Mapping[str, Any], name: str, *, assumed: bool = False) -> Model:
     """Return the model a config describes; ``name`` is how messages name the config.
+
+    Where its type is only ``assumed``, keys that look structural and that nobody read become notes.
 
     Raises:
         ConfigError: when a key is missing or holds a wrong value.
@@ -130,7 +132,10 @@ def build_model(config: Mapping[str, Any], name: str) -> Model:
         raise UnsupportedError(_unknown_type(name, model_type))
     model: Model = family(model_type).build(fields)
     unknown = list(unread_keys(fields))
-    if unknown:
+    if unknown and assumed:
+        text = f"{', '.join(unknown[:5])}: unknown to {model_type}, and ignored"
+        model = replace(model, notes=(*model.notes, text))
+    elif unknown:
         raise UnsupportedError(
             f"{name}: {', '.join(unknown[:5])}: looks structural and is not described for"
             f" model type {model_type!r}; its caches and workspace cannot be given"

@@ -6,6 +6,7 @@
     │   ├── ConfigError         a configuration key is missing or has a wrong value
     │   └── PolicyError         a policy file has mistakes: all of them, each with its line
     ├── UnsupportedError        the structure is not described                (exit 3)
+    │   └── UnknownArchitectureError  no family describes it; what is known, and the ways on
     ├── UnreachableError        a source cannot be reached                    (exit 4)
     └── MachineError            this machine cannot do it                     (exit 5)
 
@@ -78,6 +79,24 @@ class UnsupportedError(MemfitError):
     """The structure is not described, so no exact figure can be given."""
 
     slug = "unsupported"
+
+
+class UnknownArchitectureError(UnsupportedError):
+    """No family describes the architecture: what is wrong, what is known, and the ways on."""
+
+    def __init__(self, fault: str, known: str, ways: str, *, trace: str = "") -> None:
+        """Take one line each; ``trace`` is why it cannot be traced either."""
+        super().__init__("; ".join(filter(None, (fault, known, trace, ways))))
+        self.fault, self.known, self.ways, self.trace = fault, known, ways, trace
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """At most four lines."""
+        return tuple(filter(None, (self.fault, self.known, self.trace, self.ways)))
+
+    def after_trace(self, reason: str) -> "UnknownArchitectureError":
+        """Return the same with the reason why a trace fails."""
+        return UnknownArchitectureError(self.fault, self.known, self.ways, trace=reason)
 
 
 class UnreachableError(MemfitError):

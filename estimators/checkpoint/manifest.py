@@ -54,6 +54,10 @@ class Checkpoint(Struct, frozen=True):
     revision: str | None = None
     stale: str | None = None
     """Why the files may not be the ones that the source has now."""
+    other_kind: str = ""
+    """What it is by its files, where it is no language model."""
+    assumed_from: str | None = None
+    """The config's own model type, where another one was put in its place."""
     hub: str | None = None
     """The repository that a sample describes."""
 

@@ -18,7 +18,7 @@ from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Backend, DeviceSource
 from memfit.estimators.results.result import Result
 
-Basis = Literal["exact", "traced", "derived", "measured", "bound"]
+Basis = Literal["exact", "traced", "derived", "measured", "bound", "assumed"]
 Verdict = Literal["fits", "tight", "exceeds", "unknown"]
 Phase = Literal["load", "prefill", "decode"]
 Level = Literal["info", "warning"]
@@ -34,7 +34,7 @@ PartName = Annotated[
 Settings = dict[
     Annotated[str, one_of("prefill_step", "kv_bits", "weight_bits", "memory_bytes")], Positive
 ]
-_WEAKEST_FIRST: tuple[Basis, ...] = ("bound", "derived", "traced", "measured", "exact")
+_WEAKEST_FIRST: tuple[Basis, ...] = ("assumed", "bound", "derived", "traced", "measured", "exact")
 
 
 class Component(Struct, frozen=True):
@@ -130,6 +130,8 @@ class ModelSummary(Struct, frozen=True):
     """Of the checkpoint's tensors; for display."""
     max_context: Positive | None
     layers: dict[str, Positive]
+    assumed_from: str | UnsetType = UNSET
+    """The config's own type, where ``model_type`` is assumed in its place."""
 
 
 class RuntimeSummary(Struct, frozen=True):

@@ -89,6 +89,7 @@ class Catalog:
         adapter: Path | None = None,
         draft: Draft | None = None,
         margin_bytes: int = MARGIN_BYTES,
+        as_type: str | None = None,
     ) -> "SizedModel":
         """Return a model on a device under a runtime, the checkpoint's native one by default.
 
@@ -100,7 +101,7 @@ class Catalog:
         """
         if runtime is None:
             runtime = self.native_runtime(reference)
-        settings = (reference, quantize, method, adapter, draft, margin_bytes)
+        settings = (reference, quantize, method, adapter, draft, margin_bytes, as_type)
         conversion = (*settings, runtime.versions)
         base = self._once(conversion, lambda: self._size(device, *conversion))
         placed = self._once(
@@ -117,6 +118,7 @@ class Catalog:
         adapter: Path | None,
         draft: Draft | None,
         margin_bytes: int,
+        as_type: str | None,
         versions: MlxVersions,
     ) -> "SizedModel":
         from memfit.estimators.sizing.sized_model import size
@@ -130,6 +132,7 @@ class Catalog:
             draft=self._drafting(draft, device, versions) if draft else None,
             draft_tokens=draft.tokens if draft else DRAFT_TOKENS,
             method=method,
+            as_type=as_type,
             versions=versions,
         )
 

@@ -11,6 +11,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import (
     KV,
+    Basis,
     Component,
     Components,
     CurvePoint,
@@ -138,6 +139,7 @@ def model_summary(sized: SizedModel) -> ModelSummary:
         bits_per_weight=round(8 * footprint.nbytes / footprint.parameters, 3),
         max_context=model.max_context,
         layers=model.layer_kinds(),
+        assumed_from=sized.checkpoint.assumed_from or UNSET,
     )
 
 
@@ -149,11 +151,13 @@ def device_summary(device: Device) -> DeviceSummary:
 def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -> Components:
     footprint, kv, runtime_model = sized.footprint, figures.kv, sized.runtime_model
     drafted = sized.drafted(workload)
-    cached, _ = runtime_model.basis("cache", workload)
+    weights, _ = runtime_model.basis("weights", workload)
+    cached = _basis(sized, runtime_model.basis("cache", workload)[0])
+    workspace, error_percent = sized.workspace_basis(workload)
     return Components(
         weights=Weights(
             bytes=footprint.nbytes,
-            basis=runtime_model.basis("weights", workload)[0],
+            basis=weights if weights == "exact" else _basis(sized, weights),
             by_part=footprint.by_part,
             loaded_bytes=runtime_model.loaded_bytes,
             resident_bytes=sized.resident_bytes,
@@ -167,10 +171,17 @@ def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -
             allocated_tokens=kv.allocated_tokens,
         ),
         ssm=Component(figures.ssm_bytes, cached),
-        workspace=Workspace(figures.moment.workspace_bytes, *sized.workspace_basis(workload)),
+        workspace=Workspace(
+            figures.moment.workspace_bytes, _basis(sized, workspace), error_percent
+        ),
         margin=Component(sized.margin_bytes, "exact"),
         draft=Component(drafted.nbytes, drafted.basis) if drafted else None,
     )
+
+
+def _basis(sized: SizedModel, basis: Basis) -> Basis:
+    """What a figure rests on, where the model type may be assumed: headers are still exact."""
+    return "assumed" if sized.checkpoint.assumed_from else basis
 
 
 def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
@@ -187,6 +198,12 @@ def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterato
 
 def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note]:
     checkpoint, model = sized.checkpoint, sized.model
+    if checkpoint.assumed_from:
+        text = (
+            f"{checkpoint.assumed_from} is sized as {model.model_type}: an assumption that nothing"
+            " has checked"
+        )
+        yield Note("warning", "assumed-type", text)
     yield from sized.footprint.notes
     yield from sized.notes
     for warning in checkpoint.warnings:

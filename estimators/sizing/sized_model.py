@@ -9,11 +9,18 @@ from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
+from memfit.estimators.base.errors import (
+    CheckpointError,
+    MachineError,
+    UnknownArchitectureError,
+    UnsupportedError,
+)
+from memfit.estimators.base.files import printable
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.other_kinds import kind_of_config
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.as_of import as_of, check_class
 from memfit.estimators.mlx.versions import MlxVersions
@@ -22,6 +29,7 @@ from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.registry import bind, native_runtime, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.sizing.unknown import unknown_architecture
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.derived import QuantizationPlan
@@ -236,17 +244,23 @@ def size(
     draft: SizedModel | None = None,
     draft_tokens: int = DRAFT_TOKENS,
     method: Method = "auto",
+    as_type: str | None = None,
     versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
 ) -> SizedModel:
     """Return a checkpoint sized for its own runtime, as it is or as mlx_lm.convert quantises it.
 
-    A GGUF file is sized for llama.cpp; all else for mlx-lm, as it is in ``versions``.
+    A GGUF file is sized for llama.cpp; all else for mlx-lm, as it is in ``versions``. ``as_type``
+    is the model type to assume in place of the config's own.
 
     Raises:
         CheckpointError: when there is no config to read the architecture from.
         ConfigError: when the config is malformed.
         UnsupportedError: when the architecture or the weights' format is not described.
     """
+    if as_type:
+        checkpoint = _assumed(checkpoint, as_type)
+    elif kind := checkpoint.other_kind or kind_of_config(checkpoint.config):
+        raise UnsupportedError(f"{checkpoint.config_name}: {kind}, not a language model")
     if checkpoint.source == "gguf":
         if quantize or adapter:
             what = "conversions" if quantize else "adapters"
@@ -262,6 +276,16 @@ def size(
     return SizedModel(runtime_model, margin_bytes, draft, draft_tokens, adapter=adapter)
 
 
+def _assumed(checkpoint: Checkpoint, as_type: str) -> Checkpoint:
+    """The checkpoint with another model type in its config."""
+    if checkpoint.source == "gguf":
+        raise UnsupportedError(
+            f"{checkpoint.id}: a GGUF file says what it is; another type is not described for it"
+        )
+    config, own = {**checkpoint.config, "model_type": as_type}, checkpoint.config.get("model_type")
+    return replace(checkpoint, config=config, assumed_from=printable(own or "no model_type"))
+
+
 def _size_safetensors(
     checkpoint: Checkpoint,
     device: Device | None,
@@ -272,7 +296,7 @@ def _size_safetensors(
 ) -> RuntimeModel:
     runtime = with_versions(native_runtime(checkpoint), mlx=versions.mlx, mlx_lm=versions.mlx_lm)
     try:
-        model = as_of(_model_of(checkpoint), versions)
+        model = as_of(_model_of(checkpoint, device), versions)
     except UnsupportedError as error:
         if method == "formula":
             raise
@@ -317,6 +341,8 @@ def _size_by_class(
         plan = plan or declared(config, model, name).plan
         footprint = weights_by_trace(trace, model, plan, device)
     except (MachineError, UnsupportedError) as error:
+        if isinstance(undescribed, UnknownArchitectureError):
+            raise undescribed.after_trace(f"by trace: {error}") from None
         raise UnsupportedError(f"{undescribed}; by trace: {error}") from None
     reason, _, _ = str(undescribed).partition(";")
     text = f"{reason}; it is described by mlx-lm's own class, and mlx-lm's figures are by trace"
@@ -354,19 +380,17 @@ def _size_gguf(checkpoint: Checkpoint, device: Device | None) -> RuntimeModel:
     return bind(native_runtime(checkpoint), subject)
 
 
-def _model_of(checkpoint: Checkpoint) -> Model:
+def _model_of(checkpoint: Checkpoint, device: Device | None) -> Model:
     if not checkpoint.config:
         raise CheckpointError(
             f"{checkpoint.id}: its config is missing or empty; its {_known_bytes(checkpoint)}"
             " bytes of tensors are exact, caches and workspace need a config.json beside it"
         )
     try:
-        model = build_model(checkpoint.config, checkpoint.config_name)
+        assumed = checkpoint.assumed_from is not None
+        model = build_model(checkpoint.config, checkpoint.config_name, assumed=assumed)
     except UnsupportedError as error:
-        if checkpoint.tensors is None:
-            raise
-        known = _known_bytes(checkpoint)
-        raise UnsupportedError(f"{error}; its weights hold {known} bytes (exact)") from None
+        raise unknown_architecture(checkpoint, error, device) from None
     block = declared(checkpoint.config, model, checkpoint.config_name)
     dtype = activation_type(checkpoint, model, block)
     return replace(model, dtype=dtype) if dtype != model.dtype else model

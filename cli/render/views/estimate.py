@@ -19,6 +19,7 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.views import answer
 from memfit.cli.render.views import text as estimate_text
+from memfit.cli.render.views.assumed import marked
 from memfit.cli.render.views.ranks import rank_table
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import Estimate
@@ -46,7 +47,7 @@ class EstimateView(NamedTuple):
         facts = (answer.task(result), answer.peak(result, units), *answer.speed(result))
         heading, commands, others = answer.doing(result)
         grid = tuple(answer.grid_table(result, units))
-        return (
+        document = (
             Heading(result.model.id, only="page"),
             Verdict(answer.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
@@ -64,6 +65,8 @@ class EstimateView(NamedTuple):
             *((Heading("Formulas", level=3, only="page"),) if result.explanation else ()),
             Text(result.explanation or (), mark="-", gap=True),
         )
+        model = result.model
+        return marked(document, model.model_type) if model.assumed_from else document
 
     def _notes(self) -> Iterator[Text]:
         """The warnings, with ``verbose`` and on a page everything that there is to know."""

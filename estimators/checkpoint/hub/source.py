@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.errors import CheckpointError, UnsupportedError
 from memfit.estimators.base.files import printable, small_text
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.checkpoint.config import CONFIG
@@ -15,6 +15,7 @@ from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.hub.settings import Hub, configured_hub
 from memfit.estimators.checkpoint.local.directory import read_checkpoint_files, read_directory
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.other_kinds import kind_of_files
 
 DEFAULT_REVISION = "main"
 
@@ -181,6 +182,8 @@ def _reject_without_config(repository: Repository) -> None:
     if repository.exists(CONFIG):
         return
     names = repository.names()
+    if kind := kind_of_files(names):
+        raise UnsupportedError(f"{printable(repository.label)}: {kind}, not a language model")
     fault = "has no config.json; give a model's repository"
     if gguf := [name for name in names if name.lower().endswith(".gguf")]:
         name = str(repository.label).partition("@")[0]

@@ -4,11 +4,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.errors import CheckpointError, UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles, Directory
 from memfit.estimators.checkpoint.config import CONFIG, model_config, read_model_config
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.other_kinds import kind_of_files
 from memfit.estimators.checkpoint.safetensors import read_header
 from memfit.estimators.checkpoint.shards import list_some, shard_total
 from memfit.estimators.checkpoint.weight_files import is_weight_file, read_weights
@@ -35,6 +36,9 @@ def read_checkpoint_files(files: CheckpointFiles, source: Source) -> Checkpoint:
         UnreachableError: when the files are remote and cannot be reached.
     """
     names = files.names()
+    kind = kind_of_files(names)
+    if CONFIG not in names and kind:
+        raise UnsupportedError(f"{printable(files.label)}: {kind}, not a language model")
     if CONFIG not in names:
         raise CheckpointError(f"{printable(files.label)}: {_what_is_missing(names)}")
     config = model_config(files)
@@ -52,6 +56,7 @@ def read_checkpoint_files(files: CheckpointFiles, source: Source) -> Checkpoint:
         header_sha256=weights.header_sha256,
         skipped_files=weights.skipped_files,
         warnings=weights.warnings,
+        other_kind=kind,
     )
 
 

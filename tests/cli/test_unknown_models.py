@@ -1,0 +1,122 @@
+"""Models that nothing describes: what is known, the ways on, and an assumption in their place."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import Memfit
+from tests.models import QWEN3_4B, write_checkpoint, write_config
+
+TENSORS = {"model.norm.weight": ("BF16", (2560,)), "lm_head.weight": ("BF16", (1000, 2560))}
+NBYTES = 2 * 2560 + 2 * 1000 * 2560
+
+
+@pytest.fixture
+def unknown(tmp_path: Path) -> Path:
+    """A checkpoint of an architecture that nothing describes."""
+    return write_checkpoint(tmp_path / "new", {**QWEN3_4B, "model_type": "qwen9"}, TENSORS)
+
+
+@pytest.mark.parametrize("method", ["auto", "formula"])
+def test_an_unknown_architecture_has_exact_weights_and_three_ways_on(
+    memfit: Memfit, unknown: Path, method: str
+) -> None:
+    run = memfit(unknown, "--memory", "32", "--method", method)
+    lines = run.err.splitlines()
+    assert (run.code, run.out) == (3, "")
+    assert len(lines) <= 4
+    assert all(len(line.replace(str(unknown), "")) <= 150 for line in lines)
+    assert "'qwen9' is not described; nearest known: qwen" in lines[0]
+    assert f"weights: {NBYTES} bytes (exact), so at least 5.1 MB" in lines[1]
+    assert "of 26.801 GB on Mac with 32 GiB" in lines[1]
+    assert "missing: KV cache and workspace; ways on: a newer mlx-lm" in lines[-1]
+    assert "--as qwen (an assumption), --method trace" in lines[-1]
+
+
+def test_the_ways_on_are_the_fix_in_json(memfit: Memfit, unknown: Path) -> None:
+    run = memfit(unknown, "--json", "--method", "formula")
+    assert (run.json["slug"], run.json["exit_code"]) == ("unsupported", 3)
+    assert run.json["fix"].startswith("ways on: ")
+
+
+def test_without_headers_no_weights_are_claimed(memfit: Memfit, tmp_path: Path) -> None:
+    config = write_config(tmp_path, {**QWEN3_4B, "model_type": "qwen9"})
+    run = memfit(config, "--method", "formula")
+    assert (run.code, "no headers were read, so that nothing is known" in run.err) == (3, True)
+
+
+def test_an_assumed_type_gives_that_types_figures_marked_on_every_line(
+    memfit: Memfit, unknown: Path, tmp_path: Path
+) -> None:
+    known = write_checkpoint(tmp_path / "known" / "new", QWEN3_4B, TENSORS)
+    options = ("--memory", "8GB", "--method", "formula")
+    assumed = memfit(unknown, "--as", "qwen3", *options, "--json").json
+    real = memfit(known, *options, "--json").json
+    assert assumed["peak_bytes"] == real["peak_bytes"]
+    assert assumed["model"]["model_type"] == real["model"]["model_type"] == "qwen3"
+    assert assumed["model"]["assumed_from"] == "qwen9"
+    assert "assumed_from" not in real["model"]
+    parts = assumed["components"]
+    assert {parts[name]["basis"] for name in ("kv", "ssm", "workspace")} == {"assumed"}
+    assert "assumed-type" in {note["code"] for note in assumed["notes"]}
+    text = memfit(unknown, "--as", "qwen3", *options, "-v").out
+    assert text.startswith("assumed to be qwen3: new, Mac with 8 GB:")
+    for line in memfit(known, *options, "-v").out.splitlines():
+        figure = line.strip()
+        if figure[:1].isdigit() and "bits" in figure[:7]:
+            assert f"assumed: {figure.split()[0]} bits" in text
+
+
+def test_keys_that_the_assumed_type_does_not_know_are_named(memfit: Memfit, tmp_path: Path) -> None:
+    config = write_config(tmp_path, {**QWEN3_4B, "num_memory_layers": 3})
+    asked = (config, "--method", "formula", "--json")
+    assert memfit(*asked).code == 3
+    notes = memfit(*asked, "--as", "qwen3").json["notes"]
+    assert any("num_memory_layers: unknown to qwen3, and ignored" in n["message"] for n in notes)
+
+
+def test_an_assumed_type_can_be_traced(memfit: Memfit, tmp_path: Path) -> None:
+    pytest.importorskip("mlx_lm")
+    small = {**QWEN3_4B, "model_type": "qwen9", "num_hidden_layers": 1, "vocab_size": 512}
+    run = memfit(write_config(tmp_path, small), "--as", "qwen3", "--method", "trace", "--json")
+    assert (run.json["method"], run.json["components"]["kv"]["basis"]) == ("trace", "assumed")
+
+
+def test_a_type_cannot_be_assumed_for_a_gguf_file(memfit: Memfit, tmp_path: Path) -> None:
+    from tests.gguf.test_files import LLAMA, WEIGHTS
+    from tests.gguf.writing import write
+
+    run = memfit(write(tmp_path / "a.gguf", LLAMA, WEIGHTS), "--as", "qwen3")
+    assert (run.code, "a GGUF file says what it is" in run.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "kind"),
+    [
+        (["model_index.json"], None, "a diffusion pipeline"),
+        ([], {"_class_name": "FluxTransformer2DModel", "_diffusers_version": "0.30"}, "diffusion"),
+        (["modules.json"], QWEN3_4B, "an embedding model (sentence-transformers)"),
+        ([], {"model_type": "bert"}, "an encoder, as embedding models are"),
+        ([], {"model_type": "t5"}, "an encoder with a decoder"),
+        ([], {"model_type": "whisper"}, "a model of speech or sound"),
+        ([], {"model_type": "siglip"}, "a model of images"),
+    ],
+)
+def test_a_model_of_another_kind_is_named(
+    memfit: Memfit, tmp_path: Path, files: list[str], config: dict[str, Any] | None, kind: str
+) -> None:
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    if config is not None:
+        write_config(tmp_path, config)
+    run = memfit(tmp_path)
+    assert (run.code, run.err.count("\n")) == (3, 1)
+    assert f"{kind}" in run.err
+    assert "not a language model" in run.err
+
+
+def test_an_embedding_model_can_be_sized_by_an_assumption(memfit: Memfit, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text("[]")
+    run = memfit(write_config(tmp_path, QWEN3_4B), "--as", "qwen3", "--method", "formula")
+    assert run.out.startswith("assumed to be qwen3: ")
