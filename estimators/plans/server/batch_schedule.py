@@ -41,6 +41,19 @@ class Buffer:
             capacity = kept + round_up(tokens, STEP)
         return Buffer(self.rows, end, capacity)
 
+    def decoded(self, tokens: int) -> "Buffer":
+        """Return the buffer after as many updates of one token.
+
+        >>> vars(Buffer(1, 250, 256).decoded(300))
+        {'rows': 1, 'index': 550, 'capacity': 768}
+        """
+        buffer = self
+        while tokens:
+            step = min(tokens, max(0, buffer.capacity - buffer.index)) or 1
+            buffer = buffer.grown(step)
+            tokens -= step
+        return buffer
+
     def kept(self, rows: int, longest: int) -> "Buffer":
         """Return the buffer of some of its rows (BatchKVCache.filter)."""
         return Buffer(rows, longest, self.capacity - (self.index - longest))
@@ -77,6 +90,7 @@ class _Row:
         self.number, self.max_tokens = number, request.max_tokens
         # The last token of a prompt starts the generation (BatchGenerator.insert_segments).
         self.prefix, self.done, self.generated = request.prompt_tokens - 1, 0, 0
+        self.is_stored = False
 
     @property
     def tokens(self) -> int:
@@ -134,8 +148,7 @@ class BatchSchedule:
         if self._prompts or (self._waiting and not full):
             calls = 1
         # A buffer that the prompt cache keeps is copied before it is written again.
-        for _ in range(calls):
-            self._decode_buffer = self._decode_buffer.grown(1)
+        self._decode_buffer = self._decode_buffer.decoded(calls)
         self._decode_parts = (self._decode_buffer,)
         for row in self._decoding:
             row.generated += calls
@@ -201,7 +214,9 @@ class BatchSchedule:
     def _store(self) -> None:
         """Put prefixes, then whole conversations into the prompt cache."""
         for row in self._prompts:
-            if row.done == row.prefix and (row.number, "prefix") not in self._stored:
+            # Once: a row can wait here for a place in the decoding batch while it is evicted.
+            if row.done == row.prefix and not row.is_stored:
+                row.is_stored = True
                 buffer = self._prompt_buffer or Buffer()
                 self._last_prefix = buffer
                 self._insert((row.number, "prefix"), buffer)
