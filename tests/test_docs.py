@@ -40,7 +40,9 @@ _NAME = re.compile(r"\bmemfit\.(?:cli|estimators|probes)(?:\.\w+)*")
 _MODULE = re.compile(r"python -m ((?:tests|benchmarks)[.\w]*)")
 _BLOCK = re.compile(r"^```console\n\$ (memfit [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IMAGES = {
-    "estimate": "memfit estimate sample_configs/qwen3.5-35b-a3b.yaml --memory 32GB --format svg"
+    "estimate": "memfit estimate sample_configs/qwen3.5-35b-a3b.yaml --memory 32GB --format svg",
+    "gate": "memfit gate sample_configs/qwen3-8b-4bit.yaml sample_configs/qwen3-14b-4bit.yaml"
+    " --policy docs/examples/memfit.yaml --target assistant --format svg",
 }
 _SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
