@@ -31,6 +31,7 @@ class Commands(LazyGroup):
         "estimate": "Estimate how much memory a model needs, and whether it fits.",
         "tune": "Run a model, and compare its memory with the estimate.",
         "tune experts": "Run a model with a part of its experts in memory.",
+        "tune train": "Train a few steps, and compare their memory with the plan.",
         "compare": "Compare models side by side, and show what fits where.",
         "fits": "List the models that fit a machine.",
         "gate": "Check models against the limits of a policy file.",

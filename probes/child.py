@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from msgspec import convert, to_builtins
 
 from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup
 from memfit.probes.model_runner import ModelRunner
@@ -33,7 +34,9 @@ _HIGHEST_OOM_SCORE = "1000"
 class Child:
     """Answers calls about one model."""
 
-    calls: ClassVar[tuple[str, ...]] = ("versions", "prompt", "load", "run", "swift_workspace")
+    calls: ClassVar[tuple[str, ...]] = (
+        *("versions", "prompt", "load", "run", "swift_workspace", "train"),
+    )
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -70,6 +73,14 @@ class Child:
     def swift_workspace(self, workload: dict[str, Any]) -> int:
         """Measure the workspace by the rule of mlx-swift-lm's tune."""
         return self._runner.swift_workspace(Workload(**workload))
+
+    def train(self, recipe: dict[str, Any], tokens: int, updates: int) -> dict[str, Any]:
+        """Train for a few steps, on batches of one length."""
+        from memfit.probes.training_runner import train
+
+        run = train(self._runner, convert(recipe, Recipe), tokens, updates)
+        found: dict[str, Any] = to_builtins(run)
+        return found
 
 
 class ExpertChild(Child):

@@ -43,7 +43,7 @@ def obstacle(sized: SizedModel, workload: Workload, units: Units = Units.GB) -> 
         need = sized.requirement(workload)
     except UnsupportedError as error:
         return Obstacle(str(error))
-    return _memory_obstacle(need, sized.device, units) if sized.device else None
+    return memory_obstacle(need, sized.device, units) if sized.device else None
 
 
 def require_room(sized: SizedModel, workload: Workload, units: Units = Units.GB) -> None:
@@ -73,7 +73,8 @@ def limited(device: Device, memory_limit_bytes: int | None) -> Device:
     return replace(device, working_set_bytes=memory_limit_bytes, budget=MEMORY_LIMIT)
 
 
-def _memory_obstacle(need: Need, device: Device, units: Units) -> Obstacle | None:
+def memory_obstacle(need: Need, device: Device, units: Units) -> Obstacle | None:
+    """Return why a need does not fit a device now, None when it does."""
     free, largest = free_bytes(device), device.max_buffer_bytes
     peak = f"estimated to need {format_bytes(need.peak_bytes, units)}"
     if need.peak_bytes > free:

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import IO, Any, NamedTuple, TypeVar
 
-from msgspec import to_builtins
+from msgspec import Struct, convert, to_builtins
 
 from memfit.estimators.base.errors import (
     CheckpointError,
@@ -32,6 +32,8 @@ from memfit.estimators.base.errors import (
     UnsupportedError,
 )
 from memfit.estimators.base.files import printable, regular_file_bytes
+from memfit.estimators.base.quantities import Bytes, Count
+from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
 
@@ -69,6 +71,16 @@ class TokenizedPrompt(NamedTuple):
     tokens: int
     notes: tuple[str, ...]
     """What was done differently from the request."""
+
+
+class TrainingRun(Struct, frozen=True, kw_only=True):
+    """The largest moment of each part of a training run, by mx.get_peak_memory()."""
+
+    validation_bytes: Bytes
+    first_step_bytes: Bytes
+    """Until the first update of the optimizer."""
+    later_steps_bytes: Bytes
+    steps: Count
 
 
 class ModelProcess:
@@ -188,6 +200,16 @@ class ModelProcess:
             "run", workload=to_builtins(workload), wired_limit_bytes=wired_limit_bytes
         )
         return Run(**answer)
+
+    def train(self, recipe: Recipe, tokens: int, updates: int) -> TrainingRun:
+        """Train on batches of ``tokens`` tokens, for some updates after the first one.
+
+        Raises:
+            UnsupportedError: when mlx-lm cannot train the class.
+            ProbeStopped: as `run`.
+        """
+        answer = self._call("train", recipe=to_builtins(recipe), tokens=tokens, updates=updates)
+        return convert(answer, TrainingRun)
 
     def swift_workspace(self, workload: Workload) -> int:
         """Return the workspace by the rule of mlx-swift-lm's tune, in bytes.

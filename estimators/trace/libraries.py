@@ -83,7 +83,7 @@ class PrivateLibrary:
             "importlib": SimpleNamespace(import_module=self.load),
             "mlx.core": self.core,
             # What the trainer imports for its output, and the classes of its data.
-            "mlx_lm.cli_ui": SimpleNamespace(TrainUI=_Silent, rprint=lambda *_, **__: None),
+            "mlx_lm.cli_ui": SimpleNamespace(TrainUI=Silent, rprint=lambda *_, **__: None),
             "mlx_lm.tuner.callbacks": SimpleNamespace(TrainingCallback=object),
             "mlx_lm.tuner.datasets": SimpleNamespace(CacheDataset=list),
         }
@@ -148,13 +148,13 @@ class PrivateLibrary:
         return module
 
 
-class _Silent:
+class Silent:
     """In place of what shows a run: it can be entered, and every method does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def __enter__(self) -> "_Silent":
+    def __enter__(self) -> "Silent":
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -71,7 +71,7 @@ def record_training(
         UnsupportedError: when there are fewer layers than the recipe trains, or nothing to train.
     """
     library = library_for(target.backend)
-    optimizer = _prepare(library, model, recipe)
+    optimizer = prepare(library.load, model, recipe)
     run = _Run(library, model, recipe, target)
     with few_slices(), _refusals(model):
         checked = () if validated is None else (run.validation(validated),)
@@ -96,8 +96,14 @@ def _refusals(model: Any) -> Iterator[None]:
         raise UnsupportedError(text) from None
 
 
-def _prepare(library: Any, model: Any, recipe: Recipe) -> Any:
-    """Freeze the model and add what is trained, as mlx_lm/lora.py does; return the optimizer."""
+def prepare(load: Callable[[str], Any], model: Any, recipe: Recipe) -> Any:
+    """Freeze the model and add what is trained, as mlx_lm/lora.py does; return the optimizer.
+
+    ``load`` imports a module of MLX or mlx-lm.
+
+    Raises:
+        UnsupportedError: when there are fewer layers than the recipe trains, or nothing to train.
+    """
     if recipe.num_layers > len(model.layers):
         raise UnsupportedError(
             f"num_layers {recipe.num_layers}: the model has {len(model.layers)} layers"
@@ -109,12 +115,12 @@ def _prepare(library: Any, model: Any, recipe: Recipe) -> Any:
     else:
         settings = {"rank": recipe.rank, "scale": recipe.scale, "dropout": recipe.dropout}
         keys = {} if recipe.keys is None else {"keys": recipe.keys}
-        library.load("mlx_lm.tuner.utils").linear_to_lora_layers(
+        load("mlx_lm.tuner.utils").linear_to_lora_layers(
             model, recipe.num_layers, settings | keys, use_dora=recipe.fine_tune_type == "dora"
         )
     if not _parameters(model)[1]:
         raise UnsupportedError("keys: the trained layers have no such module, nothing is trained")
-    kind = getattr(library.load("mlx.optimizers"), OPTIMIZERS[recipe.optimizer])
+    kind = getattr(load("mlx.optimizers"), OPTIMIZERS[recipe.optimizer])
     return kind(learning_rate=1e-5)
 
 

@@ -1,0 +1,66 @@
+"""``memfit tune train``: a few steps of mlx-lm's trainer, compared with the traced ones."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from memfit.cli.commands.tune import RunOptions, interruptible, naming_force
+from memfit.cli.local_model import local_model
+from memfit.cli.options.groups import Only, grouped, parsed
+from memfit.cli.options.model import NamedModel
+from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.runtime import RuntimeOptions
+from memfit.cli.options.training import TrainingOptions
+from memfit.cli.progress import reporting
+from memfit.cli.render.output import require_writable
+from memfit.estimators.base.units import parse_size
+
+_RECIPE = Only(
+    *("fine_tune_type", "num_layers", "batch_size", "max_seq_length", "grad_checkpoint"),
+    *("grad_accumulation_steps", "optimizer", "rank", "scale", "dropout", "keys", "config"),
+)
+
+
+@grouped
+def tune_train(
+    model: Annotated[NamedModel, Only("model", "model_option")],
+    asked: Annotated[TrainingOptions, _RECIPE],
+    run: Annotated[RunOptions, Only("force", "memory_limit", "timeout", "download")],
+    runtime: Annotated[RuntimeOptions, Only("margin")],
+    output: PlanOutput,
+    updates: Annotated[
+        int, typer.Option(min=1, max=1000, help="Updates to measure after the first.")
+    ] = 2,
+) -> None:
+    """Train a few steps, and compare their memory with the plan.
+
+    Every sequence of the batches has --max-seq-length tokens. No adapter is kept.
+    """
+    # The library is imported here so that --help stays fast.
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.tune_train import to_document
+    from memfit.probes.process import ModelProcess, require_installed
+    from memfit.probes.tune_train import TrainRequest, tune_train
+
+    recipe, reference = asked.recipe(), model.reference()
+    limit = parsed("--memory-limit", parse_size, run.memory_limit)
+    require_writable(output.file, needs_stdout=False)
+    with reporting(verbose=output.verbose) as progress, naming_force(), interruptible():
+        check = (lambda _: require_installed(has_image=False)) if run.download else None
+        checkpoint, path = local_model(reference, before_download=check, progress=progress)
+        request = TrainRequest(
+            model=checkpoint.id,
+            checkpoint=checkpoint,
+            recipe=recipe,
+            updates=updates,
+            memory_limit_bytes=limit,
+            margin_bytes=runtime.margin_bytes(),
+            force=run.force,
+            units=output.units,
+        )
+        start = partial(
+            ModelProcess, path, memory_limit_bytes=limit, timeout_seconds=float(run.timeout)
+        )
+        result = tune_train(request, start)
+    output.write(Answer(result, to_document(result, output.units)))

@@ -1,0 +1,36 @@
+"""Measured training steps as a document."""
+
+from memfit.cli.render.document import Document, Table, report
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.probes.tune_train import TrainTuneResult
+
+_NEAR = 0.05
+
+
+def to_document(result: TrainTuneResult, units: Units) -> Document:
+    """Return the document."""
+    recipe, versions = result.recipe, result.versions
+    rows = tuple(
+        (
+            each.phase.replace("_", " ").capitalize(),
+            format_bytes(each.estimated_bytes, units),
+            format_bytes(each.measured_bytes, units),
+            f"{each.ratio:.3f}",
+        )
+        for each in result.phases
+    )
+    last = result.phases[-1]
+    is_near = abs(last.ratio - 1) <= _NEAR
+    return report(
+        title=result.model,
+        facts=(
+            f"{recipe.fine_tune_type}, --num-layers {recipe.num_layers}, batch {recipe.batch_size},"
+            f" {result.sequence_tokens} tokens, {result.steps} steps",
+            f"{result.device.name}, mlx {versions['mlx']}, mlx-lm {versions['mlx_lm']}",
+        ),
+        tables=(Table(("Peak of", "Estimated", "Measured", "Ratio"), rows),),
+        verdict=f"The largest step took {format_bytes(last.measured_bytes, units)}; the estimate"
+        f" is {'within' if is_near else 'not within'} 5 % of it.",
+        colour="green" if is_near else "yellow",
+        sections=(),
+    )

@@ -1,0 +1,111 @@
+"""``memfit tune train``: a few steps of mlx-lm's trainer, compared with the traced ones."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from memfit.estimators.base.dtypes import BITS
+from memfit.estimators.base.quantities import Bytes, Count, Number, Tokens
+from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.units import Units
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.mlx.versions import MlxVersions, parse_version
+from memfit.estimators.plans.train.steps import TracedSteps
+from memfit.estimators.results.estimate import DeviceSummary
+from memfit.estimators.results.result import Result
+from memfit.estimators.runtimes.budget import Need
+from memfit.estimators.sizing.estimate import device_summary
+from memfit.probes.preflight import RefusedError, limited, memory_obstacle
+from memfit.probes.process import ModelProcess
+from memfit.probes.tune import measuring_device
+
+PhaseName = Literal["validation", "first_step", "later_steps"]
+
+
+class TrainRequest(Struct, frozen=True, kw_only=True):
+    """What is run."""
+
+    model: str
+    checkpoint: Checkpoint
+    recipe: Recipe
+    updates: int
+    memory_limit_bytes: int | None
+    margin_bytes: int
+    force: bool
+    units: Units = Units.GB
+
+
+class TrainedPhase(Struct, frozen=True, kw_only=True):
+    """The largest moment of one part of a run."""
+
+    phase: PhaseName
+    estimated_bytes: Bytes
+    measured_bytes: Bytes
+    ratio: Number
+    """The estimate divided by the measurement."""
+
+
+class TrainTuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune-train/1"):
+    """The result of ``memfit tune train``."""
+
+    model: str
+    recipe: Recipe
+    sequence_tokens: Tokens
+    steps: Count
+    device: DeviceSummary
+    versions: Mapping[str, str]
+    weights_bytes: Bytes
+    phases: tuple[TrainedPhase, ...]
+
+
+def tune_train(request: TrainRequest, start: Callable[[], ModelProcess]) -> TrainTuneResult:
+    """Return the estimate and the measurement of a recipe on this machine.
+
+    Raises:
+        RefusedError: when the estimate does not fit, unless it is forced.
+        UnsupportedError: when mlx-lm cannot train the class, or its step cannot be traced.
+        ProbeStopped: when the process died.
+    """
+    recipe, tokens = request.recipe, request.recipe.max_seq_length
+    with start() as process:
+        device = measuring_device(process.versions)
+        found = (process.versions["mlx"], process.versions["mlx_lm"])
+        versions = MlxVersions(*map(parse_version, found))
+        steps = TracedSteps(request.checkpoint, _dtype(request.checkpoint), device, versions)
+        peak = steps.peak(recipe, tokens, validated=tokens, is_whole=True)
+        assert peak.first is not None
+        assert peak.validation is not None
+        estimated = (peak.validation.nbytes, peak.first.nbytes, peak.later.nbytes)
+        need = Need(max(estimated) + request.margin_bytes, peak.later.largest_buffer_bytes)
+        machine = limited(device, request.memory_limit_bytes)
+        if not request.force and (why := memory_obstacle(need, machine, request.units)):
+            raise RefusedError(f"{request.model}: {why}")
+        loaded = process.load()
+        run = process.train(recipe, tokens, request.updates)
+    measured = (run.validation_bytes, run.first_step_bytes, run.later_steps_bytes)
+    names: tuple[PhaseName, ...] = ("validation", "first_step", "later_steps")
+    return TrainTuneResult(
+        model=request.model,
+        recipe=recipe,
+        sequence_tokens=tokens,
+        steps=run.steps,
+        device=device_summary(device),
+        versions=process.versions,
+        weights_bytes=loaded.weights_bytes,
+        phases=tuple(
+            TrainedPhase(
+                phase=name,
+                estimated_bytes=said,
+                measured_bytes=found_bytes,
+                ratio=round(said / max(1, found_bytes), 4),
+            )
+            for name, said, found_bytes in zip(names, estimated, measured, strict=True)
+        ),
+    )
+
+
+def _dtype(checkpoint: Checkpoint) -> str:
+    """Return the type of parameters that no header describes: none are left."""
+    known = (tensor.dtype for tensor in checkpoint.tensors or ())
+    return next((dtype for dtype in known if dtype in BITS), "BF16")
