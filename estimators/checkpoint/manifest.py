@@ -32,6 +32,16 @@ class SkippedFile(NamedTuple):
     reason: str
 
 
+class Choice(NamedTuple):
+    """One of several models of a repository."""
+
+    reference: str
+    """What opens it."""
+    label: str
+    nbytes: int
+    """Of all its files."""
+
+
 class Checkpoint(Struct, frozen=True):
     """A model's config and, where there are weight files, their tensors.
 
@@ -54,6 +64,8 @@ class Checkpoint(Struct, frozen=True):
     revision: str | None = None
     stale: str | None = None
     """Why the files may not be the ones that the source has now."""
+    choices: tuple[Choice, ...] = ()
+    """All models of the repository, where none was named and this is the usual one."""
     other_kind: str = ""
     """What it is by its files, where it is no language model."""
     assumed_from: str | None = None

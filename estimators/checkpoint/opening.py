@@ -46,7 +46,7 @@ def open_checkpoint(
         UnreachableError: when the Hub cannot be reached, or refuses.
     """
     if reference.startswith(HUB):
-        return _open_hub(reference.removeprefix(HUB), progress)
+        return _open_hub(reference.removeprefix(HUB), progress, picks=guess_hub)
     path = Path(os.path.expanduser(reference))
     if reference and _is_there(path):
         return _open_path(path)
@@ -56,7 +56,7 @@ def open_checkpoint(
     if (kept := open_store(reference)) is not None:
         return kept
     if _ADDRESS.match(reference):
-        return _open_hub(_addressed(reference, guess_hub), progress)
+        return _open_hub(_addressed(reference, guess_hub), progress, picks=True)
     if guess_hub and (sample := _named_sample(reference)):
         return sample
     if not _is_hub_name(reference):
@@ -66,7 +66,7 @@ def open_checkpoint(
             f"{printable(reference)!r}: no such path; on the Hub it is hub: {reference} in a"
             f" policy, and hub:{reference} on the command line"
         )
-    found = _open_hub(reference, progress)
+    found = _open_hub(reference, progress, picks=True)
     folder = reference.partition("/")[0]
     if not os.path.isdir(folder):
         return found
@@ -111,14 +111,15 @@ def _addressed(address: str, guess_hub: bool) -> str:
     return name
 
 
-def _open_hub(name: str, progress: Progress) -> Checkpoint:
+def _open_hub(name: str, progress: Progress, *, picks: bool) -> Checkpoint:
+    """Open a name; with ``picks`` a repository of GGUF files at the usual one."""
     from memfit.estimators.checkpoint.hub.source import open_hub, open_hub_file
 
     if _HUB_FILE.fullmatch(name):
         return open_hub_file(name, progress=progress)
     if not _HUB_NAME.fullmatch(name):
         raise CheckpointError(f"{printable(HUB + name)!r}: write hub:org/name@revision")
-    return open_hub(name, progress=progress)
+    return open_hub(name, progress=progress, picks=picks)
 
 
 def _open_path(path: Path) -> Checkpoint:

@@ -307,6 +307,20 @@ class CurvePoint(Struct, frozen=True):
     peak_bytes: Bytes
 
 
+class FileChoice(Struct, frozen=True, kw_only=True):
+    """One of the GGUF models of a repository."""
+
+    name: str
+    """What opens it, for figures of its own."""
+    label: str
+    """Its quantisation, or its file."""
+    weights_bytes: Bytes
+    """The size of its files: an upper bound of its weights."""
+    needed_bytes: Bytes | None
+    """With these weights; None where they are divided between two memories."""
+    verdict: Verdict
+
+
 class RunCall(Struct, frozen=True):
     """Memory over one call of a traced run."""
 
@@ -391,6 +405,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """Of a runtime that takes its memory at its start."""
     memories: tuple[MemoryShare, ...] | UnsetType = UNSET
     """Of a runtime with layers on a GPU and on the host: both; the peak is then the GPU's."""
+    files: tuple[FileChoice, ...] | UnsetType = UNSET
+    """The GGUF models of the repository, where none was named and this is of the usual one."""
     curve: tuple[CurvePoint, ...] | UnsetType = UNSET
     """Memory at doubling prompt lengths, where plots were requested."""
     run: tuple[RunCall, ...] | UnsetType = UNSET

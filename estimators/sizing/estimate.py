@@ -17,12 +17,13 @@ from memfit.estimators.results.estimate import (
     CurvePoint,
     DeviceSummary,
     Estimate,
+    FileChoice,
     ModelSummary,
     Note,
     Weights,
     Workspace,
 )
-from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
@@ -70,6 +71,7 @@ def estimate(
         decode_speed=decode_speed(sized, workload),
         pool=runtime_model.pool(workload) or UNSET,
         memories=runtime_model.memories(workload) or UNSET,
+        files=tuple(_files(sized, workload, need)) or UNSET,
     )
 
 
@@ -177,6 +179,24 @@ def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -
         margin=Component(sized.margin_bytes, "exact"),
         draft=Component(drafted.nbytes, drafted.basis) if drafted else None,
     )
+
+
+def _files(sized: SizedModel, workload: Workload, need: Need) -> Iterator[FileChoice]:
+    """The models of the repository; all but their weights is that of the one that was opened."""
+    rest = need.peak_bytes - sized.resident_bytes
+    is_divided = bool(sized.runtime_model.memories(workload))
+    for choice in sized.checkpoint.choices:
+        is_this = choice.reference == sized.checkpoint.id
+        needed = replace(need, peak_bytes=rest + choice.nbytes)
+        chosen = need if is_this else needed
+        known = is_this or not is_divided
+        yield FileChoice(
+            name=choice.reference,
+            label=choice.label,
+            weights_bytes=choice.nbytes,
+            needed_bytes=chosen.peak_bytes if known else None,
+            verdict=judge(chosen, sized.device)[0] if known else "unknown",
+        )
 
 
 def _basis(sized: SizedModel, basis: Basis) -> Basis:

@@ -10,6 +10,7 @@ from memfit.estimators.checkpoint.gguf.files import choose_model
 from memfit.estimators.checkpoint.hub.address import hub_name
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from tests.cli.running import Memfit
+from tests.gguf.test_estimate import MODELS
 from tests.gguf.test_files import LLAMA, WEIGHTS, write_series
 from tests.gguf.writing import write
 from tests.hub.conftest import NAME
@@ -117,6 +118,39 @@ def test_an_address_of_no_model_is_one_clear_line(address: str) -> None:
 )
 def test_a_quantisation_names_the_file_of_it(memfit: Memfit, reference: str, file: str) -> None:
     assert open_checkpoint(reference.replace("hf.co/", "")).config_name.endswith(f"/{file}")
+
+
+@pytest.mark.parametrize("reference", ["org/rows", "hub:org/rows"])
+def test_a_repository_of_gguf_files_has_a_row_for_each(
+    memfit: Memfit, hub: FakeHub, tmp_path: Path, reference: str
+) -> None:
+    folder, entry = tmp_path / "rows", MODELS["qwen3moe"]
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")  # of the original model, as many have it
+    for label in ("Q8_0", "Q4_K_M", "IQ2_XS"):
+        write(folder / f"model-{label}.gguf", entry.metadata, entry.tensors)
+    hub.repos["org/rows"] = Repo(folder)
+    asked = ("--memory", "8GB", "--json")
+    run = memfit(reference, *asked)
+    assert run.code == 0, run.err
+    assert run.json["model"]["id"] == "org/rows:Q4_K_M"
+    rows = {row["label"]: row for row in run.json["files"]}
+    assert list(rows) == ["IQ2_XS", "Q4_K_M", "Q8_0"]
+    assert {row["verdict"] for row in rows.values()} == {"fits"}
+    assert rows["Q4_K_M"]["needed_bytes"] == run.json["needed_bytes"]
+    for row in rows.values():
+        own = memfit(row["name"], *asked).json
+        assert "files" not in own
+        assert own["needed_bytes"] <= row["needed_bytes"]
+        assert own["components"]["weights"]["bytes"] <= row["weights_bytes"]
+    text = memfit(reference, "--memory", "8GB").out
+    assert all(f"memfit {row['name']}" in text for row in rows.values())
+    assert "none was named" in " ".join(memfit(reference, "--memory", "8GB", "-v").out.split())
+
+
+def test_a_policy_names_one_file_of_a_repository(memfit: Memfit) -> None:
+    with pytest.raises(MemfitError, match="name one of them, org/files:"):
+        open_checkpoint(f"hub:{FILES}", guess_hub=False)
 
 
 def test_a_quantisation_that_is_not_there_is_refused_with_the_nearest(memfit: Memfit) -> None:

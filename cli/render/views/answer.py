@@ -10,6 +10,7 @@ from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Action, Cell, DeviceSummary, Estimate, Grid, GridRow
 
+_FILE_WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": ""}
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
 MARKS = "*+^%#"
 SETTINGS = {
@@ -292,6 +293,23 @@ def doing(result: Estimate) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
 
 
 _COSTS = {"none": "nothing", "speed": "speed", "quality": "quality", "hardware": "a machine"}
+
+
+def files(result: Estimate, units: Units) -> Iterator[Table]:
+    """Yield the GGUF models of a repository, a row each."""
+    rows = [
+        (
+            file.label,
+            size(file.weights_bytes, units),
+            size(file.needed_bytes, units) if file.needed_bytes else "-",
+            Toned(_FILE_WORDS[file.verdict], VERDICT_COLOURS[file.verdict]),
+            f"memfit {file.name}",
+        )
+        for file in result.files or ()
+    ]
+    if rows:
+        headings = ("file", "size", "needs", "", "for its own figures")
+        yield Table(headings, rows, align="lrrll", wrapped=(), droppable=(4,))
 
 
 def ways(result: Estimate, units: Units) -> Iterator[Table]:

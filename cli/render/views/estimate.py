@@ -51,6 +51,7 @@ class EstimateView(NamedTuple):
             Heading(result.model.id, only="page"),
             Verdict(answer.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
+            *answer.files(result, units),
             *grid,
             *self._heat_maps(grid, only="picture"),
             *answer.grid_legend(result, units, grid),

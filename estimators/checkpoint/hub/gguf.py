@@ -2,6 +2,8 @@
 
 from pathlib import PurePosixPath
 
+from msgspec.structs import replace
+
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.gguf.files import (
@@ -9,11 +11,15 @@ from memfit.estimators.checkpoint.gguf.files import (
     GgufFile,
     choose_model,
     gguf_checkpoint,
+    gguf_models,
+    label,
     series,
 )
 from memfit.estimators.checkpoint.hub.repository import Repository
-from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.manifest import Checkpoint, Choice
 from memfit.estimators.checkpoint.shards import list_some
+
+USUAL = "Q4_K_M"
 
 
 class HubSource:
@@ -40,6 +46,40 @@ class HubSource:
     def keep(self) -> None:
         """Cache what was fetched."""
         self._repository.cache_header(self._name, self._content)
+
+
+def read_usual_gguf(repository: Repository, reference: str) -> Checkpoint:
+    """Return the checkpoint of the usual file of a repository, with all that it could be.
+
+    That is Q4_K_M, as llama.cpp and Ollama take it where none is named, else the first.
+
+    Raises:
+        MemfitError: as `read_hub_gguf`.
+    """
+    models = gguf_models(list(repository.listing.files))
+    labels = [label(model) for model in models]
+    choices = [
+        Choice(
+            f"{reference}:{name if labels.count(name) == 1 else model}",
+            name if labels.count(name) == 1 else model,
+            sum(map(repository.size, _series(repository, model))),
+        )
+        for model, name in zip(models, labels, strict=True)
+    ]
+    try:
+        chosen = models.index(choose_model(models, USUAL, reference))
+    except CheckpointError:
+        chosen = 0
+    found = read_hub_gguf(repository, models[chosen], id=printable(choices[chosen].reference))
+    text = f"{reference} holds {len(models)} GGUF models, and none was named: this is the usual one"
+    return replace(found, choices=tuple(choices), warnings=(*found.warnings, printable(text)))
+
+
+def _series(repository: Repository, model: str) -> list[str]:
+    """The files of a model that are there."""
+    place = PurePosixPath(model)
+    names = [str(place.with_name(part)) for part in series(place.name)]
+    return [name for name in names if name in repository.listing.files]
 
 
 def read_hub_gguf(repository: Repository, name: str, *, id: str) -> Checkpoint:

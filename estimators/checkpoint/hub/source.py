@@ -16,8 +16,10 @@ from memfit.estimators.checkpoint.hub.settings import Hub, configured_hub
 from memfit.estimators.checkpoint.local.directory import read_checkpoint_files, read_directory
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.other_kinds import kind_of_files
+from memfit.estimators.checkpoint.weight_files import is_weight_file
 
 DEFAULT_REVISION = "main"
+_GGUF = ".gguf"
 
 
 class _Snapshot(NamedTuple):
@@ -80,10 +82,12 @@ def open_hub(
     progress: Progress = NULL_PROGRESS,
     hub: Hub | None = None,
     cache: HeaderCache | None = None,
+    picks: bool = False,
 ) -> Checkpoint:
     """Return the checkpoint of a repository: its config, index and headers, never its weights.
 
-    A snapshot that huggingface-hub has downloaded is read from disk without a request.
+    A snapshot that huggingface-hub has downloaded is read from disk without a request. With
+    ``picks`` the usual file of a repository of GGUF files is opened.
 
     Raises:
         CheckpointError: when there is no such repository or revision, or its files are
@@ -101,8 +105,13 @@ def open_hub(
     cache = cache or user_cache()
     place = PurePosixPath(reference)
     repository = Repository(hub, name, revision, place=place, cache=cache, progress=progress)
-    _reject_without_config(repository)
-    checkpoint = read_checkpoint_files(repository, "hub")
+    if picks and _is_of_gguf(repository):
+        from memfit.estimators.checkpoint.hub.gguf import read_usual_gguf
+
+        checkpoint = read_usual_gguf(repository, reference)
+    else:
+        _reject_without_config(repository)
+        checkpoint = read_checkpoint_files(repository, "hub")
     cache.trim()
     return _at(checkpoint, repository.listing.commit, revision, repository.stale)
 
@@ -176,6 +185,17 @@ def _read_snapshot(snapshot: _Snapshot, reference: str, *, offline: bool) -> Che
     found = replace(checkpoint, id=printable(reference), source="hub")
     revision = reference.partition("@")[2]
     return _at(found, snapshot.commit, revision, _not_asked(reference, snapshot))
+
+
+def _is_of_gguf(repository: Repository) -> bool:
+    """Whether it holds GGUF models and no others; many have the config of the original too."""
+    if any(map(is_weight_file, (n for n in repository.names() if not n.lower().endswith(_GGUF)))):
+        return False
+    if not any(name.lower().endswith(_GGUF) for name in repository.listing.files):
+        return False
+    from memfit.estimators.checkpoint.gguf.files import has_models
+
+    return has_models(list(repository.listing.files))
 
 
 def _reject_without_config(repository: Repository) -> None:
