@@ -11,6 +11,7 @@ from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.workload import CONTEXT, WorkloadOptions
+from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError
 
 
@@ -47,6 +48,10 @@ def fits(
         raise InputError("name a machine: --memory 32GB, or --device m4-max-64")
     versions.versioned(get_runtime(DEFAULT_RUNTIME, {}))  # rejects what is no version at once
     catalog = Catalog(versioned=partial(versions.versioned, strict=False))
-    result = answer(catalog, kept_models(looked_through.folders or []), device, asked, output.units)
+    folders = looked_through.folders or []
+    with reporting(verbose=False) as progress:
+        progress.begin("sizing models", sum(1 for _ in kept_models(folders)))
+        kept = kept_models(folders)
+        result = answer(catalog, kept, device, asked, output.units, progress)
     output.write(FitsView(result, output.units, plot=output.draws(False)))
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

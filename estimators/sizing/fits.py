@@ -5,6 +5,7 @@ from pathlib import Path
 
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.files import printable
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.units import Units
 from memfit.estimators.checkpoint.local.kept_models import KeptModel
 from memfit.estimators.machine.device import Device
@@ -27,10 +28,11 @@ def fits(
     device: Device,
     asked: PartialWorkload,
     units: Units = Units.GB,
+    progress: Progress = NULL_PROGRESS,
 ) -> Fits:
     """Return what fits a device, the largest model first, and why a model has no figures.
 
-    ``units`` are of the sentences in it.
+    ``units`` are of the sentences in it. ``progress`` advances by one for each model.
     """
     found: list[Fit] = []
     not_sized: list[NotSized] = []
@@ -39,6 +41,7 @@ def fits(
             found.append(_fit(catalog, each, device, asked, units))
         except MemfitError as error:
             not_sized.append(NotSized(*_shown(each), Unavailable(error.slug, str(error))))
+        progress.advance()
     found.sort(key=_rank)
     return Fits(
         device=device_summary(device),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from memfit.estimators.base.progress import Request
 from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
@@ -100,3 +101,18 @@ def test_what_does_not_fit_names_the_smallest_mac_that_does() -> None:
 def test_under_another_runtime_than_macs_have_no_mac_is_named() -> None:
     found = answer("rtx-4090", 4096)
     assert all(row.smallest_memory_bytes is None for row in found.models)
+
+
+def test_every_model_is_a_step_of_the_progress() -> None:
+    steps: list[int] = []
+
+    class Counting:
+        def begin(self, what: str, steps: int) -> None: ...
+        def end(self) -> None: ...
+        def request(self, request: Request) -> None: ...
+        def advance(self, steps: int = 1, seen: list[int] = steps) -> None:
+            seen.append(steps)
+
+    kept = [*KEPT[:2], KeptModel("none", "folder", "/none.json")]
+    fits(CATALOG, kept, DEVICES["8GB"], asked(100), progress=Counting())
+    assert steps == [1, 1, 1]
