@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import HUB
@@ -25,6 +25,7 @@ def init_policy(catalog: Catalog, model: str, devices: tuple[Device, ...]) -> st
 
     Raises:
         MemfitError: when the model cannot be opened or sized.
+        InputError: for the name of a sample, which a policy cannot have.
         UnsupportedError: when its weights are only bounded.
     """
     blocks = (_block(catalog, model, device) for device in dict.fromkeys(devices))
@@ -59,6 +60,8 @@ def _reference(checkpoint: Checkpoint, model: str) -> str:
         key, name = "hub", f"{pinned}{colon}{file}"
     elif os.path.lexists(os.path.expanduser(model)):
         key, name = "path", model if model[0] in "./~" else f"./{model}"
+    elif checkpoint.source == "sample":
+        raise InputError(f"{model}: a sample is no file of yours; name a path or hub:org/name")
     return f"{key}: {json.dumps(name, ensure_ascii=False)}"
 
 
