@@ -13,6 +13,7 @@ from memfit.cli.options.groups import OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.model import ModelOptions
 from memfit.cli.options.output import TabularOutput
+from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.runtime import RuntimeOptions, named_runtime
 from memfit.cli.options.workload import CONTEXT, WorkloadOptions
 from memfit.cli.progress import reporting
@@ -65,7 +66,7 @@ def compare(
     models: ComparedModels,
     asked: CompareOptions,
     workload: WorkloadOptions,
-    machine: MachineOptions,
+    machine: RankedMachine,
     runtime: RuntimeOptions,
     output: TabularOutput,
 ) -> None:
@@ -136,13 +137,17 @@ def _reject_twice(
 def _scenario(
     models: ModelOptions,
     workload: WorkloadOptions,
-    machine: MachineOptions,
+    machine: RankedMachine,
     runtime: RuntimeOptions,
 ) -> "Scenario":
     from memfit.estimators.compare.axes import Scenario
 
     return Scenario(
-        workload.partial(), machine.chosen(), models.quantization(), runtime.margin_bytes()
+        workload.partial(),
+        machine.chosen(),
+        models.quantization(),
+        runtime.margin_bytes(),
+        machine.over(),
     )
 
 

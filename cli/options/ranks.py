@@ -12,6 +12,8 @@ from memfit.estimators.machine.device import Device
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.ranks import Ranks
+    from memfit.estimators.sizing.sized_model import SizedModel
+    from memfit.estimators.sizing.workload import PartialWorkload
 
 
 class RankedMachine(MachineOptions, frozen=True, kw_only=True):
@@ -73,6 +75,18 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
                 raise InputError("--parallel needs --ranks N")
             return None
         return Ranks(size, self.parallel, split, devices)
+
+    def tightest(self, sized: "SizedModel", workload: "PartialWorkload") -> "SizedModel":
+        """Return the rank with the least room at a workload, the model itself without ranks.
+
+        Raises:
+            InputError: as `over`, or for a split that is not of the model's layers.
+            UnsupportedError: when mlx-lm does not run the model over such ranks.
+        """
+        from memfit.estimators.sizing.ranks import ranked
+
+        run = workload.under(sized.runtime_model.runtime)
+        return ranked(sized, self.over(), run).tightest(run)
 
     def _devices(self) -> tuple[Device | None, ...]:
         """Return a machine for each rank, nothing when at most one is named."""

@@ -20,6 +20,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.results.comparison import AXES, SettingValue
+from memfit.estimators.sizing.ranks import Ranks
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
 # Nobody reads a larger matrix: it is a mistake, and would take minutes.
@@ -43,6 +44,8 @@ class Scenario(Struct, frozen=True):
 
     margin_bytes: int = MARGIN_BYTES
     """Kept free above the peak."""
+    ranks: Ranks | None = None
+    """The figures are then of the rank with the least room."""
 
 
 class AxisValue(Struct, frozen=True):

@@ -27,6 +27,7 @@ from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime, ru
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate, workload_notes
+from memfit.estimators.sizing.ranks import ranked
 from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -115,7 +116,9 @@ def _ready(
     )
     if isinstance(sized, Unavailable):
         return sized
-    return _Ready(sized, scenario.workload.under(sized.runtime_model.runtime))
+    workload = scenario.workload.under(sized.runtime_model.runtime)
+    part = try_or_reason(lambda: ranked(sized, scenario.ranks, workload).tightest(workload))
+    return part if isinstance(part, Unavailable) else _Ready(part, workload)
 
 
 def _estimate(ready: _Ready | Unavailable, units: Units) -> Estimate | Unavailable:
@@ -231,7 +234,7 @@ def _cell(
     need = try_or_reason(lambda: sized.requirement(ready.workload))
     if isinstance(need, Unavailable):
         return ComparedCell(settings=settings, model=label, undecided=need)
-    verdict, exceeded = judge(need, scenario.device)
+    verdict, exceeded = judge(need, sized.device)
     return ComparedCell(
         settings=settings,
         model=label,
@@ -239,6 +242,6 @@ def _cell(
         exceeded=exceeded,
         peak_bytes=need.peak_bytes - sized.margin_bytes,
         needed_bytes=need.peak_bytes,
-        working_set_bytes=scenario.device.working_set_bytes if scenario.device else None,
+        working_set_bytes=sized.device.working_set_bytes if sized.device else None,
         notes=tuple(workload_notes(sized, ready.workload)),
     )

@@ -12,7 +12,8 @@ from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, read_whole
-from memfit.estimators.base.quantities import Count, Sha256
+from memfit.estimators.base.quantities import Count, Positive, Sha256
+from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Section, json_section
 from memfit.estimators.base.reading.typed import to_record
 from memfit.estimators.base.reading.values import as_object
@@ -58,6 +59,9 @@ class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the policy names it."""
     mlx_lm_version: str | UnsetType = UNSET
     workload: Workload
+    ranks: Positive | UnsetType = UNSET
+    parallel: Parallel | UnsetType = UNSET
+    split: tuple[Positive, ...] | UnsetType = UNSET
 
 
 class BaselineEntry(Struct, frozen=True, forbid_unknown_fields=True):

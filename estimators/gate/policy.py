@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
 from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.reading.values import one_of
 from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
@@ -36,6 +37,7 @@ from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.mlx.versions import Version, format_version, parse_version
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.sizing.ranks import Ranks
 from memfit.estimators.sizing.workload import PartialWorkload
 
 MAX_POLICY_BYTES = 1_000_000
@@ -86,6 +88,8 @@ class PolicyTarget(Struct, frozen=True, kw_only=True):
     mlx_version: Version | None = None
     """None for the newest that is described."""
     mlx_lm_version: Version | None = None
+    ranks: Ranks | None = None
+    """None for one rank, the model itself."""
 
     def versions(self) -> dict[str, str]:
         """Return the versions that it names, by key."""
@@ -139,6 +143,7 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
     model = _model(section)
     stale, beyond = (section.take(key, _flag) or False for key in ALLOWED_KEYS)
     quantize = section.take("quantize", _bits)
+    ranks = _ranks(section)
     mlx, mlx_lm = (section.take(key, _version) for key in VERSION_KEYS)
     if device is None or workload is None:
         return None
@@ -156,7 +161,26 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
         allow_beyond_context=beyond,
         mlx_version=mlx,
         mlx_lm_version=mlx_lm,
+        ranks=ranks,
     )
+
+
+def _ranks(section: Section) -> Ranks | None:
+    if "ranks" not in section:
+        for key in ("parallel", "split"):
+            if key in section:
+                section.add_error("is of several ranks: add ranks", key)
+        return None
+    parallel = section.take("parallel", one_of(("tensor", "pipeline")))
+    split = section.take("split", _split)
+    how: Parallel | None = None if parallel is None else cast(Parallel, parallel)
+    return section.take("ranks", lambda value: Ranks(_count(value), how, split))
+
+
+def _split(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value:
+        raise InputError(f"expected a list of layers such as [20, 12], got {short(value)}")
+    return tuple(map(_count, value))
 
 
 def _model(section: Section) -> str | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from memfit.estimators.base.quantities import Positive, Tokens, one_of
+from memfit.estimators.base.ranks import MAX_RANKS, Parallel
 from memfit.estimators.base.workload import KvBits, KvGroupSize
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.runtimes.registry import runtime_names
@@ -79,6 +80,12 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     memory: Size | UnsetType = UNSET
     working_set: Size | UnsetType = UNSET
     os_regime: OsRegime | UnsetType = UNSET
+    ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)] | UnsetType = UNSET
+    """Ranks of mlx.launch, each on such a machine; the figures are of the one with least room."""
+    parallel: Parallel | UnsetType = UNSET
+    """How the ranks share the model; by default as mlx-lm's sharded_load chooses."""
+    split: list[Positive] | UnsetType = UNSET
+    """Layers of each rank of a pipeline."""
     runtime: Annotated[str, one_of(*runtime_names())] | UnsetType = UNSET
     """The runtime that sets the allocation rules; by default the checkpoint's own runtime."""
     mlx_version: str | UnsetType = UNSET

@@ -1,6 +1,7 @@
 """One target of a policy: its figures, their checks, and what makes broken limits pass."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from memfit.estimators.results.gate import LimitCheck, TargetReport, TargetStatu
 from memfit.estimators.runtimes.registry import with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.ranks import Ranks, ranked
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -53,13 +55,15 @@ class TargetModel(Struct, frozen=True):
         return self.target.workload.under(self.runtime.on(self.target.device))
 
     def sized(self, quantize: int | None) -> SizedModel:
-        """Return the model as it is, or converted to ``quantize`` bits."""
-        return self.catalog.sized(
+        """Return the model as it is, or converted to ``quantize`` bits; of ranks the tightest."""
+        sized = self.catalog.sized(
             self.model,
             quantize=converted(quantize) if quantize else None,
             device=self.target.device,
             runtime=self.runtime,
         )
+        workload = self.workload
+        return ranked(sized, self.target.ranks, workload).tightest(workload)
 
     def entry(self) -> BaselineEntry:
         """Return the figures that a baseline keeps.
@@ -72,6 +76,7 @@ class TargetModel(Struct, frozen=True):
             raise UnreachableError(f"{stale}; allow_stale: true in the target accepts it")
         target, workload = self.target, self.workload
         sized = self.sized(target.quantize)
+        named: dict[str, Any] = {**target.versions(), **_of_ranks(target.ranks)}
         return BaselineEntry(
             model=self.model,
             quantize=target.quantize,
@@ -80,11 +85,19 @@ class TargetModel(Struct, frozen=True):
                 device=target.device.name,
                 runtime=self.runtime.name,
                 workload=workload,
-                **target.versions(),
+                **named,
             ),
             checkpoint=fingerprint(sized.checkpoint),
             figures=figures_of(sized, workload),
         )
+
+
+def _of_ranks(ranks: Ranks | None) -> dict[str, Any]:
+    """Return what a baseline keeps of ranks: what the policy names."""
+    if ranks is None:
+        return {}
+    named = {"ranks": ranks.size, "parallel": ranks.parallel, "split": ranks.split}
+    return {key: value for key, value in named.items() if value is not None}
 
 
 class Evaluation(Struct, frozen=True):

@@ -121,3 +121,71 @@ def test_a_wrong_hostfile_says_why(
     run = memfit("estimate", model, "--hosts", path)
     assert (run.code, run.err.count("\n")) == (2, 1)
     assert message in run.err
+
+
+def test_other_commands_answer_for_the_rank_with_the_least_room(
+    memfit: Memfit, model: Path
+) -> None:
+    ranks = ("--device", "m4-pro-24", "--ranks", "2")
+    needed = memfit("estimate", model, *ranks, "--json").json["needed_bytes"]
+    compared = memfit("compare", model, model, *ranks, "--json").json
+    assert {each["needed_bytes"] for each in compared["models"]} <= {needed}
+    one = memfit("plan", "context", model, "--device", "m4-pro-24", "--json").json
+    two = memfit("plan", "context", model, *ranks, "--json").json
+    assert two["weights_bytes"] < one["weights_bytes"]
+    assert memfit("plan", "server", model, *ranks, "--json").code == 0
+
+
+def test_a_target_of_the_gate_names_ranks(memfit: Memfit, model: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "memfit.yaml"
+    target = {
+        "model": str(model),
+        "device": "m4-pro-24",
+        "ranks": 2,
+        "workload": {"context": 4096},
+        "limits": {"peak": "90%"},
+    }
+    policy.write_text(json.dumps({"schema": "memfit.policy/1", "targets": {"two": target}}))
+    needed = memfit(
+        "estimate", model, "--device", "m4-pro-24", "--ranks", "2", "--context", "4096", "--json"
+    ).json["peak_bytes"]
+    run = memfit("gate", "--policy", policy, "--format", "json")
+    assert run.code == 0
+    assert run.json["targets"][0]["figures"]["peak_bytes"] == needed
+
+
+def test_machines_are_counted_and_the_command_is_given(memfit: Memfit, model: Path) -> None:
+    plan = memfit("plan", "ranks", model, "--device", "m4-pro-24", "--json").json
+    machines = [(each["machines"], each["parallel"]) for each in plan["choices"]]
+    assert machines[:2] == [(1, None), (2, "tensor")]
+    assert plan["least_machines"] == 1
+    assert {each["machines"] for each in plan["impossible"] if each["parallel"] == "tensor"} == {
+        3,
+        6,
+    }
+    assert plan["choices"][1]["commands"][0].startswith("mlx.launch --hostfile hosts.json")
+
+
+def test_a_fleet_is_placed_by_best_fit(memfit: Memfit, model: Path, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    content = {
+        "schema": "memfit.fleet/1",
+        "machines": [
+            {"name": "large", "device": "m4-max-128"},
+            {"name": "small", "device": "m4-pro-24", "count": 2},
+        ],
+        "models": [{"model": str(model), "context": "4k", "copies": 2}],
+    }
+    fleet.write_text(json.dumps(content))
+    plan = memfit("plan", "ranks", "--fleet", fleet, "--json").json
+    assert [each["machines"] for each in plan["placements"]] == [["small-1"], ["small-1"]]
+    assert plan["placed"] == 2
+    assert sum(each["machines"] for each in plan["left"]) == 3
+
+
+def test_a_wrong_fleet_says_why(memfit: Memfit, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text("schema: memfit.fleet/1\nmachines: []\nmodels: []\n")
+    run = memfit("plan", "ranks", "--fleet", fleet)
+    assert (run.code, run.err.count("\n")) == (2, 1)
+    assert "machines: 0 of them" in run.err

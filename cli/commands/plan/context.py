@@ -7,8 +7,8 @@ import typer
 from memfit.cli.commands.plan.subject import PlanModel, Traffic
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
-from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.runtime import ServedRuntime, named_runtime
 from memfit.cli.options.workload import CONTEXT, WorkloadOptions
 from memfit.estimators.base.errors import InputError
@@ -71,7 +71,7 @@ def context(
     model: PlanModel,
     asked: ContextOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, "batch", *RUNTIME_DEFAULTS)],
-    machine: MachineOptions,
+    machine: RankedMachine,
     runtime: ServedRuntime,
     output: PlanOutput,
 ) -> None:
@@ -94,7 +94,7 @@ def context(
         versions=runtime,
     )
     # Hundreds of workloads are sized: a trace of each takes too long.
-    sized = sized.formula_view()
+    sized = machine.tightest(sized, workload.partial()).formula_view()
     if runtime.runtime is None:
         rules = runtime.with_settings(runtime.versioned(named_runtime(sized.runtime)))
     sized = sized.with_runtime(rules)

@@ -7,8 +7,8 @@ import typer
 from memfit.cli.commands.plan.subject import PlanModel, Traffic
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
-from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.workload import CONTEXT, WorkloadOptions
 from memfit.estimators.base.errors import InputError
@@ -88,7 +88,7 @@ def server(
     workload: Annotated[
         WorkloadOptions, Only(*CONTEXT, "kv_bits", "kv_group_size", "quantized_kv_start")
     ],
-    machine: MachineOptions,
+    machine: RankedMachine,
     versions: VersionOptions,
     output: PlanOutput,
 ) -> None:
@@ -105,6 +105,7 @@ def server(
     sized = model.sized_for_mlx_lm(
         machine.chosen(), verbose=output.verbose, versions=versions, margin_bytes=MARGIN_BYTES
     )
+    sized = machine.tightest(sized, workload.partial())
     run = replace(
         workload.partial().under(sized.runtime_model.runtime),
         max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens),

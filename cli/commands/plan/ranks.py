@@ -1,0 +1,71 @@
+"""``memfit plan ranks``: several machines for a model, or several models for a fleet."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memfit.cli.commands.plan.subject import PlanModel
+from memfit.cli.exits import Exit
+from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.machine import MachineOptions
+from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.runtime import VersionOptions
+from memfit.cli.options.workload import CONTEXT, WorkloadOptions
+from memfit.cli.progress import reporting
+from memfit.estimators.base.errors import InputError
+
+
+class FleetOptions(OptionGroup, frozen=True, kw_only=True):
+    """A fleet in place of one model."""
+
+    fleet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Place the models of this file on its machines."),
+    ] = None
+
+
+@grouped
+def ranks(
+    model: PlanModel,
+    asked: FleetOptions,
+    workload: Annotated[WorkloadOptions, Only(*CONTEXT, "prompt_tokens", "max_tokens", "kv_bits")],
+    machine: MachineOptions,
+    versions: VersionOptions,
+    output: PlanOutput,
+) -> None:
+    """Show what several machines allow for a model, or place models on a fleet.
+
+    Machines are ranks of mlx.launch, with tensor parallelism or as a pipeline.
+    """
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.plan_ranks import to_document
+    from memfit.estimators.plans.ranks.plan import plan_ranks
+    from memfit.estimators.sizing.workload import MARGIN_BYTES
+
+    if asked.fleet is not None:
+        _fleet(asked.fleet, versions, output)
+    device = machine.chosen()
+    if device is None:
+        raise InputError("name a machine: --device m4-max-128, or --memory 128GB")
+    sized = model.sized_for_mlx_lm(
+        device, verbose=output.verbose, versions=versions, margin_bytes=MARGIN_BYTES
+    )
+    result = plan_ranks(sized, device, workload.partial().under(sized.runtime_model.runtime))
+    output.write(Answer(result, to_document(result, output.units)))
+    raise typer.Exit(Exit.YES if result.least_machines else Exit.NO)
+
+
+def _fleet(path: Path, versions: VersionOptions, output: PlanOutput) -> None:
+    """Place a fleet, and exit."""
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.plan_ranks import fleet_document
+    from memfit.estimators.plans.ranks.fleet import plan_fleet, read_fleet
+    from memfit.estimators.sizing.catalog import Catalog
+
+    fleet = read_fleet(path)
+    with reporting(verbose=output.verbose) as progress:
+        catalog = Catalog(path.parent, progress, versions.versioned)
+        result = plan_fleet(fleet, catalog)
+    output.write(Answer(result, fleet_document(result, output.units)))
+    raise typer.Exit(Exit.YES if result.placed == len(result.placements) else Exit.NO)

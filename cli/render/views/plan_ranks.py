@@ -1,0 +1,116 @@
+"""Several machines for a model, and models on a fleet, as documents."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, Toned, report
+from memfit.cli.render.views.answer import machine, size, tenths, tokens
+from memfit.cli.render.views.ranks import WORDS
+from memfit.estimators.base.units import Units
+from memfit.estimators.results.ranks import FleetPlan, RankChoice, RanksPlan
+
+_MOST_COMMANDS = 2
+
+
+def to_document(result: RanksPlan, units: Units) -> Document:
+    """Return a row for each number of machines, and the commands of the fewest that fit."""
+    name = machine(result.device)
+    asked = result.workload.prompt_tokens
+    unit = "GB" if units is Units.GB else "GiB"
+    headings = ("Machines", "Shared", "Weights", "Needs", "", "Longest prompt")
+    rows = tuple(_row(choice, units) for choice in result.choices)
+    least = result.least_machines
+    found = [c for c in result.choices if c.machines == least and c.verdict in ("fits", "tight")]
+    verdict = f"{least} x {name}" if least else f"No number of {name} that was looked at"
+    verdict += f" {'is enough' if least == 1 else 'are enough' if least else 'is enough'}"
+    return report(
+        title=result.model.id,
+        facts=(f"{name}, {asked} tokens",),
+        tables=(Table(headings, rows, f"on each machine, in {unit}", align="rlrrlr"),),
+        verdict=f"{verdict} for {asked} tokens.",
+        colour=VERDICT_COLOURS["fits" if least else "exceeds"],
+        sections=(
+            ("Second machine", tuple(_second(result))),
+            ("Not possible", tuple(_impossible(result))),
+        ),
+        commands=[command for choice in found[:_MOST_COMMANDS] for command in choice.commands],
+    )
+
+
+def _row(choice: RankChoice, units: Units) -> tuple[str | Toned, ...]:
+    return (
+        str(choice.machines),
+        choice.parallel or "-",
+        tenths(choice.weights_bytes, units),
+        tenths(choice.needed_bytes, units),
+        Toned(WORDS[choice.verdict], VERDICT_COLOURS[choice.verdict]),
+        tokens(choice.longest_context) if choice.longest_context else "-",
+    )
+
+
+def _second(result: RanksPlan) -> Iterator[str]:
+    gained = result.second_adds_tokens
+    if gained is None:
+        return
+    one = next(choice for choice in result.choices if choice.machines == 1)
+    both = [each for each in result.choices if each.machines == 2]
+    if all(each.longest_context is None for each in (one, *both)):
+        yield "two are not enough either"
+    elif one.longest_context is None and gained:
+        yield f"it makes the model fit, with prompts up to {tokens(gained)}"
+    elif gained > 0:
+        yield f"it makes prompts {tokens(gained)} longer"
+    else:
+        yield "it allows no longer prompt"
+
+
+def _impossible(result: RanksPlan) -> Iterator[str]:
+    """The reasons, each with the numbers of machines that have it."""
+    reasons: dict[str, list[str]] = {}
+    for each in result.impossible:
+        reasons.setdefault(each.reason, []).append(f"{each.machines} {each.parallel}")
+    for reason, where in reasons.items():
+        yield f"{', '.join(where)}: {reason}"
+
+
+def fleet_document(result: FleetPlan, units: Units) -> Document:
+    """Return where each model runs, equal placements together, and what is left."""
+    unit = "GB" if units is Units.GB else "GiB"
+    rows = tuple(
+        (
+            placement.model,
+            ", ".join(placement.machines) or "nowhere",
+            placement.parallel or "-",
+            "-" if placement.needed_bytes is None else tenths(placement.needed_bytes, units),
+        )
+        for placement in result.placements
+    )
+    left = tuple(
+        (
+            each.device,
+            str(each.machines),
+            tenths(each.free_bytes, units, down=True),
+            size(each.working_set_bytes, units, down=True),
+        )
+        for each in result.left
+    )
+    whole = len(result.placements)
+    unplaced = Counter(p.reason for p in result.placements if p.reason)
+    return report(
+        title="Fleet",
+        facts=(f"{result.placed} of {whole} models are placed",),
+        tables=(
+            Table(
+                ("Model", "Machines", "Shared", f"Needs, {unit}"),
+                rows,
+                align="lllr",
+                wrapped=(0, 1),
+            ),
+            Table(("Left on", "Machines", f"Free, {unit}", "Of"), left, align="lrrr"),
+        ),
+        verdict=f"{result.placed} of {whole} models have a place.",
+        colour=VERDICT_COLOURS["fits" if result.placed == whole else "exceeds"],
+        sections=(
+            ("No place", tuple(f"{count} x: {reason}" for reason, count in unplaced.items())),
+        ),
+    )
