@@ -76,9 +76,14 @@ class RankedModel(Struct, frozen=True):
             split=self.split,
             even=self.is_even,
             ranks=tuple(
-                replace(figures[id(sized)], rank=index) for index, sized in enumerate(self.ranks)
+                replace(figures[id(sized)], rank=index, first_layer=self._first_layer(index))
+                for index, sized in enumerate(self.ranks)
             ),
         )
+
+    def _first_layer(self, index: int) -> int:
+        """Return the first layer of a rank; those that are equal share one model."""
+        return sum(self.split[index + 1 :]) if self.split else 0
 
 
 def ranked(sized: SizedModel, ranks: Ranks | None, workload: Workload) -> RankedModel:
@@ -213,12 +218,11 @@ def _figures(sized: SizedModel, workload: Workload) -> RankFigures:
     figures, need = sized.figures_for(workload), sized.requirement(workload)
     verdict, exceeded = judge(need, sized.device)
     runtime_model, moment = sized.runtime_model, figures.moment
-    first = sized.model.first_layer
     return RankFigures(
         rank=0,
         device=sized.device.name if sized.device else None,
         working_set_bytes=sized.device.working_set_bytes if sized.device else None,
-        first_layer=first,
+        first_layer=sized.model.first_layer,
         layers=len(sized.model.layers),
         weights_bytes=runtime_model.loaded_bytes,
         resident_bytes=sized.resident_bytes,

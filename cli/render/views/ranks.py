@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.document import VERDICT_COLOURS, Table, Text, Toned
-from memfit.cli.render.views.answer import size, tenths
-from memfit.estimators.base.units import Units
+from memfit.cli.render.views.answer import tenths
+from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import RankFigures, RankPlan
 
 WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": "unknown"}
@@ -51,5 +51,5 @@ def _hints(plan: RankPlan) -> Iterator[str]:
         )
     ring = max(rank.communication_bytes for rank in plan.ranks)
     if ring:
-        kept = size(ring, Units.GB)
+        kept = format_bytes(ring)
         yield f"needs includes {kept} that MLX's ring keeps outside of its allocator"

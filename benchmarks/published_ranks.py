@@ -1,0 +1,65 @@
+"""Compare published peaks of one rank of several with memfit's, by both methods.
+
+Run from the checkout: ``python -m benchmarks.published_ranks``. The rows are `mlx_lm.benchmark` on
+M3 Ultras with 512 GB (mlx 0.30.7, mlx-lm 0.30.8, 100 tokens generated, 4 bits in groups of 64). Its
+peak is never reset, so that of the load is part of it.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import find_device
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.ranks import Ranks, ranked
+from memfit.estimators.sizing.sized_model import Method
+
+ROOT = Path(__file__).parents[1]
+ROWS = ROOT / "tests" / "published" / "ranks" / "peaks.jsonl"
+_CATALOG = Catalog()
+
+
+def main() -> None:
+    """Print each row with the estimates and their errors."""
+    print("| model | ranks | prompt | published | trace | | formula | |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|")
+    for row in read_rows():
+        published: float = row["peak_gb"]
+        cells = [f"{row['model']}", f"{row['ranks']} {row['parallel']}", f"{row['prompt_tokens']}"]
+        cells.append(f"{published:.1f} GB")
+        for method in ("trace", "formula"):
+            predicted = predict(row, method) / 1e9
+            cells += [f"{predicted:.1f} GB", f"{100 * (predicted / published - 1):+.1f} %"]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def read_rows() -> Iterator[dict[str, Any]]:
+    """Yield the published rows."""
+    for line in ROWS.read_text().splitlines():
+        yield json.loads(line)
+
+
+def predict(row: dict[str, Any], method: Method) -> int:
+    """Return the largest peak of a rank, the load included."""
+    quantize = converted(row["bits"]) if row["bits"] else None
+    sized = _CATALOG.sized(
+        str(ROOT / row["config"]), quantize=quantize, device=_device(), method=method
+    )
+    workload = Workload(prompt_tokens=row["prompt_tokens"], max_tokens=100)
+    shared = ranked(sized, Ranks(row["ranks"], row["parallel"]), workload)
+    distinct = {id(rank): rank for rank in shared.ranks}.values()
+    return max(rank.figures_for(workload).moment.nbytes for rank in distinct)
+
+
+@cache
+def _device() -> Device:
+    return find_device("m3-ultra-512")
+
+
+if __name__ == "__main__":
+    main()
