@@ -130,6 +130,11 @@ def _measurement(data: Any, reading: Reading, place: Place) -> Measurement:
     )
     if found.id != expected:
         raise section.fail("id", f"expected {expected}, got {printable(found.id)}")
+    weights = found.loaded.weights_bytes
+    if weights == 0:
+        raise section.fail("loaded", "weights_bytes is 0: a loaded model has weights")
+    if any(run.peak_bytes < weights for run in found.runs):
+        raise section.fail("runs", "a peak is below the weights, which are part of it")
     return found
 
 

@@ -8,6 +8,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import Versions, recall
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.store import Store
@@ -25,17 +26,42 @@ def with_measurement(
         return sized
     stored = store.of(fingerprint_of(checkpoint))
     warnings = tuple(Note("warning", "measurement", warning) for warning in stored.warnings)
-    if not stored.measurements:
+    measurements = []
+    for each in stored.measurements:
+        if fault := contradiction(each, sized):
+            warnings += (Note("warning", "measurement", fault),)
+        else:
+            measurements.append(each)
+    if not measurements:
         return replace(sized, notes=warnings)
     found = recall(
-        stored.measurements,
+        measurements,
         device=host,
-        versions=Versions(_version("mlx"), _version("mlx-lm")),
+        versions=installed_versions(),
         workload=workload,
         model=checkpoint.id,
     )
     sized = replace(sized, notes=(*warnings, *found.notes))
     return sized.measured(found.measurement) if found.measurement else sized
+
+
+def contradiction(measurement: Measurement, sized: SizedModel) -> str | None:
+    """Return why a measurement cannot be of a checkpoint with exact headers, None if it can."""
+    footprint, measured = sized.footprint, measurement.loaded.weights_bytes
+    if footprint.basis != "exact" or measurement.experts is not None:
+        return None
+    if measured == footprint.loaded_bytes:
+        return None
+    return (
+        f"the measurement {measurement.id} is damaged and not used: its weights have {measured}"
+        f" bytes, the files have {footprint.loaded_bytes}; memfit measurements remove"
+        f" {measurement.id} removes it"
+    )
+
+
+def installed_versions() -> Versions:
+    """Return the installed versions of what runs a model."""
+    return Versions(_version("mlx"), _version("mlx-lm"))
 
 
 def _version(distribution: str) -> str | None:

@@ -54,6 +54,8 @@ class TuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune/2"):
     """Of the estimates."""
     prompt_tokens: Positive
     loaded: Loaded | None
+    file_bytes: Bytes = 0
+    """Size of the weight files."""
     points: NonEmpty[Point]
     """The first point is the requested workload."""
     margin_bytes: Bytes
@@ -67,4 +69,6 @@ class TuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune/2"):
     """Speed against memory, as sentences."""
     flags: tuple[str, ...]
     """Commands for mlx_lm.generate and mlx_lm.server."""
+    report: tuple[str, ...] = ()
+    """What to report when a figure differs by more than its stated error: no names, no paths."""
     notes: tuple[Note, ...]

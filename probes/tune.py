@@ -28,6 +28,7 @@ from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes import vision_estimate
 from memfit.probes.command_lines import command_lines, recommended_workload
+from memfit.probes.difference_report import difference_report
 from memfit.probes.measured_recommendation import advise, by_measurement, line_of
 from memfit.probes.preflight import MEMORY_LIMIT, limited, obstacle, require_room
 from memfit.probes.process import ModelProcess, TokenizedPrompt
@@ -108,8 +109,7 @@ def tune(
                 has_image=request.has_image,
             )
         _require_within_limit(sized, workload, force=request.force)
-        is_special = request.has_image or request.shortest_prompt is not None
-        save = vision_estimate.do_not_save if is_special else sweeps.store.save
+        save = vision_estimate.do_not_save if is_special(request) else sweeps.store.save
         session = MeasurementSession(sized, worker, save, progress.advance)
         if request.axes:
             points, known = _sweep(request, session, workload, sweeps, progress)
@@ -125,6 +125,11 @@ def tune(
                 recommendation, f"the {device.backend} backend has none"
             )
         return _result(request, session, device, _Findings(prompt, points, known, recommendation))
+
+
+def is_special(request: TuneRequest) -> bool:
+    """Whether a run is not what estimates are about: with an image, or with several lengths."""
+    return request.has_image or request.shortest_prompt is not None
 
 
 def _require_possible_batch(request: TuneRequest) -> None:
@@ -308,6 +313,7 @@ def _result(
         method=sized.runtime_model.method,
         prompt_tokens=found.prompt.tokens,
         loaded=session.loaded,
+        file_bytes=sized.checkpoint.file_bytes,
         points=points,
         margin_bytes=sized.margin_bytes,
         verdict=verdict,
@@ -316,6 +322,7 @@ def _result(
         recommendation=found.recommendation,
         trade=speed_tradeoffs(points, request.units),
         flags=flags,
+        report=() if is_special(request) else difference_report(sized, points[0], versions),
         notes=tuple(_notes(request, session, found, has_flags=bool(flags))),
     )
 

@@ -66,6 +66,20 @@ class LayerCapacities(Struct, frozen=True):
     misses: ExpertMisses
 
 
+class MeasuredCapacity(Struct, frozen=True, kw_only=True):
+    """A saved measurement of `memfit tune experts` on this machine."""
+
+    capacity: Positive
+    policy: str
+    prompt_tokens: Positive
+    startup_bytes: Bytes
+    peak_bytes: Bytes
+    decode_tokens_per_second: Number | None
+    misses_per_token: Number
+    """Of the generated tokens."""
+    measurement_id: str
+
+
 class Worth(Struct, frozen=True):
     """Whether keeping only a part of the experts pays off."""
 
@@ -100,6 +114,8 @@ class ExpertsPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-experts/1"
     rows: tuple[CapacityRow, ...]
     adaptive: LayerCapacities | None
     worth: Worth
+    measured: tuple[MeasuredCapacity, ...] = ()
+    """On this machine, with the installed versions."""
     notes: tuple[Note, ...]
 
     @property

@@ -64,6 +64,11 @@ def recall(
     return Remembered(None, (Note("info", "measurement-not-used", text),))
 
 
+def is_of(measurement: Measurement, device: Device, versions: Versions) -> bool:
+    """Whether a measurement is of a device and of these versions."""
+    return not _obstacles(measurement, device, versions)
+
+
 def machine_name(device: Device) -> str:
     """Return what a measurement calls a machine: bytes are equal where this is.
 

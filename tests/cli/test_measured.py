@@ -15,6 +15,7 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import machine_name
+from memfit.estimators.sizing.sized_model import size
 from memfit.probes.store import Store
 from tests.checkpoints import Checkpoints
 from tests.cli.running import Memfit
@@ -40,18 +41,19 @@ def model(checkpoints: Checkpoints) -> Path:
 @pytest.fixture
 def taken(model: Path) -> Callable[..., Measurement]:
     """Measurements of the model on this machine, with fields changed."""
-    host = detect_host()
+    host, checkpoint = detect_host(), open_checkpoint(str(model))
     assert host
+    weights = size(checkpoint, device=None).footprint.loaded_bytes
 
     def make(**changes: Any) -> Measurement:
         values = {
-            "fingerprint": fingerprint_of(open_checkpoint(str(model))),
+            "fingerprint": fingerprint_of(checkpoint),
             "device": machine_name(host),
             "backend": host.backend,
             "mlx_version": version("mlx"),
             "mlx_lm_version": version("mlx-lm"),
             "workload": WORKLOAD,
-            "loaded": replace(LOADED, weights_bytes=1_000_000, active_bytes=1_100_000),
+            "loaded": replace(LOADED, weights_bytes=weights, active_bytes=weights + 50_000),
             "runs": tuple(replace(RUN, prefill_peak_bytes=peak) for peak in PEAKS),
         }
         return measurement(**{**values, **changes})
@@ -76,10 +78,11 @@ def test_a_matching_measurement_is_used_before_the_formulas(
     bases = {parts[name]["basis"] for name in ("weights", "kv", "ssm", "workspace")}
     assert bases == {"measured"}
     assert (data["peak_bytes"], data["peak_phase"]) == (4_100_000, "prefill")  # the median
-    assert parts["weights"]["loaded_bytes"] == 1_000_000
-    assert parts["weights"]["resident_bytes"] == 1_100_000
+    loaded = taken().loaded
+    assert parts["weights"]["loaded_bytes"] == loaded.weights_bytes
+    assert parts["weights"]["resident_bytes"] == loaded.active_bytes
     assert (parts["kv"]["bytes"], parts["kv"]["held_bytes"]) == (65_536, 32_768)
-    assert parts["workspace"]["bytes"] == 4_100_000 - 1_100_000 - 65_536
+    assert parts["workspace"]["bytes"] == 4_100_000 - loaded.active_bytes - 65_536
     assert data["assumptions"][0].startswith(f"measured on 2026-11-21 on {taken().device} with ")
     assert "the median of 3 runs, 200.0 kB apart" in data["assumptions"][0]
     assert taken().id in data["assumptions"][0]
@@ -227,6 +230,36 @@ def test_a_damaged_record_gives_a_note_and_the_estimate_is_made(
     assert (run.code, run.err) == (0, "")
     (note,) = (note for note in run.json["notes"] if note["code"] == "measurement")
     assert note["message"].endswith(f"it is renamed to {taken().id}.json.damaged")
+
+
+def test_a_measurement_of_other_weights_is_not_used(
+    memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
+) -> None:
+    wrong = taken(loaded=replace(taken().loaded, weights_bytes=taken().loaded.weights_bytes - 1))
+    store.save(wrong)
+    data = memfit("estimate", model, *ASK, "--json").json
+    assert data["method"] != "measure"
+    [text] = [note["message"] for note in data["notes"] if note["code"] == "measurement"]
+    assert text.startswith(f"the measurement {wrong.id} is damaged and not used")
+
+
+@pytest.mark.parametrize(
+    ("weights", "text"),
+    [(0, "weights_bytes is 0"), (5_000_000, "runs: a peak is below the weights")],
+)
+def test_a_measurement_that_contradicts_itself_is_damaged(
+    memfit: Memfit,
+    store: Store,
+    model: Path,
+    taken: Callable[..., Measurement],
+    weights: int,
+    text: str,
+) -> None:
+    store.save(taken(loaded=replace(taken().loaded, weights_bytes=weights)))
+    data = memfit("estimate", model, *ASK, "--json").json
+    [note] = [note["message"] for note in data["notes"] if note["code"] == "measurement"]
+    assert text in note
+    assert note.endswith(".json.damaged")
 
 
 def test_the_table_states_the_basis_and_explain_the_values(

@@ -45,6 +45,10 @@ def test_one_capacity_is_measured_and_its_profile_planned_with(
     planned = memfit("plan", "experts", path, "--profile", profile, "--capacity", "3", "--json")
     assert planned.json["rows"][0]["misses"]["basis"] == "derived"
     assert "counts-prompts" not in {note["code"] for note in planned.json["notes"]}
+    assert planned.json["measured"][0]["capacity"] == 3
+    stored = memfit("plan", "experts", path, "--capacity", "3")
+    assert "the profile is of memfit tune experts" in stored.out.replace("\n  ", " ")
+    assert "3 experts, load: start-up" in stored.out
     [measurement] = (home / "measurements").glob("*.json")
     assert json.loads(measurement.read_text())["experts"]["capacity"] == 3
     listed = memfit("measurements", "list")

@@ -1,9 +1,11 @@
 """``memfit plan experts``: how many experts to keep in memory."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from memfit.cli.commands.plan.subject import PlanModel
 from memfit.cli.exits import Exit
@@ -16,7 +18,11 @@ from memfit.estimators.base.units import parse_count, parse_rate
 from memfit.estimators.base.workload import Workload
 
 if TYPE_CHECKING:
+    from memfit.estimators.machine.device import Device
+    from memfit.estimators.plans.experts.expert_slots import ExpertLayer
     from memfit.estimators.plans.experts.plan import RunMemory
+    from memfit.estimators.plans.experts.routing import RoutingProfile
+    from memfit.estimators.results.experts import ExpertsPlan
     from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -67,7 +73,6 @@ def experts(
     from memfit.cli.render.views.experts import to_document
     from memfit.estimators.plans.experts.expert_slots import inventory
     from memfit.estimators.plans.experts.plan import ExpertQuestion, plan_experts
-    from memfit.estimators.plans.experts.routing import read_profile
     from memfit.estimators.sizing.estimate import device_summary
 
     capacities, speed = asked.values()
@@ -77,8 +82,7 @@ def experts(
     sized = model.sized_for_mlx_lm(device, verbose=output.verbose, versions=versions)
     tensors = None if model.quantization() else sized.checkpoint.tensors
     kept = inventory(sized.model, tensors, sized.footprint)
-    file = asked.profile
-    profile = read_profile(file, kept.layers, sized.model.model_type) if file else None
+    profile = _profile(asked.profile, sized, kept.layers)
     result = plan_experts(
         kept,
         ExpertQuestion(_memory(sized, run), capacities, profile, speed),
@@ -87,9 +91,38 @@ def experts(
         device=device,
         summary=device_summary(device) if device else None,
     )
+    is_saved = profile is not None and asked.profile is None
+    result = _with_measurements(result, sized, device, is_saved=is_saved)
     output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
     fits = result.chosen.verdict != "exceeds" if result.chosen else device is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)
+
+
+def _profile(
+    given: Path | None, sized: "SizedModel", layers: "Sequence[ExpertLayer]"
+) -> "RoutingProfile | None":
+    """Return the profile of a file, else the one that ``memfit tune experts`` saved."""
+    from memfit.estimators.plans.experts.routing import read_profile
+    from memfit.probes.experts.saved import saved_profile
+    from memfit.probes.store import user_store
+
+    file = given or saved_profile(sized.checkpoint, user_store())
+    return read_profile(file, layers, sized.model.model_type) if file else None
+
+
+def _with_measurements(
+    result: "ExpertsPlan", sized: "SizedModel", device: "Device | None", *, is_saved: bool
+) -> "ExpertsPlan":
+    """Add what ``memfit tune experts`` measured here, and that its profile was used."""
+    from memfit.estimators.machine.host import detect_host
+    from memfit.estimators.results.estimate import Note
+    from memfit.probes.experts.saved import saved_capacities
+    from memfit.probes.store import user_store
+
+    measured = saved_capacities(sized.checkpoint, device or detect_host(), user_store())
+    text = "the profile is of memfit tune experts; --profile FILE uses another"
+    notes = (Note("info", "stored-profile", text),) if is_saved else ()
+    return replace(result, measured=measured, notes=(*notes, *result.notes))
 
 
 def _memory(sized: "SizedModel", workload: Workload) -> "RunMemory":

@@ -13,6 +13,7 @@ from memfit.cli.render.document import (
     Table,
     report,
 )
+from memfit.cli.render.views.tune_text import rate
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
 
@@ -44,6 +45,7 @@ def to_document(result: ExpertsPlan, units: Units, *, plot: bool) -> Document:
         colour=VERDICT_COLOURS[result.chosen.verdict if result.chosen else "unknown"],
         sections=(
             ("To set", tuple(_settings(result, units))),
+            ("Measured here", tuple(_measured(result, units))),
             ("Does it pay off", (_worth(result), *result.worth.reasons)),
             ("Notes", tuple(note.message for note in result.notes)),
         ),
@@ -137,6 +139,18 @@ def _settings(result: ExpertsPlan, units: Units) -> Iterator[str]:
             f"by layer: {min(capacities)} to {max(capacities)} experts in"
             f" {format_bytes(result.adaptive.expert_bytes, units)} cover {coverage}; {misses}"
             f" misses and {disk} per token" + (f", {time}" if time != "-" else "")
+        )
+
+
+def _measured(result: ExpertsPlan, units: Units) -> Iterator[str]:
+    for each in result.measured:
+        speed = each.decode_tokens_per_second
+        yield (
+            f"{each.capacity} experts, {each.policy}: start-up"
+            f" {format_bytes(each.startup_bytes, units)}, peak"
+            f" {format_bytes(each.peak_bytes, units)} with {each.prompt_tokens} prompt tokens,"
+            f" {'-' if speed is None else rate(speed)} tokens/s,"
+            f" {each.misses_per_token:.1f} misses per token ({each.measurement_id})"
         )
 
 

@@ -80,6 +80,7 @@ class TuneView(NamedTuple):
             estimate_text.title(result.model),
             tune_text.task(result),
             estimate_text.machine(result, units),
+            tune_text.files(result, units),
             *tune_text.speeds(result),
             tune_text.bases(result),
         )
@@ -93,6 +94,7 @@ class TuneView(NamedTuple):
                 ("Not measured", tuple(tune_text.reasons(result.points[1:]))),
                 ("Recommended", result.recommendation.reasons),
                 ("Speed and memory", result.trade),
+                ("Beyond the stated error: please report these lines", result.report),
                 ("Notes", tuple(note.message for note in result.notes)),
             ),
             charts=_charts(result, units) if self.plot else (),

@@ -95,11 +95,21 @@ def task(result: TuneResult) -> str:
     return f"{text}; mlx {result.mlx_version}, mlx-lm {result.mlx_lm_version}"
 
 
+def files(result: TuneResult, units: Units) -> str:
+    """The bytes of the files, of the arrays made from them, and what MLX holds for these."""
+    if not (loaded := result.loaded):
+        return ""
+    found = (result.file_bytes, loaded.weights_bytes, loaded.active_bytes)
+    names = ("in files", "in arrays", "active in MLX")
+    sizes = (f"{format_bytes(n, units)} {name}" for n, name in zip(found, names, strict=True))
+    return f"weights: {', '.join(sizes)}"
+
+
 def speeds(result: TuneResult) -> Iterator[str]:
     """The times of the requested workload, a line for each phase, with the spread of repeats."""
     point = result.points[0]
-    if result.loaded:
-        yield f"loaded in {seconds(result.loaded.load_ns)}"
+    if loaded := result.loaded:
+        yield f"loaded in {seconds(loaded.load_ns)}"
     if not (speed := point.speed):
         return
     first, spread = seconds(speed.first_token_ns), seconds(speed.first_token_spread_ns)
