@@ -73,7 +73,7 @@ def record_training(
     library = library_for(target.backend)
     optimizer = prepare(library.load, model, recipe)
     run = _Run(library, model, recipe, target)
-    with few_slices(), _refusals(model):
+    with _refusals(model):
         checked = () if validated is None else (run.validation(validated),)
         steps = tuple(run.steps(optimizer, tokens, is_whole=is_whole))
     frozen, trained = _parameters(model)
@@ -87,7 +87,8 @@ def _refusals(model: Any) -> Iterator[None]:
     try:
         yield
     except LoopError:
-        raise GraphError(f"{kind}: the class loops over tokens when it is trained") from None
+        text = f"{kind}: the class loops over tokens when it is trained, too many to trace"
+        raise GraphError(text) from None
     except ValueError as error:
         # mlx/primitives.cpp; a kernel that a class writes in Python has no gradient.
         if "vjp] Not implemented" not in str(error):
@@ -156,7 +157,7 @@ class _Run:
         self._model.eval()
 
         def run() -> list[Any]:
-            with recorded(self._target), changed(self._library.core, stubs):
+            with few_slices(), recorded(self._target), changed(self._library.core, stubs):
                 loss, count = self._trainer.default_loss(self._model, *given["batch"])
             return [loss * count, count]
 
@@ -259,7 +260,8 @@ class _Run:
         self._gradients = []
 
         def run() -> list[Any]:
-            loss, count, left["gradients"] = step(given["batch"], given["gradients"], updates)
+            with few_slices():
+                loss, count, left["gradients"] = step(given["batch"], given["gradients"], updates)
             # In the order of a compiled function: its results, then its state.
             results = [loss, count, *_arrays(left["gradients"])]
             left["results"], left["state"] = len(results), len(_arrays(state))

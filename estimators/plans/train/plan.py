@@ -139,7 +139,7 @@ class _Plan:
             largest_buffer_bytes=need.largest_buffer_bytes,
             margin_bytes=sized.margin_bytes,
             needed_bytes=need.peak_bytes,
-            basis="traced",
+            basis="bound" if self._is_cuda else "traced",
             verdict=verdict,
             exceeded=exceeded,
             limits=self._limits() if sized.device else None,
@@ -149,6 +149,10 @@ class _Plan:
             assumptions=tuple(self._assumptions()),
             notes=tuple(self._notes()),
         )
+
+    @property
+    def _is_cuda(self) -> bool:
+        return self._sized.device is not None and self._sized.device.backend == "cuda"
 
     def _need(self, recipe: Recipe, quantize: Quantization | None) -> Need:
         """Return what the largest step needs, with the margin."""
@@ -308,6 +312,12 @@ class _Plan:
 
     def _notes(self) -> Iterator[Note]:
         data = self._question.data
+        if self._is_cuda:
+            text = (
+                "CUDA: attention is taken as not fused, which some GPUs fuse in training too;"
+                " copies and temporaries are those of Metal"
+            )
+            yield Note("warning", "cuda-bound", text)
         if data and not data.is_tokenized:
             text = (
                 "the model has no tokenizer here: tokens are counted as a third of the bytes of"

@@ -95,8 +95,12 @@ class TracedSteps:
     def _target(self) -> "TraceTarget":
         from memfit.estimators.trace.kernel_stubs import TraceTarget
 
+        machine = self._machine
         return TraceTarget(
-            backend=self._machine.backend, nax=has_nax(self._machine), versions=self._versions
+            backend=machine.backend,
+            nax=has_nax(machine),
+            compute_capability=machine.generation if machine.backend == "cuda" else None,
+            versions=self._versions,
         )
 
 
