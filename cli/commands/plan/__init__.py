@@ -15,7 +15,7 @@ class Plans(LazyGroup):
         "context": "Show the contexts that fit, and how many requests at once.",
         "server": "Show the worst moment of mlx_lm.server, and the flags that fit.",
         "train": "Show the memory of mlx_lm.lora, and which settings fit.",
-        "ranks": "Show what several machines allow for a model, or place models on a fleet.",
+        "ranks": "Show what more machines allow, or place models on a fleet.",
         "request": "Say how many tokens a request gets, and the answer of a server.",
         "wired": "Show the wired limit over time, and waiting or refused tickets.",
         "growth": "Show what sessions allocate and copy as they grow.",

@@ -34,7 +34,7 @@ def ranks(
     versions: VersionOptions,
     output: PlanOutput,
 ) -> None:
-    """Show what several machines allow for a model, or place models on a fleet.
+    """Show what more machines allow, or place models on a fleet.
 
     Machines are ranks of mlx.launch, with tensor parallelism or as a pipeline.
     """
