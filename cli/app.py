@@ -32,6 +32,7 @@ class Commands(LazyGroup):
         "tune": "Run a model, and compare its memory with the estimate.",
         "tune experts": "Run a model with a part of its experts in memory.",
         "tune train": "Train a few steps, and compare their memory with the plan.",
+        "tune cache": "Store the cache of prompts on the disk, and restore it.",
         "compare": "Compare models side by side, and show what fits where.",
         "fits": "List the models that fit a machine.",
         "gate": "Check models against the limits of a policy file.",

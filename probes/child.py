@@ -24,6 +24,7 @@ from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup
 from memfit.probes.model_runner import ModelRunner
+from memfit.probes.prompt_caches.runner import CacheRunner
 from memfit.probes.run_monitor import ReportFigures
 from memfit.probes.vision_runner import VisionRunner
 
@@ -104,12 +105,24 @@ class ExpertChild(Child):
             setattr(self, name, getattr(runner, name))
 
 
+class CacheChild(Child):
+    """Answers calls about the cache of a prompt."""
+
+    calls = ("versions", "prompt", "load", "store", "restore")
+
+    def __init__(self, runner: CacheRunner) -> None:
+        super().__init__(runner)
+        self.store, self.restore = runner.store, runner.restore
+
+
 def _child(setup: dict[str, Any], report: ReportFigures) -> Child:
     path, limit = Path(setup["path"]), setup["memory_limit_bytes"]
     if setup.get("experts") is not None:
         return ExpertChild(
             ExpertRunner(path, limit, report, convert(setup["experts"], ExpertSetup))
         )
+    if setup.get("stores_caches"):
+        return CacheChild(CacheRunner(path, limit, report))
     if setup["image"] is None:
         runner = ModelRunner(path, limit, report)
         runner.shortest_prompt = setup.get("shortest_prompt")

@@ -109,9 +109,9 @@ def _asked(
         ExpertsRequest,
         prompts=prompt_list("--prompts", experts.prompts),
         held_out=prompt_list("--held-out", experts.held_out) if experts.held_out else (),
-        capacities=parsed("--capacity", _counts, experts.capacity) or (),
+        capacities=parsed("--capacity", counts, experts.capacity) or (),
         policy=experts.policy,
-        max_tokens=_tokens(experts.max_tokens),
+        max_tokens=tokens_to_compare(experts.max_tokens),
         prefill_step=experts.prefill_step,
         slowdown_percent=experts.slowdown,
         agreement_percent=experts.agreement,
@@ -127,12 +127,14 @@ def _asked(
     return asked
 
 
-def _tokens(text: str) -> int:
+def tokens_to_compare(text: str) -> int:
+    """Return the value of --max-tokens, at least 1."""
     tokens = parsed("--max-tokens", parse_count, text)
     if not tokens:
         raise InputError("--max-tokens: generate at least 1 token, to compare it")
     return tokens
 
 
-def _counts(text: str) -> tuple[int, ...]:
+def counts(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list with commas, each once."""
     return tuple(dict.fromkeys(parse_count(part.strip()) for part in text.split(",")))

@@ -4,7 +4,6 @@
 checkpoint has changed since.
 """
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -16,21 +15,18 @@ from msgspec import Struct
 from msgspec.json import encode, format
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import CheckpointError, InputError, MachineError
-from memfit.estimators.base.files import UNFINISHED, open_regular, printable, read_whole
+from memfit.estimators.base.errors import CheckpointError, InputError
+from memfit.estimators.base.files import UNFINISHED, printable, read_whole
 from memfit.estimators.base.quantities import Bytes, Count, Line, NonEmpty, Sha256
 from memfit.estimators.base.reading.section import json_section
 from memfit.estimators.base.reading.typed import to_record
-from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.result import Result
+from memfit.probes.disk import require_free, sha256_of, sync, unwritable
 
 MANIFEST = "memfit-experts.json"
 EXPERTS, OTHERS = "experts.safetensors", "others.safetensors"
 _MANIFEST_BYTES = 32 * 10**6
 _MANIFEST_VALUES = 2_000_000
-# Of the free space, what stays free.
-_RESERVE = 5  # a fifth
-_PART_BYTES = 2**24
 
 
 class SourceFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,16 +90,9 @@ def require_room(directory: Path, nbytes: int) -> None:
             raise InputError(
                 f"{printable(directory)}: exists; remove it, or name another directory"
             )
-        free = shutil.disk_usage(parent).free
     except OSError as error:
-        raise InputError(f"{printable(parent)}: cannot be written: {error.strerror}") from None
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"{printable(parent)}: cannot be written: permission denied")
-    if nbytes > free - free // _RESERVE:
-        needed, there = format_bytes(nbytes, Units.GB), format_bytes(free, Units.GB)
-        raise MachineError(
-            f"{printable(directory)}: needs {needed}, and {there} are free, of which a fifth stays"
-        )
+        raise unwritable(parent, error) from None
+    require_free(parent, nbytes)
 
 
 def save(directory: Path, files: Mapping[str, Mapping[str, Any]], manifest: Manifest) -> Manifest:
@@ -116,17 +105,17 @@ def save(directory: Path, files: Mapping[str, Mapping[str, Any]], manifest: Mani
     try:
         temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=UNFINISHED))
     except OSError as error:
-        raise _unwritable(directory, error) from None
+        raise unwritable(directory, error) from None
     try:
         packed = tuple(_written(temporary / name, arrays) for name, arrays in files.items())
         manifest = replace(manifest, files=packed)
         (temporary / MANIFEST).write_bytes(format(encode(manifest), indent=2) + b"\n")
-        _sync(temporary / MANIFEST)
-        _sync(temporary)
+        sync(temporary / MANIFEST)
+        sync(temporary)
         os.rename(temporary, directory)
-        _sync(directory.parent)
+        sync(directory.parent)
     except (OSError, RuntimeError) as error:  # MLX raises RuntimeError for a full disk
-        raise _unwritable(directory, error) from None
+        raise unwritable(directory, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return manifest
@@ -165,7 +154,7 @@ def check(directory: Path, manifest: Manifest, path: Path, fingerprint: str) -> 
     for file in manifest.files:
         if file.name not in (EXPERTS, OTHERS):
             raise CheckpointError(f"{printable(directory / MANIFEST)}: files: unknown file")
-        if _sha256(directory / file.name) != file.sha256:
+        if sha256_of(directory / file.name) != file.sha256:
             raise CheckpointError(
                 f"{printable(directory / file.name)}: is damaged: its checksum differs; {again}"
             )
@@ -175,26 +164,5 @@ def _written(path: Path, arrays: Mapping[str, Any]) -> PackedFile:
     import mlx.core as mx
 
     mx.save_safetensors(str(path), dict(arrays), metadata={"format": "mlx"})
-    _sync(path)
-    return PackedFile(name=path.name, nbytes=path.stat().st_size, sha256=_sha256(path))
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while part := file.read(_PART_BYTES):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _unwritable(directory: Path, error: Exception) -> InputError:
-    reason = getattr(error, "strerror", None) or str(error)
-    return InputError(f"{printable(directory)}: cannot be written: {printable(reason)}")
+    sync(path)
+    return PackedFile(name=path.name, nbytes=path.stat().st_size, sha256=sha256_of(path))

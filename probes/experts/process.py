@@ -6,7 +6,8 @@ from typing import Any
 
 from msgspec import Struct, convert, to_builtins
 
-from memfit.estimators.base.quantities import Bytes, Count, Number
+from memfit.estimators.base.quantities import Bytes, Count
+from memfit.probes.agreement import Agreement
 from memfit.probes.experts.prepacked import Manifest
 from memfit.probes.experts.runner import ExpertSetup
 from memfit.probes.process import ModelProcess
@@ -32,22 +33,6 @@ class LayerRouting(Struct, frozen=True, kw_only=True):
     top_k: Count
     tokens: tuple[tuple[Count, Count], ...]
     prompts: tuple[tuple[Count, Count], ...]
-
-
-class Agreement(Struct, frozen=True, kw_only=True):
-    """How well a run agrees with the full model, along the tokens that the full model generates."""
-
-    tokens: Count
-    same_tokens: Count
-    """Steps with the same most likely token."""
-    leading_tokens: Count
-    """Tokens before the first difference: what a greedy generation has in common."""
-    mean_divergence: Number
-    """Kullback-Leibler divergence of the next token's distribution, in nats."""
-    largest_difference: Number
-    """Of two logits."""
-    identical: bool
-    """Whether every logit is equal, bit by bit."""
 
 
 class ExpertProcess(ModelProcess):

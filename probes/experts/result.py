@@ -6,7 +6,7 @@ from memfit.estimators.base.quantities import Bytes, Count, Number, Positive
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import DeviceSummary, Note
 from memfit.estimators.results.result import Result
-from memfit.probes.experts.process import Agreement
+from memfit.probes.agreement import Agreement
 from memfit.probes.experts.slots import Policy
 from memfit.probes.result import PointStatus
 from memfit.probes.speed import Speed

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from memfit.estimators.base.errors import CheckpointError, InputError, Unsupport
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Run
+from memfit.probes.agreement import compared, greedy, prefill
 from memfit.probes.experts import prepacked
 from memfit.probes.experts.expert_files import ExpertFiles
 from memfit.probes.experts.slots import Policy, Steps, attach, keep_only
@@ -177,7 +179,7 @@ class ExpertRunner(ModelRunner):
                 return {}
             saved: Any = mx.load(reference)
             logits, _ = self._logits(tokens, step, saved["tokens"].tolist())
-            return _compared(logits, saved["logits"])
+            return compared(logits, saved["logits"])
 
     def pack(self, directory: str, manifest: dict[str, Any]) -> dict[str, Any]:
         """Write the weights that are loaded to a directory; return its manifest."""
@@ -259,24 +261,14 @@ class ExpertRunner(ModelRunner):
             raise InputError("a comparison needs a prompt first")
         caches, ids = make_prompt_cache(self.model), mx.array(self._ids)
         last = len(self._ids) - 1
-        for start in range(0, last, step):
-            self.model(ids[None, start : min(last, start + step)], cache=caches)
-            mx.eval([cache.state for cache in caches])
-            self.report({})
-        rows: list[Any] = []
-        chosen: list[int] = []
-        following = ids[last:]
-        for index in range(tokens):
-            row = self.model(following[None], cache=caches)[0, -1].astype(mx.float32)
-            rows.append(row)
-            best: Any = mx.argmax(row).item()
-            chosen.append(best if given is None else given[index])
-            following = mx.array(chosen[-1:])
-        found = mx.stack(rows)
+        prefill(self.model, caches, ids[:last], step, self.report)
+        steps = islice(greedy(self.model, caches, ids[last:], given), tokens)
+        rows, chosen = zip(*steps, strict=True)
+        found = mx.stack(list(rows))
         mx.eval(found)
         del caches
         gc.collect()
-        return found, mx.array(chosen)
+        return found, mx.array(list(chosen))
 
 
 def _described(switch: Switch, files: ExpertFiles) -> dict[str, Any]:
@@ -291,21 +283,4 @@ def _described(switch: Switch, files: ExpertFiles) -> dict[str, Any]:
         "experts": switch.experts,
         "nbytes": switch.nbytes,
         "largest_nbytes": max(linear[name].nbytes for linear, name, _ in switch.arrays()),
-    }
-
-
-def _compared(logits: Any, reference: Any) -> dict[str, Any]:
-    """How well logits agree: the same most likely tokens, and the divergence of the reference."""
-    import mlx.core as mx
-
-    same: Any = (mx.argmax(logits, axis=-1) == mx.argmax(reference, axis=-1)).tolist()
-    own, other = (each - mx.logsumexp(each, axis=-1, keepdims=True) for each in (logits, reference))
-    divergence = mx.maximum((mx.exp(other) * (other - own)).sum(axis=-1), 0)
-    return {
-        "tokens": len(same),
-        "same_tokens": sum(same),
-        "leading_tokens": same.index(False) if False in same else len(same),
-        "mean_divergence": mx.mean(divergence).item(),
-        "largest_difference": mx.max(mx.abs(logits - reference)).item(),
-        "identical": bool(mx.array_equal(logits, reference)),
     }

@@ -38,11 +38,12 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredExperts, Run
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary
+from memfit.probes.agreement import Agreement
 from memfit.probes.data_dir import save
 from memfit.probes.experts import prepacked
 from memfit.probes.experts.answer import offloading
 from memfit.probes.experts.planned import Plan, PlannedBytes, plan_of
-from memfit.probes.experts.process import Agreement, ExpertProcess, LayerRouting
+from memfit.probes.experts.process import ExpertProcess, LayerRouting
 from memfit.probes.experts.profiling import (
     Counts,
     coverage_percent,

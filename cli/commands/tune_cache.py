@@ -1,0 +1,97 @@
+"""``memfit tune cache``: store the cache of a prompt on the disk, and restore it."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memfit.cli.commands.tune import RunOptions, interruptible, naming_force
+from memfit.cli.commands.tune_experts import counts, tokens_to_compare
+from memfit.cli.local_model import local_model
+from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.runtime import RuntimeOptions
+from memfit.cli.progress import reporting
+from memfit.cli.render.output import require_writable
+from memfit.estimators.base.units import parse_size
+
+if TYPE_CHECKING:
+    from memfit.probes.prompt_caches.tune import CacheRequest
+
+
+class CacheOptions(OptionGroup, frozen=True, kw_only=True):
+    """What is stored."""
+
+    prompt_tokens: Annotated[
+        str, typer.Option(metavar="N,N...", help="Lengths of the prompts, such as 2048,8192.")
+    ]
+    stored_bits: Annotated[
+        str, typer.Option(metavar="N,N...", help="Bits of the stored keys and values; 16 is all.")
+    ] = "16,8,4"
+    dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the files here, and restore those of before."),
+    ] = None
+    max_tokens: Annotated[str, typer.Option(help="Tokens to generate and compare.")] = "32"
+    prefill_step: Annotated[int, typer.Option(min=1, help="Tokens in a prefill chunk.")] = 2048
+    agreement: Annotated[
+        int, typer.Option(metavar="PERCENT", min=0, max=100, help="The least of equal tokens.")
+    ] = 95
+
+
+@grouped
+def tune_cache(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model's directory, or org/name on the Hub.")
+    ],
+    cache: CacheOptions,
+    run: Annotated[RunOptions, Only("force", "memory_limit", "timeout", "download")],
+    runtime: Annotated[RuntimeOptions, Only("margin")],
+    output: PlanOutput,
+) -> None:
+    """Store the cache of prompts on the disk, and restore it.
+
+    Shows memory, time and agreement of each way to restore it, and what is worth storing.
+    """
+    # The library is imported here so that --help stays fast.
+    from memfit.cli.render.views.tune_cache import TuneCacheView
+    from memfit.probes.process import require_installed
+    from memfit.probes.prompt_caches.process import CacheProcess
+    from memfit.probes.prompt_caches.tune import tune_cache as answer
+
+    asked = _asked(cache, run, runtime, output)
+    with reporting(verbose=output.verbose) as progress, naming_force(), interruptible():
+        check = (lambda _: require_installed(has_image=False)) if run.download else None
+        checkpoint, path = local_model(model, before_download=check, progress=progress)
+        request = asked(checkpoint=checkpoint, path=path)
+        start = partial(
+            CacheProcess,
+            path,
+            memory_limit_bytes=request.memory_limit_bytes,
+            timeout_seconds=float(run.timeout),
+        )
+        result = answer(request, start=start, progress=progress)
+    output.write(TuneCacheView(result, output.units))
+
+
+def _asked(
+    cache: CacheOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
+) -> "partial[CacheRequest]":
+    """Return `CacheRequest` with the options; all are checked before anything is loaded."""
+    from memfit.probes.prompt_caches.tune import CacheRequest
+
+    require_writable(output.file, needs_stdout=False)
+    return partial(
+        CacheRequest,
+        prompt_tokens=parsed("--prompt-tokens", counts, cache.prompt_tokens) or (),
+        stored_bits=parsed("--stored-bits", counts, cache.stored_bits) or (),
+        directory=cache.dir,
+        max_tokens=tokens_to_compare(cache.max_tokens),
+        prefill_step=cache.prefill_step,
+        agreement_percent=cache.agreement,
+        memory_limit_bytes=parsed("--memory-limit", parse_size, run.memory_limit),
+        margin_bytes=runtime.margin_bytes(),
+        force=run.force,
+        units=output.units,
+    )

@@ -1,0 +1,120 @@
+"""Measured stores and restores of a cache as a document."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memfit.cli.render.document import Document, Table, report
+from memfit.cli.render.views.tune_text import NOTHING, seconds, size
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.probes.prompt_caches.result import (
+    CacheRestore,
+    CacheTuneResult,
+    Conversation,
+    StoredCache,
+)
+
+_STORED = ("Tokens", "Bits", "Cache", "File", "Written in", "Prefill", "Quantised", "Exact")
+_RESTORED = (
+    *("Tokens", "Bits", "Way", "Peak", "Held", "Read", "Restored in", "First token", "Cold"),
+    *("Equal", "Divergence"),
+)
+
+
+class TuneCacheView(NamedTuple):
+    """A result."""
+
+    result: CacheTuneResult
+    units: Units
+
+    def document(self) -> Document:
+        """Return the tables of stores and restores, and the answer."""
+        result, units = self.result, self.units
+        files = [(each, file) for each in result.conversations for file in each.stored]
+        stored = tuple(_stored(each, file, units) for each, file in files)
+        restored = tuple(
+            _restored(each, file, restore, units)
+            for each, file in files
+            for restore in file.restores
+        )
+        return report(
+            title=result.model,
+            facts=tuple(_facts(result, units)),
+            tables=(
+                Table(_STORED, stored, "Stored"),
+                Table(_RESTORED, restored, "Restored; peaks are without weights", droppable=(5, 4)),
+            ),
+            verdict=_verdict(result),
+            colour="green" if result.answer.shortest_tokens else "yellow",
+            sections=(
+                ("Why", result.answer.reasons),
+                ("Not measured", tuple(_unmeasured(result))),
+                ("Notes", tuple(note.message for note in result.notes)),
+            ),
+        )
+
+
+def _facts(result: CacheTuneResult, units: Units) -> Iterator[str]:
+    yield f"{result.model_type}, weights {format_bytes(result.weights_bytes, units)}"
+    yield (
+        f"{result.max_tokens} tokens generated after each restore, prefill step"
+        f" {result.prefill_step}; mlx {result.mlx_version}, mlx-lm {result.mlx_lm_version}"
+    )
+    if result.directory:
+        yield f"files stay in {result.directory}"
+
+
+def _stored(each: Conversation, file: StoredCache, units: Units) -> tuple[str, ...]:
+    return (
+        str(each.tokens),
+        str(file.bits),
+        size(each.cache_bytes, units),
+        size(file.file_bytes, units),
+        _time(file.write_ns),
+        seconds(each.prefill_ns),
+        str(file.quantised_layers),
+        str(file.exact_layers),
+    )
+
+
+def _restored(
+    each: Conversation, file: StoredCache, restore: CacheRestore, units: Units
+) -> tuple[str, ...]:
+    agreement = restore.agreement
+    return (
+        str(each.tokens),
+        str(file.bits),
+        restore.way,
+        size(restore.peak_bytes, units) if restore.status == "measured" else restore.status,
+        size(restore.cache_bytes, units),
+        size(restore.read_bytes, units),
+        _time(restore.restore_ns),
+        _time(restore.first_token_ns),
+        seconds(each.first_token_ns),
+        f"{agreement.same_tokens} of {agreement.tokens}" if agreement else NOTHING,
+        f"{agreement.mean_divergence:.2g}" if agreement else NOTHING,
+    )
+
+
+def _time(nanoseconds: int | None) -> str:
+    return NOTHING if nanoseconds is None else seconds(nanoseconds)
+
+
+def _verdict(result: CacheTuneResult) -> str:
+    answer = result.answer
+    if answer.bits is None:
+        return "Nothing to store: no restored cache agrees well enough."
+    how = (
+        f"Store {answer.bits} bits and restore {answer.way}"
+        f" (at least {answer.agreement_percent:g} % equal tokens)"
+    )
+    if answer.shortest_tokens is None:
+        return f"Storing does not pay at these lengths. {how} if you store longer ones."
+    return f"{how}; it pays from {answer.shortest_tokens} tokens."
+
+
+def _unmeasured(result: CacheTuneResult) -> Iterator[str]:
+    for each in result.conversations:
+        for file in each.stored:
+            for restore in file.restores:
+                if restore.reason:
+                    yield f"{each.tokens} tokens, {file.bits} bits, {restore.way}: {restore.reason}"

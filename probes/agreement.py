@@ -1,0 +1,68 @@
+"""Greedy generation along the same tokens with two variants of a model, and how well they agree."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from memfit.estimators.base.quantities import Count, Number
+from memfit.probes.run_monitor import ReportFigures
+
+
+class Agreement(Struct, frozen=True, kw_only=True):
+    """How well a run agrees with a reference, along the tokens that the reference generates."""
+
+    tokens: Count
+    same_tokens: Count
+    """Steps with the same most likely token."""
+    leading_tokens: Count
+    """Tokens before the first difference: what a greedy generation has in common."""
+    mean_divergence: Number
+    """Kullback-Leibler divergence of the next token's distribution, in nats."""
+    largest_difference: Number
+    """Of two logits."""
+    identical: bool
+    """Whether every logit is equal, bit by bit."""
+
+
+def prefill(model: Any, caches: list[Any], ids: Any, step: int, report: ReportFigures) -> None:
+    """Fill the caches with a prompt, ``step`` tokens at a time."""
+    import mlx.core as mx
+
+    for start in range(0, len(ids), step):
+        model(ids[None, start : start + step], cache=caches)
+        mx.eval([cache.state for cache in caches])
+        report({})
+
+
+def greedy(
+    model: Any, caches: list[Any], following: Any, given: Sequence[int] | None = None
+) -> Iterator[tuple[Any, int]]:
+    """Yield the logits after ``following``, and after each next token: the likeliest or given."""
+    import mlx.core as mx
+
+    index = 0
+    while True:
+        row = model(following[None], cache=caches)[0, -1].astype(mx.float32)
+        best: Any = mx.argmax(row).item()
+        chosen = best if given is None else given[index]
+        yield row, chosen
+        following = mx.array([chosen])
+        index += 1
+
+
+def compared(logits: Any, reference: Any) -> dict[str, Any]:
+    """How well logits agree: the same most likely tokens, and the divergence of the reference."""
+    import mlx.core as mx
+
+    same: Any = (mx.argmax(logits, axis=-1) == mx.argmax(reference, axis=-1)).tolist()
+    own, other = (each - mx.logsumexp(each, axis=-1, keepdims=True) for each in (logits, reference))
+    divergence = mx.maximum((mx.exp(other) * (other - own)).sum(axis=-1), 0)
+    return {
+        "tokens": len(same),
+        "same_tokens": sum(same),
+        "leading_tokens": same.index(False) if False in same else len(same),
+        "mean_divergence": mx.mean(divergence).item(),
+        "largest_difference": mx.max(mx.abs(logits - reference)).item(),
+        "identical": bool(mx.array_equal(logits, reference)),
+    }

@@ -1,0 +1,60 @@
+"""Write large files that are complete or absent, and check them again."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from memfit.estimators.base.errors import InputError, MachineError
+from memfit.estimators.base.files import open_regular, printable
+from memfit.estimators.base.units import Units, format_bytes
+
+# Of the free space, what stays free.
+_RESERVE = 5  # a fifth
+_PART_BYTES = 2**24
+
+
+def require_free(directory: Path, nbytes: int) -> None:
+    """Require that the disk of a directory has room for the bytes, and a fifth of it to spare.
+
+    Raises:
+        InputError: when the directory cannot be written.
+        MachineError: when the disk is too full.
+    """
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        raise unwritable(directory, error) from None
+    if not directory.is_dir():
+        raise InputError(f"{printable(directory)}: is not a directory")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise InputError(f"{printable(directory)}: cannot be written: permission denied")
+    if nbytes > free - free // _RESERVE:
+        needed, there = format_bytes(nbytes, Units.GB), format_bytes(free, Units.GB)
+        raise MachineError(
+            f"{printable(directory)}: needs {needed}, and {there} are free, of which a fifth stays"
+        )
+
+
+def sha256_of(path: Path) -> str:
+    """Return the checksum of a regular file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while part := file.read(_PART_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def unwritable(path: Path, error: Exception) -> InputError:
+    """Return the error of a path that cannot be written."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return InputError(f"{printable(path)}: cannot be written: {printable(reason)}")

@@ -1,0 +1,108 @@
+"""A process that stores and restores the cache of a prompt: the parent's part."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, convert, to_builtins
+
+from memfit.estimators.base.quantities import Bytes, Count, Positive
+from memfit.probes.agreement import Agreement
+from memfit.probes.process import ModelProcess
+from memfit.probes.prompt_caches.runner import Way
+
+
+class CacheFile(Struct, frozen=True, kw_only=True):
+    """A file to write, or one that is there already."""
+
+    path: str
+    bits: Positive
+    write: bool
+
+
+class WrittenCache(Struct, frozen=True, kw_only=True):
+    """What was written."""
+
+    bits: Positive
+    nbytes: Bytes | None
+    """None: no layer can be quantised, so that nothing was written."""
+    write_ns: Count | None
+    layers: Count
+    exact: tuple[str | None, ...]
+    """Why a layer is stored exactly, None for a quantised one; empty with all bits."""
+
+
+class Filled(Struct, frozen=True, kw_only=True):
+    """A prompt's run, and the files with its cache."""
+
+    prefill_ns: Count
+    first_token_ns: Count
+    prefill_peak_bytes: Bytes
+    cache_bytes: Bytes
+    files: tuple[WrittenCache, ...]
+
+
+class Restored(Struct, frozen=True, kw_only=True):
+    """A restore, and the generation after it."""
+
+    peak_bytes: Bytes
+    cache_bytes: Bytes
+    read_bytes: Bytes | None
+    restore_ns: Count
+    first_token_ns: Count
+    agreement: Agreement
+    from_disk: bool
+    """Whether the system forgot the file before."""
+
+
+class CacheProcess(ModelProcess):
+    """A context manager around one process."""
+
+    def store(
+        self,
+        tokens: int,
+        *,
+        step: int,
+        generated: int,
+        files: Sequence[CacheFile],
+        reference: Path,
+        fingerprint: str,
+    ) -> Filled:
+        """Run a prompt of ``tokens``, write its cache, and save the logits that follow.
+
+        Raises:
+            InputError: when a file cannot be written.
+            MachineError: when there is too little memory or disk space.
+        """
+        answer = self._call(
+            "store",
+            tokens=tokens,
+            step=step,
+            generated=generated,
+            files=to_builtins(files),
+            reference=str(reference),
+            fingerprint=fingerprint,
+        )
+        return convert(answer, Filled)
+
+    def restore(
+        self, file: Path, way: Way, tokens: int, *, reference: Path, fingerprint: str
+    ) -> Restored:
+        """Restore a cache, and generate from it.
+
+        Raises:
+            CheckpointError: when the file is damaged, or of another model or prompt.
+            UnsupportedError: when the model's class cannot use the cache.
+        """
+        answer = self._call(
+            "restore",
+            path=str(file),
+            way=way,
+            tokens=tokens,
+            reference=str(reference),
+            fingerprint=fingerprint,
+        )
+        return convert(answer, Restored)
+
+    def _setup(self) -> dict[str, Any]:
+        return {**super()._setup(), "stores_caches": True}

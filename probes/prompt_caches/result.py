@@ -1,0 +1,93 @@
+"""The result of ``memfit tune cache`` as data; renderers only show it."""
+
+from msgspec import Struct
+
+from memfit.estimators.base.quantities import Bytes, Count, Number, Positive, Sha256
+from memfit.estimators.results.estimate import DeviceSummary, Note
+from memfit.estimators.results.result import Result
+from memfit.probes.agreement import Agreement
+from memfit.probes.prompt_caches.runner import Way
+from memfit.probes.result import PointStatus
+
+
+class CacheRestore(Struct, frozen=True, kw_only=True):
+    """One way to restore a stored cache, in a process of its own."""
+
+    way: Way
+    """``as-stored``: used as it is in the file; ``bulk``: all layers are read, then all are
+    dequantised; ``freeing``: all are read, then one after another is dequantised and its stored
+    form freed; ``lazy``: one after another is read, dequantised and freed."""
+    status: PointStatus
+    reason: str | None
+    peak_bytes: Bytes | None
+    """Of the restore, without the weights."""
+    cache_bytes: Bytes | None
+    """Held when it is restored."""
+    read_bytes: Bytes | None
+    """From files; None where the system does not count them."""
+    restore_ns: Count | None
+    first_token_ns: Count | None
+    """Of the restore and the next token."""
+    agreement: Agreement | None
+    """With the cache that was never stored."""
+
+
+class StoredCache(Struct, frozen=True, kw_only=True):
+    """A file with the cache of one conversation."""
+
+    bits: Positive
+    file_bytes: Bytes
+    sha256: Sha256
+    write_ns: Count | None
+    """Until file and checksum are on the disk; None for a file that was there."""
+    exact_layers: Count
+    """Layers that are stored as they are."""
+    quantised_layers: Count
+    restores: tuple[CacheRestore, ...]
+
+
+class Conversation(Struct, frozen=True, kw_only=True):
+    """A prompt of one length."""
+
+    tokens: Positive
+    cache_bytes: Bytes
+    prefill_peak_bytes: Bytes
+    """Without the weights."""
+    prefill_ns: Count
+    first_token_ns: Count
+    """Of the prefill and the next token: what a restore saves."""
+    stored: tuple[StoredCache, ...]
+
+
+class CacheAnswer(Struct, frozen=True, kw_only=True):
+    """What to store, and how to restore it."""
+
+    bits: Positive | None
+    """The fewest that agree well enough; None when nothing was restored."""
+    way: Way | None
+    """The one with the smallest peak."""
+    shortest_tokens: Positive | None
+    """The shortest conversation that is restored faster than its prompt is read again; None when
+    no measured one is."""
+    agreement_percent: Number
+    """The least share of equal tokens that was allowed."""
+    reasons: tuple[str, ...]
+
+
+class CacheTuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune-cache/1"):
+    """The answer of ``memfit tune cache``."""
+
+    model: str
+    model_type: str
+    device: DeviceSummary
+    mlx_version: str
+    mlx_lm_version: str
+    weights_bytes: Bytes
+    max_tokens: Positive
+    """Generated after each restore, to compare them."""
+    prefill_step: Positive
+    directory: str | None
+    """The files stay here; None: they are removed."""
+    conversations: tuple[Conversation, ...]
+    answer: CacheAnswer
+    notes: tuple[Note, ...]

@@ -1,0 +1,182 @@
+"""Fill a cache with a prompt, store it, and restore it in several ways: the child's part."""
+
+import hashlib
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, Literal
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.workload import Workload
+from memfit.probes.agreement import compared, greedy, prefill
+from memfit.probes.loading import memory_errors
+from memfit.probes.model_runner import ModelRunner
+from memfit.probes.prompt_caches import stored
+
+Way = Literal["as-stored", "bulk", "freeing", "lazy"]
+# Tokens of a run before each measurement, so that no kernel is compiled during it.
+_WARM_UP_TOKENS = 8
+FULL_BITS = 16
+
+
+class CacheRunner(ModelRunner):
+    """Stores and restores the cache of one prompt; the token after the prompt is the next one."""
+
+    def store(
+        self,
+        tokens: int,
+        step: int,
+        generated: int,
+        files: Sequence[dict[str, Any]],
+        reference: str,
+        fingerprint: str,
+    ) -> dict[str, Any]:
+        """Run the prompt, write its cache with different bits, and generate from it."""
+        import mlx.core as mx
+
+        ids = self._ids_for(tokens)
+        with self.errors(), memory_errors():
+            self._warm_up(ids)
+            caches = self._own()
+            before = _reset_peak()
+            start = perf_counter_ns()
+            prefill(self.model, caches, ids[:tokens], step, self.report)
+            prefill_ns = perf_counter_ns() - start
+            peak = mx.get_peak_memory() - before
+            nbytes = sum(cache.nbytes for cache in caches)
+        rows = [self._write(caches, file, _metadata(fingerprint, ids)) for file in files]
+        with self.errors(), memory_errors():
+            first_ns, logits, chosen = self._following(caches, ids[tokens:], generated, None)
+            mx.save_safetensors(reference, {"logits": logits, "tokens": mx.array(chosen)})
+        return {
+            "prefill_ns": prefill_ns,
+            "first_token_ns": prefill_ns + first_ns,
+            "prefill_peak_bytes": peak,
+            "cache_bytes": nbytes,
+            "files": rows,
+        }
+
+    def restore(
+        self, path: str, way: Way, tokens: int, reference: str, fingerprint: str
+    ) -> dict[str, Any]:
+        """Restore a cache, and generate from it along the tokens of the reference."""
+        import mlx.core as mx
+
+        file, ids = Path(path), self._ids_for(tokens)
+        saved: Any = mx.load(reference)
+        mx.eval(list(saved.values()))
+        with self.errors(), memory_errors():
+            self._warm_up(ids)
+            own = self._own()
+            is_cold = stored.drop_from_page_cache(file)
+            before, read_before = _reset_peak(), _read_bytes()
+            start = perf_counter_ns()
+            caches = self._restored(file, way, own, _metadata(fingerprint, ids))
+            restore_ns = perf_counter_ns() - start
+            peak, read_after = mx.get_peak_memory() - before, _read_bytes()
+            nbytes = sum(cache.nbytes for cache in caches)
+            given = saved["tokens"].tolist()
+            first_ns, logits, _ = self._following(caches, ids[tokens:], len(given), given)
+            agreement = compared(logits, saved["logits"])
+        return {
+            "peak_bytes": peak,
+            "cache_bytes": nbytes,
+            "read_bytes": None
+            if read_before is None or read_after is None
+            else read_after - read_before,
+            "restore_ns": restore_ns,
+            "first_token_ns": restore_ns + first_ns,
+            "agreement": agreement,
+            "from_disk": is_cold,
+        }
+
+    def _restored(self, file: Path, way: Way, own: list[Any], metadata: dict[str, str]) -> Any:
+        import mlx.core as mx
+
+        caches = stored.read(file, own, metadata)
+        if way != "lazy":
+            mx.eval([cache.state for cache in caches])
+        self.report({})
+        if way == "bulk":
+            caches = [stored.dequantised(cache) for cache in caches]
+            mx.eval([cache.state for cache in caches])
+        elif way in ("freeing", "lazy"):
+            for index in range(len(caches)):
+                caches[index] = stored.dequantised(caches[index])
+                mx.eval(caches[index].state)
+                self.report({})
+        return caches
+
+    def _write(
+        self, caches: list[Any], file: dict[str, Any], metadata: dict[str, str]
+    ) -> dict[str, Any]:
+        """Write one file; return its bytes, the time it took, and the layers kept exactly."""
+        path, bits, layers = Path(file["path"]), file["bits"], len(caches)
+        exact: list[str | None] = []
+        if bits != FULL_BITS:
+            pairs = [stored.quantised(cache, bits) for cache in caches]
+            caches, exact = [cache for cache, _ in pairs], [reason for _, reason in pairs]
+        row = {"bits": bits, "nbytes": None, "write_ns": None, "exact": exact, "layers": layers}
+        if exact and all(exact):
+            return row
+        if file["write"]:
+            import mlx.core as mx
+
+            mx.eval([cache.state for cache in caches])
+            start = perf_counter_ns()
+            stored.save(path, caches, metadata)
+            row["write_ns"] = perf_counter_ns() - start
+        self.report({})
+        return {**row, "nbytes": path.stat().st_size}
+
+    def _following(
+        self, caches: list[Any], following: Any, tokens: int, given: list[int] | None
+    ) -> tuple[int, Any, list[int]]:
+        """Return the time to the first token, and the logits and tokens of a generation."""
+        import mlx.core as mx
+
+        rows, chosen, first_ns = [], [], 0
+        start = perf_counter_ns()
+        for row, token in islice(greedy(self.model, caches, following, given), tokens):
+            first_ns = first_ns or perf_counter_ns() - start
+            rows.append(row)
+            chosen.append(token)
+            self.report({})
+        return first_ns, mx.stack(rows), chosen
+
+    def _warm_up(self, ids: Any) -> None:
+        caches = self._own()
+        prefill(self.model, caches, ids[:_WARM_UP_TOKENS], _WARM_UP_TOKENS, self.report)
+        self._following(caches, ids[-1:], 1, None)
+
+    def _ids_for(self, tokens: int) -> Any:
+        return self.model_input(Workload(prompt_tokens=tokens + 1))
+
+    def _own(self) -> list[Any]:
+        if self.model is None:
+            raise InputError("a run needs a loaded model first")
+        return self.caches(Workload(prompt_tokens=1))
+
+
+def _metadata(fingerprint: str, ids: Any) -> dict[str, str]:
+    prompt = hashlib.sha256(repr(ids.tolist()).encode()).hexdigest()
+    return {"model": fingerprint, "prompt": prompt}
+
+
+def _reset_peak() -> int:
+    """Forget the peak; return what is in use now."""
+    import mlx.core as mx
+
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    return mx.get_active_memory()
+
+
+def _read_bytes() -> int | None:
+    """Return the bytes that this process has read so far, None where the system does not say."""
+    try:
+        counters = Path("/proc/self/io").read_bytes().splitlines()
+        return int(counters[0].removeprefix(b"rchar: "))
+    except (OSError, ValueError, IndexError):
+        return None

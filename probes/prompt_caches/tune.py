@@ -1,0 +1,283 @@
+"""``memfit tune cache``: store the cache of real prompts, and restore it in several ways.
+
+    tune_cache(CacheRequest(checkpoint=..., path=..., prompt_tokens=(2048,)), start=...)
+
+Each prompt, and each restore, is run by a process of its own.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from memfit.estimators.base.errors import (
+    InputError,
+    MachineError,
+    UnsupportedError,
+)
+from memfit.estimators.base.files import is_there
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.fingerprint import fingerprint_of
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.machine.device import Device
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.sizing.estimate import device_summary
+from memfit.probes.disk import require_free
+from memfit.probes.preflight import limited, require_room
+from memfit.probes.prompt_caches import stored
+from memfit.probes.prompt_caches.answer import cache_answer
+from memfit.probes.prompt_caches.process import CacheFile, CacheProcess, WrittenCache
+from memfit.probes.prompt_caches.result import (
+    CacheRestore,
+    CacheTuneResult,
+    Conversation,
+    StoredCache,
+)
+from memfit.probes.prompt_caches.runner import FULL_BITS, Way
+from memfit.probes.tune import measuring_device, require_loadable, sized_here
+
+_BITS = (2, 3, 4, 5, 6, 8, FULL_BITS)
+_WAYS: tuple[Way, ...] = ("as-stored", "bulk", "freeing", "lazy")
+
+
+class CacheRequest(Struct, frozen=True, kw_only=True):
+    """What to measure."""
+
+    checkpoint: Checkpoint
+    path: Path
+    prompt_tokens: tuple[int, ...]
+    stored_bits: tuple[int, ...] = (16, 8, 4)
+    directory: Path | None = None
+    """Where the files stay; None: they are removed."""
+    max_tokens: int = 32
+    prefill_step: int = 2048
+    agreement_percent: int = 95
+    memory_limit_bytes: int | None = None
+    margin_bytes: int = 0
+    force: bool = False
+    units: Units = Units.GB
+
+
+def tune_cache(
+    request: CacheRequest,
+    *,
+    start: Callable[[], CacheProcess],
+    progress: Progress = NULL_PROGRESS,
+) -> CacheTuneResult:
+    """Store the caches of prompts, restore them, and say what is worth storing.
+
+    Raises:
+        InputError: for impossible lengths or bits, a directory that cannot be written, or a file
+            in it that is damaged or of another model.
+        UnsupportedError: when mlx-lm has no class for the model.
+        MachineError: when MLX is missing, or there is too little memory or disk space.
+    """
+    require_loadable(request.checkpoint)
+    _check(request)
+    with _directory(request) as directory, tempfile.TemporaryDirectory(prefix="memfit-") as own:
+        probe = _Probe(request, start, directory, Path(own), fingerprint_of(request.checkpoint))
+        lengths = sorted(set(request.prompt_tokens))
+        probe.check_stored(lengths)
+        progress.begin("measuring", len(lengths))
+        try:
+            conversations = []
+            for tokens in lengths:
+                conversations.append(probe.conversation(tokens))
+                progress.advance()
+        finally:
+            progress.end()
+    return probe.result(tuple(conversations))
+
+
+class _Probe(Struct):
+    """One request while it is answered."""
+
+    request: CacheRequest
+    start: Callable[[], CacheProcess]
+    directory: Path
+    own: Path
+    """A directory for the logits that are compared."""
+    fingerprint: str
+    notes: list[Note] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    device: Device | None = None
+    weights_bytes: int = 0
+    checksums: dict[Path, str] = field(default_factory=dict)
+    """Of the files that were there before."""
+
+    def check_stored(self, lengths: list[int]) -> None:
+        """Require that the files that are there already are as they were stored."""
+        for tokens in lengths:
+            for bits in self.request.stored_bits:
+                path = self._file(tokens, bits)
+                if is_there(path):
+                    self.checksums[path] = stored.checked_sha256(path)
+
+    def conversation(self, tokens: int) -> Conversation:
+        """Run one prompt, store its cache, and restore it in each way."""
+        request, reference = self.request, self.own / f"{tokens}.safetensors"
+        files = [self._wanted(tokens, bits) for bits in dict.fromkeys(request.stored_bits)]
+        with self.start() as process:
+            self._require_room(process.versions, tokens)
+            self._notes_of(process.prompt(None, tokens + 1).notes)
+            self.weights_bytes = process.load().weights_bytes
+            filled = process.store(
+                tokens,
+                step=request.prefill_step,
+                generated=request.max_tokens,
+                files=files,
+                reference=reference,
+                fingerprint=self.fingerprint,
+            )
+        for each in filled.files:
+            self._say_exact(each)
+        return Conversation(
+            tokens=tokens,
+            cache_bytes=filled.cache_bytes,
+            prefill_peak_bytes=filled.prefill_peak_bytes,
+            prefill_ns=filled.prefill_ns,
+            first_token_ns=filled.first_token_ns,
+            stored=tuple(
+                self._stored(tokens, each, each.nbytes, reference)
+                for each in filled.files
+                if each.nbytes is not None
+            ),
+        )
+
+    def result(self, conversations: tuple[Conversation, ...]) -> CacheTuneResult:
+        """Return everything that was measured, with the answer."""
+        request = self.request
+        if self.device is None:
+            raise MachineError("nothing was measured")
+        return CacheTuneResult(
+            model=request.checkpoint.id,
+            model_type=str(request.checkpoint.config.get("model_type", "unknown")),
+            device=device_summary(self.device),
+            mlx_version=self.versions["mlx"],
+            mlx_lm_version=self.versions["mlx_lm"],
+            weights_bytes=self.weights_bytes,
+            max_tokens=request.max_tokens,
+            prefill_step=request.prefill_step,
+            directory=str(request.directory) if request.directory else None,
+            conversations=conversations,
+            answer=cache_answer(
+                conversations,
+                agreement_percent=request.agreement_percent,
+                units=request.units,
+            ),
+            notes=tuple(dict.fromkeys(self.notes)),
+        )
+
+    def _stored(
+        self, tokens: int, written: WrittenCache, nbytes: int, reference: Path
+    ) -> StoredCache:
+        path, quantised = self._file(tokens, written.bits), written.exact.count(None)
+        digest = self.checksums.get(path) or stored.checked_sha256(path)
+        ways = _WAYS[:1] if written.bits == FULL_BITS else _WAYS
+        return StoredCache(
+            bits=written.bits,
+            file_bytes=nbytes,
+            sha256=digest,
+            write_ns=written.write_ns,
+            exact_layers=written.layers - quantised,
+            quantised_layers=quantised,
+            restores=tuple(self._restored(tokens, path, way, reference) for way in ways),
+        )
+
+    def _restored(self, tokens: int, path: Path, way: Way, reference: Path) -> CacheRestore:
+        try:
+            with self.start() as process:
+                process.prompt(None, tokens + 1)
+                process.load()
+                found = process.restore(
+                    path, way, tokens, reference=reference, fingerprint=self.fingerprint
+                )
+        except (MachineError, UnsupportedError) as error:
+            return CacheRestore(
+                way=way,
+                status="failed",
+                reason=str(error),
+                peak_bytes=None,
+                cache_bytes=None,
+                read_bytes=None,
+                restore_ns=None,
+                first_token_ns=None,
+                agreement=None,
+            )
+        if not found.from_disk:
+            text = "the system cannot forget a file: it may have been read from memory"
+            self.notes.append(Note("info", "from-memory", text))
+        return CacheRestore(
+            way=way,
+            status="measured",
+            reason=None,
+            peak_bytes=found.peak_bytes,
+            cache_bytes=found.cache_bytes,
+            read_bytes=found.read_bytes,
+            restore_ns=found.restore_ns,
+            first_token_ns=found.first_token_ns,
+            agreement=found.agreement,
+        )
+
+    def _require_room(self, versions: dict[str, str], tokens: int) -> None:
+        """Require that the prompt fits this machine now, unless the user forces it."""
+        request, self.versions = self.request, versions
+        self.device = limited(measuring_device(versions), request.memory_limit_bytes)
+        if request.force:
+            return
+        workload = Workload(
+            prompt_tokens=tokens + 1,
+            max_tokens=request.max_tokens,
+            prefill_step=request.prefill_step,
+        )
+        try:
+            sized = sized_here(
+                request.checkpoint, self.device, workload, margin_bytes=request.margin_bytes
+            )
+            require_room(sized, workload, request.units)
+        except UnsupportedError as error:
+            text = f"nothing was estimated before: {error}"
+            self.notes.append(Note("warning", "no-plan", text))
+
+    def _wanted(self, tokens: int, bits: int) -> CacheFile:
+        path = self._file(tokens, bits)
+        return CacheFile(path=str(path), bits=bits, write=path not in self.checksums)
+
+    def _file(self, tokens: int, bits: int) -> Path:
+        return self.directory / stored.file_name(self.fingerprint, tokens, bits)
+
+    def _say_exact(self, written: WrittenCache) -> None:
+        reasons = [reason for reason in written.exact if reason]
+        for reason in dict.fromkeys(reasons):
+            share = f"{reasons.count(reason)} of {len(written.exact)} layers"
+            text = f"{share} are not quantised, and stored exactly: {reason}"
+            self.notes.append(Note("info", "stored-exactly", text))
+
+    def _notes_of(self, texts: tuple[str, ...]) -> None:
+        self.notes += (Note("info", "prompt", text) for text in texts)
+
+
+def _check(request: CacheRequest) -> None:
+    if not request.prompt_tokens or min(request.prompt_tokens) < 1:
+        raise InputError("a prompt needs at least 1 token")
+    for bits in request.stored_bits:
+        if bits not in _BITS:
+            known = ", ".join(map(str, _BITS))
+            raise InputError(f"stored bits {bits}: MLX stores a cache in {known}")
+    if request.max_tokens < 1:
+        raise InputError("generate at least 1 token, to compare it")
+
+
+@contextmanager
+def _directory(request: CacheRequest) -> Iterator[Path]:
+    """A directory that can be written: the user's, or one that is removed afterwards."""
+    if request.directory is None:
+        with tempfile.TemporaryDirectory(prefix="memfit-cache-") as name:
+            yield Path(name)
+    else:
+        require_free(request.directory, 0)
+        yield request.directory.absolute()

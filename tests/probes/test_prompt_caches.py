@@ -1,0 +1,215 @@
+"""The cache of a prompt, stored and restored by real models of mlx-lm in this process."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import convert
+
+from memfit.estimators.base.errors import CheckpointError, InputError, UnsupportedError
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
+from memfit.probes.agreement import Agreement
+from memfit.probes.prompt_caches import stored
+from memfit.probes.prompt_caches.answer import cache_answer
+from memfit.probes.prompt_caches.process import Filled
+from memfit.probes.prompt_caches.result import CacheRestore, Conversation, StoredCache
+from memfit.probes.prompt_caches.runner import CacheRunner, Way
+from tests.checkpoints import CASES, Recipe, save_checkpoint
+
+mx = pytest.importorskip("mlx.core")
+pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+
+TOKENS, STEP, GENERATED = 40, 16, 3
+WAYS: tuple[Way, ...] = ("as-stored", "bulk", "freeing", "lazy")
+
+
+class Store:
+    """A model that has stored its cache in a directory."""
+
+    def __init__(self, case: str, directory: Path, bits: tuple[int, ...] = (16, 8)) -> None:
+        self.directory, self.reference = directory, directory / "reference.safetensors"
+        path = directory / case
+        save_checkpoint(path, Recipe(case, has_tokenizer=False))
+        self.runner = CacheRunner(path, None, lambda figures: None)
+        self.runner.prompt(None, TOKENS + 1)
+        self.runner.load()
+        files = [{"path": str(self.file(each)), "bits": each, "write": True} for each in bits]
+        answer = self.runner.store(TOKENS, STEP, GENERATED, files, str(self.reference), "model")
+        self.filled = convert(answer, Filled)
+
+    def file(self, bits: int) -> Path:
+        return self.directory / stored.file_name("model", TOKENS, bits)
+
+    def own(self) -> list[Any]:
+        return self.runner.caches(Workload(prompt_tokens=1))
+
+    def metadata(self) -> dict[str, str]:
+        found: Any = mx.load(str(self.file(16)), return_metadata=True)
+        return {
+            name.removeprefix("0."): value
+            for name, value in found[1].items()
+            if name.startswith("0.")
+        }
+
+    def restored(self, bits: int, way: Way, fingerprint: str = "model") -> dict[str, Any]:
+        path, reference = str(self.file(bits)), str(self.reference)
+        return self.runner.restore(path, way, TOKENS, reference, fingerprint)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store("qwen3", tmp_path_factory.mktemp("dense"))
+
+
+def test_a_cache_in_all_its_bits_continues_bit_by_bit(dense: Store) -> None:
+    found = dense.restored(16, "as-stored")
+    assert found["agreement"]["identical"]
+    assert found["cache_bytes"] == dense.filled.cache_bytes
+    assert found["peak_bytes"] == dense.filled.cache_bytes
+    assert not list(dense.directory.glob(".unfinished-*"))
+
+
+def test_each_way_restores_the_same_cache_with_its_own_peak(dense: Store) -> None:
+    found = {way: dense.restored(8, way) for way in WAYS}
+    whole, [_, eight] = dense.filled.cache_bytes, dense.filled.files
+    assert eight.exact == (None,) * eight.layers
+    assert found["as-stored"]["cache_bytes"] == found["as-stored"]["peak_bytes"] < whole
+    dequantised = [found[way] for way in WAYS[1:]]
+    assert {each["cache_bytes"] for each in dequantised} == {whole}
+    assert len({repr(each["agreement"]) for each in dequantised}) == 1
+    assert not dequantised[0]["agreement"]["identical"]
+    # All stored layers and all dequantised ones are held at once only in bulk.
+    assert found["bulk"]["peak_bytes"] >= whole + found["as-stored"]["cache_bytes"]
+    for way in WAYS[2:]:
+        assert found[way]["peak_bytes"] < found["bulk"]["peak_bytes"]
+    read = found["lazy"]["read_bytes"]
+    assert read is None or read >= (eight.nbytes or 0)
+
+
+def test_what_cannot_be_quantised_is_stored_exactly(tmp_path: Path) -> None:
+    found = Store("gemma3_text", tmp_path)
+    assert found.restored(16, "as-stored")["agreement"]["identical"]
+    [_, eight] = found.filled.files
+    assert {reason for reason in eight.exact if reason} == {
+        "RotatingKVCache: mlx-lm does not quantise it"
+    }
+    assert None in eight.exact
+    assert found.restored(8, "lazy")["cache_bytes"] == found.filled.cache_bytes
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", sorted(path.stem for path in CASES.glob("*.json")))
+def test_the_caches_of_every_class_are_stored_and_restored(case: str, tmp_path: Path) -> None:
+    try:
+        found = Store(case, tmp_path)
+    except (UnsupportedError, CheckpointError) as error:
+        pytest.skip(str(error))
+    assert found.restored(16, "as-stored")["agreement"]["identical"]
+    if found.filled.files[1].nbytes is not None:
+        assert found.restored(8, "lazy")["cache_bytes"] == found.filled.cache_bytes
+
+
+def test_a_file_that_is_not_what_was_stored_is_refused_by_name(
+    dense: Store, tmp_path: Path
+) -> None:
+    path, beside = tmp_path / "cache.safetensors", tmp_path / "cache.safetensors.sha256"
+    content, line = dense.file(16).read_bytes(), dense.file(16).name + ".sha256"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"cache\.safetensors: was not stored by memfit"):
+        stored.checked_sha256(path)
+    shutil.copy(dense.directory / line, beside)
+    assert stored.checked_sha256(path) in beside.read_text()
+    for changed in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), b""):
+        path.write_bytes(changed)
+        with pytest.raises(CheckpointError, match=r"cache\.safetensors: is cut short or was"):
+            stored.checked_sha256(path)
+    beside.write_text("none")
+    with pytest.raises(CheckpointError, match=r"\.sha256: is not a checksum"):
+        stored.checked_sha256(path)
+
+
+def test_a_cache_of_another_model_is_refused_by_name(dense: Store, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="of another model or prompt"):
+        dense.restored(16, "lazy", "other")
+    from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+    path = tmp_path / "cache.safetensors"
+    caches = stored.read(dense.file(16), dense.own(), dense.metadata())
+    with pytest.raises(CheckpointError, match="not those of the model"):
+        stored.read(dense.file(16), [RotatingKVCache(8)] * len(caches), dense.metadata())
+    with pytest.raises(CheckpointError, match="not those of the model"):
+        stored.read(dense.file(16), [KVCache()], dense.metadata())
+    path.write_bytes(b"not safetensors")
+    with pytest.raises(CheckpointError, match="mlx-lm cannot read it"):
+        stored.read(path, [], {})
+
+
+def test_nothing_is_left_where_a_cache_cannot_be_written(dense: Store, tmp_path: Path) -> None:
+    (tmp_path / "cache.safetensors").mkdir()
+    (tmp_path / "cache.safetensors" / "file").touch()
+    with pytest.raises(InputError, match=r"cache\.safetensors: cannot be written"):
+        stored.save(tmp_path / "cache.safetensors", dense.own(), {})
+    assert not list(tmp_path.glob(".unfinished-*"))
+
+
+def conversation(tokens: int, warm: int, cold: int, same: int = 4, bits: int = 8) -> Conversation:
+    agreement = Agreement(
+        tokens=4,
+        same_tokens=same,
+        leading_tokens=same,
+        mean_divergence=0.0,
+        largest_difference=0.0,
+        identical=False,
+    )
+    restore = CacheRestore(
+        way="lazy",
+        status="measured",
+        reason=None,
+        peak_bytes=10,
+        cache_bytes=8,
+        read_bytes=4,
+        restore_ns=warm,
+        first_token_ns=warm,
+        agreement=agreement,
+    )
+    file = StoredCache(
+        bits=bits,
+        file_bytes=4,
+        sha256="0" * 64,
+        write_ns=1,
+        exact_layers=0,
+        quantised_layers=1,
+        restores=(restore,),
+    )
+    return Conversation(
+        tokens=tokens,
+        cache_bytes=8,
+        prefill_peak_bytes=9,
+        prefill_ns=cold,
+        first_token_ns=cold,
+        stored=(file,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "shortest"),
+    [
+        (((100, 50, 20), (200, 60, 90)), 150),  # 30 slower, then 30 faster
+        (((100, 50, 21), (200, 60, 91)), 149),
+        (((100, 50, 60), (200, 60, 90)), 100),
+        (((100, 50, 20), (200, 60, 60)), None),
+    ],
+)
+def test_the_shortest_conversation_is_where_the_times_cross(
+    points: tuple[tuple[int, int, int], ...], shortest: int | None
+) -> None:
+    given = [conversation(*point) for point in points]
+    found = cache_answer(given, agreement_percent=95, units=Units.GB)
+    assert (found.bits, found.way, found.shortest_tokens) == (8, "lazy", shortest)
+
+
+def test_bits_that_do_not_agree_are_not_the_answer() -> None:
+    found = cache_answer([conversation(9, 1, 2, same=3)], agreement_percent=80, units=Units.GB)
+    assert (found.bits, found.shortest_tokens) == (None, None)
