@@ -135,7 +135,7 @@ def _answer(upgrade: Upgrade, asked: CheckOptions, progress: Progress) -> "Outco
     if not asked.update:
         return run_gate(chosen, baseline, allow_bounds=bounds, progress=progress)
     outcome = run_update(chosen, allow_bounds=bounds, progress=progress)
-    _write_baseline(asked.policy, outcome, baseline, policy)
+    _write_baseline(asked.policy, outcome, policy)
     return outcome
 
 
@@ -147,14 +147,16 @@ def _read_baseline(policy: Path) -> "Baseline | None":
     return read_baseline(path) if is_there(path) else None
 
 
-def _write_baseline(
-    path: Path, outcome: "Outcome", previous: "Baseline | None", policy: "Policy"
-) -> None:
+def _write_baseline(path: Path, outcome: "Outcome", policy: "Policy") -> None:
     from memfit.cli.render.output import write_whole
+    from memfit.estimators.base.files import one_at_a_time
     from memfit.estimators.gate.baseline import NAME, to_text
     from memfit.estimators.gate.evaluate import updated
 
-    write_whole(path.with_name(NAME), to_text(updated(outcome, previous, policy)))
+    # Read again: another update may have written other targets while this one computed.
+    with one_at_a_time(path.parent):
+        kept = _read_baseline(path)
+        write_whole(path.with_name(NAME), to_text(updated(outcome, kept, policy)))
     say(f"wrote {path.with_name(NAME)}")
 
 

@@ -4,7 +4,8 @@ import errno
 import io
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -176,6 +177,20 @@ def write_atomically(
         with suppress(FileNotFoundError):
             os.unlink(temporary)
     return True
+
+
+@contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Let one process at a time run the block for a directory, where its file system can tell."""
+    import fcntl  # for the commands that change what they have read
+
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # releases the lock
 
 
 def reject_lfs_pointer(first_bytes: bytes, path: PurePath) -> None:

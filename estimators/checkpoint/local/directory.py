@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from memfit.estimators.base.errors import CheckpointError, UnsupportedError
-from memfit.estimators.base.files import printable
+from memfit.estimators.base.files import list_names, printable
 from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles, Directory
 from memfit.estimators.checkpoint.config import CONFIG, model_config, read_model_config
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -15,16 +16,26 @@ from memfit.estimators.checkpoint.shards import list_some, shard_total
 from memfit.estimators.checkpoint.weight_files import is_weight_file, read_weights
 from memfit.estimators.results.estimate import Source
 
+_READ = (".json", ".safetensors", ".bin")
+
 
 def read_directory(directory: Path) -> Checkpoint:
     """Return the checkpoint of a directory with a config.json, and weights or none.
 
     Raises:
         CheckpointError: when the directory has no config.json, or a file that counts is
-            missing, unreadable or inconsistent.
+            missing, unreadable or inconsistent, or was changed meanwhile.
         ConfigError: when config.json is not one.
     """
-    return read_checkpoint_files(Directory(directory), "local")
+    before = _state(directory)
+    checkpoint = read_checkpoint_files(Directory(directory), "local")
+    # The config of one model and the headers of another would be an answer about neither.
+    if _state(directory) != before:
+        raise CheckpointError(
+            f"{printable(directory)}: was changed while it was read; run again when nothing"
+            " writes to it"
+        )
+    return checkpoint
 
 
 def read_checkpoint_files(files: CheckpointFiles, source: Source) -> Checkpoint:
@@ -84,6 +95,18 @@ def read_file(path: Path) -> Checkpoint:
         header_sha256=((path.name, header.sha256),),
         warnings=_file_warnings(path, has_config),
     )
+
+
+def _state(directory: Path) -> list[tuple[str, int, int, int]]:
+    """What tells one version of the files that are read from another."""
+    found = []
+    for name in list_names(directory):
+        if name.endswith(_READ):
+            # A broken link is reported by its reader.
+            with suppress(OSError):
+                status = os.stat(directory / name)
+                found.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    return found
 
 
 def _file_warnings(path: Path, has_config: bool) -> tuple[str, ...]:
