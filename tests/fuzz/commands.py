@@ -245,7 +245,11 @@ def faults(case: Case, outcome: Outcome) -> list[str]:
             found.append(f"{name} has control characters: {bad[0]!r}")
         if "Traceback (most recent call last)" in text:
             found.append(f"{name} has a traceback")
-    if outcome.code not in (Exit.YES, Exit.NO) and not (outcome.out + outcome.err).strip():
+    if (
+        outcome.code not in (Exit.YES, Exit.NO)
+        and not (outcome.out + outcome.err).strip()
+        and not outcome.changed
+    ):
         found.append("fails without a message")
     if problem := _malformed(_form(case), outcome):
         found.append(problem)
