@@ -21,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from memfit.cli.exits import Exit
 from memfit.estimators.base.files import UNFINISHED
 from tests.checkpoints import RECIPES, save_checkpoint
 from tests.fuzz.workspace import Workspace, environment
@@ -44,6 +45,8 @@ COMMANDS = (
     Command(f"tune dense {SHORT} --sweep prefill-step=16,32,64 --json -o out.json", 10),
 )
 MOST_SECONDS = 30
+# What the installed command is.
+SCRIPT = "from memfit.cli.__main__ import main; main()"
 
 
 def main() -> None:
@@ -54,6 +57,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     random.seed(arguments.seed)
+    # A shell that starts this in the background lets it ignore Ctrl-C, and its children too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         Workspace(home)
@@ -104,10 +109,11 @@ class Bench:
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate()
             self.counts[f"interrupted: exit {process.returncode}"] += 1
-            if b"init_import_site" in errors or b"Fatal Python error" in errors:
+            # A traceback of Python's own start has no line of memfit.
+            if b"Traceback" in errors and b"memfit" not in errors:
                 self.counts["interrupted: before Python's own start was over"] += 1
-            elif b"Traceback" in errors:
-                self.counts["FINDING traceback after Ctrl-C"] += 1
+            elif b"Traceback" in errors or process.returncode == Exit.BUG:
+                self.counts["FINDING after Ctrl-C"] += 1
                 print(errors.decode(), flush=True)
 
     def rerun(self) -> None:
@@ -119,7 +125,7 @@ class Bench:
 
     def _start(self, command: Command) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
-            [sys.executable, "-m", "memfit.cli", *command.arguments.split()],
+            [sys.executable, "-c", SCRIPT, *command.arguments.split()],
             cwd=self.home,
             env=self._environment,
             stdout=subprocess.PIPE,
