@@ -33,6 +33,7 @@ class Cut(Enum):
     OUTPUTS = "all-to-sharded"  # its rows, and its bias
     INPUTS = "sharded-to-all"  # its columns; every rank has the whole bias
     FIRST = "first axis"  # heads or channels, cut by the class itself
+    SLICE = "a slice"  # heads, without a copy: the whole array stays in memory
     KV_HEADS = "kv heads"  # rows, repeated where there are fewer heads than ranks (qwen3_5.py)
 
 
@@ -54,8 +55,8 @@ _HEADS: Rules = {
 _LATENT: Rules = {
     "self_attn.q_proj": Cut.OUTPUTS,
     "self_attn.q_b_proj": Cut.OUTPUTS,
-    "self_attn.embed_q": Cut.FIRST,
-    "self_attn.unembed_out": Cut.FIRST,
+    "self_attn.embed_q": Cut.SLICE,
+    "self_attn.unembed_out": Cut.SLICE,
     "self_attn.o_proj": Cut.INPUTS,
 }
 _MLP: Rules = _projections("mlp")
@@ -94,7 +95,7 @@ TENSOR: Mapping[str, Rules] = {
     "gpt_oss": {  # gpt_oss.py
         **_HEADS,
         **_projections("mlp.experts"),
-        "self_attn.sinks": Cut.FIRST,
+        "self_attn.sinks": Cut.SLICE,
     },
     "iquestcoder": {**_HEADS, **_MLP},  # llama.py
     "joyai_llm_flash": _DEEPSEEK,  # deepseek_v3.py
@@ -221,7 +222,7 @@ def cut_axis(cut: Cut, dimensions: int) -> int:
     """
     if cut is Cut.INPUTS:
         return dimensions - 1
-    return 0 if cut is Cut.FIRST else max(dimensions - 2, 0)
+    return 0 if cut in (Cut.FIRST, Cut.SLICE) else max(dimensions - 2, 0)
 
 
 def _shard_mixer(mixer: Mixer, size: int, *, repeats: bool) -> Mixer:

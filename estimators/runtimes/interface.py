@@ -90,7 +90,8 @@ class Subject(Struct, frozen=True):
     def allocated_bytes(self) -> int:
         """Bytes of the weights as MLX's allocator rounds them."""
         sizes, backend = self.footprint.sizes, self.backend
-        return sum(count * allocated(size, backend) for size, count in sizes.items())
+        kept = sum(count * allocated(size, backend) for size, count in sizes.items())
+        return kept + self.footprint.sliced_bytes
 
 
 class RuntimeModel(Struct, frozen=True):

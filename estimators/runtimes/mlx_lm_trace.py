@@ -195,7 +195,10 @@ class MlxLmTrace(MlxLm, frozen=True):
             allocated_tokens=shapes.allocated_tokens,
         )
         moment = self.trace.moment(workload, self.subject.device, self.runtime.versions)
-        moment = moment or MlxLm.figures(self, workload).moment
+        if moment is None:
+            moment = MlxLm.figures(self, workload).moment
+        else:
+            moment = moment.raised(self.subject.footprint.sliced_bytes)
         return MemoryFigures(kv, shapes.ssm_bytes, with_load(moment, self.load_bytes))
 
     @property

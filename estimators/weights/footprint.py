@@ -46,6 +46,8 @@ class WeightFootprint(Struct, frozen=True):
     """Bytes on disk of each part that the runtime does not load."""
     conversions: tuple[Conversion, ...] = ()
     """What is made of the files' tensors while loading."""
+    sliced_bytes: int = 0
+    """What slices keep in memory beyond themselves: the rest of the arrays they are cut from."""
     cut: tuple[CutArray, ...] = ()
     """What a tensor-parallel rank reads, in the order in which it does."""
     loaded: tuple[TensorGroup, ...] = ()

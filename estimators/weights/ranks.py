@@ -55,7 +55,12 @@ def rank_footprint(
         for array, part in parts
         for _ in range(array.copies)
     )
-    return _with_arrays(footprint, share, parts, cut)
+    sliced = sum(
+        (array.nbytes - part) * array.copies
+        for array, part in parts
+        if cut_of(model, array.path) is Cut.SLICE
+    )
+    return replace(_with_arrays(footprint, share, parts, cut), sliced_bytes=sliced)
 
 
 def _arrays(footprint: WeightFootprint, model: Model) -> Iterator[_Array]:

@@ -41,6 +41,16 @@ class PeakMoment(Struct, frozen=True):
     decode_bytes: int | None = None
     """The most in use after that."""
 
+    def raised(self, more: int) -> "PeakMoment":
+        """Return the moment with so many bytes more, which are in use all the time."""
+        prefill, decode = self.prefill_bytes, self.decode_bytes
+        return replace(
+            self,
+            nbytes=self.nbytes + more,
+            prefill_bytes=None if prefill is None else prefill + more,
+            decode_bytes=None if decode is None else decode + more,
+        )
+
     @property
     def run_bytes(self) -> int:
         """The most in use once the model is loaded."""
