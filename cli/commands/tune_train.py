@@ -44,7 +44,7 @@ def tune_train(
     from memfit.probes.tune_train import TrainRequest, tune_train
 
     recipe, reference = asked.recipe(), model.reference()
-    limit = parsed("--memory-limit", parse_size, run.memory_limit)
+    limit, timeout = parsed("--memory-limit", parse_size, run.memory_limit), float(run.timeout)
     require_writable(output.file, needs_stdout=False)
     with reporting(verbose=output.verbose) as progress, naming_force(), interruptible():
         check = (lambda _: require_installed(has_image=False)) if run.download else None
@@ -59,8 +59,6 @@ def tune_train(
             force=run.force,
             units=output.units,
         )
-        start = partial(
-            ModelProcess, path, memory_limit_bytes=limit, timeout_seconds=float(run.timeout)
-        )
+        start = partial(ModelProcess, path, memory_limit_bytes=limit, timeout_seconds=timeout)
         result = tune_train(request, start)
     output.write(Answer(result, to_document(result, output.units)))
