@@ -81,6 +81,6 @@ $(VENV)/.runtime: $(VENV)/.created pyproject.toml constraints.txt
 	$(INSTALL) --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/.created pyproject.toml constraints.txt estimators/base/version.py
 	$(INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@touch $(VENV)/.runtime $@

@@ -74,7 +74,7 @@ def source(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     git(copy, "init", "--quiet")
     git(copy, "add", ".")
     git(copy, "commit", "--quiet", "--message", "memfit")
-    git(copy, "tag", "v0.1.0")
+    git(copy, "tag", "v0.2.0")
     return copy
 
 

@@ -72,7 +72,7 @@ def _plant(runner: Runner) -> None:
 
 
 def run_action(runner: Runner, inputs: Mapping[str, str]) -> Job:
-    step = {"id": "memfit", "uses": "OWNER/memfit@v0.1.0", "with": dict(inputs)}
+    step = {"id": "memfit", "uses": "OWNER/memfit@v0.2.0", "with": dict(inputs)}
     return runner.run([step], {})
 
 
