@@ -155,6 +155,10 @@ class _Launched:
         self._process.wait()
         for reader in self._readers:
             reader.join(timeout=_SILENT_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with suppress(OSError):
+                if pipe:
+                    pipe.close()
 
     def _take_lines(self, progress: Progress) -> None:
         wait = _POLL_SECONDS

@@ -1,12 +1,8 @@
 """Real ranks under mlx.launch on this machine; a rank that fails ends the run and is named."""
 
-import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -21,7 +17,6 @@ from memfit.probes.tune_ranks import tune_ranks
 from tests.checkpoints import Recipe, save_checkpoint
 
 WORKLOAD = Workload(prompt_tokens=70, max_tokens=3, prefill_step=64)
-LONG = Workload(prompt_tokens=70, max_tokens=100_000, prefill_step=64)
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +49,6 @@ def ranks_of(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield int(pid), arguments.split()
 
 
-def when_both_run(path: Path, number: signal.Signals) -> Thread:
-    """Send a signal to the later rank once there are two."""
-
-    def send() -> None:
-        found: list[int] = []
-        while len(found) < 2:
-            found = [pid for pid, args in ranks_of(path) if args[1:2] == ["-m"]]
-        os.kill(max(found), number)
-
-    thread = Thread(target=send, daemon=True)
-    thread.start()
-    return thread
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("case", "parallel", "size", "split"),
@@ -91,26 +72,6 @@ def test_weights_and_caches_of_every_rank_are_as_estimated(
         assert rank.run.kv_bytes == rank.estimated.kv_bytes
         assert rank.run.ssm_bytes == rank.estimated.state_bytes
     assert list(ranks_of(path)) == []
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by ps of Linux")
-def test_a_killed_rank_ends_the_run_and_is_named(llama: Path) -> None:
-    sender = when_both_run(llama, signal.SIGKILL)
-    with pytest.raises(RankStopped, match=r"rank [01]: killed by signal 9 \(SIGKILL\)"):
-        measure_ranks(asked(llama, LONG))
-    sender.join()
-    assert list(ranks_of(llama)) == []
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by ps of Linux")
-def test_a_stopped_rank_ends_the_run_and_is_named(llama: Path) -> None:
-    sender = when_both_run(llama, signal.SIGSTOP)
-    with pytest.raises(RankStopped, match=r"^rank [01]: "):
-        measure_ranks(asked(llama, LONG, seconds=12))
-    sender.join()
-    assert list(ranks_of(llama)) == []
 
 
 @pytest.mark.exhaustive
