@@ -67,7 +67,7 @@ def test_a_value_the_class_rejects_gives_the_error_of_the_class(
     config = {key: value for key, value in UNDESCRIBED.items() if key != "hidden_size"}
     run = memfit("estimate", write_config(tmp_path, {**config, "hidden_size": "wide"}))
     assert run.code in (2, 3)
-    assert run.err.count("\n") == 1
+    assert run.err.count("\n") <= 4
     assert "nanochat" in run.err
 
 
