@@ -51,18 +51,26 @@ def main() -> None:
     """Print the errors of both methods over all rows and over the clean ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path, nargs="?", default=ROWS)
-    parser.add_argument("--verbose", action="store_true", help="print each row")
+    parser.add_argument("--verbose", action="store_true", help="print a table of all rows")
     arguments = parser.parse_args()
     rows = read_rows(arguments.directory)
     print("| method | rows | | median | 90 % within | all within | worst |")
     print("|---|---|--:|--:|--:|--:|---|")
-    for method in METHODS:
-        answers = list(compare(rows, method, arguments.directory / "configs"))
-        if arguments.verbose:
-            for each in answers:
-                print(f"{method} {each.name}: {each.error:+.2%}" if each.predicted else each.name)
+    by_method = {m: list(compare(rows, m, arguments.directory / "configs")) for m in METHODS}
+    for method, answers in by_method.items():
         print(summary(method, "clean", [each for each in answers if each.is_clean]))
         print(summary(method, "all", answers))
+    if arguments.verbose:
+        print_rows(rows, by_method)
+
+
+def print_rows(rows: list[dict[str, Any]], by_method: dict[Method, list[Answer]]) -> None:
+    """Print a table of all rows, as docs/published-peaks.md has it."""
+    print(f"\n| run | kind | published | {' | '.join(by_method)} |")
+    print("|---|---|--:|" + "--:|" * len(by_method))
+    for row, *answers in zip(rows, *by_method.values(), strict=True):
+        errors = (f"{each.error:+.2%}" if each.predicted else "-" for each in answers)
+        print(f"| {answers[0].name} | {row['kind']} | {row['peak_gb']} GB | {' | '.join(errors)} |")
 
 
 def read_rows(directory: Path) -> list[dict[str, Any]]:
@@ -78,8 +86,8 @@ def compare(rows: Iterable[dict[str, Any]], method: Method, configs: Path) -> It
         name = f"{row['model']}, {weights}, {row['prompt_tokens']} tokens, MLX {mlx}"
         try:
             predicted = predict(row, method, configs)
-        except MemfitError as error:
-            name, predicted = f"{name}: {error}", None
+        except MemfitError:
+            predicted = None
         yield Answer(name, row["kind"] == CLEAN, row["peak_gb"] * 1e9, predicted)
 
 

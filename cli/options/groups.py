@@ -74,7 +74,8 @@ def _options(group: type[OptionGroup], markers: Iterable[Any]) -> Iterator[Param
 
 
 _OPTION = re.compile(r"--[\w-]+")
-_UNBROKEN = "\N{NON-BREAKING HYPHEN}"
+# Not by its name: Python loads its table of names for that, and a Ctrl-C then is a SyntaxError.
+_UNBROKEN = "\u2011"  # a non-breaking hyphen
 
 
 def _record(parameter: Any, ctx: Any) -> tuple[str, str] | None:

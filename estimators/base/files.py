@@ -181,10 +181,17 @@ def write_atomically(
 
 @contextmanager
 def one_at_a_time(directory: Path) -> Iterator[None]:
-    """Let one process at a time run the block for a directory, where its file system can tell."""
+    """Let one process at a time run the block for a directory, where its file system can tell.
+
+    Raises:
+        CheckpointError: when the directory cannot be opened.
+    """
     import fcntl  # for the commands that change what they have read
 
-    handle = os.open(directory, os.O_RDONLY)
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise CheckpointError(f"{printable(directory)}: {_reason(error, directory)}") from None
     try:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
