@@ -150,16 +150,29 @@ class _Evaluation:
         self.run = cache(self._run)
 
     def fits(self, settings: ServerSettings) -> bool:
-        """Whether the worst moment leaves a tenth of the working set free."""
-        need = Need(self.run(settings)[0].peak_bytes, 0)
-        return judge(need, self._sized.device)[0] == "fits"
+        """Whether every moment leaves a tenth of the working set free."""
+        if self._is_sequential:
+            return self._is_roomy(self.run(settings)[0])
+        # Most settings of a search do not fit, which an early moment shows.
+        moments, seen = self._schedule(settings).moments(), set[Moment]()
+        for each in moments:
+            if each not in seen and not self._is_roomy(self._moment(each, settings.prefill_step)):
+                return False
+            seen.add(each)
+        return True
+
+    def _is_roomy(self, moment: ServerMoment) -> bool:
+        return judge(Need(moment.peak_bytes, 0), self._sized.device)[0] == "fits"
+
+    def _schedule(self, settings: ServerSettings) -> BatchSchedule:
+        return BatchSchedule(self._requests, self._scheduled(settings), clients=self._clients)
 
     def _run(self, settings: ServerSettings) -> tuple[ServerMoment, int, int]:
         """The worst moment, bytes when all requests have ended, and requests that waited."""
         if self._is_sequential:
             waited = len(self._requests) - 1 if self._clients > 1 else 0
             return *self._alone(settings), waited
-        schedule = BatchSchedule(self._requests, self._scheduled(settings), clients=self._clients)
+        schedule = self._schedule(settings)
         moments, step = tuple(schedule.moments()), settings.prefill_step
         # Many moments are equal: each is computed once.
         worst = max(
