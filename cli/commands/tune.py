@@ -1,9 +1,6 @@
 """``memfit tune``: load and run a model, and compare its memory with the estimate."""
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -11,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from msgspec.structs import replace
 
-from memfit.cli.exits import CommandStopped, Exit, exit_of
-from memfit.cli.local_model import local_model
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.exits import Exit, exit_of
+from memfit.cli.measuring import measuring
+from memfit.cli.options.groups import Only, grouped, parsed
 from memfit.cli.options.model import NamedModel
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.ranks import RankedMachine
+from memfit.cli.options.run import RunOptions
 from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.options.workload import WorkloadOptions
-from memfit.cli.progress import reporting
 from memfit.cli.prompts import prompt_file, prompt_text
 from memfit.cli.render.escape import say
 from memfit.cli.render.output import emit, rendered, require_writable
 from memfit.estimators.base.errors import InputError, MachineError
-from memfit.estimators.base.units import parse_count, parse_size
+from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
 
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
     from memfit.probes.result import TuneResult
     from memfit.probes.tune import TuneRequest
 
-TIMEOUT_SECONDS = 600
 _PROMPT = Only(
     *("prompt", "prompt_tokens", "image", "max_tokens", "batch", "shortest_prompt"),
     *(*RUNTIME_DEFAULTS, "max_kv_size"),
@@ -89,34 +85,6 @@ class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
         return tokens
 
 
-class RunOptions(OptionGroup, frozen=True, kw_only=True):
-    """How the model is run."""
-
-    force: Annotated[
-        bool, typer.Option("--force", help="Run even if the estimate says that it does not fit.")
-    ] = False
-    memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory that MLX may use, such as 8GB.")
-    ] = None
-    timeout: Annotated[
-        int, typer.Option(metavar="SECONDS", min=1, help="Stop a run without progress after this.")
-    ] = TIMEOUT_SECONDS
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SETTING=V,V",
-            help="Values of prefill-step, kv-bits, context or batch; repeat it to measure every"
-            " combination.",
-        ),
-    ] = None
-    wired: Annotated[
-        bool, typer.Option("--wired", help="Measure again with the recommended wired limit.")
-    ] = False
-    download: Annotated[
-        bool, typer.Option("--download", help="Download a Hub model that is not cached here.")
-    ] = False
-
-
 class TuneOutput(TabularOutput, frozen=True, kw_only=True):
     """The output of a run."""
 
@@ -159,23 +127,12 @@ def tune(
 
     reference, asked = model.reference(), _asked(prompt, run, runtime, output)
     sweeps = user_sweeps()
-    check = partial(_check_before_download, asked) if run.download else None
-    with reporting(verbose=output.verbose) as progress, naming_force(), interruptible():
-        checkpoint, path = local_model(reference, before_download=check, progress=progress)
+    check = partial(_check_before_download, asked)
+    with measuring(reference, run, verbose=output.verbose, check=check) as model_run:
+        checkpoint, path, progress = model_run
         request = asked(model=_command_model(checkpoint, path), checkpoint=checkpoint)
-        result = answer(
-            request,
-            start=partial(
-                ModelProcess,
-                path,
-                memory_limit_bytes=request.memory_limit_bytes,
-                timeout_seconds=float(run.timeout),
-                image=prompt.image,
-                shortest_prompt=request.shortest_prompt,
-            ),
-            sweeps=sweeps,
-            progress=progress,
-        )
+        process = partial(ModelProcess, image=prompt.image, shortest_prompt=request.shortest_prompt)
+        result = answer(request, start=run.start(process, path), sweeps=sweeps, progress=progress)
     _deliver(result, output)
     sweeps.finish()
     _leave(result, nothing_fits=output.flags and not result.flags)
@@ -200,9 +157,8 @@ def _over_ranks(
         )
     ranks, hostfile = over
     workload = prompt.workload()
-    limit = parsed("--memory-limit", parse_size, run.memory_limit)
-    with reporting(verbose=output.verbose) as progress, interruptible():
-        checkpoint, path = local_model(model, before_download=None, progress=progress)
+    limit = run.memory_limit_bytes()
+    with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
         result = tune_ranks(
             checkpoint.id if checkpoint.source == "local" else model,
             path,
@@ -231,7 +187,7 @@ def _asked(
     asked = partial(
         TuneRequest,
         workload=workload,
-        memory_limit_bytes=parsed("--memory-limit", parse_size, run.memory_limit),
+        memory_limit_bytes=run.memory_limit_bytes(),
         margin_bytes=runtime.margin_bytes(),
         prompt=None if given is None else prompt_text(given),
         command_prompt=None if file or given == "-" else given,
@@ -298,38 +254,3 @@ def _leave(result: "TuneResult", *, nothing_fits: bool) -> NoReturn:
             " the same command measures them again"
         )
     raise typer.Exit(exit_of(MachineError(reason)))
-
-
-@contextmanager
-def naming_force() -> Iterator[None]:
-    """Add the name of the option that overrides an error; the library knows no options."""
-    from memfit.probes.preflight import RefusedError
-    from memfit.probes.tune import TooLongError
-
-    try:
-        yield
-    except (RefusedError, TooLongError) as error:
-        raise type(error)(f"{error}; --force runs it anyway") from None
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn an interrupt into a message that says what is saved; Typer prints none.
-
-    SIGTERM is handled as Ctrl-C, so that every block can end its process.
-    """
-    terminated = False
-
-    def terminate(_number: int, _frame: object) -> None:
-        nonlocal terminated
-        terminated = True
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        code = Exit.TERMINATED if terminated else Exit.INTERRUPTED
-        raise CommandStopped(str(stop) or "interrupted", code) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.tune import RunOptions, interruptible, naming_force
-from memfit.cli.commands.tune_experts import counts, tokens_to_compare
-from memfit.cli.local_model import local_model
+from memfit.cli.measuring import measuring
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.run import RunOptions, tokens_to_compare
 from memfit.cli.options.runtime import RuntimeOptions
-from memfit.cli.progress import reporting
 from memfit.cli.render.output import require_writable
-from memfit.estimators.base.units import parse_size
+from memfit.estimators.base.units import parse_counts
 
 if TYPE_CHECKING:
     from memfit.probes.prompt_caches.tune import CacheRequest
@@ -56,21 +54,13 @@ def tune_cache(
     """
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.views.tune_cache import TuneCacheView
-    from memfit.probes.process import require_installed
     from memfit.probes.prompt_caches.process import CacheProcess
     from memfit.probes.prompt_caches.tune import tune_cache as answer
 
     asked = _asked(cache, run, runtime, output)
-    with reporting(verbose=output.verbose) as progress, naming_force(), interruptible():
-        check = (lambda _: require_installed(has_image=False)) if run.download else None
-        checkpoint, path = local_model(model, before_download=check, progress=progress)
+    with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
         request = asked(checkpoint=checkpoint, path=path)
-        start = partial(
-            CacheProcess,
-            path,
-            memory_limit_bytes=request.memory_limit_bytes,
-            timeout_seconds=float(run.timeout),
-        )
+        start = run.start(CacheProcess, path)
         result = answer(request, start=start, progress=progress)
     output.write(TuneCacheView(result, output.units))
 
@@ -84,13 +74,13 @@ def _asked(
     require_writable(output.file, needs_stdout=False)
     return partial(
         CacheRequest,
-        prompt_tokens=parsed("--prompt-tokens", counts, cache.prompt_tokens) or (),
-        stored_bits=parsed("--stored-bits", counts, cache.stored_bits) or (),
+        prompt_tokens=parsed("--prompt-tokens", parse_counts, cache.prompt_tokens) or (),
+        stored_bits=parsed("--stored-bits", parse_counts, cache.stored_bits) or (),
         directory=cache.dir,
         max_tokens=tokens_to_compare(cache.max_tokens),
         prefill_step=cache.prefill_step,
         agreement_percent=cache.agreement,
-        memory_limit_bytes=parsed("--memory-limit", parse_size, run.memory_limit),
+        memory_limit_bytes=run.memory_limit_bytes(),
         margin_bytes=runtime.margin_bytes(),
         force=run.force,
         units=output.units,

@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from memfit.cli.commands.tune import RunOptions, interruptible, naming_force
 from memfit.cli.exits import Exit
-from memfit.cli.local_model import local_model
+from memfit.cli.measuring import measuring
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.run import RunOptions, tokens_to_compare
 from memfit.cli.options.runtime import RuntimeOptions
-from memfit.cli.progress import reporting
 from memfit.cli.prompts import prompt_list
 from memfit.cli.render.output import require_writable
-from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import parse_count, parse_size
+from memfit.estimators.base.units import parse_counts
 
 if TYPE_CHECKING:
     from memfit.probes.experts.tune import ExpertsRequest
@@ -80,20 +78,12 @@ def tune_experts(
     from memfit.cli.render.views.tune_experts import TuneExpertsView
     from memfit.probes.experts.process import ExpertProcess
     from memfit.probes.experts.tune import tune_experts as answer
-    from memfit.probes.process import require_installed
     from memfit.probes.store import user_store
 
     asked = _asked(experts, run, runtime, output)
-    with reporting(verbose=output.verbose) as progress, naming_force(), interruptible():
-        check = (lambda _: require_installed(has_image=False)) if run.download else None
-        checkpoint, path = local_model(model, before_download=check, progress=progress)
+    with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
         request = asked(checkpoint=checkpoint, path=path)
-        start = partial(
-            ExpertProcess,
-            path,
-            memory_limit_bytes=request.memory_limit_bytes,
-            timeout_seconds=float(run.timeout),
-        )
+        start = run.start(ExpertProcess, path)
         result = answer(request, start=start, store=user_store(), progress=progress)
     output.write(TuneExpertsView(result, output.units, experts.plot))
     raise typer.Exit(Exit.NO if result.answer.pays is False else Exit.YES)
@@ -109,7 +99,7 @@ def _asked(
         ExpertsRequest,
         prompts=prompt_list("--prompts", experts.prompts),
         held_out=prompt_list("--held-out", experts.held_out) if experts.held_out else (),
-        capacities=parsed("--capacity", counts, experts.capacity) or (),
+        capacities=parsed("--capacity", parse_counts, experts.capacity) or (),
         policy=experts.policy,
         max_tokens=tokens_to_compare(experts.max_tokens),
         prefill_step=experts.prefill_step,
@@ -117,7 +107,7 @@ def _asked(
         agreement_percent=experts.agreement,
         profile_file=experts.save_profile,
         pack=experts.prepack,
-        memory_limit_bytes=parsed("--memory-limit", parse_size, run.memory_limit),
+        memory_limit_bytes=run.memory_limit_bytes(),
         margin_bytes=runtime.margin_bytes(),
         force=run.force,
         units=output.units,
@@ -125,16 +115,3 @@ def _asked(
     for file in (output.file, experts.save_profile):
         require_writable(file, needs_stdout=False)
     return asked
-
-
-def tokens_to_compare(text: str) -> int:
-    """Return the value of --max-tokens, at least 1."""
-    tokens = parsed("--max-tokens", parse_count, text)
-    if not tokens:
-        raise InputError("--max-tokens: generate at least 1 token, to compare it")
-    return tokens
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list with commas, each once."""
-    return tuple(dict.fromkeys(parse_count(part.strip()) for part in text.split(",")))

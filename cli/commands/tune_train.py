@@ -1,20 +1,17 @@
 """``memfit tune train``: a few steps of mlx-lm's trainer, compared with the traced ones."""
 
-from functools import partial
 from typing import Annotated
 
 import typer
 
-from memfit.cli.commands.tune import RunOptions, interruptible, naming_force
-from memfit.cli.local_model import local_model
-from memfit.cli.options.groups import Only, grouped, parsed
+from memfit.cli.measuring import measuring
+from memfit.cli.options.groups import Only, grouped
 from memfit.cli.options.model import NamedModel
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.run import RunOptions
 from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.options.training import TrainingOptions
-from memfit.cli.progress import reporting
 from memfit.cli.render.output import require_writable
-from memfit.estimators.base.units import parse_size
 
 _RECIPE = Only(
     *("fine_tune_type", "num_layers", "batch_size", "max_seq_length", "grad_checkpoint"),
@@ -40,15 +37,13 @@ def tune_train(
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.tune_train import to_document
-    from memfit.probes.process import ModelProcess, require_installed
+    from memfit.probes.process import ModelProcess
     from memfit.probes.tune_train import TrainRequest, tune_train
 
     recipe, reference = asked.recipe(), model.reference()
-    limit, timeout = parsed("--memory-limit", parse_size, run.memory_limit), float(run.timeout)
     require_writable(output.file, needs_stdout=False)
-    with reporting(verbose=output.verbose) as progress, naming_force(), interruptible():
-        check = (lambda _: require_installed(has_image=False)) if run.download else None
-        checkpoint, path = local_model(reference, before_download=check, progress=progress)
+    limit = run.memory_limit_bytes()
+    with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, _):
         request = TrainRequest(
             model=checkpoint.id,
             checkpoint=checkpoint,
@@ -59,6 +54,5 @@ def tune_train(
             force=run.force,
             units=output.units,
         )
-        start = partial(ModelProcess, path, memory_limit_bytes=limit, timeout_seconds=timeout)
-        result = tune_train(request, start)
+        result = tune_train(request, run.start(ModelProcess, path))
     output.write(Answer(result, to_document(result, output.units)))

@@ -118,6 +118,18 @@ def parse_count(text: str) -> int:
     return int(value)
 
 
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Return the counts of a list with commas, each once.
+
+    Raises:
+        InputError: as `parse_count`.
+
+    >>> parse_counts("4k,16, 16")
+    (4096, 16)
+    """
+    return tuple(dict.fromkeys(parse_count(part.strip()) for part in text.split(",")))
+
+
 def parse_share(text: str) -> Fraction:
     """Return the percent of a share such as ``0.92``.
 

@@ -39,7 +39,7 @@ def as_rank(library: PrivateLibrary, rank: Rank | None) -> Iterator[None]:
 
 
 def parallel_of(model: Any, asked: Parallel | None) -> Parallel:
-    """Return how mlx-lm's sharded_load (utils.py) runs a model; ``asked`` is what it is told.
+    """Return how mlx-lm's sharded_load (utils.py) runs a model; ``asked`` is the choice, if any.
 
     Raises:
         UnsupportedError: when the class has no method for it.

@@ -122,7 +122,7 @@ def _projection(prefix: str, module: Module, quantization: QuantizationOf | None
 
 def _mixers(layer: Layer, matrices: Sequence[tuple[Module, Projection]]) -> tuple[MixerPlan, ...]:
     paths = layer.mixer_paths or ("",) * len(layer.mixers)
-    # Two mixers of one layer are told apart by their path (Falcon-H1).
+    # Two mixers of one layer have paths of their own (Falcon-H1).
     return tuple(
         MixerPlan(mixer, tuple(p for m, p in matrices if m.path.startswith(path)))
         for mixer, path in zip(layer.mixers, paths, strict=True)

@@ -14,7 +14,7 @@ from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.workload import CONTEXT, WorkloadOptions
-from memfit.estimators.base.units import parse_count, parse_rate
+from memfit.estimators.base.units import parse_counts, parse_rate
 from memfit.estimators.base.workload import Workload
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
             InputError: when a value cannot be read.
         """
         speed = parsed("--bandwidth", parse_rate, self.bandwidth)
-        return parsed("--capacity", _counts, self.capacity) or (), speed
+        return parsed("--capacity", parse_counts, self.capacity) or (), speed
 
 
 @grouped
@@ -137,7 +137,3 @@ def _memory(sized: "SizedModel", workload: Workload) -> "RunMemory":
         workspace_bytes,
         sized.model.max_context,
     )
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(parse_count(part.strip()) for part in text.split(",")))
