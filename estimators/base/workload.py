@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.images import Images
 from memfit.estimators.base.quantities import Positive, Tokens, one_of
 
 MAX_TOKENS = 2**30
@@ -41,6 +42,8 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv_group_size: KvGroupSize = 64
     quantized_kv_start: Tokens = 5000
     max_kv_size: Positive | None = None
+    images: Images | UnsetType = UNSET
+    """The images of each sequence; ``prompt_tokens`` includes their tokens."""
 
     def __post_init__(self) -> None:
         _require("prompt tokens", self.prompt_tokens, 1)
@@ -64,8 +67,21 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.prompt_tokens + self.max_tokens
 
     def prompt_only(self, tokens: int) -> "Workload":
-        """Return the workload of a prompt of ``tokens`` with nothing generated."""
-        return replace(self, prompt_tokens=tokens, max_tokens=0)
+        """Return the workload of a prompt of ``tokens`` with nothing generated.
+
+        A prompt has at least its images and a token of text.
+        """
+        return replace(self, prompt_tokens=max(tokens, self.least_prompt_tokens), max_tokens=0)
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of the prompt that are of its images."""
+        return self.images.tokens if self.images else 0
+
+    @property
+    def least_prompt_tokens(self) -> int:
+        """Tokens of the shortest prompt with the images."""
+        return self.image_tokens + 1
 
     def prefill_chunks(self) -> Iterator[int]:
         """Yield the tokens of each prefill chunk: all of the prompt but its last token.

@@ -1,7 +1,7 @@
 """What a checkpoint's files say, before anything is derived from it."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -42,6 +42,16 @@ class Choice(NamedTuple):
     """Of all its files."""
 
 
+class SmallFiles(Protocol):
+    """Files of a checkpoint that are read only where a question needs them."""
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is such a file."""
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """Return a whole small file; one above ``limit`` bytes is refused."""
+
+
 class Checkpoint(Struct, frozen=True):
     """A model's config and, where there are weight files, their tensors.
 
@@ -72,6 +82,8 @@ class Checkpoint(Struct, frozen=True):
     """The config's own model type, where another one was put in its place."""
     hub: str | None = None
     """The repository that a sample describes."""
+    others: SmallFiles | None = None
+    """Where its other files are, None where there is nothing but a config."""
 
     @property
     def to_load(self) -> str:

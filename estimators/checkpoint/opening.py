@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import list_names, printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.checkpoint.checkpoint_files import Directory
 from memfit.estimators.checkpoint.config import CONFIG, read_model_config
 from memfit.estimators.checkpoint.local.directory import read_directory, read_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -153,7 +154,13 @@ def _open_directory(path: Path) -> Checkpoint:
 
 def _open_config(path: Path) -> Checkpoint:
     name = printable(path)
-    return Checkpoint(id=name, source="config", config=read_model_config(path), config_name=name)
+    return Checkpoint(
+        id=name,
+        source="config",
+        config=read_model_config(path),
+        config_name=name,
+        others=Directory(path.parent),
+    )
 
 
 def _open_sample(path: Path) -> Checkpoint:

@@ -227,7 +227,8 @@ def _workload(target: Section) -> PartialWorkload | None:
 def _setting(name: str, value: Any) -> int:
     """One number of a workload, checked alone: each mistake has its own line."""
     count = _count(value)
-    Workload(**{"prompt_tokens": 1, name: count})
+    alone: dict[str, Any] = {"prompt_tokens": 1, name: count}
+    Workload(**alone)
     return count
 
 

@@ -220,7 +220,7 @@ def planned(
     model: Path, settings: ServerSettings, requests: tuple[Request, ...], kv_bits: int | None
 ) -> ServerPlan:
     sized = Catalog().sized(str(model), device=detect_host(with_gpu=False), margin_bytes=0)
-    bits = {"kv_bits": kv_bits, "quantized_kv_start": 0} if kv_bits else {}
+    bits: dict[str, Any] = {"kv_bits": kv_bits, "quantized_kv_start": 0} if kv_bits else {}
     workload = Workload(prompt_tokens=1, **bits)
     return plan_server(sized, workload, settings, clients=len(requests), traffic=requests)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -96,7 +97,7 @@ CACHES = {
 
 @pytest.mark.parametrize("settings", CACHES.values(), ids=CACHES)
 def test_caches_with_every_setting_equal_the_estimate(
-    settings: dict[str, int], dense: ModelProcess, checkpoints: Checkpoints
+    settings: dict[str, Any], dense: ModelProcess, checkpoints: Checkpoints
 ) -> None:
     workload = Workload(prompt_tokens=70, max_tokens=3, prefill_step=32, **settings)
     estimated = (

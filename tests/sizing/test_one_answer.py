@@ -55,7 +55,7 @@ class Question(NamedTuple):
     machine: str
     runtime: str | None
     quantize: int | None
-    workload: Mapping[str, int]
+    workload: Mapping[str, Any]
     margin_bytes: int
 
     @property
@@ -158,7 +158,7 @@ def gated(question: Question, path: str, folder: Path) -> TargetReport:
 
 def compared(question: Question, path: str) -> Comparison:
     # The prompt is an axis, so that the matrix answers the same question once more.
-    work = {**question.workload, "prompt_tokens": 1}
+    work: dict[str, Any] = {**question.workload, "prompt_tokens": 1}
     axis = parse_axis(
         f"context={question.workload['prompt_tokens']}",
         find_device=find_device,

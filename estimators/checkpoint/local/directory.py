@@ -68,6 +68,7 @@ def read_checkpoint_files(files: CheckpointFiles, source: Source) -> Checkpoint:
         skipped_files=weights.skipped_files,
         warnings=weights.warnings,
         other_kind=kind,
+        others=files,
     )
 
 
@@ -94,6 +95,7 @@ def read_file(path: Path) -> Checkpoint:
         shards=1,
         header_sha256=((path.name, header.sha256),),
         warnings=_file_warnings(path, has_config),
+        others=Directory(path.parent),
     )
 
 

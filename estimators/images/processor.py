@@ -1,0 +1,67 @@
+"""The plan of a checkpoint's images, by the family of its processor."""
+
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.images import Images
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.images.families.gemma4 import Gemma4
+from memfit.estimators.images.families.patch_grids import PatchGrid
+from memfit.estimators.images.families.pixtral import Pixtral
+from memfit.estimators.images.families.squares import Square
+from memfit.estimators.images.plan import ImagePlan
+from memfit.estimators.images.settings import ProcessorFiles, processor_files
+
+
+class Processor(Protocol):
+    """What one family's processor makes of images."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan of all images."""
+
+
+# Sizes are those of the published models: Qwen/Qwen2-VL-7B-Instruct, Qwen/Qwen2.5-VL-7B-Instruct,
+# Qwen/Qwen3-VL-4B-Instruct, Qwen/Qwen3.5-35B-A3B, zai-org/GLM-4.1V-9B-Thinking,
+# google/gemma-3-4b-it, google/gemma-3n-E4B-it, google/gemma-4-26B-A4B-it,
+# mistral-community/pixtral-12b, mistralai/Mistral-Small-3.1-24B-Instruct-2503.
+_QWEN2 = PatchGrid(14, (56 * 56, 14 * 14 * 4 * 16384))
+_QWEN3 = PatchGrid(16, (256 * 256, 4096 * 4096), stamps_frames=True)
+_GLM = PatchGrid(14, (112 * 112, 28 * 28 * 12288), counts_frames=True, takes_videos=False)
+FAMILIES: Final[dict[str, Processor]] = {
+    "qwen2_vl": _QWEN2,
+    "qwen2_5_vl": _QWEN2,
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
+    "qwen3_5": _QWEN3,
+    "qwen3_5_moe": _QWEN3,
+    "glm4v": _GLM,
+    "glm4v_moe": _GLM,
+    "gemma3": Square(896, 14, 256, "image_seq_length", before=2, after=2, crops=True),
+    "gemma3n": Square(768, 16, 256, "image_seq_length", before=2, after=2),
+    "gemma4": Gemma4(),
+    "pixtral": Pixtral(1024, 16, 1),
+    "mistral3": Pixtral(1540, 14, 2),
+}
+
+
+def image_plan(checkpoint: Checkpoint, images: Images) -> ImagePlan:
+    """Return what the checkpoint's processor makes of images.
+
+    Raises:
+        CheckpointError: as `processor_files`.
+        ConfigError: as `processor_files`, or for a setting that is wrong.
+        InputError: for an image that the processor refuses.
+        UnsupportedError: when the processor is not described, or the model takes no images.
+    """
+    kind = checkpoint.config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise UnsupportedError(
+            f"{printable(checkpoint.id)}: how a model of type {printable(kind)} takes images is"
+            f" not described; described are {', '.join(sorted(FAMILIES))}"
+        )
+    files = processor_files(checkpoint)
+    return replace(family.plan(files, images), is_assumed=not files.are_there)
