@@ -32,7 +32,7 @@ def local_model(
         # Read it again: from the disk now, not from the Hub's listing.
         return open_checkpoint(reference, progress=progress), path
     # A model in a local store has a reference that is not its directory.
-    for path in (Path(reference).expanduser(), Path(checkpoint.id)):
+    for path in (Path(os.path.expanduser(reference)), Path(checkpoint.id)):
         if os.path.isdir(path):
             return checkpoint, path
     raise InputError(f"{checkpoint.id}: is one file of a model; give its directory")

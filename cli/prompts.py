@@ -1,5 +1,6 @@
 """Read the text of a prompt from the command line, a file or standard input."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ MAX_PROMPT_BYTES = 64_000_000  # more than the longest context of any model
 
 def prompt_file(given: str | None) -> str | None:
     """Return the path in ``@FILE``, None for any other prompt."""
-    return str(Path(given[1:]).expanduser()) if given and given.startswith("@") else None
+    return str(Path(os.path.expanduser(given[1:]))) if given and given.startswith("@") else None
 
 
 def prompt_text(given: str) -> str:
@@ -50,8 +51,8 @@ def prompt_list(option: str, given: str) -> tuple[str, ...]:
     from memfit.estimators.base.files import printable, read_whole
 
     name = given.removeprefix("@")
-    path = Path(name).expanduser()
-    if given == name and any(map(str.isspace, given)) and not path.is_file():
+    path = Path(os.path.expanduser(name))
+    if given == name and any(map(str.isspace, given)) and not os.path.isfile(path):
         return (given,)
     content = read_whole(path, limit=MAX_PROMPT_BYTES)
     try:
@@ -68,7 +69,7 @@ def _contents(name: str) -> bytes:
 
     if not name:
         raise InputError("--prompt @: name a file, such as @prompt.txt")
-    return read_whole(Path(name).expanduser(), limit=MAX_PROMPT_BYTES)
+    return read_whole(Path(os.path.expanduser(name)), limit=MAX_PROMPT_BYTES)
 
 
 def _piped() -> bytes:

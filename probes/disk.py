@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from memfit.estimators.base.errors import InputError, MachineError
-from memfit.estimators.base.files import open_regular, printable
+from memfit.estimators.base.files import open_regular, printable, read_exactly
 from memfit.estimators.base.units import Units, format_bytes
 
 # Of the free space, what stays free.
@@ -37,11 +37,15 @@ def require_free(directory: Path, nbytes: int) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the checksum of a regular file, in hexadecimal digits."""
+    """Return the checksum of a regular file, in hexadecimal digits.
+
+    Raises:
+        CheckpointError: when it cannot be read.
+    """
     digest = hashlib.sha256()
     with open_regular(path) as file:
-        while part := file.read(_PART_BYTES):
-            digest.update(part)
+        for start in range(0, size := os.fstat(file.fileno()).st_size, _PART_BYTES):
+            digest.update(read_exactly(file, min(_PART_BYTES, size - start), path))
     return digest.hexdigest()
 
 

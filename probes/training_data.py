@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.files import is_there, printable, read_whole
 from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.plans.train.batches import Example
@@ -51,7 +51,7 @@ def read_training_data(
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
+    if not is_there(path):
         return
     content = read_whole(path, limit=MAX_DATA_BYTES)
     for number, line in enumerate(content.splitlines(), 1):

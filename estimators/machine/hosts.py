@@ -52,13 +52,13 @@ def _host(values: Section, find_device: Callable[[str], Device], os_regime: OsRe
     name = values.text("ssh")
     if values.has("device") and values.has("memory"):
         raise values.fail("memory", "give device or memory, not both")
+    key = next((key for key in ("device", "memory") if values.has(key)), None)
+    if key is None:
+        return Host(name, None)
+    text = values.text(key)
     try:
-        if values.has("device"):
-            return Host(name, find_device(values.text("device")))
-        if values.has("memory"):
-            size = parse_size(values.text("memory"))
-            return Host(name, memory_device(size, os_regime=os_regime))
+        if key == "device":
+            return Host(name, find_device(text))
+        return Host(name, memory_device(parse_size(text), os_regime=os_regime))
     except InputError as error:
-        key = "device" if values.has("device") else "memory"
         raise values.fail(key, str(error)) from None
-    return Host(name, None)

@@ -7,7 +7,8 @@ checkpoint has changed since.
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import gt
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,17 @@ class Manifest(Result, frozen=True, kw_only=True, tag="memfit.experts-pack/1"):
 
 
 def source_files(path: Path) -> tuple[SourceFile, ...]:
-    """Return the weight files of a checkpoint with sizes and times."""
+    """Return the weight files of a checkpoint with sizes and times.
+
+    Raises:
+        CheckpointError: when one cannot be looked at.
+    """
     found = []
     for file in sorted(path.glob("model*.safetensors")):
-        status = file.stat()
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise CheckpointError(f"{printable(file)}: {printable(error.strerror)}") from None
         found.append(
             SourceFile(name=file.name, nbytes=status.st_size, modified_ns=status.st_mtime_ns)
         )
@@ -130,7 +138,33 @@ def read(directory: Path) -> Manifest:
     path = directory / MANIFEST
     content = read_whole(path, limit=_MANIFEST_BYTES)
     top = json_section(content, path, what="the manifest", max_values=_MANIFEST_VALUES)
-    return to_record(Manifest, top.values, top.reading)
+    manifest = to_record(Manifest, top.values, top.reading)
+    if fault := _fault(manifest):
+        raise top.fail(*fault)
+    return manifest
+
+
+def _fault(manifest: Manifest) -> tuple[str, str] | None:
+    """Return the key of a manifest that contradicts itself, and what is wrong."""
+    if sorted(file.name for file in manifest.files) != [EXPERTS, OTHERS]:
+        return "files", f"expected {EXPERTS} and {OTHERS}"
+    if {(len(kept), len(set(kept))) for kept in manifest.kept} != {(manifest.capacity,) * 2}:
+        return "kept", "expected equally many experts in each layer, each once"
+    pairs = zip(manifest.pinned, manifest.kept, strict=False)
+    if len(manifest.pinned) != len(manifest.kept) or not all(set(p) <= set(k) for p, k in pairs):
+        return "pinned", "expected some of the kept experts for each layer"
+    return None
+
+
+def require_layers(directory: Path, manifest: Manifest, experts: Sequence[int]) -> None:
+    """Require that the kept experts are of layers with so many experts each.
+
+    Raises:
+        InputError: when they are not.
+    """
+    most = [max(kept) + 1 for kept in manifest.kept]
+    if len(most) != len(experts) or any(map(gt, most, experts)):
+        raise InputError(f"{printable(directory / MANIFEST)}: kept: the model has other experts")
 
 
 def check(directory: Path, manifest: Manifest, path: Path, fingerprint: str) -> None:
@@ -145,15 +179,12 @@ def check(directory: Path, manifest: Manifest, path: Path, fingerprint: str) -> 
             f"{printable(directory / MANIFEST)}: fingerprint: it is of another model than"
             f" {printable(path)}; {again}"
         )
-    for was, is_now in zip(manifest.source, source_files(path), strict=False):
-        if was != is_now:
-            raise CheckpointError(
-                f"{printable(path / was.name)}: has changed since"
-                f" {printable(directory)} was prepared; {again}"
-            )
+    if changed := set(manifest.source).symmetric_difference(source_files(path)):
+        raise CheckpointError(
+            f"{printable(path / min(file.name for file in changed))}: has changed since"
+            f" {printable(directory)} was prepared; {again}"
+        )
     for file in manifest.files:
-        if file.name not in (EXPERTS, OTHERS):
-            raise CheckpointError(f"{printable(directory / MANIFEST)}: files: unknown file")
         if sha256_of(directory / file.name) != file.sha256:
             raise CheckpointError(
                 f"{printable(directory / file.name)}: is damaged: its checksum differs; {again}"

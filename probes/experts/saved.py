@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from memfit.estimators.base.files import is_there
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
@@ -18,7 +19,7 @@ def saved_profile(checkpoint: Checkpoint, store: Store) -> Path | None:
     if not checkpoint.header_sha256:
         return None
     path = store.profile_path(fingerprint_of(checkpoint))
-    return path if path.is_file() else None
+    return path if is_there(path) else None
 
 
 def saved_capacities(

@@ -20,7 +20,7 @@ from memfit.estimators.base.errors import (
     MemfitError,
     UnsupportedError,
 )
-from memfit.estimators.base.files import printable
+from memfit.estimators.base.files import is_there, printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
@@ -177,6 +177,9 @@ class _Probe(Struct):
         """Measure everything, one process after another."""
         request = self.request
         found = self._discovered()
+        if self.packed and request.pack:
+            experts = [layer.experts for layer in found.layers]
+            prepacked.require_layers(request.pack, self.packed, experts)
         capacities = self._capacities(found.layers[0])
         device = self._planned()
         full, profile = self._full(found)
@@ -540,7 +543,7 @@ def _existing_pack(request: ExpertsRequest) -> prepacked.Manifest | None:
     """
     if request.pack is None:
         return None
-    if not (request.pack / prepacked.MANIFEST).exists():
+    if not is_there(request.pack / prepacked.MANIFEST):
         prepacked.require_room(request.pack, 0)
         return None
     manifest = prepacked.read(request.pack)

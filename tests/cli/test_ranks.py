@@ -111,6 +111,7 @@ def test_a_wrong_split_says_why(memfit: Memfit, split: str, message: str) -> Non
         ('[{"ips": []}]', "hosts[0].ssh: missing"),
         ('[{"ssh": "a", "device": "m4-pro-24"}, {"ssh": "b"}]', "host 'b' has no device"),
         ('[{"ssh": "a", "memory": "much"}]', "hosts[0].memory"),
+        ('[{"ssh": "a", "memory": 24}]', "hosts[0].memory: expected a text, got 24"),
     ],
 )
 def test_a_wrong_hostfile_says_why(
@@ -119,7 +120,7 @@ def test_a_wrong_hostfile_says_why(
     path = tmp_path / "hosts.json"
     path.write_text(content)
     run = memfit("estimate", model, "--hosts", path)
-    assert (run.code, run.err.count("\n")) == (2, 1)
+    assert (run.code, run.err.count("\n"), run.err.count(str(path))) == (2, 1, 1)
     assert message in run.err
 
 

@@ -36,8 +36,8 @@ WRITES = {
     "cache": ("cache/",),
     "tune": ("data/",),
 }
-# A plan that finds no setting that fits takes ten seconds.
-SLOW = {("plan", "server")}
+# A training step of a real model is traced; every model of the machine is sized. Both take seconds.
+SLOW = {("plan", "train"), ("fits",)}
 MARK = "<script>mark</script>"
 
 HOSTILE = (
@@ -59,11 +59,27 @@ WELL_FORMED = {
     "matrix": ("quantize=4,8", "context=1k,4k", "device=m1-8,m4-max-64"),
     "quant-mode": ("affine", "mxfp4"),
     "margin": ("5%", "1GB"),
+    "--as": ("llama", "qwen3", "gemma3n", "nothing"),
+    "ranks": ("2", "3", "8"),
+    "split": ("1,1", "20,16"),
+    "hosts": ("hosts.json",),
+    "fleet": ("fleet.yaml",),
+    "config": ("lora.yaml",),
+    "traffic": ("traffic.csv", "traffic.jsonl"),
+    "requests": ("agents.csv",),
+    "profile": ("experts-deepseek-v2-lite.json",),
+    "save": ("out.x",),
+    "trace": ("trace.json",),
+    "--data": ("examples",),
+    "--prompts": ("prompts.txt", "@prompts.txt", "a text", "a text " * 60, "@~nobody/a"),
+    "--held-out": ("prompts.txt", "a text"),
+    "--prompt=": ("@prompts.txt", "a text", "-", "@~nobody/a"),
     "": ("1", "8", "64", "1GB", "50%", "auto", "4k"),
 }
 MODELS = (
     *("model", "config", "config/config.json", "model.gguf", "qwen3-0.6b.yaml", "model/*"),
     *("deepseek-v2-lite.yaml", "org/name", "hub:org/name@main", "ollama:any", "missing"),
+    *("unknown", "hub:org/gguf", "hub:org/gguf:Q8_0"),
 )
 # tune starts a process for a model that it could run.
 NOT_RUN = ("config", "model.gguf", "qwen3-0.6b.yaml", "missing", "adapter", "modelscope:a/b")
@@ -154,15 +170,8 @@ def _values(name: str, parameter: Any) -> tuple[str, ...]:
         return tuple(map(str, choices))
     if name in ("-o", "--output"):
         return tuple(f"{kind}={kind}.out" for kind in REPORTS) if parameter.multiple else OUTPUTS
-    if parameter.type.name == "path":
-        return (
-            "traffic.csv",
-            "agents.csv",
-            "experts-deepseek-v2-lite.json",
-            "memfit.yaml",
-            "out.x",
-        )
-    return next(values for part, values in WELL_FORMED.items() if part in name)
+    named = next(values for part, values in WELL_FORMED.items() if part in f"{name}=")
+    return (*named, "memfit.yaml", "examples") if parameter.type.name == "path" else named
 
 
 def _mutated(choose: random.Random, content: bytes) -> bytes:
@@ -211,9 +220,10 @@ def run(
 ) -> Outcome:
     """Run a command in this process, in the workspace; its changes go away unless they are kept."""
     workspace.put({name: text.encode("latin-1") for name, text in case.files.items()})
-    before = sys.argv, sys.stdout, sys.stderr, os.getcwd()
+    before = sys.argv, sys.stdin, sys.stdout, sys.stderr, os.getcwd()
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
     sys.argv = ["memfit", *case.arguments]
+    sys.stdin = io.TextIOWrapper(io.BytesIO(b"a text"))
     sys.stdout, sys.stderr = streams
     os.chdir(workspace.root)
     started = time.monotonic()
@@ -227,7 +237,7 @@ def run(
         trouble = f"{type(error).__name__}: {error}"
     finally:
         seconds = time.monotonic() - started
-        sys.argv, sys.stdout, sys.stderr, folder = before
+        sys.argv, sys.stdin, sys.stdout, sys.stderr, folder = before
         os.chdir(folder)
     out, err = (stream.buffer.getvalue().decode("utf-8") for stream in streams)
     changed = workspace.changed()

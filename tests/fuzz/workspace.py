@@ -67,6 +67,16 @@ POLICY = {
         },
     },
 }
+# Files with what a reader accepts.
+READS = {
+    "examples/train.jsonl": "training-data",
+    "fleet.yaml": "fleet",
+    "hosts.json": "hosts",
+    "lora.yaml": "recipe",
+    "prompts.txt": "prompts",
+    "trace.json": "trace",
+    "traffic.jsonl": "traffic-lines",
+}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FOLDERS = {"HF_HOME": "hf", "XDG_CACHE_HOME": "cache", "XDG_DATA_HOME": "data"}
 SETTINGS = {"HF_HUB_OFFLINE": "1", "COLUMNS": "100", "OLLAMA_MODELS": "ollama"}
@@ -167,6 +177,10 @@ def _write_all(root: Path) -> None:
         shutil.copy(SAMPLES / name, root / name)
     for path in (SAMPLES / "plans").iterdir():
         shutil.copy(path, root / path.name)
+    (root / "examples").mkdir(exist_ok=True)
+    for name, reader in READS.items():
+        (root / name).write_bytes(READERS[reader].seed)
+    write_config(root / "unknown", {**CONFIG, "model_type": "unheard_of"})
     (root / "memfit.yaml").write_text(json.dumps(POLICY, indent=1))
     (root / "one.json").write_text(to_text(measurement()))
     (root / "all.json").write_text(collection_text([measurement()]))
@@ -174,6 +188,13 @@ def _write_all(root: Path) -> None:
     write_checkpoint(snapshot / "snapshots" / COMMIT, CONFIG, TENSORS)
     (snapshot / "refs").mkdir(exist_ok=True)
     (snapshot / "refs/main").write_text(COMMIT)
+    repository = root / "hf/hub/models--org--gguf"
+    for bits in ("Q4_0", "Q8_0"):
+        path = repository / "snapshots" / COMMIT / f"any-{bits}.gguf"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / "model.gguf", path)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs/main").write_text(COMMIT)
     blob = READERS["gguf"].seed
     digest = hashlib.sha256(blob).hexdigest()
     kind = "application/vnd.ollama.image.model"

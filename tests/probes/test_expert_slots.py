@@ -1,5 +1,6 @@
 """Real models of mlx-lm with a part of their experts in memory, in this process."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from memfit.probes.experts.process import ExpertProcess
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup
 from memfit.probes.experts.slots import Policy, Weighted
 from tests.checkpoints import CASES, Checkpoints, Recipe, save_checkpoint
+from tests.fuzz.readers import READERS
 from tests.selection import quick
 
 mx = pytest.importorskip("mlx.core")
@@ -259,6 +261,30 @@ def test_a_changed_source_is_refused_by_name(case: Any, tmp_path: Path) -> None:
         prepacked.check(directory, manifest, source, manifest.fingerprint)
     with pytest.raises(CheckpointError, match="fingerprint: it is of another model"):
         prepacked.check(directory, manifest, full.path, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("files", []),
+        ("kept", [[0, 1], [0]]),
+        ("kept", [[0, 0], [0, 1]]),
+        ("pinned", [[0]]),
+        ("pinned", [[3], []]),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused_by_key(
+    tmp_path: Path, key: str, value: list[Any]
+) -> None:
+    values = json.loads(READERS["pack"].seed)
+    (tmp_path / prepacked.MANIFEST).write_text(json.dumps(values))
+    manifest = prepacked.read(tmp_path)
+    with pytest.raises(InputError, match="kept: the model has other experts"):
+        prepacked.require_layers(tmp_path, manifest, (4, 3))
+    prepacked.require_layers(tmp_path, manifest, (4, 4))
+    (tmp_path / prepacked.MANIFEST).write_text(json.dumps({**values, key: value}))
+    with pytest.raises(InputError, match=f"{prepacked.MANIFEST}: {key}: expected"):
+        prepacked.read(tmp_path)
 
 
 def test_what_is_there_is_not_replaced(case: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.trace.graph_format import Array, Call, Node, Trace, from_json, to_json
+from tests.fuzz.readers import TRACE as SMALL
 
 PATH = Path("a.trace.json")
 DTYPES = st.sampled_from(("BF16", "F32", "I32", "U32", "BOOL"))
@@ -39,23 +40,6 @@ TRACES = st.builds(
     versions=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
     weights=st.dictionaries(st.text(max_size=5), st.integers(0, 2**50), max_size=3),
     calls=st.lists(calls(), max_size=3).map(tuple),
-)
-SMALL = Trace(
-    "llama",
-    "metal",
-    {"mlx": "0.32.4"},
-    {"norm.weight": 4},
-    (
-        Call(
-            phase="decode",
-            tokens=1,
-            position=7,
-            arrays=(Array((2,), "BF16", "weight", "norm.weight"), Array((2,), "BF16")),
-            nodes=(Node("Square", (0,), (1,)),),
-            evaluated=(1,),
-            held=(1,),
-        ),
-    ),
 )
 
 

@@ -62,7 +62,7 @@ def _directory(reference: str, sized: "SizedModel") -> Path | None:
     from memfit.estimators.base.errors import MemfitError
     from memfit.estimators.base.progress import NULL_PROGRESS
 
-    path = Path(reference).expanduser()
+    path = Path(os.path.expanduser(reference))
     if sized.checkpoint.source != "hub":
         return path if os.path.isdir(path) else path.parent
     try:

@@ -75,8 +75,9 @@ def read_fleet(path: Path) -> Fleet:
 
 
 def _machine(values: Section) -> FleetMachine:
+    text = values.text("device")
     try:
-        device = find_device(values.text("device"))
+        device = find_device(text)
     except InputError as error:
         raise values.fail("device", str(error)) from None
     count = values.count("count", 1, most=MAX_MACHINES)
