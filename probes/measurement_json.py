@@ -7,7 +7,7 @@ its range.
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -22,6 +22,7 @@ from memfit.estimators.base.reading.typed import to_record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import (
     SCHEMA,
+    MeasuredCache,
     MeasuredExperts,
     Measurement,
     Measurements,
@@ -47,6 +48,7 @@ def measurement_id(
     workload: Workload,
     wired_limit_bytes: int | None,
     experts: MeasuredExperts | None = None,
+    caches: Sequence[MeasuredCache] = (),
 ) -> str:
     """Return the id of a measurement, such as ``0f3c9a12-77c0de14``.
 
@@ -61,6 +63,7 @@ def measurement_id(
         to_builtins(workload),
         wired_limit_bytes,
         *([to_builtins(experts)] if experts else []),
+        *([sorted(cache.bits for cache in caches)] if caches else []),
     )
     text = json.dumps(key, sort_keys=True, separators=(",", ":"))
     return f"{fingerprint[:8]}-{hashlib.sha256(text.encode('utf-8')).hexdigest()[:8]}"
@@ -127,6 +130,7 @@ def _measurement(data: Any, reading: Reading, place: Place) -> Measurement:
         workload=found.workload,
         wired_limit_bytes=found.wired_limit_bytes,
         experts=found.experts,
+        caches=found.caches,
     )
     if found.id != expected:
         raise section.fail("id", f"expected {expected}, got {printable(found.id)}")

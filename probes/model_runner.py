@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from msgspec import convert, to_builtins
+from msgspec import to_builtins
 
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.files import printable
@@ -27,7 +27,7 @@ from memfit.probes.run_monitor import (
     heartbeat,
     moment_of,
     process_bytes,
-    read_figures,
+    run_of,
     state_bytes,
 )
 from memfit.probes.tokenize_prompt import prompt_ids
@@ -199,18 +199,8 @@ class ModelRunner:
                 monitor.on_token()
         # MLX is asynchronous: the last step was started, but may still run.
         mx.synchronize(self.stream())
-        moment = moment_of(caches, workload.total_tokens)
-        figures = {**monitor.prefill, **read_figures(moment, lambda figure: figure.at_end)}
-        known = {name: figures.pop(name) for name in Run.__struct_fields__ if name in figures}
-        return convert(
-            {
-                **known,
-                "first_token_ns": monitor.first_token_ns,
-                "decode_ns": monitor.decode_ns,
-                "more": [pair for pair in figures.items() if pair[1] is not None],
-            },
-            Run,
-        )
+        end = moment_of(caches, workload.total_tokens)
+        return run_of(monitor.prefill, end, monitor.first_token_ns, monitor.decode_ns)
 
     def _require_within_limit(self, peak_bytes: int, figures: Mapping[str, Any], when: str) -> None:
         # MLX treats its limit as a guideline: it waits for memory, then allocates more.

@@ -9,6 +9,9 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+from msgspec import convert
+
+from memfit.estimators.runtimes.measurement import Run
 from memfit.estimators.trace.cache_stepper import leaves, length_of
 from memfit.probes.figures import FIGURES, Figure, Moment
 
@@ -79,6 +82,21 @@ def read_figures(
     """Return the figures that are read at a moment, as a measurement names them."""
     readers = ((figure.name, reader(figure)) for figure in FIGURES.values())
     return {f"{name}_bytes": read(moment) for name, read in readers if read}
+
+
+def run_of(prefill: dict[str, int | None], end: Moment, first_token_ns: int, decode_ns: int) -> Run:
+    """Return a run of the figures read after its prefill, and at its end."""
+    figures = {**prefill, **read_figures(end, lambda figure: figure.at_end)}
+    known = {name: figures.pop(name) for name in Run.__struct_fields__ if name in figures}
+    return convert(
+        {
+            **known,
+            "first_token_ns": first_token_ns,
+            "decode_ns": decode_ns,
+            "more": [pair for pair in figures.items() if pair[1] is not None],
+        },
+        Run,
+    )
 
 
 def cache_bytes(caches: list[Any], tokens: int) -> tuple[int, int, int]:

@@ -12,7 +12,13 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.measurement import Loaded, MeasuredExperts, Measurement, Run
+from memfit.estimators.runtimes.measurement import (
+    Loaded,
+    MeasuredCache,
+    MeasuredExperts,
+    Measurement,
+    Run,
+)
 from memfit.estimators.sizing.measurement_lookup import machine_name
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.figures import (
@@ -199,6 +205,7 @@ def new_measurement(
     wired_limit_bytes: int | None = None,
     swift_workspace_bytes: int | None = None,
     experts: MeasuredExperts | None = None,
+    caches: tuple[MeasuredCache, ...] = (),
 ) -> Measurement:
     """Return a measurement of now, with its id."""
     key: dict[str, Any] = {
@@ -209,6 +216,7 @@ def new_measurement(
         "workload": workload,
         "wired_limit_bytes": wired_limit_bytes,
         "experts": experts,
+        "caches": caches,
     }
     return Measurement(
         id=measurement_id(**key),

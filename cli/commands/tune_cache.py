@@ -56,12 +56,13 @@ def tune_cache(
     from memfit.cli.render.views.tune_cache import TuneCacheView
     from memfit.probes.prompt_caches.process import CacheProcess
     from memfit.probes.prompt_caches.tune import tune_cache as answer
+    from memfit.probes.store import user_store
 
     asked = _asked(cache, run, runtime, output)
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
         request = asked(checkpoint=checkpoint, path=path)
         start = run.start(CacheProcess, path)
-        result = answer(request, start=start, progress=progress)
+        result = answer(request, start=start, store=user_store(), progress=progress)
     output.write(TuneCacheView(result, output.units))
 
 

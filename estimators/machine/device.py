@@ -50,3 +50,5 @@ UNKNOWN_GPU: GpuClass = "s"
 """Of a Mac of unknown chip: no class gets more work at a time, so that none takes more."""
 ANY_MAC = Device("any Mac", "metal", 0, 0, None, "flag", UNKNOWN_GPU)
 """In place of a device where none is named."""
+ANY_CPU = Device("any CPU", "cpu", 0, 0, None, "flag")
+"""Any machine, with MLX's CPU backend."""

@@ -2,8 +2,9 @@
 
 from msgspec import Struct
 
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantities import Bytes, Count, Number, Tokens
-from memfit.estimators.results.estimate import DeviceSummary, Note
+from memfit.estimators.results.estimate import Basis, DeviceSummary, Note
 from memfit.estimators.results.result import Result
 
 
@@ -29,11 +30,59 @@ class Pool(Struct, frozen=True):
     blocks: Count
 
 
+class MeasuredStorage(Struct, frozen=True, kw_only=True):
+    """What ``memfit tune cache`` measured here, of the length nearest to that of the plan."""
+
+    measurement_id: str
+    tokens: Tokens
+    bits: Count
+    """Of the file: those of the plan where they were measured, else the most."""
+    read_bytes_per_second: Count | None
+    """Of the restore as stored."""
+    write_bytes_per_second: Count | None
+    """Until file and checksum are on the disk; None for a file that was there."""
+    prefill_tokens_per_second: Count
+    from_disk: bool
+    """Whether the file was read from the disk: else the system may have had it in memory."""
+    bulk_bytes: Bytes | None
+    """Peak of a restore in bulk, of the plan's tokens, bits and groups; None: not measured."""
+    streaming_bytes: Bytes | None
+    """The same layer by layer."""
+
+
+class Speeds(Struct, frozen=True):
+    """Disk bytes per second and prefill tokens per second; None when not known.
+
+    Raises:
+        InputError: when one is not positive.
+    """
+
+    read: Count | None = None
+    write: Count | None = None
+    prefill: Count | None = None
+
+    def __post_init__(self) -> None:
+        for name, speed in (("read", self.read), ("write", self.write), ("prefill", self.prefill)):
+            if speed is not None and speed < 1:
+                raise InputError(f"{name} speed {speed}: must be at least 1 per second")
+
+    def or_measured(self, found: MeasuredStorage | None) -> "Speeds":
+        """Return these, and the measured ones in place of those that are not known."""
+        if found is None:
+            return self
+        return Speeds(
+            found.read_bytes_per_second if self.read is None else self.read,
+            found.write_bytes_per_second if self.write is None else self.write,
+            found.prefill_tokens_per_second if self.prefill is None else self.prefill,
+        )
+
+
 class Restore(Struct, frozen=True):
     """Peaks while one conversation is restored, alone and with everything else in memory.
 
     In bulk, all layers are dequantized before any stored layer is freed; streaming frees each
-    stored layer as soon as its dequantized copy exists.
+    stored layer as soon as its dequantized copy exists. What mx.dequantize allocates is included;
+    without a device as on a Mac.
     """
 
     bulk_bytes: Bytes
@@ -42,6 +91,11 @@ class Restore(Struct, frozen=True):
     streaming_total_bytes: Bytes
     bulk_fits: bool | None
     streaming_fits: bool | None
+    basis: Basis
+    """``measured`` with peaks of ``memfit tune cache``, else ``derived``."""
+    cpu_bulk_bytes: Bytes
+    """In bulk on MLX's CPU backend, which dequantises by integers of 4 bytes."""
+    cpu_streaming_bytes: Bytes
 
 
 class Times(Struct, frozen=True):
@@ -117,6 +171,9 @@ class OffloadPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-offload/1"
     sizes: tuple[SizeRow, ...]
     restore: Restore
     times: Times
+    speeds: Speeds
+    """As given, else as measured."""
+    measured: MeasuredStorage | None
     disk: Disk
     threshold: Threshold
     simulation: Simulation | None

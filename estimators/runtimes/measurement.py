@@ -74,6 +74,32 @@ class MeasuredExperts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Of the counts by which the experts were chosen."""
 
 
+Way = Literal["as-stored", "bulk", "freeing", "lazy"]
+
+
+class MeasuredRestore(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way to restore a stored cache, in a process of its own."""
+
+    way: Way
+    peak_bytes: Bytes
+    """Of the restore, without the weights."""
+    restore_ns: Positive
+    from_disk: bool
+    """Whether the system forgot the file before."""
+
+
+class MeasuredCache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of a run's cache."""
+
+    bits: Positive
+    group_size: Positive | None
+    """Of the quantised layers; None: no layer is quantised, or not all in the same groups."""
+    file_bytes: Positive
+    write_ns: Positive | None
+    """Until file and checksum are on the disk; None for a file that was there."""
+    restores: tuple[MeasuredRestore, ...]
+
+
 class Measurement(
     Struct,
     frozen=True,
@@ -104,6 +130,8 @@ class Measurement(
     """By the rule of mlx-swift-lm's tune."""
     experts: MeasuredExperts | None = None
     """Of `memfit tune experts`; None: all experts, as mlx-lm loads them."""
+    caches: tuple[MeasuredCache, ...] = ()
+    """Of `memfit tune cache`, which computes the whole prompt before the first token."""
 
 
 class Measurements(Result, frozen=True, kw_only=True, tag="memfit.measurements/1"):

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.prompt_caches.result import (
     CacheAnswer,
     CacheRestore,
     Conversation,
     StoredCache,
 )
-from memfit.probes.prompt_caches.runner import Way
 
 
 def cache_answer(

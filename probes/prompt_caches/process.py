@@ -7,9 +7,9 @@ from typing import Any
 from msgspec import Struct, convert, to_builtins
 
 from memfit.estimators.base.quantities import Bytes, Count, Positive
+from memfit.estimators.runtimes.measurement import Run, Way
 from memfit.probes.agreement import Agreement
 from memfit.probes.process import ModelProcess
-from memfit.probes.prompt_caches.runner import Way
 
 
 class CacheFile(Struct, frozen=True, kw_only=True):
@@ -26,7 +26,9 @@ class WrittenCache(Struct, frozen=True, kw_only=True):
     bits: Positive
     nbytes: Bytes | None
     """None: no layer can be quantised, so that nothing was written."""
-    write_ns: Count | None
+    write_ns: Positive | None
+    group_size: Positive | None
+    """Of all quantised layers; None: there is none, or they differ."""
     layers: Count
     exact: tuple[str | None, ...]
     """Why a layer is stored exactly, None for a quantised one; empty with all bits."""
@@ -35,11 +37,12 @@ class WrittenCache(Struct, frozen=True, kw_only=True):
 class Filled(Struct, frozen=True, kw_only=True):
     """A prompt's run, and the files with its cache."""
 
-    prefill_ns: Count
-    first_token_ns: Count
+    prefill_ns: Positive
     prefill_peak_bytes: Bytes
+    """Without the weights."""
     cache_bytes: Bytes
     files: tuple[WrittenCache, ...]
+    run: Run
 
 
 class Restored(Struct, frozen=True, kw_only=True):

@@ -5,8 +5,8 @@ from msgspec import Struct
 from memfit.estimators.base.quantities import Bytes, Count, Number, Positive, Sha256
 from memfit.estimators.results.estimate import DeviceSummary, Note
 from memfit.estimators.results.result import Result
+from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.agreement import Agreement
-from memfit.probes.prompt_caches.runner import Way
 from memfit.probes.result import PointStatus
 
 
@@ -25,6 +25,8 @@ class CacheRestore(Struct, frozen=True, kw_only=True):
     """Held when it is restored."""
     read_bytes: Bytes | None
     """From files; None where the system does not count them."""
+    from_disk: bool
+    """Whether the system forgot the file before."""
     restore_ns: Count | None
     first_token_ns: Count | None
     """Of the restore and the next token."""
@@ -44,6 +46,8 @@ class StoredCache(Struct, frozen=True, kw_only=True):
     """Layers that are stored as they are."""
     quantised_layers: Count
     restores: tuple[CacheRestore, ...]
+    group_size: Positive | None = None
+    """Values that are quantised together; None: none are, or not the same in all layers."""
 
 
 class Conversation(Struct, frozen=True, kw_only=True):
@@ -57,6 +61,8 @@ class Conversation(Struct, frozen=True, kw_only=True):
     first_token_ns: Count
     """Of the prefill and the next token: what a restore saves."""
     stored: tuple[StoredCache, ...]
+    measurement_id: str | None = None
+    """Id in the store; None when the measurement was not saved."""
 
 
 class CacheAnswer(Struct, frozen=True, kw_only=True):

@@ -5,19 +5,32 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any, NamedTuple
+
+from msgspec import to_builtins
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.agreement import compared, greedy, prefill
 from memfit.probes.loading import memory_errors
 from memfit.probes.model_runner import ModelRunner
 from memfit.probes.prompt_caches import stored
+from memfit.probes.run_monitor import moment_of, read_figures, run_of
 
-Way = Literal["as-stored", "bulk", "freeing", "lazy"]
 # Tokens of a run before each measurement, so that no kernel is compiled during it.
 _WARM_UP_TOKENS = 8
 FULL_BITS = 16
+
+
+class _Following(NamedTuple):
+    """A generation after a prompt."""
+
+    first_ns: int
+    decode_ns: int
+    """Of the tokens after the first."""
+    logits: Any
+    chosen: list[int]
 
 
 class CacheRunner(ModelRunner):
@@ -43,18 +56,23 @@ class CacheRunner(ModelRunner):
             start = perf_counter_ns()
             prefill(self.model, caches, ids[:tokens], step, self.report)
             prefill_ns = perf_counter_ns() - start
-            peak = mx.get_peak_memory() - before
+            filled = moment_of(caches, tokens)
+            after_prefill = read_figures(filled, lambda figure: figure.after_prefill)
             nbytes = sum(cache.nbytes for cache in caches)
         rows = [self._write(caches, file, _metadata(fingerprint, ids)) for file in files]
         with self.errors(), memory_errors():
-            first_ns, logits, chosen = self._following(caches, ids[tokens:], generated, None)
-            mx.save_safetensors(reference, {"logits": logits, "tokens": mx.array(chosen)})
+            _reset_peak()
+            text = self._following(caches, ids[tokens:], generated, None)
+            end = moment_of(caches, tokens + generated)
+            mx.save_safetensors(reference, {"logits": text.logits, "tokens": mx.array(text.chosen)})
         return {
             "prefill_ns": prefill_ns,
-            "first_token_ns": prefill_ns + first_ns,
-            "prefill_peak_bytes": peak,
+            "prefill_peak_bytes": filled.peak - before,
             "cache_bytes": nbytes,
             "files": rows,
+            "run": to_builtins(
+                run_of(after_prefill, end, prefill_ns + text.first_ns, text.decode_ns)
+            ),
         }
 
     def restore(
@@ -77,8 +95,8 @@ class CacheRunner(ModelRunner):
             peak, read_after = mx.get_peak_memory() - before, _read_bytes()
             nbytes = sum(cache.nbytes for cache in caches)
             given = saved["tokens"].tolist()
-            first_ns, logits, _ = self._following(caches, ids[tokens:], len(given), given)
-            agreement = compared(logits, saved["logits"])
+            text = self._following(caches, ids[tokens:], len(given), given)
+            agreement = compared(text.logits, saved["logits"])
         return {
             "peak_bytes": peak,
             "cache_bytes": nbytes,
@@ -86,7 +104,7 @@ class CacheRunner(ModelRunner):
             if read_before is None or read_after is None
             else read_after - read_before,
             "restore_ns": restore_ns,
-            "first_token_ns": restore_ns + first_ns,
+            "first_token_ns": restore_ns + text.first_ns,
             "agreement": agreement,
             "from_disk": is_cold,
         }
@@ -117,7 +135,9 @@ class CacheRunner(ModelRunner):
         if bits != FULL_BITS:
             pairs = [stored.quantised(cache, bits) for cache in caches]
             caches, exact = [cache for cache, _ in pairs], [reason for _, reason in pairs]
+        groups = {getattr(cache, "group_size", None) for cache in caches} - {None}
         row = {"bits": bits, "nbytes": None, "write_ns": None, "exact": exact, "layers": layers}
+        row["group_size"] = groups.pop() if len(groups) == 1 else None
         if exact and all(exact):
             return row
         if file["write"]:
@@ -132,8 +152,8 @@ class CacheRunner(ModelRunner):
 
     def _following(
         self, caches: list[Any], following: Any, tokens: int, given: list[int] | None
-    ) -> tuple[int, Any, list[int]]:
-        """Return the time to the first token, and the logits and tokens of a generation."""
+    ) -> _Following:
+        """Return the times, logits and tokens of a generation."""
         import mlx.core as mx
 
         rows, chosen, first_ns = [], [], 0
@@ -143,7 +163,8 @@ class CacheRunner(ModelRunner):
             rows.append(row)
             chosen.append(token)
             self.report({})
-        return first_ns, mx.stack(rows), chosen
+        decode_ns = perf_counter_ns() - start - first_ns
+        return _Following(first_ns, decode_ns, mx.stack(rows), chosen)
 
     def _warm_up(self, ids: Any) -> None:
         caches = self._own()

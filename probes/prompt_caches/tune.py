@@ -6,7 +6,7 @@ Each prompt, and each restore, is run by a process of its own.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,13 @@ from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.measurement import (
+    Loaded,
+    MeasuredCache,
+    MeasuredRestore,
+    Run,
+    Way,
+)
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.probes.disk import require_free
 from memfit.probes.preflight import limited, require_room
@@ -37,7 +44,9 @@ from memfit.probes.prompt_caches.result import (
     Conversation,
     StoredCache,
 )
-from memfit.probes.prompt_caches.runner import FULL_BITS, Way
+from memfit.probes.prompt_caches.runner import FULL_BITS
+from memfit.probes.session import new_measurement
+from memfit.probes.store import Store
 from memfit.probes.tune import measuring_device, require_loadable, sized_here
 
 _BITS = (2, 3, 4, 5, 6, 8, FULL_BITS)
@@ -66,9 +75,12 @@ def tune_cache(
     request: CacheRequest,
     *,
     start: Callable[[], CacheProcess],
+    store: Store,
     progress: Progress = NULL_PROGRESS,
 ) -> CacheTuneResult:
     """Store the caches of prompts, restore them, and say what is worth storing.
+
+    What was measured is kept in ``store``.
 
     Raises:
         InputError: for impossible lengths or bits, a directory that cannot be written, or a file
@@ -79,7 +91,9 @@ def tune_cache(
     require_loadable(request.checkpoint)
     _check(request)
     with _directory(request) as directory, tempfile.TemporaryDirectory(prefix="memfit-") as own:
-        probe = _Probe(request, start, directory, Path(own), fingerprint_of(request.checkpoint))
+        probe = _Probe(
+            request, start, store, directory, Path(own), fingerprint_of(request.checkpoint)
+        )
         lengths = sorted(set(request.prompt_tokens))
         probe.check_stored(lengths)
         progress.begin("measuring", len(lengths))
@@ -98,6 +112,7 @@ class _Probe(Struct):
 
     request: CacheRequest
     start: Callable[[], CacheProcess]
+    store: Store
     directory: Path
     own: Path
     """A directory for the logits that are compared."""
@@ -105,7 +120,7 @@ class _Probe(Struct):
     notes: list[Note] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     device: Device | None = None
-    weights_bytes: int = 0
+    loaded: Loaded | None = None
     checksums: dict[Path, str] = field(default_factory=dict)
     """Of the files that were there before."""
 
@@ -124,7 +139,7 @@ class _Probe(Struct):
         with self.start() as process:
             self._require_room(process.versions, tokens)
             self._notes_of(process.prompt(None, tokens + 1).notes)
-            self.weights_bytes = process.load().weights_bytes
+            self.loaded = process.load()
             filled = process.store(
                 tokens,
                 step=request.prefill_step,
@@ -135,23 +150,25 @@ class _Probe(Struct):
             )
         for each in filled.files:
             self._say_exact(each)
+        rows = tuple(
+            self._stored(tokens, each, each.nbytes, reference)
+            for each in filled.files
+            if each.nbytes is not None
+        )
         return Conversation(
             tokens=tokens,
             cache_bytes=filled.cache_bytes,
             prefill_peak_bytes=filled.prefill_peak_bytes,
             prefill_ns=filled.prefill_ns,
-            first_token_ns=filled.first_token_ns,
-            stored=tuple(
-                self._stored(tokens, each, each.nbytes, reference)
-                for each in filled.files
-                if each.nbytes is not None
-            ),
+            first_token_ns=filled.run.first_token_ns,
+            stored=rows,
+            measurement_id=self._saved_id(tokens, filled.run, rows),
         )
 
     def result(self, conversations: tuple[Conversation, ...]) -> CacheTuneResult:
         """Return everything that was measured, with the answer."""
         request = self.request
-        if self.device is None:
+        if self.device is None or self.loaded is None:
             raise MachineError("nothing was measured")
         return CacheTuneResult(
             model=request.checkpoint.id,
@@ -159,7 +176,7 @@ class _Probe(Struct):
             device=device_summary(self.device),
             mlx_version=self.versions["mlx"],
             mlx_lm_version=self.versions["mlx_lm"],
-            weights_bytes=self.weights_bytes,
+            weights_bytes=self.loaded.weights_bytes,
             max_tokens=request.max_tokens,
             prefill_step=request.prefill_step,
             directory=str(request.directory) if request.directory else None,
@@ -183,6 +200,7 @@ class _Probe(Struct):
             file_bytes=nbytes,
             sha256=digest,
             write_ns=written.write_ns,
+            group_size=written.group_size,
             exact_layers=written.layers - quantised,
             quantised_layers=quantised,
             restores=tuple(self._restored(tokens, path, way, reference) for way in ways),
@@ -204,6 +222,7 @@ class _Probe(Struct):
                 peak_bytes=None,
                 cache_bytes=None,
                 read_bytes=None,
+                from_disk=False,
                 restore_ns=None,
                 first_token_ns=None,
                 agreement=None,
@@ -218,9 +237,39 @@ class _Probe(Struct):
             peak_bytes=found.peak_bytes,
             cache_bytes=found.cache_bytes,
             read_bytes=found.read_bytes,
+            from_disk=found.from_disk,
             restore_ns=found.restore_ns,
             first_token_ns=found.first_token_ns,
             agreement=found.agreement,
+        )
+
+    def _saved_id(self, tokens: int, run: Run, files: Sequence[StoredCache]) -> str | None:
+        """Save what was measured of a conversation; return its id."""
+        if self.device is None or self.loaded is None or not files:
+            return None
+        measurement = new_measurement(
+            self.request.checkpoint,
+            self.device,
+            self.versions,
+            workload=self._workload(tokens),
+            loaded=self.loaded,
+            runs=(run,),
+            caches=tuple(map(_measured, files)),
+        )
+        try:
+            self.store.save(measurement)
+        except InputError as error:
+            text = f"the measurement could not be saved: {error}"
+            self.notes.append(Note("warning", "not-kept", text))
+            return None
+        return measurement.id
+
+    def _workload(self, tokens: int) -> Workload:
+        request = self.request
+        return Workload(
+            prompt_tokens=tokens + 1,
+            max_tokens=request.max_tokens,
+            prefill_step=request.prefill_step,
         )
 
     def _require_room(self, versions: dict[str, str], tokens: int) -> None:
@@ -229,11 +278,7 @@ class _Probe(Struct):
         self.device = limited(measuring_device(versions), request.memory_limit_bytes)
         if request.force:
             return
-        workload = Workload(
-            prompt_tokens=tokens + 1,
-            max_tokens=request.max_tokens,
-            prefill_step=request.prefill_step,
-        )
+        workload = self._workload(tokens)
         try:
             sized = sized_here(
                 request.checkpoint, self.device, workload, margin_bytes=request.margin_bytes
@@ -259,6 +304,25 @@ class _Probe(Struct):
 
     def _notes_of(self, texts: tuple[str, ...]) -> None:
         self.notes += (Note("info", "prompt", text) for text in texts)
+
+
+def _measured(file: StoredCache) -> MeasuredCache:
+    return MeasuredCache(
+        bits=file.bits,
+        group_size=file.group_size,
+        file_bytes=file.file_bytes,
+        write_ns=file.write_ns,
+        restores=tuple(
+            MeasuredRestore(
+                way=each.way,
+                peak_bytes=each.peak_bytes,
+                restore_ns=each.restore_ns,
+                from_disk=each.from_disk,
+            )
+            for each in file.restores
+            if each.peak_bytes is not None and each.restore_ns is not None
+        ),
+    )
 
 
 def _check(request: CacheRequest) -> None:

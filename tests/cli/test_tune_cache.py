@@ -37,6 +37,20 @@ def test_caches_are_stored_restored_and_restored_again(
     assert result["answer"]["bits"] == 8
     files = sorted(folder.iterdir())
     assert len(files) == 4
+    stored = ("--stored-bits", "8", "--stored-group-size", str(eight["group_size"]))
+    plan = ("plan", "offload", checkpoints("mla"), *stored, "--json", "--tokens")
+    planned = memfit(*plan, "30").json
+    bulk = next(each for each in eight["restores"] if each["way"] == "bulk")
+    assert planned["restore"]["basis"] == "measured"
+    assert planned["restore"]["bulk_bytes"] == bulk["peak_bytes"]
+    assert planned["measured"]["measurement_id"] == conversation["measurement_id"]
+    assert planned["times"]["times_faster"] is not None
+    other = memfit(*plan, "31", "--read", "1GB/s").json
+    assert (other["restore"]["basis"], other["speeds"]["read"]) == ("derived", 10**9)
+    assert other["speeds"]["write"] == planned["speeds"]["write"]
+    shown = memfit("measurements", "show", conversation["measurement_id"])
+    assert "cache stored in 16, 8 bits" in " ".join(shown.out.split())
+    assert "freeing" in shown.out
     again = memfit(*model, *SHORT, "--stored-bits", "16")
     assert again.code == 0, again.err
     for text in ("Stored", "Restored", "as-stored", "2 of 2", "files stay in"):

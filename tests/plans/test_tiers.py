@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest, read_request_trace
-from memfit.estimators.plans.offload.cache_tiers import Speeds, Tiers, simulate
+from memfit.estimators.plans.offload.cache_tiers import Tiers, simulate
 from memfit.estimators.plans.offload.session_cache import LayerShape, Storage
+from memfit.estimators.results.offload import Speeds
 
 # One block of 256 tokens takes 2048 bytes.
 KEPT = Storage((LayerShape(1, 2, 2),), state_bytes=0, plain_bytes=2, bits=16)

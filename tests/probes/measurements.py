@@ -50,5 +50,6 @@ def measurement(**changes: Any) -> Measurement:
         **changes,
     }
     key = ("fingerprint", "device", "mlx_version", "mlx_lm_version", "workload")
-    id = measurement_id(**{k: values[k] for k in (*key, "wired_limit_bytes")})
+    caches = values.get("caches", ())
+    id = measurement_id(**{k: values[k] for k in (*key, "wired_limit_bytes")}, caches=caches)
     return Measurement(id=id, **values)

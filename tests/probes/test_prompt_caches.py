@@ -12,12 +12,13 @@ from msgspec import convert
 from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.agreement import Agreement
 from memfit.probes.prompt_caches import stored
 from memfit.probes.prompt_caches.answer import cache_answer
 from memfit.probes.prompt_caches.process import Filled
 from memfit.probes.prompt_caches.result import CacheRestore, Conversation, StoredCache
-from memfit.probes.prompt_caches.runner import CacheRunner, Way
+from memfit.probes.prompt_caches.runner import CacheRunner
 from tests.checkpoints import CASES, Recipe, save_checkpoint
 from tests.selection import QUICK_CONFIGS
 
@@ -227,6 +228,7 @@ def conversation(tokens: int, warm: int, cold: int, same: int = 4, bits: int = 8
         peak_bytes=10,
         cache_bytes=8,
         read_bytes=4,
+        from_disk=True,
         restore_ns=warm,
         first_token_ns=warm,
         agreement=agreement,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from memfit.cli.commands.plan.subject import PlanModel
 from memfit.cli.exits import Exit
@@ -15,7 +16,10 @@ from memfit.cli.options.workload import DEFAULT_CONTEXT
 from memfit.estimators.base.units import parse_count, parse_rate, parse_size
 
 if TYPE_CHECKING:
+    from memfit.estimators.machine.device import Device
     from memfit.estimators.plans.offload.plan import OffloadQuestion
+    from memfit.estimators.plans.offload.session_cache import Storage
+    from memfit.estimators.sizing.sized_model import SizedModel
 
 
 class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
@@ -63,8 +67,8 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
             InputError: when a value or the file of requests cannot be read.
         """
         from memfit.estimators.base.reading.request_trace import read_request_trace
-        from memfit.estimators.plans.offload.cache_tiers import Speeds
         from memfit.estimators.plans.offload.plan import OffloadQuestion
+        from memfit.estimators.results.offload import Speeds
 
         tokens = parsed("--tokens", parse_count, self.tokens)
         return OffloadQuestion(
@@ -105,9 +109,10 @@ def offload(
     device = machine.chosen()
     sized = model.sized_for_mlx_lm(device, verbose=output.verbose, versions=versions)
     active = sized.requirement(Workload(prompt_tokens=question.tokens))
+    storage = storage_of(sized.model, bits=asked.stored_bits, group_size=asked.stored_group_size)
     result = plan_offload(
-        storage_of(sized.model, bits=asked.stored_bits, group_size=asked.stored_group_size),
-        question,
+        storage,
+        question if model.quantization() else _with_measured(question, sized, storage, device),
         Server(
             model=sized.checkpoint.id,
             model_type=sized.model.model_type,
@@ -120,3 +125,25 @@ def offload(
     )
     output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)
+
+
+def _with_measured(
+    question: "OffloadQuestion",
+    sized: "SizedModel",
+    storage: "Storage",
+    device: "Device | None",
+) -> "OffloadQuestion":
+    """Add what ``memfit tune cache`` measured of the same files on the machine."""
+    from memfit.estimators.machine.host import detect_host
+    from memfit.probes.prompt_caches.saved import saved_storage
+    from memfit.probes.store import user_store
+
+    found = saved_storage(
+        sized.checkpoint,
+        device or detect_host(),
+        user_store(),
+        tokens=question.tokens,
+        bits=storage.bits,
+        group_size=storage.kept_group_size,
+    )
+    return replace(question, measured=found)

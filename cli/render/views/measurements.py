@@ -39,8 +39,27 @@ def to_document(measurement: Measurement, units: Units) -> Document:
         Heading(measurement.model),
         Text(tuple(_facts(measurement)), style="dim", mark="-"),
         Table(("Figure", "Median", "Spread"), rows),
+        *_restores(measurement, units),
         Text([", ".join(_speeds(measurement))], gap=True),
     )
+
+
+def _restores(measurement: Measurement, units: Units) -> Document:
+    """Return the restores of stored caches, where there are any."""
+    rows = [
+        (
+            str(cache.bits),
+            size(cache.file_bytes, units),
+            NOTHING if cache.write_ns is None else seconds(cache.write_ns),
+            restore.way,
+            size(restore.peak_bytes, units),
+            seconds(restore.restore_ns),
+        )
+        for cache in measurement.caches
+        for restore in cache.restores
+    ]
+    headings = ("Bits", "File", "Written in", "Way", "Peak", "Restored in")
+    return (Table(headings, rows, "Stored and restored"),) if rows else ()
 
 
 def _row(measurement: Measurement, units: Units) -> tuple[str, ...]:
@@ -55,8 +74,11 @@ def _row(measurement: Measurement, units: Units) -> tuple[str, ...]:
 
 
 def _task(measurement: Measurement) -> str:
-    """The workload, and the experts that were in memory."""
+    """The workload, the experts that were in memory, and the bits of stored caches."""
     words, experts = workload_words(measurement.workload), measurement.experts
+    if measurement.caches:
+        bits = ", ".join(str(cache.bits) for cache in measurement.caches)
+        return f"{words}, cache stored in {bits} bits"
     return f"{words}, {experts.capacity} experts, {experts.policy}" if experts else words
 
 

@@ -4,7 +4,14 @@ from collections.abc import Iterator
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes, format_duration
-from memfit.estimators.results.offload import OffloadPlan, Restore, Simulation, SizeRow
+from memfit.estimators.results.offload import (
+    MeasuredStorage,
+    OffloadPlan,
+    Restore,
+    Simulation,
+    SizeRow,
+    Speeds,
+)
 
 _SIZES = ("Tokens", "16-bit", "8-bit", "4-bit", "Blocks", "Stored", "In memory", "Next chunk")
 
@@ -112,6 +119,14 @@ def _memory(result: OffloadPlan, units: Units) -> Iterator[str]:
             f" {format_bytes(threshold.fixed_plain_bytes, units)} at 16 bits"
         )
     yield from _restore(result.restore, units)
+    if result.device is None and result.restore.basis != "measured" and result.bits != 16:
+        bulk, streaming = (
+            format_bytes(nbytes, units)
+            for nbytes in (result.restore.cpu_bulk_bytes, result.restore.cpu_streaming_bytes)
+        )
+        yield f"with MLX on a CPU: {streaming} layer by layer, {bulk} in bulk"
+    if result.restore.basis == "measured" and result.measured:
+        yield f"both restores as measured by memfit tune cache ({result.measured.measurement_id})"
 
 
 def _restore(restore: Restore, units: Units) -> Iterator[str]:
@@ -143,6 +158,30 @@ def _disk(result: OffloadPlan, units: Units) -> Iterator[str]:
     if known:
         faster = "" if times.times_faster is None else f": {times.times_faster} times as fast"
         yield f"one conversation: {', '.join(known)}{faster}"
+    if result.measured:
+        yield from _speeds(result.measured, result.speeds, units)
+
+
+def _speeds(found: MeasuredStorage, used: Speeds, units: Units) -> Iterator[str]:
+    """The speeds that were measured, where they are the ones in use."""
+    measured = Speeds().or_measured(found)
+    rates = (
+        ("read", used.read, measured.read),
+        ("write", used.write, measured.write),
+    )
+    known = [
+        f"{name} {format_bytes(rate, units)}/s"
+        for name, rate, own in rates
+        if rate is not None and rate == own
+    ]
+    if used.prefill == measured.prefill:
+        known.append(f"prefill {used.prefill} tokens/s")
+    if known:
+        where = "" if found.from_disk else "; the file may have been read from memory"
+        yield (
+            f"{', '.join(known)} as measured by memfit tune cache with {found.tokens} tokens in"
+            f" {found.bits} bits ({found.measurement_id}){where}"
+        )
 
 
 def _plot(result: OffloadPlan, units: Units) -> BarChart:

@@ -5,28 +5,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.plans.offload.session_cache import Storage
-from memfit.estimators.results.offload import Simulation
-
-
-class Speeds(Struct, frozen=True):
-    """Disk bytes per second and prefill tokens per second; None when not known.
-
-    Raises:
-        InputError: when one is not positive.
-    """
-
-    read: int | None = None
-    write: int | None = None
-    prefill: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, speed in (("read", self.read), ("write", self.write), ("prefill", self.prefill)):
-            if speed is not None and speed < 1:
-                raise InputError(f"{name} speed {speed}: must be at least 1 per second")
+from memfit.estimators.results.offload import Simulation, Speeds
 
 
 class Tiers(Struct, frozen=True):

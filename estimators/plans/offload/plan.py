@@ -7,13 +7,13 @@ by the threshold that the budget allows.
 from collections.abc import Iterator
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import ANY_CPU, ANY_MAC, Device
 from memfit.estimators.plans.offload.cache_tiers import (
-    Speeds,
     Tiers,
     milliseconds,
     simulate,
@@ -23,14 +23,16 @@ from memfit.estimators.plans.offload.session_cache import (
     Storage,
     longest_hot,
 )
-from memfit.estimators.results.estimate import DeviceSummary, Note
+from memfit.estimators.results.estimate import Basis, DeviceSummary, Note
 from memfit.estimators.results.offload import (
     Disk,
+    MeasuredStorage,
     OffloadPlan,
     Pool,
     Restore,
     Simulation,
     SizeRow,
+    Speeds,
     Threshold,
     Times,
 )
@@ -65,6 +67,8 @@ class OffloadQuestion(Struct, frozen=True):
     speeds: Speeds = field(default_factory=Speeds)
     requests: tuple[TraceRequest, ...] = ()
     """A request trace to simulate, if any."""
+    measured: MeasuredStorage | None = None
+    """What was measured on the same machine, if anything."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.conversations <= MAX_CONVERSATIONS:
@@ -94,6 +98,8 @@ def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) ->
     Raises:
         InputError: for a request trace without a budget.
     """
+    speeds = question.speeds.or_measured(question.measured)
+    question = replace(question, speeds=speeds)
     hot = _hot_bytes(question, server)
     rows = tuple(_size_row(storage, tokens, hot) for tokens in _lengths(question, server))
     stored = storage.stored_bytes(question.tokens)
@@ -113,6 +119,8 @@ def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) ->
         pool=_pool(storage, hot),
         sizes=rows,
         restore=_restore(storage, question, server, hot),
+        speeds=question.speeds,
+        measured=question.measured,
         times=_times(stored, question),
         disk=_disk(stored, question),
         threshold=_threshold(storage, question, server, hot),
@@ -165,7 +173,12 @@ def _pool(storage: Storage, hot: int | None) -> Pool | None:
 def _restore(
     storage: Storage, question: OffloadQuestion, server: Server, hot: int | None
 ) -> Restore:
-    bulk, streaming = storage.restore(question.tokens)
+    bulk, streaming = storage.restore(question.tokens, server.device or ANY_MAC)
+    cpu_bulk, cpu_streaming = storage.restore(question.tokens, ANY_CPU)
+    basis: Basis = "derived"
+    found = question.measured
+    if found and found.bulk_bytes is not None and found.streaming_bytes is not None:
+        bulk, streaming, basis = found.bulk_bytes, found.streaming_bytes, "measured"
     others = (question.conversations - 1) * storage.stored_bytes(question.tokens)
     resident = server.weight_bytes + min(others, hot or 0)
     limit = server.device.working_set_bytes if server.device else None
@@ -176,6 +189,9 @@ def _restore(
         streaming_total_bytes=resident + streaming,
         bulk_fits=None if limit is None else resident + bulk <= limit,
         streaming_fits=None if limit is None else resident + streaming <= limit,
+        basis=basis,
+        cpu_bulk_bytes=cpu_bulk,
+        cpu_streaming_bytes=cpu_streaming,
     )
 
 

@@ -1,6 +1,7 @@
 """Cached conversations: bytes in blocks as agent-memory stores them, and the peak of a restore."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from msgspec import Struct
 
@@ -8,9 +9,11 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import ceil_div, round_down
+from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.runtimes.agent_memory import block_bytes
 from memfit.estimators.sizing.search import first_fitting
+from memfit.estimators.trace.dequantised_cache import Packing, StoredRows, dequantised_peak
 
 BLOCK_TOKENS = 256
 PLAIN_BITS = 16
@@ -41,6 +44,11 @@ class LayerShape(Struct, frozen=True):
             return (keys + values) * plain_bytes
         return block_bytes(keys, values, bits=bits, group_size=group_size)
 
+    def rows(self, tokens: int) -> tuple[StoredRows, StoredRows]:
+        """Return keys and values of ``tokens`` as they are stored."""
+        rows = self.held(tokens) * self.heads
+        return StoredRows(rows, self.key_dim), StoredRows(rows, self.value_dim)
+
     def held(self, tokens: int) -> int:
         """Return how many of the tokens the layer keeps."""
         return tokens if self.window is None else min(tokens, self.window)
@@ -67,6 +75,11 @@ class Storage(Struct, frozen=True):
         if self.group_size not in GROUP_SIZES:
             raise InputError(f"group size {self.group_size}: MLX has groups of 32, 64 or 128")
 
+    @property
+    def kept_group_size(self) -> int | None:
+        """Values that are quantised together, None where none are."""
+        return None if self.bits == PLAIN_BITS or not self.shapes else self.group_size
+
     def exact_bytes(self, tokens: int, bits: int) -> int:
         """Return the bytes of a conversation at ``bits``, without rounding to blocks."""
         return self.state_bytes + sum(self._layers(tokens, bits))
@@ -86,13 +99,17 @@ class Storage(Struct, frozen=True):
             for shape in self.shapes
         )
 
-    def restore(self, tokens: int) -> tuple[int, int]:
+    def restore(self, tokens: int, device: Device) -> tuple[int, int]:
         """Return the peaks of a restore in bulk, and layer by layer."""
         plain = self._layers(tokens, PLAIN_BITS)
         stored = self._layers(tokens, self.bits)
         if self.bits == PLAIN_BITS:
             return self.state_bytes + sum(plain), self.state_bytes + sum(plain)
-        bulk, streaming = sum(plain) + sum(stored), streaming_peak(plain, stored)
+        rows = [shape.rows(tokens) for shape in self.shapes]
+        how = Packing(self.bits, self.group_size, "F32" if self.plain_bytes == 4 else "BF16")
+        one = {each: dequantised_peak(each, how, device) for each in set(rows)}
+        bulk = sum(stored) + dequantised_peak(chain.from_iterable(rows), how, device)
+        streaming = streaming_peak(plain, stored, [one[each] for each in rows])
         return self.state_bytes + bulk, self.state_bytes + streaming
 
     def _layers(self, tokens: int, bits: int) -> list[int]:
@@ -119,16 +136,18 @@ def storage_of(model: Model, *, bits: int, group_size: int) -> Storage:
     return Storage(shapes, states, dtypes.nbytes(1, model.dtype), bits, group_size)
 
 
-def streaming_peak(plain: Sequence[int], stored: Sequence[int]) -> int:
+def streaming_peak(plain: Sequence[int], stored: Sequence[int], made: Sequence[int]) -> int:
     """Return the peak when each stored layer is freed once its dequantized copy exists.
 
-    >>> streaming_peak([100, 100, 100], [28, 28, 28])
+    ``made`` is what it takes to make each copy, the copy included.
+
+    >>> streaming_peak([100, 100, 100], [28, 28, 28], [100, 100, 100])
     328
     """
     left, done, peak = sum(stored), 0, 0
-    for plain_bytes, stored_bytes in zip(plain, stored, strict=True):
+    for plain_bytes, stored_bytes, made_bytes in zip(plain, stored, made, strict=True):
+        peak = max(peak, done + made_bytes + left)
         done += plain_bytes
-        peak = max(peak, done + left)
         left -= stored_bytes
     return peak
 

@@ -1,0 +1,72 @@
+"""What mx.dequantize allocates, compared with MLX's own graph and with real runs."""
+
+from typing import Any
+
+import pytest
+
+from memfit.estimators.machine.device import ANY_CPU, ANY_MAC
+from memfit.estimators.trace.dequantised_cache import (
+    Packing,
+    StoredRows,
+    cpu_graph,
+    dequantised_peak,
+)
+from memfit.estimators.trace.leaves import Leaf
+from memfit.estimators.trace.recording import record_call
+
+mx = pytest.importorskip("mlx.core")
+ROWS, WIDTH = 1024, 64
+STORED = StoredRows(ROWS, WIDTH)
+PLAIN_BYTES = 2 * ROWS * WIDTH
+
+
+def quantised(bits: int, count: int) -> list[Any]:
+    values = [mx.random.normal((ROWS, WIDTH)).astype(mx.bfloat16) for _ in range(count)]
+    made = [mx.quantize(each, group_size=64, bits=bits) for each in values]
+    mx.eval(made)
+    return made
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_operations_are_those_of_mlx_on_a_cpu(bits: int) -> None:
+    given = dict(zip(("words", "scales", "biases"), quantised(bits, 1)[0], strict=True))
+    leaves = [Leaf(array, "cache", name, given, name) for name, array in given.items()]
+
+    def run() -> list[Any]:
+        with mx.stream(mx.cpu):
+            return [mx.dequantize(*given.values(), group_size=64, bits=bits)]
+
+    recorded = record_call(run, leaves)
+    own = cpu_graph([STORED], Packing(bits, 64, "BF16"))
+    # MLX merges equal operations when it exports a graph, so that they are counted once here.
+    assert {(node.name, recorded.arrays[node.outputs[0]].nbytes) for node in recorded.nodes} == {
+        (node.name, own.arrays[node.outputs[0]].nbytes) for node in own.nodes
+    }
+    joined = [
+        [len(node.inputs) for node in graph.nodes if node.name == "Concatenate"]
+        for graph in (recorded, own)
+    ]
+    assert joined == [[32 // bits]] * 2
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("count", [2, 16])
+def test_a_real_evaluation_stays_within_the_bound(bits: int, count: int) -> None:
+    stored = quantised(bits, count)
+    with mx.stream(mx.cpu):
+        made = [mx.dequantize(*each, group_size=64, bits=bits) for each in stored]
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(made)
+    measured = mx.get_peak_memory() - before
+    bound = dequantised_peak([STORED] * count, Packing(bits, 64, "BF16"), ANY_CPU)
+    # A task may end up to nine operations later than the first, which the bound does not follow.
+    assert measured <= bound + 2 * PLAIN_BYTES
+    # Each value is an integer of four bytes first, once as a part and once joined.
+    assert min(measured, bound) >= (count + 2) * PLAIN_BYTES
+
+
+def test_a_gpu_makes_only_the_values() -> None:
+    assert dequantised_peak([STORED] * 4, Packing(4, 64, "BF16"), ANY_MAC) == 4 * PLAIN_BYTES
+    assert dequantised_peak([], Packing(4, 64, "BF16"), ANY_CPU) == 0
