@@ -17,7 +17,6 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Estimate
-from memfit.estimators.results.result import as_html
 from memfit.estimators.sizing.catalog import Catalog
 
 if TYPE_CHECKING:
@@ -227,14 +226,6 @@ def _opened(catalog: Catalog, model: EstimatedModel) -> str:
     if model.draft is not None:
         catalog.checkpoint(model.draft)
     return reference
-
-
-@as_html.register
-def _estimate_as_html(result: Estimate) -> str:
-    from memfit.cli.render.views.estimate import EstimateView
-    from memfit.cli.render.writers.html import to_fragment
-
-    return to_fragment(EstimateView(result, Units.GB).document())
 
 
 def _measured(sized: "SizedModel", workload: Workload) -> "SizedModel":

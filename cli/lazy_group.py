@@ -51,7 +51,7 @@ class LazyGroup(Group):
         if isinstance(found, typer.Typer):
             parent.add_typer(found, name=name)
         else:
-            from memfit.cli.options.groups import GroupedCommand
+            from memfit.cli.grouped_command import GroupedCommand
 
             parent.command(name, cls=GroupedCommand)(found)
         return get_group(parent).commands[name]

@@ -66,6 +66,13 @@ def test_the_library_loads_neither_typer_nor_rich() -> None:
     assert loaded & (HEAVY | {"typer"}) - {"yaml"} == set()
 
 
+def test_a_question_to_the_library_loads_neither_typer_nor_a_command() -> None:
+    modules = modules_after("import memfit; memfit.estimate('qwen3-4b-4bit', memory='8GB')")
+    assert {name for name in modules if name.split(".")[0] in {"typer", "rich"}} == set()
+    of_cli = {name for name in modules if name.startswith("memfit.cli.")}
+    assert all(name.startswith("memfit.cli.options") for name in of_cli)
+
+
 @pytest.fixture(scope="module")
 def after_an_estimate(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The modules loaded at the end of an estimate of a directory."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_model
 from memfit.cli.options.groups import OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
-from memfit.cli.options.model import ModelOptions
+from memfit.cli.options.model import AsType, ModelOptions
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.runtime import RuntimeOptions, named_runtime
@@ -30,14 +30,30 @@ if TYPE_CHECKING:
 class ComparedModels(ModelOptions, frozen=True, kw_only=True):
     """The models, and how they are converted."""
 
+    pasted: ClassVar[tuple[str, ...]] = (*ModelOptions.pasted, "more")
     models: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="MODEL...",
             help="Two or more models; with --matrix one is enough.",
+            show_default=False,
             autocompletion=complete_model,
         ),
-    ]
+    ] = None
+    more: Annotated[
+        list[str] | None,
+        typer.Option(
+            *("--model", "-m", "--hf-path", "-hf"),
+            metavar="MODEL",
+            help="The same, as an option; repeat for more.",
+            autocompletion=complete_model,
+        ),
+    ] = None
+    as_type: AsType = None
+
+    def references(self) -> list[str]:
+        """Return what names the models."""
+        return [*(self.models or ()), *(self.more or ())]
 
 
 class CompareOptions(OptionGroup, frozen=True, kw_only=True):
@@ -79,15 +95,16 @@ def compare(
     from memfit.estimators.compare.compare import compare as answer
 
     axes = _axes(asked.matrix or [], machine)
-    _reject_wrong_number(len(models.models), asked, axes)
+    references = models.references()
+    _reject_wrong_number(len(references), asked, axes)
     _reject_twice({axis.name for axis in axes}, models, workload, machine)
     base = _scenario(models, workload, machine, runtime)
     rules = runtime.chosen()
     with reporting(verbose=output.verbose) as progress:
-        catalog = _opened(models.models, runtime, progress)
+        catalog = _opened(references, runtime, progress)
     result = answer(
         catalog,
-        _compared(models.models, asked.runtimes, runtime),
+        _compared(references, asked.runtimes, runtime),
         base,
         axes,
         runtime=None if runtime.runtime is None and asked.runtimes is None else rules,
@@ -108,6 +125,8 @@ def _axes(texts: Sequence[str], machine: MachineOptions) -> "list[MatrixAxis]":
 
 
 def _reject_wrong_number(models: int, asked: CompareOptions, axes: "Sequence[MatrixAxis]") -> None:
+    if not models:
+        raise InputError("MODEL is missing; name two or more models to compare")
     if models < 2 and not axes and asked.runtimes is None:
         raise InputError("give two or more models to compare, or one with --matrix or --runtimes")
     if models > 1 and asked.runtimes is not None:
@@ -135,7 +154,7 @@ def _reject_twice(
 
 
 def _scenario(
-    models: ModelOptions,
+    models: ComparedModels,
     workload: WorkloadOptions,
     machine: RankedMachine,
     runtime: RuntimeOptions,
@@ -148,6 +167,7 @@ def _scenario(
         models.quantization(),
         runtime.margin_bytes(),
         machine.over(),
+        models.as_type,
     )
 
 

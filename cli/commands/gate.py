@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from memfit.cli.exits import Exit
+from memfit.cli.grouped_command import GroupedCommand
 from memfit.cli.lazy_group import Group
 from memfit.cli.options.completion import complete_device, complete_model
-from memfit.cli.options.groups import GroupedCommand, OptionGroup, grouped
+from memfit.cli.options.groups import OptionGroup, grouped
 from memfit.cli.options.output import FORMAT, Verbose
 from memfit.cli.progress import reporting
 from memfit.cli.render.escape import say

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memfit.cli.grouped_command import GroupedCommand
 from memfit.cli.lazy_group import Group
-from memfit.cli.options.groups import GroupedCommand, Only, grouped
+from memfit.cli.options.groups import Only, grouped
 from memfit.cli.options.output import OutputOptions
 from memfit.cli.render.escape import say
 from memfit.cli.render.output import emit

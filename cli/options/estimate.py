@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from memfit.cli.options.completion import complete_type
-from memfit.cli.options.groups import parsed
-from memfit.cli.options.model import FORMATS, NamedModel
+from memfit.cli.options.groups import Option, parsed
+from memfit.cli.options.model import FORMATS, AsType, NamedModel
 from memfit.cli.options.runtime import ServedRuntime
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import converted, parse_format
@@ -27,33 +24,23 @@ class EstimatedModel(NamedModel, frozen=True, kw_only=True):
 
     adapter: Annotated[
         Path | None,
-        typer.Option(
-            "--adapter", "--adapter-path", help="Include the LoRA adapter in this directory."
-        ),
+        Option("--adapter", "--adapter-path", help="Include the LoRA adapter in this directory."),
     ] = None
     draft: Annotated[
         str | None,
-        typer.Option("--draft", "--draft-model", metavar="MODEL", help="Include this draft model."),
+        Option("--draft", "--draft-model", metavar="MODEL", help="Include this draft model."),
     ] = None
     draft_quantize: Annotated[
         str | None,
-        typer.Option(metavar=FORMATS, help="Size the draft model as mlx_lm.convert quantises it."),
+        Option(metavar=FORMATS, help="Size the draft model as mlx_lm.convert quantises it."),
     ] = None
     num_draft_tokens: Annotated[
-        int, typer.Option(help="Tokens that the draft model proposes in a step.")
+        int, Option(help="Tokens that the draft model proposes in a step.")
     ] = DRAFT_TOKENS
-    as_type: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            metavar="TYPE",
-            help="Assume this model_type, such as llama, for an architecture that is not known.",
-            autocompletion=complete_type,
-        ),
-    ] = None
+    as_type: AsType = None
     mmproj: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Include this vision projector of a GGUF model."),
+        Option(metavar="FILE", help="Include this vision projector of a GGUF model."),
     ] = None
 
     @property
@@ -87,5 +74,5 @@ class EstimateRuntime(ServedRuntime, frozen=True, kw_only=True):
     """The runtime, and how its figures are computed."""
 
     method: Annotated[
-        Literal["auto", "formula", "trace"], typer.Option(help="How to compute the figures.")
+        Literal["auto", "formula", "trace"], Option(help="How to compute the figures.")
     ] = "auto"

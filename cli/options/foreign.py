@@ -1,6 +1,7 @@
 """Options of other programs that memfit does not have, and what to write in their place."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 _LEAVE = "it changes no memory that memfit counts: leave it out"
 _SEQUENCES = "sequences at once are --batch, tokens computed at once --prefill-step"
@@ -9,6 +10,7 @@ FOREIGN = {
     **dict.fromkeys(("-n", "--n-predict", "--predict"), "write --max-tokens"),
     **dict.fromkeys(("-fa",), "flash attention is on; --no-flash-attn turns it off"),
     **dict.fromkeys(("--dtype", "--quantization"), "the config says it: leave it out"),
+    "--as": "an architecture is assumed by memfit estimate, compare, plan context, plan server",
     "--kv-unified": "sequences have caches of their own; write the context of each as --context",
     "--hf-file": "write it after the name: org/name:file.gguf",
     "--revision": "write it after the name: org/name@revision",
@@ -22,6 +24,24 @@ FOREIGN = {
         _LEAVE,
     ),
 }
+
+
+def with_sequences(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with -np in place of a --parallel that has a number.
+
+    >>> with_sequences(["--parallel", "4", "--parallel=pipeline"])
+    ['-np', '4', '--parallel=pipeline']
+    """
+    words = [part for word in arguments for part in _apart(word)]
+    return [
+        "-np" if word == "--parallel" and value.isdecimal() else word
+        for word, value in pairwise([*words, ""])
+    ]
+
+
+def _apart(word: str) -> Sequence[str]:
+    name, _, value = word.partition("=")
+    return (name, value) if name == "--parallel" and value.isdecimal() else (word,)
 
 
 def advice(error: Exception, known: Iterable[str], arguments: Sequence[str]) -> str:

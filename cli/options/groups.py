@@ -1,15 +1,12 @@
 """Expand groups of options to the flat signature that Typer reads."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from msgspec import Struct
-from typer.core import TyperCommand
 
-from memfit.cli.options.completion import undescribed
 from memfit.estimators.base.errors import InputError
 
 Value = TypeVar("Value")
@@ -22,6 +19,24 @@ class OptionGroup(Struct, frozen=True):
     """The heading of the group in --help."""
     pasted: ClassVar[tuple[str, ...]] = ()
     """Fields that repeat others as another program has them; the library lacks them."""
+
+
+class Option:
+    """An option as `typer.Option` declares it; the library reads groups and imports no Typer."""
+
+    def __init__(self, *names: str, help: str, **settings: Any) -> None:
+        """Take the arguments of `typer.Option`."""
+        self.names, self.help, self.settings = names, help, settings
+
+    def declared(self) -> Any:
+        """Return it as the class of Typer with the same name."""
+        import typer
+
+        return getattr(typer, type(self).__name__)(*self.names, help=self.help, **self.settings)
+
+
+class Argument(Option):
+    """An argument, as `typer.Argument` declares it."""
 
 
 class Only:
@@ -68,53 +83,9 @@ def _options(group: type[OptionGroup], markers: Iterable[Any]) -> Iterator[Param
     offered = [name for marker in markers for name in marker.names] or list(fields)
     for name in offered:
         kind, (option,) = _split(fields[name].annotation)
-        option = copy(option)
+        option = option.declared() if isinstance(option, Option) else copy(option)
         option.rich_help_panel = group.panel
         yield fields[name].replace(kind=Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option])
-
-
-_OPTION = re.compile(r"--[\w-]+")
-# Not by its name: Python loads its table of names for that, and a Ctrl-C then is a SyntaxError.
-_UNBROKEN = "\u2011"  # a non-breaking hyphen
-
-
-def _record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
-    """The name and the description of an option; its names in other programs are at the end."""
-    names = parameter.opts
-    if len([name for name in names if name.startswith("--")]) > 1 or len(names) > 2:
-        parameter, (first, *others) = copy(parameter), names
-        parameter.opts, parameter.help = [first], f"{parameter.help} Also {', '.join(others)}."
-    found: tuple[str, str] | None = parameter.get_help_record(ctx)
-    if found is None:
-        return None
-    # Lines would be broken at the hyphens of options.
-    return found[0], _OPTION.sub(lambda name: name[0].replace("-", _UNBROKEN), found[1])
-
-
-class GroupedCommand(TyperCommand):
-    """A command with one section for each group in its --help.
-
-    Typer shows panels with rich only, which is slow to import.
-    """
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Return the options that begin with a text."""
-        return undescribed(super().shell_complete(ctx, incomplete))
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, and the options by group."""
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], OptionGroup.panel: []}
-        for parameter in self.get_params(ctx):
-            record = _record(parameter, ctx)
-            is_argument = parameter.param_type_name == "argument"
-            panel = getattr(parameter, "rich_help_panel", None) or OptionGroup.panel
-            if record is not None:
-                sections.setdefault("Arguments" if is_argument else panel, []).append(record)
-        for title, records in sections.items():
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
-        formatter.buffer = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
 
 
 def parsed(option: str, parse: Callable[[str], Value], text: str | None) -> Value | None:

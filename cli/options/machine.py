@@ -2,10 +2,8 @@
 
 from typing import Annotated
 
-import typer
-
 from memfit.cli.options.completion import complete_device
-from memfit.cli.options.groups import OptionGroup, parsed
+from memfit.cli.options.groups import Option, OptionGroup, parsed
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_memory, parse_size
 from memfit.estimators.machine.device import Device
@@ -18,20 +16,20 @@ class MachineOptions(OptionGroup, frozen=True, kw_only=True):
     panel = "Machine options"
     device: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="A machine such as m4-max-64 (see memfit devices), or host for this one.",
             autocompletion=complete_device,
         ),
     ] = None
     memory: Annotated[
-        str | None, typer.Option(help="A Mac that is sold with this memory, such as 32 or 32GB.")
+        str | None, Option(help="A Mac that is sold with this memory, such as 32 or 32GB.")
     ] = None
     working_set: Annotated[
         str | None,
-        typer.Option(help="A device with this recommended working set, such as 26.8GB."),
+        Option(help="A device with this recommended working set, such as 26.8GB."),
     ] = None
     os_regime: Annotated[
-        OsRegime, typer.Option(help="macOS version that sets a Mac's recommended working set.")
+        OsRegime, Option(help="macOS version that sets a Mac's recommended working set.")
     ] = DEFAULT_REGIME
 
     @property

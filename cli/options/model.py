@@ -2,14 +2,21 @@
 
 from typing import Annotated, ClassVar
 
-import typer
-
-from memfit.cli.options.completion import complete_model
-from memfit.cli.options.groups import OptionGroup, parsed
+from memfit.cli.options.completion import complete_model, complete_type
+from memfit.cli.options.groups import Argument, Option, OptionGroup, parsed
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import DEFAULTS, Quantization, converted, parse_format
 
 FORMATS = "BITS|mxfp4|nvfp4|mxfp8"
+AsType = Annotated[
+    str | None,
+    Option(
+        "--as",
+        metavar="TYPE",
+        help="Assume this model_type, such as llama, for an architecture that is not known.",
+        autocompletion=complete_type,
+    ),
+]
 
 
 class ModelOptions(OptionGroup, frozen=True, kw_only=True):
@@ -19,7 +26,7 @@ class ModelOptions(OptionGroup, frozen=True, kw_only=True):
     pasted: ClassVar[tuple[str, ...]] = ("quantises",)
     quantize: Annotated[
         str | None,
-        typer.Option(
+        Option(
             *("--quantize", "--q-bits"),
             metavar=FORMATS,
             help="Size the model as mlx_lm.convert would quantise it, such as 4 or 4bit.",
@@ -27,18 +34,18 @@ class ModelOptions(OptionGroup, frozen=True, kw_only=True):
     ] = None
     group_size: Annotated[
         int | None,
-        typer.Option("--group-size", "--q-group-size", help="Group size for --quantize."),
+        Option("--group-size", "--q-group-size", help="Group size for --quantize."),
     ] = None
     quant_mode: Annotated[
         str | None,
-        typer.Option(
+        Option(
             *("--quant-mode", "--q-mode"),
             help="Mode for --quantize: affine, mxfp4, nvfp4 or mxfp8.",
         ),
     ] = None
     quantises: Annotated[
         bool,
-        typer.Option("-q", help="Quantise to the default bits of the mode, as mlx_lm.convert -q."),
+        Option("-q", help="Quantise to the default bits of the mode, as mlx_lm.convert -q."),
     ] = False
 
     def quantization(self) -> Quantization | None:
@@ -69,7 +76,7 @@ class NamedModel(ModelOptions, frozen=True, kw_only=True):
     pasted: ClassVar[tuple[str, ...]] = (*ModelOptions.pasted, "model_option")
     model: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="MODEL",
             help="A directory, a file (.safetensors, .gguf, config.json, a sample), a sample's"
             " name, or on the Hub org/name, org/name:Q4_K_M or a URL.",
@@ -79,7 +86,7 @@ class NamedModel(ModelOptions, frozen=True, kw_only=True):
     ] = None
     model_option: Annotated[
         str | None,
-        typer.Option(
+        Option(
             *("--model", "-m", "--hf-path", "-hf"),
             metavar="MODEL",
             help="The same, as an option.",

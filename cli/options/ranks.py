@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import typer
-
-from memfit.cli.options.groups import parsed
+from memfit.cli.options.groups import Option, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.device import Device
@@ -22,25 +20,23 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
     pasted: ClassVar[tuple[str, ...]] = ("tensor_parallel_size",)
     ranks: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Run the model over N ranks of mlx.launch, one a machine."),
+        Option(metavar="N", help="Run the model over N ranks of mlx.launch, one a machine."),
     ] = None
     parallel: Annotated[
         Literal["tensor", "pipeline"] | None,
-        typer.Option(help="How ranks share the model. Default: as mlx_lm's sharded_load chooses."),
+        Option(help="How ranks share the model. Default: as mlx_lm's sharded_load chooses."),
     ] = None
     tensor_parallel_size: Annotated[
         int,
-        typer.Option(
-            *("--tensor-parallel-size", "-tp"), min=1, help="As --ranks N --parallel tensor."
-        ),
+        Option(*("--tensor-parallel-size", "-tp"), min=1, help="As --ranks N --parallel tensor."),
     ] = 1
     split: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Layers of each rank of a pipeline, such as 20,12."),
+        Option(metavar="A,B", help="Layers of each rank of a pipeline, such as 20,12."),
     ] = None
     hosts: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="The hostfile of mlx.launch, with a device or memory for each host.",
         ),

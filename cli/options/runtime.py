@@ -4,10 +4,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
-
 from memfit.cli.options.completion import complete_runtime
-from memfit.cli.options.groups import OptionGroup, parsed
+from memfit.cli.options.groups import Option, OptionGroup, parsed
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 
@@ -21,14 +19,14 @@ class VersionOptions(OptionGroup, frozen=True, kw_only=True):
     panel = "Runtime options"
     mlx_version: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="VERSION",
             help="MLX that runs it, such as 0.32.0. Default: on a Mac the installed one, else the"
             " newest that is described.",
         ),
     ] = None
     mlx_lm_version: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="The same for mlx-lm.")
+        str | None, Option(metavar="VERSION", help="The same for mlx-lm.")
     ] = None
 
     @property
@@ -62,7 +60,7 @@ class RuntimeOptions(VersionOptions, frozen=True, kw_only=True):
 
     runtime: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Runtime to estimate for (see memfit runtimes). Default: mlx-lm, for GGUF"
             " llama.cpp.",
             show_default=False,
@@ -71,11 +69,9 @@ class RuntimeOptions(VersionOptions, frozen=True, kw_only=True):
     ] = None
     gpu_memory_utilization: Annotated[
         str | None,
-        typer.Option(
-            metavar="SHARE", help="Share of the GPU's memory that vllm takes. Default: 0.92."
-        ),
+        Option(metavar="SHARE", help="Share of the GPU's memory that vllm takes. Default: 0.92."),
     ] = None
-    margin: Annotated[str, typer.Option(help="Memory to keep free above the peak.")] = (
+    margin: Annotated[str, Option(help="Memory to keep free above the peak.")] = (
         f"{MARGIN_BYTES // 10**6}MB"
     )
 
@@ -113,29 +109,25 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
     pasted: ClassVar[tuple[str, ...]] = ("kv_cache_dtype",)
     cache_type: Annotated[
         str | None,
-        typer.Option(metavar="KEYS[,VALUES]", help="Types of llama.cpp's KV cache, such as q8_0."),
+        Option(metavar="KEYS[,VALUES]", help="Types of llama.cpp's KV cache, such as q8_0."),
     ] = None
     cache_type_k: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--cache-type-k", "-ctk", metavar="TYPE", help="Type of the keys in llama.cpp's cache."
         ),
     ] = None
     cache_type_v: Annotated[
         str | None,
-        typer.Option(
-            "--cache-type-v", "-ctv", metavar="TYPE", help="Type of the values in its cache."
-        ),
+        Option("--cache-type-v", "-ctv", metavar="TYPE", help="Type of the values in its cache."),
     ] = None
     flash_attn: Annotated[
         bool,
-        typer.Option(
-            "--flash-attn/--no-flash-attn", help="Whether llama.cpp uses flash attention."
-        ),
+        Option("--flash-attn/--no-flash-attn", help="Whether llama.cpp uses flash attention."),
     ] = True
     gpu_layers: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--gpu-layers",
             "-ngl",
             "--n-gpu-layers",
@@ -145,11 +137,11 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
     ] = None
     kv_cache_dtype: Annotated[
         str | None,
-        typer.Option(metavar="auto|fp8", help="Type of vllm's KV cache; for mlx-lm see --kv-bits."),
+        Option(metavar="auto|fp8", help="Type of vllm's KV cache; for mlx-lm see --kv-bits."),
     ] = None
     n_cpu_moe: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--n-cpu-moe",
             "-ncmoe",
             metavar="N",

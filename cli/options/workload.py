@@ -4,9 +4,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 
-import typer
-
-from memfit.cli.options.groups import OptionGroup, parsed
+from memfit.cli.options.groups import Option, OptionGroup, parsed
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import MAX_COUNT, ceil_div, parse_count
 from memfit.estimators.base.workload import Workload
@@ -50,30 +48,30 @@ class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
     panel = "Workload options"
     pasted: ClassVar[tuple[str, ...]] = ("ctx_size", "max_model_len")
     context: Annotated[
-        str | None, typer.Option(help="Prompt tokens, with no generation, such as 32k.")
+        str | None, Option(help="Prompt tokens, with no generation, such as 32k.")
     ] = None
     ctx_size: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--ctx-size", "-c", help="The same as llama.cpp takes it: for all sequences together."
         ),
     ] = None
     max_model_len: Annotated[
         str | None,
-        typer.Option("--max-model-len", help="The same as vLLM takes it: 32k is 32000 tokens."),
+        Option("--max-model-len", help="The same as vLLM takes it: 32k is 32000 tokens."),
     ] = None
-    prompt_tokens: Annotated[str | None, typer.Option(help="Tokens in the prompt.")] = None
-    max_tokens: Annotated[str | None, typer.Option(help="Tokens to generate.")] = None
+    prompt_tokens: Annotated[str | None, Option(help="Tokens in the prompt.")] = None
+    max_tokens: Annotated[str | None, Option(help="Tokens to generate.")] = None
     batch: Annotated[
         int,
-        typer.Option(
+        Option(
             *("--batch", "-np", "--max-num-seqs"),
             help="Sequences that run together.",
         ),
     ] = 1
     prefill_step: Annotated[
         int | None,
-        typer.Option(
+        Option(
             *("--prefill-step", "--prefill-step-size", "-ub", "--ubatch-size"),
             "--max-num-batched-tokens",
             help="Tokens computed at once: a chunk of mlx-lm, a micro-batch of llama.cpp.",
@@ -81,16 +79,14 @@ class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
     ] = None
     kv_bits: Annotated[
         int | None,
-        typer.Option(parser=_kv_bits, metavar="BITS|none", help="Bits of a quantised KV cache."),
+        Option(parser=_kv_bits, metavar="BITS|none", help="Bits of a quantised KV cache."),
     ] = None
-    kv_group_size: Annotated[
-        int | None, typer.Option(help="Group size of a quantised KV cache.")
-    ] = None
+    kv_group_size: Annotated[int | None, Option(help="Group size of a quantised KV cache.")] = None
     quantized_kv_start: Annotated[
-        int | None, typer.Option(help="Tokens in the KV cache before it is quantised.")
+        int | None, Option(help="Tokens in the KV cache before it is quantised.")
     ] = None
     max_kv_size: Annotated[
-        int | None, typer.Option(help="Size of a rotating KV cache, if the model supports one.")
+        int | None, Option(help="Size of a rotating KV cache, if the model supports one.")
     ] = None
 
     def partial(self) -> PartialWorkload:

@@ -46,6 +46,8 @@ class Scenario(Struct, frozen=True):
     """Kept free above the peak."""
     ranks: Ranks | None = None
     """The figures are then of the rank with the least room."""
+    as_type: str | None = None
+    """The model type to assume for models that are not described."""
 
 
 class AxisValue(Struct, frozen=True):

@@ -104,16 +104,17 @@ class _Ready(Struct, frozen=True):
 def _ready(
     catalog: Catalog, model: ComparedModel, scenario: Scenario, default: Runtime
 ) -> _Ready | Unavailable:
-    runtime = model.runtime or default
-    sized = try_or_reason(
-        lambda: catalog.sized(
-            model.reference,
-            quantize=scenario.quantize,
-            device=scenario.device,
-            runtime=runtime,
-            margin_bytes=scenario.margin_bytes,
-        )
+    sized_as = partial(
+        catalog.sized,
+        model.reference,
+        quantize=scenario.quantize,
+        device=scenario.device,
+        runtime=model.runtime or default,
+        margin_bytes=scenario.margin_bytes,
     )
+    sized = try_or_reason(sized_as)
+    if isinstance(sized, Unavailable) and scenario.as_type:
+        sized = try_or_reason(lambda: sized_as(as_type=scenario.as_type))
     if isinstance(sized, Unavailable):
         return sized
     workload = scenario.workload.under(sized.runtime_model.runtime)

@@ -218,12 +218,7 @@ def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterato
 
 def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note]:
     checkpoint, model = sized.checkpoint, sized.model
-    if checkpoint.assumed_from:
-        text = (
-            f"{checkpoint.assumed_from} is sized as {model.model_type}: an assumption that nothing"
-            " has checked"
-        )
-        yield Note("warning", "assumed-type", text)
+    yield from assumption_notes(sized)
     yield from sized.footprint.notes
     yield from sized.notes
     for warning in checkpoint.warnings:
@@ -262,6 +257,16 @@ def limit_notes(most: int | None, tokens: int) -> Iterator[Note]:
     if most and tokens > most:
         text = f"{tokens} tokens exceed the model's own limit {most}"
         yield Note("warning", "beyond-context", text)
+
+
+def assumption_notes(sized: SizedModel) -> Iterator[Note]:
+    """Yield that the architecture is assumed, where it is."""
+    if sized.checkpoint.assumed_from:
+        text = (
+            f"{sized.checkpoint.assumed_from} is sized as {sized.model.model_type}: an assumption"
+            " that nothing has checked"
+        )
+        yield Note("warning", "assumed-type", text)
 
 
 def workload_notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:

@@ -1,11 +1,17 @@
-"""A notebook shows an estimate as HTML."""
+"""A notebook shows every answer as HTML."""
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
+from msgspec import convert
 from msgspec.structs import replace
 
 import memfit
+from memfit.cli.render.notebook import VIEWS, view
+from tests.cli.running import Memfit
+from tests.cli.test_pages import COMMANDS
+from tests.test_schemas import documents, texts
 
 SAMPLE = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
 CODE = f"""
@@ -28,6 +34,25 @@ def test_a_hostile_name_stays_text() -> None:
     assert html
     assert "<img" not in html
     assert "&lt;img src=x" in html
+
+
+@pytest.mark.parametrize("command", ["compare", "context", "server", "wired", "growth", "experts"])
+def test_the_result_of_a_command_is_html(memfit: Memfit, command: str) -> None:
+    facts = memfit(*COMMANDS[command].split(), "--json").json
+    kind = next(each for each in documents() if each.__struct_config__.tag == facts["schema"])
+    html = convert(facts, kind)._repr_html_()
+    assert html
+    assert html.count("<table>") >= 1
+    assert VIEWS[kind.__name__][1].get("plot") is None or "<svg" in html
+
+
+def test_every_answer_is_html() -> None:
+    texts()  # imports the types
+    names = {kind.__name__ for kind in documents() if kind.__module__.startswith("memfit.")}
+    files = {"Baseline", "Manifest", "Measurements"}
+    assert names - VIEWS.keys() == files | {"DeviceTable", "ErrorReport", "RuntimeTable"}
+    for name, settings in VIEWS.values():
+        signature(view(name)).bind(None, **settings)
 
 
 @pytest.mark.exhaustive

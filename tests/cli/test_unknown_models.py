@@ -68,6 +68,42 @@ def test_an_assumed_type_gives_that_types_figures_marked_on_every_line(
             assert f"assumed: {figure.split()[0]} bits" in text
 
 
+def test_a_comparison_assumes_a_type_only_for_what_is_unknown(
+    memfit: Memfit, unknown: Path, tmp_path: Path
+) -> None:
+    known = write_checkpoint(tmp_path / "known", QWEN3_4B, TENSORS)
+    compared = ("compare", "--model", unknown, "--model", known, "--memory", "8GB")
+    assert memfit(*compared).code == 3
+    first, second = memfit(*compared, "--as", "qwen3", "--json").json["models"]
+    assert (first["model"]["assumed_from"], "assumed_from" in second["model"]) == ("qwen9", False)
+    assert first["needed_bytes"] == second["needed_bytes"]
+    assert "assumed-type" in {note["code"] for note in first["notes"]}
+    text = memfit(*compared, "--as", "qwen3").out
+    assert "1 assumed: new" in text
+    assert "2 known" in text
+
+
+@pytest.mark.parametrize("plan", ["context", "server"])
+def test_a_plan_marks_an_assumed_type_on_every_line(
+    memfit: Memfit, unknown: Path, plan: str
+) -> None:
+    bare = ("plan", plan, unknown, "--memory", "8GB")
+    assert memfit(*bare).code == 3
+    asked = (*bare, "--as", "qwen3")
+    assert "assumed-type" in {note["code"] for note in memfit(*asked, "--json").json["notes"]}
+    page = memfit(*asked, "--format", "markdown").out
+    lines = [line for line in page.splitlines() if any(map(str.isdigit, line))]
+    assert len(lines) > 8
+    unmarked = ("#", "mlx_", "| Tokens each")  # a title, a command, the headings of a table
+    assert [line for line in lines if "assumed" not in line and not line.startswith(unmarked)] == []
+
+
+@pytest.mark.parametrize("command", ["fits", "gate", "tune x", "plan train x"])
+def test_other_commands_say_where_a_type_can_be_assumed(memfit: Memfit, command: str) -> None:
+    run = memfit(*command.split(), "--as", "qwen3")
+    assert (run.code, "--as: an architecture is assumed by memfit estimate" in run.err) == (2, True)
+
+
 def test_keys_that_the_assumed_type_does_not_know_are_named(memfit: Memfit, tmp_path: Path) -> None:
     config = write_config(tmp_path, {**QWEN3_4B, "num_memory_layers": 3})
     asked = (config, "--method", "formula", "--json")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import PlanModel, Traffic
+from memfit.cli.commands.plan.subject import AssumablePlanModel, Traffic
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
@@ -68,7 +68,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def context(
-    model: PlanModel,
+    model: AssumablePlanModel,
     asked: ContextOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, "batch", *RUNTIME_DEFAULTS)],
     machine: RankedMachine,
@@ -80,7 +80,6 @@ def context(
     The context that the runtime itself would choose is shown too.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
     from memfit.cli.render.views.context import to_document
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.sizing.estimate import curve
@@ -91,6 +90,7 @@ def context(
         machine.chosen(),
         verbose=output.verbose,
         margin_bytes=runtime.margin_bytes(),
+        as_type=model.as_type,
         versions=runtime,
     )
     # Hundreds of workloads are sized: a trace of each takes too long.
@@ -102,7 +102,7 @@ def context(
     sized = sized.settled(run)
     result = plan_context(sized, run, question, units=output.units)
     points = curve(sized, run) if output.draws(asked.plot) else ()
-    output.write(Answer(result, to_document(result, output.units, points)))
+    output.write(model.answer(result, to_document(result, output.units, points)))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
 

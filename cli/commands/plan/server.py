@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import PlanModel, Traffic
+from memfit.cli.commands.plan.subject import AssumablePlanModel, Traffic
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
@@ -83,7 +83,7 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def server(
-    model: PlanModel,
+    model: AssumablePlanModel,
     asked: ServerOptions,
     workload: Annotated[
         WorkloadOptions, Only(*CONTEXT, "kv_bits", "kv_group_size", "quantized_kv_start")
@@ -96,27 +96,24 @@ def server(
     # The library is imported here so that --help stays fast.
     from msgspec.structs import replace
 
-    from memfit.cli.render.view import Answer
     from memfit.cli.render.views.server import to_document
     from memfit.estimators.plans.server.plan import plan_server
     from memfit.estimators.sizing.workload import MARGIN_BYTES
 
     settings, traffic = asked.settings(), asked.recorded()
     sized = model.sized_for_mlx_lm(
-        machine.chosen(), verbose=output.verbose, versions=versions, margin_bytes=MARGIN_BYTES
+        machine.chosen(),
+        verbose=output.verbose,
+        versions=versions,
+        margin_bytes=MARGIN_BYTES,
+        as_type=model.as_type,
     )
     sized = machine.tightest(sized, workload.partial())
     run = replace(
         workload.partial().under(sized.runtime_model.runtime),
         max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens),
     )
-    result = plan_server(
-        sized,
-        run,
-        settings,
-        clients=asked.clients or 2 * settings.rows,
-        traffic=traffic,
-        units=output.units,
-    )
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(False))))
+    clients = asked.clients or 2 * settings.rows
+    result = plan_server(sized, run, settings, clients=clients, traffic=traffic, units=output.units)
+    output.write(model.answer(result, to_document(result, output.units, plot=output.draws(False))))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.options.model import NamedModel
+from memfit.cli.options.model import AsType, NamedModel
 from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import UnsupportedError
@@ -13,7 +13,10 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 
 if TYPE_CHECKING:
-    from memfit.estimators.sizing.sized_model import Method, SizedModel
+    from memfit.cli.render.document import Document
+    from memfit.cli.render.view import Answer
+    from memfit.estimators.results.result import Result
+    from memfit.estimators.sizing.sized_model import SizedModel
 
 
 Traffic = Annotated[
@@ -33,8 +36,8 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
         machine: Device | None,
         *,
         verbose: bool,
-        method: "Method" = "auto",
         margin_bytes: int = MARGIN_BYTES,
+        as_type: str | None = None,
         versions: VersionOptions,
     ) -> "SizedModel":
         """Return the model on a machine under its native runtime of some versions.
@@ -52,8 +55,8 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
             reference,
             quantize=quantization,
             device=machine,
-            method=method,
             margin_bytes=margin_bytes,
+            as_type=as_type,
         )
 
     def sized_for_mlx_lm(
@@ -63,16 +66,32 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
         verbose: bool,
         versions: VersionOptions,
         margin_bytes: int = 0,
+        as_type: str | None = None,
     ) -> "SizedModel":
         """Return the model sized for mlx-lm on a machine, without a margin unless one is given.
 
         Raises:
             UnsupportedError: for a GGUF file.
         """
-        sized = self.sized(machine, verbose=verbose, margin_bytes=margin_bytes, versions=versions)
+        sized = self.sized(
+            machine, verbose=verbose, margin_bytes=margin_bytes, as_type=as_type, versions=versions
+        )
         if not sized.runtime_model.is_mlx_lm:
             raise UnsupportedError(
                 f"{sized.checkpoint.id}: this is planned for checkpoints of mlx-lm, not for GGUF"
                 " files"
             )
         return sized
+
+
+class AssumablePlanModel(PlanModel, frozen=True, kw_only=True):
+    """A model of an architecture that may be assumed."""
+
+    as_type: AsType = None
+
+    def answer(self, result: "Result", document: "Document") -> "Answer":
+        """Return a result with its document, every line marked where the type is assumed."""
+        from memfit.cli.render.view import Answer
+        from memfit.cli.render.views.assumed import marked
+
+        return Answer(result, marked(document, self.as_type) if self.as_type else document)

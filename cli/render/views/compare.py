@@ -21,6 +21,7 @@ from memfit.cli.render.document import (
 from memfit.cli.render.views import compare_text
 from memfit.cli.render.views import text as estimate_text
 from memfit.cli.render.views.answer import tenths
+from memfit.cli.render.views.assumed import MARK
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.comparison import ComparedCell, Comparison, Matrix
 
@@ -188,11 +189,12 @@ def _heat_cell(cell: ComparedCell, units: Units) -> Toned:
 def _headings(result: Comparison) -> Iterator[str]:
     """Each model's number, and its name without the common parent directories."""
     paths = [model.label.split("/") for model in result.models]
+    marks = [MARK if model.model and model.model.assumed_from else "" for model in result.models]
     common = 0
     while len({tuple(path[: common + 1]) for path in paths}) == 1 and common + 1 < len(paths[0]):
         common += 1
-    for number, path in enumerate(paths, 1):
-        yield f"{number} {'/'.join(path[common:])}"
+    for number, (mark, path) in enumerate(zip(marks, paths, strict=True), 1):
+        yield f"{number} {mark}{'/'.join(path[common:])}"
 
 
 def _values(result: Comparison) -> Iterator[tuple[Any, ...]]:

@@ -24,7 +24,12 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
+from memfit.estimators.sizing.estimate import (
+    assumption_notes,
+    device_summary,
+    model_summary,
+    workload_notes,
+)
 from memfit.estimators.sizing.search import (
     UNBOUNDED_CONTEXT,
     context_lengths,
@@ -193,6 +198,7 @@ class _Plan(Struct, frozen=True):
 
     def _notes(self) -> Iterator[Note]:
         sized, workload = self.sized, self.workload
+        yield from assumption_notes(sized)
         yield from sized.footprint.notes
         yield from workload_notes(sized, workload)
         figures, runtime_model = sized.figures_for(workload), sized.runtime_model

@@ -18,7 +18,7 @@ from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSet
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm_commands import server_command
 from memfit.estimators.sizing.actions import converted
-from memfit.estimators.sizing.estimate import device_summary
+from memfit.estimators.sizing.estimate import assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -255,6 +255,7 @@ def _notes(
     units: Units,
     traffic: int,
 ) -> Iterator[Note]:
+    yield from assumption_notes(sized)
     if sequential:
         yield Note("info", "server-sequential", f"{sequential}: requests run one at a time")
     elif worst.stored_caches:
