@@ -2,6 +2,7 @@
 
 import re
 from importlib import metadata
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,43 @@ def test_every_development_tool_is_pinned_and_what_else_memfit_needs_may_be() ->
     tools = {re.split(r"[\[><=; ]", line)[0] for line in wanted}
     needed = {re.split(r"[><=]", line)[0] for line in project["dependencies"]}
     assert tools - {"memfit"} == names - needed
+
+
+@pytest.fixture(scope="module")
+def setup_module() -> Any:
+    spec = spec_from_file_location("setup", ROOT / "setup.py")
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+
+
+def test_the_page_on_an_index_has_no_relative_links(setup_module: Any) -> None:
+    assert len(LINK.findall(README)) > 20
+    page = setup_module.index_page(README, "")
+    assert LINK.findall(page) == []
+    assert "\nAccuracy (`docs/accuracy.md`) says how" in page
+    assert "![" not in page
+
+
+def test_with_an_address_the_page_links_to_every_file_of_the_repository(setup_module: Any) -> None:
+    address = "https://example.org/memfit"
+    page = setup_module.index_page(README, address)
+    found = LINK.findall(page)
+    assert len(found) == len(LINK.findall(README))
+    for target in found:
+        file = re.fullmatch(rf"{address}/(?:blob|raw)/HEAD/([^#]+)(?:#.*)?", target)
+        assert file, target
+        assert (ROOT / file[1]).exists(), target
+    assert page.count(f"]({address}/raw/HEAD/docs/images/") == README.count("](docs/images/")
+    assert setup_module.urls(address)["Documentation"] == f"{address}/blob/HEAD/docs/index.md"
+
+
+def test_no_address_is_invented(setup_module: Any) -> None:
+    assert setup_module.urls("") == {}
+    assert setup_module.REPOSITORY == ""

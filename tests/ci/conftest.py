@@ -18,7 +18,14 @@ from tests.models import QWEN3_4B_4BIT, write_config
 
 ROOT = Path(__file__).parents[2]
 _PARTS = ("api", "cli", "estimators", "probes", "sample_configs", "docs/schema", ".ci")
-_FILES = ("pyproject.toml", "README.md", "LICENSE", "action.yml", ".pre-commit-hooks.yaml")
+_FILES = (
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+    "action.yml",
+    ".pre-commit-hooks.yaml",
+)
 _NEEDED = ("setuptools", "typer")  # all other requirements are installed next to typer
 REQUIREMENT_LINES = [
     line.rstrip(" \\")
