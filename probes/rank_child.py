@@ -1,7 +1,7 @@
 """One rank of a measured run: `python -m memfit.probes.rank_child SETUP`, as mlx.launch starts it.
 
 Every rank loads with mlx-lm's own sharded_load and runs mlx-lm's own loop. Its messages are lines
-of JSON on standard output, each with the number of the rank: mlx.launch passes on what all print.
+of JSON on standard output: mlx.launch passes on what all print.
 """
 
 import json
@@ -9,13 +9,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from msgspec import to_builtins
+from msgspec.json import encode
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, MachineError, MemfitError
 from memfit.estimators.base.files import printable
@@ -23,11 +23,12 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.model_builder import class_errors
-from memfit.probes.loading import codeless_config, memory_errors, weight_errors
+from memfit.probes.loading import codeless_config, memory_errors, one_line, weight_errors
 from memfit.probes.model_runner import ModelRunner
-from memfit.probes.run_monitor import ReportFigures
+from memfit.probes.rank_state import RankError, RankState
+from memfit.probes.run_monitor import ReportFigures, repeated
 
-_ALIVE_EVERY_SECONDS = 0.5
+_SEND_EVERY_SECONDS = 0.5
 
 
 class RankRunner(ModelRunner):
@@ -61,7 +62,7 @@ class RankRunner(ModelRunner):
 
 
 def _split_load(load: Any, split: list[int] | None, *args: Any, **options: Any) -> Any:
-    """Return what mlx-lm's load_model does, with a pipeline that splits the layers as told."""
+    """Return what mlx-lm's load_model does, with a pipeline that takes a split."""
     model, config = load(*args, **options)
     if split:
         inner = model.model
@@ -69,74 +70,70 @@ def _split_load(load: Any, split: list[int] | None, *args: Any, **options: Any) 
     return model, config
 
 
+class _Sender:
+    """Sends the state of this rank, whenever it changes and in between as a sign of life."""
+
+    def __init__(self, messages: IO[bytes]) -> None:
+        rank = int(os.environ.get("MLX_RANK", "0"))
+        self._state = RankState(rank=rank, pid=os.getpid())
+        self._messages, self._lock = messages, threading.Lock()
+        self.send()
+
+    def send(self) -> None:
+        # A line of its own, whatever a library has printed before.
+        with self._lock:
+            self._messages.write(b"\n" + encode(self._state) + b"\n")
+            self._messages.flush()
+
+    def update(self, **changes: Any) -> None:
+        self._state = replace(self._state, steps=self._state.steps + 1, **changes)
+        self.send()
+
+
 def main() -> None:
-    """Load, run once, report, and end."""
+    """Load, run once, and report until the launcher ends."""
     setup = json.loads(sys.argv[1])
-    rank = int(os.environ.get("MLX_RANK", "0"))
     # Only messages go to standard output; what libraries print goes to standard error.
-    messages = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    lock = threading.Lock()
-
-    def send(**message: Any) -> None:
-        with lock:
-            messages.write(json.dumps({"rank": rank, **message}) + "\n")
-
     _end_with_launcher()
-    with _alive(send):
+    sender = _Sender(messages)
+    with repeated(sender.send, _SEND_EVERY_SECONDS):
         try:
-            _measure(setup, send)
+            _measure(setup, sender)
         except MemfitError as error:
-            send(error={"kind": type(error).__name__, "text": str(error)[:2000]})
-            messages.flush()
-            os.kill(os.getpid(), signal.SIGTERM)  # the ring's threads wait for the other ranks
+            sender.update(error=RankError(type(error).__name__, str(error)[:2000]))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run is over
+            text = f"{type(error).__name__}: {one_line(error)}"
+            sender.update(error=RankError("MachineError", text[:2000]))
+        threading.Event().wait()
 
 
-def _measure(setup: dict[str, Any], send: Any) -> None:
-    import mlx.core as mx
-
-    send(stage="starting", pid=os.getpid())
+def _measure(setup: dict[str, Any], sender: _Sender) -> None:
     path = Path(setup["path"])
     if not path.is_dir():
         raise CheckpointError(f"{printable(path)}: no such directory on this host")
+    import mlx.core as mx
+
     try:
         group = mx.distributed.init(strict=True, backend="ring")
     except RuntimeError as error:
-        raise MachineError(f"it cannot connect: {printable(str(error))}") from None
-    send(stage="connected")
-    runner = RankRunner(path, setup, group, lambda figures: send(progress=figures))
+        raise MachineError(f"it cannot connect: {one_line(error)}") from None
+    sender.update(connected=True)
+    runner = RankRunner(path, setup, group, lambda _: sender.update())
     workload = Workload(**setup["workload"])
     runner.prompt(None, workload.prompt_tokens)
-    loaded = runner.load()
-    send(loaded=to_builtins(loaded))
-    run = runner.run(workload, None)
-    send(run=to_builtins(run))
-
-
-@contextmanager
-def _alive(send: Any) -> Iterator[None]:
-    """Say that the process is alive; a stopped one does not, one that waits for others does."""
-    finished = threading.Event()
-
-    def beat() -> None:
-        while not finished.wait(_ALIVE_EVERY_SECONDS):
-            send(alive=True)
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        finished.set()
-        thread.join()
+    sender.update(loaded=runner.load())
+    sender.update(run=runner.run(workload, None))
 
 
 def _end_with_launcher() -> None:
     """End when mlx.launch does, also during a call: it holds the other end of standard input."""
 
     def wait() -> None:
-        while os.read(0, 4096):
-            pass
+        with suppress(OSError):  # of a terminal without an other end
+            while os.read(0, 4096):
+                pass
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()

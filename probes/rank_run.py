@@ -16,9 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import IO, Any
+from typing import IO
 
-from msgspec import Struct, convert, to_builtins
+from msgspec import DecodeError, Struct, to_builtins
+from msgspec.json import decode
 
 from memfit.estimators.base.errors import (
     CheckpointError,
@@ -32,6 +33,7 @@ from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.probes.process import require_installed
+from memfit.probes.rank_state import RankState
 
 _ERRORS: dict[str, type[MemfitError]] = {
     kind.__name__: kind for kind in (CheckpointError, UnsupportedError)
@@ -49,10 +51,16 @@ main()
 """
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
 _EXITED = re.compile(r"Node with rank (\d+) exited with code (-?\d+)")
-# The signs of life come twice a second.
-_SILENT_SECONDS = 5.0
+# Signs of life come twice a second.
+_SILENT_SECONDS = 3.0
 _POLL_SECONDS = 0.5
 _TAIL_LINES = 40
+# What a rank does too long, by the stages that it has done.
+_TOO_LONG = (
+    *("did not start", "is not connected to the others"),
+    *("does not finish loading", "makes no progress"),
+)
+_LAST_STAGE = len(_TOO_LONG)
 
 
 class RankRequest(Struct, frozen=True, kw_only=True):
@@ -104,13 +112,9 @@ class _Launched:
 
     def __init__(self, request: RankRequest, folder: str) -> None:
         self._request = request
-        self._loaded: dict[int, Loaded] = {}
-        self._runs: dict[int, Run] = {}
-        now = time.monotonic()
-        self._alive = dict.fromkeys(range(request.size), now)
-        self._progress = now
-        self._stage: dict[int, str] = {}
-        self._pids: dict[int, int] = {}
+        self._states: dict[int, RankState] = {}
+        self._heard: dict[int, float] = {}
+        self._progress = time.monotonic()
         self._errors: list[str] = []
         self._lines: SimpleQueue[tuple[str, str]] = SimpleQueue()
         alive, self._until_end = os.pipe()
@@ -141,11 +145,13 @@ class _Launched:
     def wait(self, progress: Progress) -> tuple[RankRun, ...]:
         """Return the runs of all ranks once each has reported its own."""
         size = self._request.size
-        while len(self._runs) < size:
+        progress.begin(f"running on {size} ranks", size * _LAST_STAGE)
+        while self._stage() < _LAST_STAGE:
             self._take_lines(progress)
-            if len(self._runs) < size:
+            if self._stage() < _LAST_STAGE:
                 self._require_alive()
-        return tuple(RankRun(self._loaded[rank], self._runs[rank]) for rank in range(size))
+        states = (self._states[rank] for rank in range(size))
+        return tuple(RankRun(s.loaded, s.run) for s in states if s.loaded and s.run)
 
     def end(self) -> None:
         """Kill whatever is left of the session."""
@@ -175,24 +181,18 @@ class _Launched:
 
     def _take(self, line: str, progress: Progress) -> None:
         try:
-            message: dict[str, Any] = json.loads(line)
-            rank = int(message.pop("rank"))
-        except (ValueError, TypeError, KeyError, AttributeError):
+            state = decode(line, type=RankState)
+        except DecodeError:
             return  # what a library prints
-        self._alive[rank] = time.monotonic()
-        if "alive" in message:
+        before = self._states.get(state.rank)
+        self._states[state.rank], self._heard[state.rank] = state, time.monotonic()
+        if state == before:
             return
-        self._progress = self._alive[rank]
-        if error := message.get("error"):
-            kind = _ERRORS.get(error["kind"], RankStopped)
-            raise kind(f"rank {rank}: {error['text']}")
-        if "stage" in message:
-            self._stage[rank] = message["stage"]
-            self._pids[rank] = message.get("pid", self._pids.get(rank, 0))
-        elif "loaded" in message:
-            self._loaded[rank], self._stage[rank] = convert(message["loaded"], Loaded), "running"
-        elif "run" in message:
-            self._runs[rank], self._stage[rank] = convert(message["run"], Run), "done"
+        self._progress = time.monotonic()
+        if state.error:
+            kind = _ERRORS.get(state.error.kind, RankStopped)
+            raise kind(f"rank {state.rank}: {state.error.text}")
+        progress.advance(state.stage - (before.stage if before else 0))
 
     def _require_alive(self) -> None:
         now = time.monotonic()
@@ -207,8 +207,12 @@ class _Launched:
                 self._process.wait(timeout=_SILENT_SECONDS)
             self._take_lines(NULL_PROGRESS)
             raise RankStopped(exited)
+        silent = [rank for rank, heard in self._heard.items() if now - heard > _SILENT_SECONDS]
+        # One that waits in a call of MLX can be silent too: the system knows which is stopped.
+        if not self._request.hostfile and (stopped := list(filter(self._is_stopped, silent))):
+            raise RankStopped(f"{_ranks(stopped)}: stopped by a signal; the run is ended")
         if now - self._progress > self._request.timeout_seconds:
-            raise RankStopped(self._hung(now))
+            raise RankStopped(self._hung(silent))
 
     def _first_exit(self) -> str | None:
         for line in self._errors:
@@ -217,35 +221,34 @@ class _Launched:
         return None
 
     def _exit_reason(self) -> str:
-        missing = [rank for rank in range(self._request.size) if rank not in self._runs]
+        missing = [rank for rank in range(self._request.size) if self._stage(rank) < _LAST_STAGE]
         return (
             self._first_exit() or f"{_ranks(missing)}: mlx.launch ended without them{self._tail()}"
         )
 
-    def _hung(self, now: float) -> str:
+    def _hung(self, silent: list[int]) -> str:
         """Name the ranks that are silent, else those that are behind the others."""
-        silent = [rank for rank, at in self._alive.items() if now - at > _SILENT_SECONDS]
-        # One that waits in a call of MLX can be silent too: the system knows which is stopped.
-        if self._request.hostfile is None:
-            silent = [rank for rank in silent if _is_stopped(self._pids.get(rank))] or silent
-        order = ("", "starting", "connected", "running", "done")
-        stages = {
-            rank: order.index(self._stage.get(rank, "")) for rank in range(self._request.size)
-        }
-        behind = [rank for rank, stage in stages.items() if stage == min(stages.values())]
-        what = {
-            "": "did not start",
-            "starting": "is not connected to the others",
-            "connected": "does not finish loading",
-            "running": "makes no progress",
-        }[order[min(stages.values())]]
-        found = silent or behind
-        if silent and order[min(stages.values())]:
-            what = "stopped answering"
+        stage = self._stage()
+        behind = [rank for rank in range(self._request.size) if self._stage(rank) == stage]
+        what = _TOO_LONG[stage]
+        if silent and stage > 1:  # a rank that connects is silent while it waits
+            behind, what = silent, "stopped answering"
         return (
-            f"{_ranks(found)}: {what} for {self._request.timeout_seconds:g} s; the run is ended,"
+            f"{_ranks(behind)}: {what} for {self._request.timeout_seconds:g} s; the run is ended,"
             " a slow one needs a longer timeout"
         )
+
+    def _stage(self, rank: int | None = None) -> int:
+        """Return how far a rank is, or that which is behind the others."""
+        if rank is None:
+            return min(map(self._stage, range(self._request.size)))
+        state = self._states.get(rank)
+        return state.stage if state else 0
+
+    def _is_stopped(self, rank: int) -> bool:
+        command = ("ps", "-o", "stat=", "-p", str(self._states[rank].pid))
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return found.strip()[:1] == "T"
 
     def _tail(self) -> str:
         said = [line for line in self._errors if line.strip() and "[WARN]" not in line]
@@ -300,18 +303,11 @@ def _is_free(port: int) -> bool:
 
 def _reason(code: int) -> str:
     if code > 0:
-        return f"exited with {code}"
+        # man ssh, EXIT STATUS
+        return f"exited with {code}{', as ssh does without a connection' if code == 255 else ''}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
     likely = ", probably because memory ran out" if -code == signal.SIGKILL else ""
     return f"killed by signal {-code} ({name}){likely}"
-
-
-def _is_stopped(pid: int | None) -> bool:
-    if not pid:
-        return True
-    command = ("ps", "-o", "stat=", "-p", str(pid))
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return not found.strip() or found.lstrip()[0] in "TZ"
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -130,17 +130,29 @@ def heartbeat(report: ReportFigures, counter: Callable[[], int | None]) -> Itera
 
     For one long call that reports nothing itself, such as reading weights.
     """
+    before = counter()
+
+    def report_change() -> None:
+        nonlocal before
+        now = counter()
+        if now != before:
+            report({})
+        before = now
+
+    with repeated(report_change, _REPORT_EVERY_NS / 1e9):
+        yield
+
+
+@contextmanager
+def repeated(call: Callable[[], None], every_seconds: float) -> Iterator[None]:
+    """Call it in a thread, again and again, until the block ends."""
     finished = threading.Event()
 
-    def poll() -> None:
-        before = counter()
-        while not finished.wait(_REPORT_EVERY_NS / 1e9):
-            now = counter()
-            if now != before:
-                report({})
-            before = now
+    def repeat() -> None:
+        while not finished.wait(every_seconds):
+            call()
 
-    thread = threading.Thread(target=poll)
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield

@@ -7,14 +7,18 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Number
+from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.results.estimate import ModelSummary, RankFigures, RankPlan
 from memfit.estimators.results.result import Result
+from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import model_summary
 from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
+from memfit.estimators.sizing.workload import MARGIN_BYTES
+from memfit.probes.preflight import RefusedError, memory_obstacle
 from memfit.probes.rank_run import RankRequest, RankRun, measure_ranks
 from memfit.probes.speed import median_speed
 
@@ -50,7 +54,9 @@ def tune_ranks(
     *,
     timeout_seconds: float,
     memory_limit_bytes: int | None = None,
+    margin_bytes: int = MARGIN_BYTES,
     hostfile: Path | None = None,
+    force: bool = False,
     progress: Progress = NULL_PROGRESS,
 ) -> RankTune:
     """Return what each rank took of what it was estimated to take, by trace.
@@ -58,26 +64,43 @@ def tune_ranks(
     Raises:
         InputError: for ranks or a split that the model cannot have.
         UnsupportedError: when mlx-lm does not run the model over such ranks.
+        RefusedError: when they do not fit by the estimate, unless it is forced.
         MachineError: when MLX is not installed, or a rank ends, hangs or cannot connect.
     """
     device = detect_host()
     devices = ranks.devices if hostfile else (device,) * ranks.size
     asked = replace(ranks, devices=devices)
-    sized = Catalog(progress=progress).sized(reference, device=devices[0], method="trace")
-    run = replace(workload, batch=1)
-    shared = ranked(sized, asked, run)
+    sized = Catalog(progress=progress).sized(
+        reference, device=devices[0], margin_bytes=margin_bytes, method="trace"
+    )
+    shared = ranked(sized, asked, workload)
+    if not force:
+        _require_room(shared, workload, together=hostfile is None)
     request = RankRequest(
         path=path,
         size=ranks.size,
         parallel=shared.parallel or "tensor",
         split=None if shared.is_even else shared.split,
-        workload=run,
+        workload=workload,
         timeout_seconds=timeout_seconds,
         memory_limit_bytes=memory_limit_bytes,
         hostfile=hostfile,
     )
     found = measure_ranks(request, progress)
-    return _result(model_summary(sized), run, shared, found)
+    return _result(model_summary(sized), workload, shared, found)
+
+
+def _require_room(shared: RankedModel, workload: Workload, *, together: bool) -> None:
+    """Require that ranks fit, those ``together`` on one machine in sum."""
+    needs = [(sized.device, sized.requirement(workload)) for sized in shared.ranks]
+    named = [(f"rank {index}", *each) for index, each in enumerate(needs)]
+    if together:
+        largest = max(need.largest_buffer_bytes for _, need in needs)
+        total = Need(sum(need.peak_bytes for _, need in needs), largest)
+        named = [(f"{len(needs)} ranks on this machine", needs[0][0], total)]
+    for name, device, need in named:
+        if device and (why := memory_obstacle(need, device, Units.GB)):
+            raise RefusedError(f"{shared.ranks[0].checkpoint.id}: {name}: {why}")
 
 
 def _result(

@@ -119,7 +119,9 @@ def tune(
 ) -> None:
     """Run a model, and compare its memory with the estimate."""
     if ranks := over.over():
-        _over_ranks(model.reference(), prompt, run, output, (ranks, over.hosts))
+        _over_ranks(
+            model.reference(), prompt, run, output, (ranks, over.hosts), runtime.margin_bytes()
+        )
     # The library is imported here so that --help stays fast.
     from memfit.probes.process import ModelProcess
     from memfit.probes.sweep_checkpoint import user_sweeps
@@ -144,6 +146,7 @@ def _over_ranks(
     run: RunOptions,
     output: TuneOutput,
     over: "tuple[Ranks, Path | None]",
+    margin_bytes: int,
 ) -> NoReturn:
     """Run a model over ranks, and compare each of them with its estimate."""
     from memfit.cli.render.view import Answer
@@ -155,6 +158,8 @@ def _over_ranks(
             "--ranks runs a prompt of --prompt-tokens N once: leave out --prompt, --sweep, --wired,"
             " --flags and --plot"
         )
+    if prompt.batch > 1 or prompt.shortest_prompt:
+        raise InputError("--ranks runs one request: leave out --batch and --shortest-prompt")
     ranks, hostfile = over
     workload = prompt.workload()
     limit = run.memory_limit_bytes()
@@ -166,7 +171,9 @@ def _over_ranks(
             ranks,
             timeout_seconds=float(run.timeout),
             memory_limit_bytes=limit,
+            margin_bytes=margin_bytes,
             hostfile=hostfile,
+            force=run.force,
             progress=progress,
         )
     output.write(Answer(result, to_document(result, output.units)))
