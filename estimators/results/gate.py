@@ -35,7 +35,8 @@ class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     peak_bytes: Bytes
     """The peak as memfit estimate gives it."""
     load_peak_bytes: Bytes
-    """The weights once loaded."""
+    """The most in use while the weights are loaded, for mlx-moe while its slots are filled; always
+    an estimate, never a measurement."""
     wired_limit_bytes: Bytes
     """What must stay resident: the peak with the margin of memfit estimate."""
     context_tokens: Tokens | None

@@ -12,6 +12,7 @@ from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, 
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.runtime import Budget, Runtime
+from memfit.estimators.weights.expert_slots import LOOKUP_BYTES, inventory, startup_bytes
 
 MLX_MOE = Runtime(
     name="mlx-moe",
@@ -30,7 +31,6 @@ MLX_MOE = Runtime(
         "its capacity divides decimal megabytes by 1024, so that experts count 2.4 % too small",
     ),
 )
-_LOOKUP_BYTES = 8  # of each expert of each layer: its table of slots and its mask
 
 
 class MlxMoe(MlxLm, frozen=True):
@@ -67,7 +67,15 @@ class MlxMoe(MlxLm, frozen=True):
         """Bytes of the weights with the experts that are kept, and the table that finds them."""
         kept, _ = self._capacities()
         others = self.subject.allocated_bytes - self._expert_bytes
-        return others + self._bytes_of(kept) + self.layers * self.experts * _LOOKUP_BYTES
+        return others + self._bytes_of(kept) + self.layers * self.experts * LOOKUP_BYTES
+
+    @property
+    def load_bytes(self) -> int:
+        """The start-up: the kept experts are copied out of whole files."""
+        kept, _ = self._capacities()
+        subject = self.subject
+        experts = inventory(subject.model, subject.checkpoint.tensors, subject.footprint)
+        return startup_bytes(experts, [kept] * self.layers) + experts.lookup_bytes
 
     def is_alike_on(self, device: Device | None) -> bool:
         """Whether it is the same machine: the experts that are kept depend on its memory."""

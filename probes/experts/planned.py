@@ -7,12 +7,12 @@ from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.plans.experts.expert_slots import (
+from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.weights.expert_slots import (
     Inventory,
     inventory,
     layered_startup_bytes,
 )
-from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.probes.tune import sized_here
 
 # The table from expert to slot has 4 bytes for each expert, the one of the missing has 1.

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.plans.experts.expert_slots import ExpertLayer
 from memfit.estimators.plans.experts.routing import ChosenSlots, RoutingProfile
+from memfit.estimators.weights.expert_slots import ExpertLayer
 from memfit.probes.experts.process import ExpertLayerInfo, LayerRouting
 
 Counts = tuple[tuple[int, ...], ...]

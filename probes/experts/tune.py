@@ -27,7 +27,6 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.plans.experts.expert_slots import ExpertLayer
 from memfit.estimators.plans.experts.routing import (
     ChosenSlots,
     RoutingProfile,
@@ -38,6 +37,7 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredExperts, Run
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary
+from memfit.estimators.weights.expert_slots import ExpertLayer
 from memfit.probes.agreement import Agreement
 from memfit.probes.data_dir import save
 from memfit.probes.experts import prepacked

@@ -47,6 +47,22 @@ def estimated(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def test_the_load_peak_of_mlx_moe_is_its_start_up(memfit: Memfit, folder: Path) -> None:
+    model = SAMPLES / "qwen3-next-80b-a3b-4bit.yaml"
+    keys = {"model": str(model), "memory": "32GB", "workload": {"context": 4096}}
+    write_policy(
+        folder,
+        least=target({"load_peak": "23.1GB"}, runtime="mlx-moe", **keys),
+        less=target({"load_peak": "23.0GB"}, runtime="mlx-moe", **keys),
+    )
+    run = memfit("gate", "--format", "json")
+    assert [report["status"] for report in run.json["targets"]] == ["passed", "broken"]
+    # mlx-moe's own measurement with 208 experts, which are 19.1 GB afterwards.
+    figures = run.json["targets"][0]["figures"]
+    assert round(figures["load_peak_bytes"] / 1e9, 2) == 23.05
+    assert figures["load_peak_bytes"] == figures["peak_bytes"]
+
+
 def test_a_runtime_that_needs_more_breaks_the_limit(memfit: Memfit, folder: Path) -> None:
     limits = {"peak": "90%"}
     work = {"context": "40k"}

@@ -37,7 +37,6 @@ from memfit.estimators.gate.policy import read_policy
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.hosts import read_hosts
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
-from memfit.estimators.plans.experts.expert_slots import ExpertLayer
 from memfit.estimators.plans.experts.routing import read_profile
 from memfit.estimators.plans.ranks.fleet import read_fleet
 from memfit.estimators.plans.train.recipe_file import read_recipe
@@ -45,6 +44,7 @@ from memfit.estimators.plans.wired.scenario import read_scenario
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.trace.graph_format import Array, Call, Node, Trace, from_json, to_json
+from memfit.estimators.weights.expert_slots import ExpertLayer
 from memfit.probes.experts import prepacked
 from memfit.probes.measurement_json import (
     collection_text,

@@ -13,7 +13,6 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.plans.experts.advice import worth
-from memfit.estimators.plans.experts.expert_slots import Inventory, inventory, startup_bytes
 from memfit.estimators.plans.experts.plan import (
     ExpertQuestion,
     RunMemory,
@@ -24,6 +23,7 @@ from memfit.estimators.plans.experts.routing import RoutingProfile
 from memfit.estimators.results.experts import ExpertsPlan
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.weights.expert_slots import Inventory, inventory, startup_bytes
 from tests.models import QWEN3_NEXT_80B, quantised_tensors, write_checkpoint, write_config
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"

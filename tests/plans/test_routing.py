@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.experts.expert_slots import ExpertLayer
 from memfit.estimators.plans.experts.routing import (
     RoutingProfile,
     adaptive_capacities,
     missed_by_chance,
     read_profile,
 )
+from memfit.estimators.weights.expert_slots import ExpertLayer
 
 LAYERS = tuple(ExpertLayer(index, 4, 1, True, 10) for index in (1, 3))
 COUNTS = st.tuples(*[st.integers(0, 50)] * 4).filter(any)

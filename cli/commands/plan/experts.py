@@ -19,11 +19,11 @@ from memfit.estimators.base.workload import Workload
 
 if TYPE_CHECKING:
     from memfit.estimators.machine.device import Device
-    from memfit.estimators.plans.experts.expert_slots import ExpertLayer
     from memfit.estimators.plans.experts.plan import RunMemory
     from memfit.estimators.plans.experts.routing import RoutingProfile
     from memfit.estimators.results.experts import ExpertsPlan
     from memfit.estimators.sizing.sized_model import SizedModel
+    from memfit.estimators.weights.expert_slots import ExpertLayer
 
 
 class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
@@ -71,9 +71,9 @@ def experts(
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.experts import to_document
-    from memfit.estimators.plans.experts.expert_slots import inventory
     from memfit.estimators.plans.experts.plan import ExpertQuestion, plan_experts
     from memfit.estimators.sizing.estimate import device_summary
+    from memfit.estimators.weights.expert_slots import inventory
 
     capacities, speed = asked.values()
     tokens, _ = workload.tokens()

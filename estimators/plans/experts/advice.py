@@ -7,10 +7,10 @@ from msgspec import Struct
 
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import GIB
-from memfit.estimators.plans.experts.expert_slots import Inventory
 from memfit.estimators.plans.experts.routing import RoutingProfile
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.experts import CapacityRow, Worth
+from memfit.estimators.weights.expert_slots import Inventory
 
 # mlx-moe warns when the peak is above this share of the working set.
 PRESSURE = (95, 100)

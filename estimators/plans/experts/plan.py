@@ -16,11 +16,6 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import runs
 from memfit.estimators.machine.working_set import OsRegime, stock_working_set
 from memfit.estimators.plans.experts.advice import notes, warnings_of, worth
-from memfit.estimators.plans.experts.expert_slots import (
-    Inventory,
-    layered_startup_bytes,
-    startup_bytes,
-)
 from memfit.estimators.plans.experts.routing import (
     RoutingProfile,
     adaptive_capacities,
@@ -38,6 +33,11 @@ from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
 from memfit.estimators.sizing.estimate import limit_notes
 from memfit.estimators.sizing.search import first_fitting
+from memfit.estimators.weights.expert_slots import (
+    Inventory,
+    layered_startup_bytes,
+    startup_bytes,
+)
 
 _TABLE_PARTS = 8
 

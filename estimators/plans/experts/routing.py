@@ -12,7 +12,7 @@ from msgspec import Struct
 from memfit.estimators.base.files import read_whole, short
 from memfit.estimators.base.reading.section import Section, json_section
 from memfit.estimators.base.reading.values import MAX_FIGURE
-from memfit.estimators.plans.experts.expert_slots import ExpertLayer
+from memfit.estimators.weights.expert_slots import ExpertLayer
 
 # 1000 layers of 1000 experts; a name and a count take about 20 bytes.
 _MOST_VALUES = 2_000_000
