@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, short
@@ -20,6 +20,7 @@ from memfit.estimators.base.reading.section import Reading, Section, json_sectio
 from memfit.estimators.base.reading.strict_json import plain
 from memfit.estimators.base.reading.typed import to_record
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.result import json_text
 from memfit.estimators.runtimes.measurement import (
     SCHEMA,
     MeasuredCache,
@@ -71,12 +72,12 @@ def measurement_id(
 
 def to_text(measurement: Measurement) -> str:
     """Return the content of the file of one measurement."""
-    return _dumped(measurement)
+    return json_text(measurement) + "\n"
 
 
 def collection_text(measurements: Iterable[Measurement]) -> str:
     """Return measurements as one text, which `parse_collection` reads."""
-    return _dumped(Measurements(measurements=tuple(measurements)))
+    return json_text(Measurements(measurements=tuple(measurements))) + "\n"
 
 
 def parse_measurement(content: bytes, path: PurePath) -> Measurement:
@@ -106,10 +107,6 @@ def parse_collection(content: bytes, path: PurePath) -> tuple[Measurement, ...]:
         _measurement(record, top.reading, ("measurements", index))
         for index, record in enumerate(records)
     )
-
-
-def _dumped(record: Struct) -> str:
-    return json.dumps(to_builtins(record), indent=2, ensure_ascii=False) + "\n"
 
 
 def _parsed(content: bytes, path: PurePath, what: str) -> Section:

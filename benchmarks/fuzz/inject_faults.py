@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from errno import EACCES, EINTR, EIO, EMFILE, ENOSPC, EPERM
 from pathlib import Path
@@ -26,7 +26,13 @@ from xml.etree import ElementTree
 
 from msgspec.structs import replace
 
+from memfit.estimators.base.errors import MemfitError
+from memfit.probes.experts import prepacked
+from memfit.probes.prompt_caches.stored import checked_sha256
+from memfit.probes.store import Store
+from memfit.probes.sweep_checkpoint import SweepCheckpoint
 from tests.fuzz.commands import Case, Outcome, faults, run
+from tests.fuzz.readers import READERS
 from tests.fuzz.workspace import Workspace, environment
 
 SHIM = Path(__file__).parents[2] / "tests" / "faults" / "shim.c"
@@ -44,20 +50,40 @@ COMMANDS = (
     "gate --output=junit=out.xml --output=json=out.json",
     "gate init config --device=m4-max-64 --policy=new.yaml",
     "plan context model",
+    "plan context model --hosts=hosts.json",
     "plan experts deepseek-v2-lite.yaml --profile=experts-deepseek-v2-lite.json",
     "plan wired wired-server.yaml",
     "plan offload qwen3-0.6b.yaml",
     "plan request --requests=agents.csv",
     "plan static qwen3-0.6b.yaml",
+    "plan static model --trace=trace.json --save-trace=out.json",
+    "plan ranks --fleet=fleet.yaml",
     "plan growth qwen3-0.6b.yaml",
     "plan server qwen3-0.6b.yaml",
+    "plan server model --traffic=traffic.jsonl",
+    "plan train model --config=lora.yaml --data=examples --batch-size=9",
     "tune config",
+    "tune config --prompt=@prompts.txt",
+    "tune experts config --prompts=prompts.txt",
     "measurements list",
     "measurements import all.json",
     "measurements export -o out.json",
     "cache info",
     "cache clear",
 )
+# What `tune` reads again after it has run a model.
+FILES = {
+    prepacked.MANIFEST: READERS["pack"].seed,
+    prepacked.EXPERTS: b"any",
+    "model.safetensors": b"any",
+    "model.safetensors.sha256": READERS["stored-cache"].seed,
+    "sweep.json": READERS["sweep"].seed,
+}
+READS: Mapping[str, Callable[[Path], object]] = {
+    "experts": lambda at: prepacked.check(at, prepacked.read(at), at, "a" * 64),
+    "stored cache": lambda at: checked_sha256(at / "model.safetensors"),
+    "sweep": lambda at: SweepCheckpoint(at / "sweep.json", Store(at)).measured(),
+}
 # The order of `enum operation`, and of `enum change` below zero.
 OPERATIONS = ("open", "stat", "read", "write", "fsync", "rename", "list", "chmod")
 SHORT, VANISH, CUT, OTHER, EVERY_SHORT = -1, -2, -3, -4, -5
@@ -148,9 +174,38 @@ def _campaign(home: Path, every: int) -> int:
             for problem in _problems(case, outcome, clean, fault, shim.struck):
                 found += 1
                 print(f"{command}: {fault}, {shim.struck}: {problem}", flush=True)
-    print(f"{struck.total()} faults struck {len(COMMANDS)} commands: {dict(struck)}")
+    for name, read in READS.items():
+        _write_files(home)
+        with shim.armed(None):
+            _attempt(read, home)
+        for fault in _faults(shim.calls):
+            _write_files(home)
+            with shim.armed(fault):
+                problem = _attempt(read, home)
+            struck[fault.operation] += bool(shim.struck)
+            if problem:
+                found += 1
+                print(f"{name}: {fault}, {shim.struck}: {problem}", flush=True)
+    ways = f"{len(COMMANDS)} commands and {len(READS)} readers"
+    print(f"{struck.total()} faults struck {ways}: {dict(struck)}")
     print(f"{found} findings, {time.monotonic() - started:.0f} s")
     return bool(found)
+
+
+def _write_files(folder: Path) -> None:
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+
+
+def _attempt(read: Callable[[Path], object], folder: Path) -> str:
+    """Return the exception that is not an error of one line, else nothing."""
+    try:
+        read(folder)
+    except MemfitError as error:
+        return "" if str(error).isprintable() else f"not one line: {error}"
+    except Exception as error:  # noqa: BLE001 - it is the finding
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _faults(calls: list[int]) -> Iterator[Injected]:

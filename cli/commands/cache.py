@@ -3,6 +3,7 @@
 import typer
 
 from memfit.cli.lazy_group import Group
+from memfit.cli.render.escape import visible
 from memfit.cli.render.output import emit
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import format_bytes
@@ -20,7 +21,7 @@ def info() -> None:
     headers = user_cache()
     usage = headers.usage()
     amount = _amount(usage.entries, usage.nbytes, f"at most {format_bytes(headers.max_bytes)}")
-    emit(f"{headers.directory}\n{amount}\n", None)
+    emit(f"{visible(str(headers.directory))}\n{amount}\n", None)
 
 
 @cache.command()

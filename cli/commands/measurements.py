@@ -9,7 +9,7 @@ from memfit.cli.grouped_command import GroupedCommand
 from memfit.cli.lazy_group import Group
 from memfit.cli.options.groups import Only, grouped
 from memfit.cli.options.output import OutputOptions
-from memfit.cli.render.escape import say
+from memfit.cli.render.escape import say, visible
 from memfit.cli.render.output import emit
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def list_(output: Output) -> None:
 
         emit(to_terminal(to_table(stored, output.units), to_file=output.to_file), output.file)
     else:
-        emit(f"no measurements in {store.directory}; memfit tune MODEL makes one\n", output.file)
+        directory = visible(str(store.directory))
+        emit(f"no measurements in {directory}; memfit tune MODEL makes one\n", output.file)
 
 
 @measurements.command(cls=GroupedCommand)

@@ -18,7 +18,7 @@ from memfit.cli.options.run import RunOptions
 from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.prompts import prompt_file, prompt_text
-from memfit.cli.render.escape import say
+from memfit.cli.render.escape import say, visible
 from memfit.cli.render.output import emit, rendered, require_writable
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.units import parse_count
@@ -244,7 +244,7 @@ def _deliver(result: "TuneResult", output: TuneOutput) -> None:
     else:
         emit(report, output.file)
     if output.flags and result.flags:
-        emit("\n".join(result.flags) + "\n", None)
+        emit("\n".join(map(visible, result.flags)) + "\n", None)
 
 
 def _leave(result: "TuneResult", *, nothing_fits: bool) -> NoReturn:

@@ -1,6 +1,7 @@
 """What every document for programs has."""
 
 import json
+import re
 from importlib import import_module
 from typing import Any
 
@@ -37,5 +38,22 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
 
 
 def json_text(document: Struct) -> str:
-    """Return a document as JSON, indented."""
-    return json.dumps(to_builtins(document), indent=2, ensure_ascii=False)
+    r"""Return a document as JSON, indented.
+
+    What does not print is escaped: a terminal obeys U+009B as it does an escape sequence.
+
+    >>> print(json_text(Result(memfit_version="é\x9b")))
+    {
+      "schema": "Result",
+      "memfit_version": "é\u009b"
+    }
+    """
+    text = json.dumps(to_builtins(document), indent=2, ensure_ascii=False)
+    return re.sub(r"[^\n -~]", _printable, text)
+
+
+def _printable(found: re.Match[str]) -> str:
+    character = found[0]
+    if character.isprintable():
+        return character
+    return rf"\u{ord(character):04x}" if ord(character) < 0x10000 else json.dumps(character)[1:-1]

@@ -4,6 +4,7 @@
 checkpoint has changed since.
 """
 
+import fnmatch
 import os
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from msgspec.json import encode, format
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, InputError
-from memfit.estimators.base.files import UNFINISHED, printable, read_whole
+from memfit.estimators.base.files import UNFINISHED, list_names, printable, read_whole
 from memfit.estimators.base.quantities import Bytes, Count, Line, NonEmpty, Sha256
 from memfit.estimators.base.reading.section import json_section
 from memfit.estimators.base.reading.typed import to_record
@@ -74,14 +75,12 @@ def source_files(path: Path) -> tuple[SourceFile, ...]:
         CheckpointError: when one cannot be looked at.
     """
     found = []
-    for file in sorted(path.glob("model*.safetensors")):
+    for name in fnmatch.filter(list_names(path), "model*.safetensors"):
         try:
-            status = file.stat()
+            status = (path / name).stat()
         except OSError as error:
-            raise CheckpointError(f"{printable(file)}: {printable(error.strerror)}") from None
-        found.append(
-            SourceFile(name=file.name, nbytes=status.st_size, modified_ns=status.st_mtime_ns)
-        )
+            raise CheckpointError(f"{printable(path / name)}: {error.strerror}") from None
+        found.append(SourceFile(name=name, nbytes=status.st_size, modified_ns=status.st_mtime_ns))
     return tuple(found)
 
 

@@ -64,6 +64,16 @@ def test_an_empty_store_states_its_folder_and_how_to_fill_it(memfit: Memfit, sto
     assert memfit("measurements", "list", "--json").json["measurements"] == []
 
 
+def test_the_directory_of_the_environment_is_escaped(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMFIT_HOME", "\x1b[31m")
+    assert "no measurements in \\x1b[31m/measurements;" in memfit("measurements", "list").out
+    monkeypatch.setenv("HOME", "/\x9b31m")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert memfit("cache", "info").out.startswith("/\\x9b31m/")
+
+
 def test_one_measurement_is_shown_with_every_figure_and_its_spread(
     memfit: Memfit, store: Store
 ) -> None:

@@ -26,7 +26,7 @@ from memfit.cli.app import app, main
 from memfit.cli.exits import Exit
 from memfit.cli.lazy_group import LazyGroup
 from memfit.estimators.base.files import UNFINISHED
-from tests.fuzz.workspace import Workspace
+from tests.fuzz.workspace import HOSTILE_NAME, Workspace
 
 DOCUMENTED = {Exit.YES, Exit.NO, Exit.INPUT, Exit.UNSUPPORTED, Exit.UNREACHABLE, Exit.MACHINE}
 # These may write below these names; every other file must stay as it is.
@@ -41,10 +41,10 @@ SLOW = {("plan", "train"), ("fits",)}
 MARK = "<script>mark</script>"
 
 HOSTILE = (
-    *("", "-", "--", "0", "-1", "1", "1e9", "9" * 30, "9" * 5000, "nan", "inf", "0x10", "1k", "4K"),
-    *("10Gb", "10GB", "-1GB", "90%", "1000000%", "\x1b[31mred", "a\nb", "\u2028", "é", "\udcff"),
+    *("", "-", "--", "0", "-1", "1", "1e9", "9" * 30, "9" * 5000, "nan", "inf", "0x10", "1k", "."),
+    *("10Gb", "10GB", "-1GB", "90%", "1000000%", "\x1b[31mred", "\x9b31m", "a\nb", "\u2028", "é"),
     *("::error::x", "##[stop]", MARK, "|a|", "=1+1", "../../etc/passwd", "/dev/null", "a" * 300),
-    *("[bold]", "{}", "%s", "$(id)", "\u202eabc", "😀", "org/name", "hub:org/name@main", "."),
+    *("\udcff", "[bold]", "{}", "%s", "$(id)", "\u202eabc", "😀", "org/name", "hub:org/name@main"),
 )
 WELL_FORMED = {
     "context": ("1k", "300", "4096", "100000"),
@@ -79,7 +79,7 @@ WELL_FORMED = {
 MODELS = (
     *("model", "config", "config/config.json", "model.gguf", "qwen3-0.6b.yaml", "model/*"),
     *("deepseek-v2-lite.yaml", "org/name", "hub:org/name@main", "ollama:any", "missing"),
-    *("unknown", "hub:org/gguf", "hub:org/gguf:Q8_0"),
+    *(HOSTILE_NAME, "unknown", "hub:org/gguf", "hub:org/gguf:Q8_0"),
 )
 # tune starts a process for a model that it could run.
 NOT_RUN = ("config", "model.gguf", "qwen3-0.6b.yaml", "missing", "adapter", "modelscope:a/b")
@@ -301,7 +301,7 @@ def _malformed(form: str, outcome: Outcome) -> str:
         "junit": ElementTree.fromstring,
         "csv": lambda text: list(csv.reader(io.StringIO(text), strict=True)),
     }
-    if form in ("markdown", "html") and MARK in outcome.out:
+    if form in ("markdown", "html", "svg") and MARK in outcome.out:
         return f"{form} has raw HTML from a file"
     try:
         parsers.get(form, str)(outcome.out)

@@ -67,6 +67,7 @@ POLICY = {
         },
     },
 }
+HOSTILE_NAME = "\x1b[31m\x9b31m\u202e|`[a](b)\n::error::x ##[stop]=1"
 # Files with what a reader accepts.
 READS = {
     "examples/train.jsonl": "training-data",
@@ -167,6 +168,7 @@ def _files(folder: Path | str, above: str = "") -> Iterator[tuple[str, os.stat_r
 def _write_all(root: Path) -> None:
     write_checkpoint(root / "model", CONFIG, TENSORS, shards=2)
     write_config(root / "config", QWEN3_4B)
+    write_checkpoint(root / HOSTILE_NAME, CONFIG, TENSORS)
     (root / "adapter").mkdir(exist_ok=True)
     (root / "adapter" / "adapter_config.json").write_bytes(READERS["adapter"].seed)
     (root / "adapter" / "adapters.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
