@@ -70,9 +70,12 @@ class EstimatedModel(NamedModel, frozen=True, kw_only=True):
         return Draft(self.draft, quantize, self.num_draft_tokens)
 
 
+MethodOption = Annotated[
+    Literal["auto", "formula", "trace"], Option(help="How to compute the figures.")
+]
+
+
 class EstimateRuntime(ServedRuntime, frozen=True, kw_only=True):
     """The runtime, and how its figures are computed."""
 
-    method: Annotated[
-        Literal["auto", "formula", "trace"], Option(help="How to compute the figures.")
-    ] = "auto"
+    method: MethodOption = "auto"

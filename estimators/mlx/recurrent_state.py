@@ -24,3 +24,10 @@ def view_elements(states: Iterable[StateBuffer], *, decoding: bool) -> int:
     compiled.cpp, compiled_allocate_outputs), as Jamba's scan does.
     """
     return sum(s.view_elements for s in states if s.survives_decode or not decoding)
+
+
+def view_bytes(model: Model, tokens: int) -> int:
+    """Return what the states of a sequence keep alive besides their own after a call on tokens."""
+    return (
+        tokens * view_elements(model.states(), decoding=tokens == 1) * dtypes.nbytes(1, model.dtype)
+    )

@@ -30,8 +30,12 @@ class ServerMoment(Struct, frozen=True, kw_only=True):
     weights_bytes: Bytes
     cache_bytes: Bytes
     """Caches of requests that decode, and what the prompt cache keeps."""
+    logits_bytes: Bytes
+    """Logits and log-probabilities of requests that decode."""
     prefill_bytes: Bytes
     """The cache and the workspace of prompts that are prefilled."""
+    prefill_error_bytes: Bytes
+    """How much more or less that may be: the stated error of its workspace."""
     margin_bytes: Bytes
     prefilled_prompts: Count
     decoding_requests: Count
@@ -55,6 +59,8 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/1"):
     sequential: str | None
     """Why requests run one at a time; None: they are batched."""
     worst: ServerMoment
+    bound_bytes: Bytes | None
+    """What no order of arrivals can exceed; None for recorded traffic, and one at a time."""
     idle_bytes: Bytes
     """What stays in memory when every request has ended: weights and the prompt cache."""
     verdict: Verdict

@@ -3,7 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.plans.server.batch_schedule import BatchSchedule, Request
+from memfit.estimators.arch.caches import STEP
+from memfit.estimators.base.units import round_up
+from memfit.estimators.plans.server.batch_schedule import NAMED_BUFFERS, BatchSchedule, Request
 from memfit.estimators.results.server import ServerSettings
 
 REQUESTS = st.lists(st.builds(Request, st.integers(1, 3000), st.integers(1, 90)), min_size=1)
@@ -20,7 +22,7 @@ SETTINGS = st.builds(
 def test_every_buffer_has_room_for_its_requests(
     requests: list[Request], settings: ServerSettings, clients: int
 ) -> None:
-    schedule = BatchSchedule(requests, settings, clients=clients)
+    schedule = BatchSchedule(requests, settings, clients=clients, windows=(300, 1200))
     moments = list(schedule.moments())
     longest = max(each.prompt_tokens + each.max_tokens for each in requests)
     for moment in moments:
@@ -31,10 +33,15 @@ def test_every_buffer_has_room_for_its_requests(
         assert moment.stored <= settings.prompt_cache_size
         # A shorter row that joins is padded to the longest, and a chunk to its longest prompt.
         assert moment.prefilled_tokens <= longest + settings.prefill_step * len(requests)
-        assert all(0 < rows <= most and room >= 0 for rows, room in moment.buffers)
+        # What the bound of a plan takes for every order of requests.
+        assert len(moment.buffers) <= settings.prompt_cache_size + NAMED_BUFFERS
+        for each in moment.buffers:
+            assert 0 < each.rows <= most
+            assert each.capacity <= round_up(longest + settings.prefill_step, STEP) + STEP
+            assert all(room < limit + settings.prefill_step for limit, room in each.windows)
     last = moments[-1]
     assert (last.running, last.prefilled_rows) == (0, 0)
-    assert last.stored == min(len(requests), settings.prompt_cache_size)
+    assert last.stored >= min(len(requests), settings.prompt_cache_size)
     assert 0 <= schedule.waited <= len(requests)
 
 
@@ -51,4 +58,4 @@ def test_one_request_runs_through_its_chunks() -> None:
     moments = list(BatchSchedule([Request(1200, 3)], settings, clients=1).moments())
     assert [m.prefilled_tokens for m in moments if m.prefilled_rows] == [512, 1024, 1199]
     # 1,199 tokens and three more in steps of 256; the prefix of the prompt stays in a variable.
-    assert sorted(moments[-1].buffers) == [(1, 1280), (1, 1280)]
+    assert [(each.rows, each.capacity) for each in moments[-1].buffers] == [(1, 1280), (1, 1280)]

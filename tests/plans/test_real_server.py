@@ -21,6 +21,7 @@ from memfit.estimators.plans.server.batch_schedule import Request
 from memfit.estimators.plans.server.plan import plan_server
 from memfit.estimators.results.server import ServerPlan, ServerSettings
 from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.sized_model import Method
 from tests.checkpoints import VOCABULARY, save_tokenizer, save_weights
 
 mx = pytest.importorskip("mlx.core")
@@ -217,9 +218,14 @@ def measured(
 
 
 def planned(
-    model: Path, settings: ServerSettings, requests: tuple[Request, ...], kv_bits: int | None
+    model: Path,
+    settings: ServerSettings,
+    requests: tuple[Request, ...],
+    kv_bits: int | None,
+    method: Method = "formula",
 ) -> ServerPlan:
-    sized = Catalog().sized(str(model), device=detect_host(with_gpu=False), margin_bytes=0)
+    host = detect_host(with_gpu=False)
+    sized = Catalog().sized(str(model), device=host, method=method, margin_bytes=0)
     bits: dict[str, Any] = {"kv_bits": kv_bits, "quantized_kv_start": 0} if kv_bits else {}
     workload = Workload(prompt_tokens=1, **bits)
     return plan_server(sized, workload, settings, clients=len(requests), traffic=requests)
@@ -244,17 +250,19 @@ def test_the_plan_is_within_ten_percent_of_the_server(model: Path, name: str) ->
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("config", "name"),
-    [(WINDOWS, "one-by-one"), (WINDOWS, "small-steps"), (STATES, "one-by-one"), (STATES, "many")],
-    ids=["windows-alone", "windows", "states-alone", "states"],
+    [(WINDOWS, "one-by-one"), (WINDOWS, "small-steps"), (STATES, "two-prompts")],
+    ids=["windows-alone", "windows", "states"],
 )
-def test_windows_and_states_are_within_twelve_percent_of_the_server(
+def test_plans_of_windows_and_states_are_not_below_the_server(
     tmp_path: Path, config: dict[str, Any], name: str
 ) -> None:
     model = saved(tmp_path / "model", config)
     settings, requests = CASES[name]
     idle, peak, seen = measured(model, settings, requests, None)
-    plan = planned(model, settings, seen, None)
+    by_formula = planned(model, settings, seen, None).worst
+    assert by_formula.peak_bytes + by_formula.prefill_error_bytes >= peak
+    plan = planned(model, settings, seen, None, "trace")
     weights = plan.worst.weights_bytes
-    assert plan.worst.peak_bytes - weights == pytest.approx(peak - weights, rel=0.12)
-    # What stays is below the measured by up to 24 %: docs/server.md says so.
-    assert plan.idle_bytes - weights == pytest.approx(idle - weights, rel=0.25)
+    # Masks of padding are up to 2 % of it; a plan takes the largest chunk where a later one ran.
+    assert 0.98 * (peak - weights) <= plan.worst.peak_bytes - weights <= 1.25 * (peak - weights)
+    assert plan.idle_bytes - weights == pytest.approx(idle - weights, rel=0.01)

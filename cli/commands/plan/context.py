@@ -90,7 +90,6 @@ def context(
         machine.chosen(),
         verbose=output.verbose,
         margin_bytes=runtime.margin_bytes(),
-        as_type=model.as_type,
         versions=runtime,
     )
     # Hundreds of workloads are sized: a trace of each takes too long.

@@ -6,6 +6,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import AssumablePlanModel, Traffic
 from memfit.cli.exits import Exit
+from memfit.cli.options.estimate import MethodOption
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.ranks import RankedMachine
@@ -38,6 +39,7 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         typer.Option(help="Requests open at a time; by default twice what can run together."),
     ] = None
     traffic: Traffic = None
+    method: MethodOption = "auto"
 
     def settings(self) -> "ServerSettings":
         """Return the flags.
@@ -104,9 +106,9 @@ def server(
     sized = model.sized_for_mlx_lm(
         machine.chosen(),
         verbose=output.verbose,
+        method=asked.method,
         versions=versions,
         margin_bytes=MARGIN_BYTES,
-        as_type=model.as_type,
     )
     sized = machine.tightest(sized, workload.partial())
     run = replace(

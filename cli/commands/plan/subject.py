@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memfit.cli.render.document import Document
     from memfit.cli.render.view import Answer
     from memfit.estimators.results.result import Result
-    from memfit.estimators.sizing.sized_model import SizedModel
+    from memfit.estimators.sizing.sized_model import Method, SizedModel
 
 
 Traffic = Annotated[
@@ -31,13 +31,17 @@ Traffic = Annotated[
 class PlanModel(NamedModel, frozen=True, kw_only=True):
     """A model, and how it is converted."""
 
+    def assumed_type(self) -> str | None:
+        """Return the architecture that is assumed, None for that of the config."""
+        return None
+
     def sized(
         self,
         machine: Device | None,
         *,
         verbose: bool,
+        method: "Method" = "auto",
         margin_bytes: int = MARGIN_BYTES,
-        as_type: str | None = None,
         versions: VersionOptions,
     ) -> "SizedModel":
         """Return the model on a machine under its native runtime of some versions.
@@ -55,8 +59,9 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
             reference,
             quantize=quantization,
             device=machine,
+            method=method,
             margin_bytes=margin_bytes,
-            as_type=as_type,
+            as_type=self.assumed_type(),
         )
 
     def sized_for_mlx_lm(
@@ -65,8 +70,8 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
         *,
         verbose: bool,
         versions: VersionOptions,
+        method: "Method" = "auto",
         margin_bytes: int = 0,
-        as_type: str | None = None,
     ) -> "SizedModel":
         """Return the model sized for mlx-lm on a machine, without a margin unless one is given.
 
@@ -74,7 +79,7 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
             UnsupportedError: for a GGUF file.
         """
         sized = self.sized(
-            machine, verbose=verbose, margin_bytes=margin_bytes, as_type=as_type, versions=versions
+            machine, verbose=verbose, method=method, margin_bytes=margin_bytes, versions=versions
         )
         if not sized.runtime_model.is_mlx_lm:
             raise UnsupportedError(
@@ -88,6 +93,10 @@ class AssumablePlanModel(PlanModel, frozen=True, kw_only=True):
     """A model of an architecture that may be assumed."""
 
     as_type: AsType = None
+
+    def assumed_type(self) -> str | None:
+        """Return the architecture of ``--as``."""
+        return self.as_type
 
     def answer(self, result: "Result", document: "Document") -> "Answer":
         """Return a result with its document, every line marked where the type is assumed."""

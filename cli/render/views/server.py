@@ -57,12 +57,16 @@ def _rows(moment: ServerMoment, units: Units) -> Iterator[tuple[str, str]]:
     named = {
         "Weights": moment.weights_bytes,
         f"Caches: {decoding} decoding, {moment.stored_caches} stored": moment.cache_bytes,
+        "Logits and log-probabilities": moment.logits_bytes,
         f"Prefill of {prompts} prompt{'s' * (prompts != 1)}": moment.prefill_bytes,
         "Margin": moment.margin_bytes,
         "Peak": moment.peak_bytes,
     }
     for name, nbytes in named.items():
-        yield name, format_bytes(nbytes, units)
+        text = format_bytes(nbytes, units)
+        if name == "Peak" and moment.prefill_error_bytes:
+            text += f" (up to {format_bytes(nbytes + moment.prefill_error_bytes, units)})"
+        yield name, text
 
 
 def _chart(result: ServerPlan, units: Units) -> BarChart:
@@ -94,5 +98,11 @@ def _advice(result: ServerPlan, units: Units) -> Iterator[str]:
     if result.fitting_worst:
         peak = format_bytes(result.fitting_worst.peak_bytes, units)
         yield f"With these flags it takes {peak} at the worst moment."
-    elif not result.commands:
+    if result.bound_bytes:
+        bound = format_bytes(result.bound_bytes, units)
+        yield (
+            "The requests are alike, and end one after the other: no order of such requests takes"
+            f" more than {bound}. --traffic has yours."
+        )
+    if not result.commands:
         yield "No flags of the server make it fit: shorten prompts, quantise, or use more memory."

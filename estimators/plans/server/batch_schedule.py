@@ -10,13 +10,18 @@ request ends.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import STEP
 from memfit.estimators.base.units import round_up
 from memfit.estimators.results.server import ServerSettings
+
+NAMED_BUFFERS = 6
+"""The most buffers besides those of the prompt cache: the last prefix, responses, two parts of the
+decoding batch, the prompts and what they joined (`BatchSchedule`)."""
 
 
 class Request(Struct, frozen=True):
@@ -26,54 +31,86 @@ class Request(Struct, frozen=True):
     max_tokens: int
 
 
-class Buffer:
-    """Keys and values of a batch in every layer, as BatchKVCache allocates them."""
+class Buffer(Struct, frozen=True):
+    """The caches of a batch in every layer: keys and values, and states."""
 
-    def __init__(self, rows: int = 0, index: int = 0, capacity: int = 0) -> None:
-        """Take sequences, tokens written, and tokens there is room for."""
-        self.rows, self.index, self.capacity = rows, index, capacity
+    rows: int
+    windows: tuple[tuple[int, int], ...] = ()
+    """Of each window of the model, and the tokens its buffers have room for."""
+    index: int = 0
+    """Tokens written by BatchKVCache, padding included."""
+    capacity: int = 0
+    """Tokens BatchKVCache has room for."""
+    offset: int = 0
+    """Tokens written by BatchRotatingKVCache, which keeps the padding of rows that left."""
+    viewed: int = 0
+    """Tokens of the last call, where a state is a slice of all of them."""
 
-    def grown(self, tokens: int) -> "Buffer":
-        """Return the buffer after an update (BatchKVCache.update_and_fetch)."""
+    def grown(self, tokens: int, step: int = 1, *, padded: bool = False) -> "Buffer":
+        """Return the buffer after updates of up to ``step`` tokens each (cache.py).
+
+        With ``padded`` some rows have fewer tokens, so that states are gathered, not cut.
+
+        >>> Buffer(1, ((512, 0),)).grown(1300, 700).windows
+        ((512, 1111),)
+        """
+        last = (tokens - 1) % step + 1
         end, capacity = self.index + tokens, self.capacity
         if end > capacity:
             kept = capacity if self.index % STEP == 0 else self.index
             capacity = kept + round_up(tokens, STEP)
-        return Buffer(self.rows, end, capacity)
+        # BatchRotatingKVCache: a chunk is joined with the window less one token, one token takes
+        # the place of the oldest.
+        windows = tuple(
+            (
+                limit,
+                min(room + tokens - last, limit - 1) + last
+                if step > 1
+                else min(limit, room if self.offset < room else room + STEP),
+            )
+            for limit, room in self.windows
+        )
+        viewed = 0 if padded else last
+        return Buffer(self.rows, windows, end, capacity, self.offset + tokens, viewed)
 
     def decoded(self, tokens: int) -> "Buffer":
         """Return the buffer after as many updates of one token.
 
-        >>> vars(Buffer(1, 250, 256).decoded(300))
-        {'rows': 1, 'index': 550, 'capacity': 768}
+        >>> buffer = Buffer(1, ((512, 250),), 250, 256, 250).decoded(300)
+        >>> buffer.index, buffer.capacity, buffer.windows
+        (550, 768, ((512, 512),))
         """
         buffer = self
         while tokens:
-            step = min(tokens, max(0, buffer.capacity - buffer.index)) or 1
-            buffer = buffer.grown(step)
+            free = [room - buffer.offset for _, room in buffer.windows if room >= buffer.offset]
+            step = min(tokens, max(0, buffer.capacity - buffer.index), *free) or 1
+            buffer = replace(buffer.grown(step), windows=buffer.grown(1).windows, viewed=1)
             tokens -= step
         return buffer
 
     def kept(self, rows: int, longest: int) -> "Buffer":
-        """Return the buffer of some of its rows (BatchKVCache.filter)."""
-        return Buffer(rows, longest, self.capacity - (self.index - longest))
+        """Return the buffer of some of its rows, which are copied (``filter``)."""
+        room = self.capacity - (self.index - longest)
+        return Buffer(rows, self.windows, longest, room, self.offset)
 
     def joined(self, other: "Buffer | None") -> "Buffer":
-        """Return the buffer of the rows of both (BatchKVCache.extend)."""
+        """Return the buffer of the rows of both, which are copied (``extend``)."""
         if other is None:
             return self
         return Buffer(
             self.rows + other.rows,
+            tuple(map(max, self.windows, other.windows)),
             max(self.index, other.index),
             max(self.capacity, other.capacity),
+            max(self.offset, other.offset),
         )
 
 
 class Moment(Struct, frozen=True):
     """What is in memory while a chunk of prompts is prefilled, or between two calls."""
 
-    buffers: tuple[tuple[int, int], ...]
-    """Rows and capacity of each buffer, but for the one that is being prefilled."""
+    buffers: tuple[Buffer, ...]
+    """All but the one that is being prefilled."""
     prefilled_rows: int = 0
     prefilled_tokens: int = 0
     """Where the chunk ends."""
@@ -101,10 +138,25 @@ class BatchSchedule:
     """Requests through the batch generator, in their order, from clients that never pause."""
 
     def __init__(
-        self, requests: Iterable[Request], settings: ServerSettings, *, clients: int
+        self,
+        requests: Iterable[Request],
+        settings: ServerSettings,
+        *,
+        clients: int,
+        windows: Collection[int] = (),
+        has_states: bool = False,
+        at_once: int = 0,
     ) -> None:
-        """Take how many requests are open at a time; they arrive together."""
-        self._settings = settings
+        """Take how many requests are open at a time, which arrive together, and the caches.
+
+        ``at_once`` tokens of each prompt need no calls of their own: they may be in the prompt
+        cache.
+        """
+        self._settings, self._step = settings, settings.prefill_step
+        self._chunk = max(self._step, at_once)
+        self._windows = tuple((limit, 0) for limit in windows)
+        # A cache that can be trimmed takes the place of its own prefixes (LRUPromptCache).
+        self._longest_trimmed = min(windows, default=2**62) - 1 if not has_states else 0
         self._coming = deque(_Row(*each) for each in enumerate(requests))
         self._waiting: deque[_Row] = deque()
         self._prompts: list[_Row] = []
@@ -132,6 +184,9 @@ class BatchSchedule:
             yield from self._prefill()
             self._store()
             yield self._moment()
+
+    def _empty(self, rows: int) -> Buffer:
+        return Buffer(rows, self._windows)
 
     def _arrive(self, count: int) -> None:
         for _ in range(min(count, len(self._coming))):
@@ -176,14 +231,14 @@ class BatchSchedule:
         admitted = [self._waiting.popleft() for _ in range(room)]
         self._joined = None
         if admitted and self._prompt_buffer:
-            self._prompt_buffer = Buffer(len(admitted)).joined(self._prompt_buffer)
+            self._prompt_buffer = self._empty(len(admitted)).joined(self._prompt_buffer)
             self._joined = self._prompt_buffer
         self._prompts += admitted
         ready = [row for row in self._prompts if row.done == row.prefix]
         if not ready:
             return
         self._prompts = [row for row in self._prompts if row.done < row.prefix]
-        buffer = self._prompt_buffer or Buffer(len(ready))
+        buffer = self._prompt_buffer or self._empty(len(ready))
         moved = buffer.kept(len(ready), max(row.prefix for row in ready))
         if self._prompts:
             longest = max(row.done for row in self._prompts)
@@ -201,11 +256,12 @@ class BatchSchedule:
         """Prefill the next chunk of every prompt."""
         if not self._prompts or len(self._decoding) >= self._settings.rows:
             return
-        step = self._settings.prefill_step
+        step = self._chunk
         chunk = min(step, max(row.prefix - row.done for row in self._prompts))
-        before = self._prompt_buffer or Buffer(len(self._prompts))
+        before = self._prompt_buffer or self._empty(len(self._prompts))
         self._prompt_buffer = None
-        grown = before.grown(chunk)
+        padded = any(row.prefix - row.done < chunk for row in self._prompts)
+        grown = before.grown(chunk, self._step, padded=padded)
         yield self._moment(*((self._joined,) if self._joined else ()), prefilled=grown)
         self._prompt_buffer = grown
         for row in self._prompts:
@@ -217,11 +273,12 @@ class BatchSchedule:
             # Once: a row can wait here for a place in the decoding batch while it is evicted.
             if row.done == row.prefix and not row.is_stored:
                 row.is_stored = True
-                buffer = self._prompt_buffer or Buffer()
+                buffer = self._prompt_buffer or self._empty(1)
                 self._last_prefix = buffer
                 self._insert((row.number, "prefix"), buffer)
         for row, buffer in self._finished:
-            self._stored.pop((row.number, "prefix"), None)
+            if row.tokens <= self._longest_trimmed:
+                self._stored.pop((row.number, "prefix"), None)
             self._insert((row.number, "whole"), buffer)
         self._responses = tuple(buffer for _, buffer in self._finished)
         self._arrive(len(self._finished))
@@ -238,7 +295,7 @@ class BatchSchedule:
         held = (*self._stored.values(), *ended, *named, *more)
         once = {id(buffer): buffer for buffer in held if buffer}
         return Moment(
-            tuple((buffer.rows, buffer.capacity) for buffer in once.values()),
+            tuple(once.values()),
             prefilled.rows if prefilled else 0,
             prefilled.index if prefilled else 0,
             len(self._decoding),

@@ -1,18 +1,26 @@
 """The memory of mlx_lm.server for its flags, and the flags that fit."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import Growth
+from memfit.estimators.arch.caches import STEP, Growth
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, ceil_div, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.kv_cache import kv_cache
-from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.plans.server.batch_schedule import BatchSchedule, Moment, Request
+from memfit.estimators.mlx.kv_cache import buffer_token_bytes
+from memfit.estimators.mlx.recurrent_state import state_bytes, view_bytes
+from memfit.estimators.plans.server.batch_schedule import (
+    NAMED_BUFFERS,
+    BatchSchedule,
+    Buffer,
+    Moment,
+    Request,
+)
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
 from memfit.estimators.runtimes.budget import Need, judge
@@ -21,6 +29,7 @@ from memfit.estimators.sizing.actions import converted
 from memfit.estimators.sizing.estimate import assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.workspace.peak import PeakMoment
 
 MAX_SIMULATED = 2000
 
@@ -70,6 +79,7 @@ def plan_server(
         longest_generation_tokens=max(each.max_tokens for each in requests),
         sequential=sequential,
         worst=worst,
+        bound_bytes=None if traffic else evaluation.bound(settings),
         idle_bytes=idle,
         verdict=verdict,
         waited=waited,
@@ -101,8 +111,9 @@ def one_at_a_time(sized: SizedModel, workload: Workload) -> str | None:
         return "KV bits switch batching off"
     if sized.draft:
         return "a draft model switches batching off"
-    if any(buffer.growth is Growth.CHUNKED for buffer in sized.model.kv_buffers()):
-        return "a cache in chunks cannot be batched"
+    # Their classes have no merge() (server.py, ModelProvider._load).
+    if any(b.growth in (Growth.CHUNKED, Growth.ROWS) for b in sized.model.kv_buffers()):
+        return "a cache in chunks or compressed rows cannot be batched"
     return None
 
 
@@ -144,6 +155,7 @@ class _Evaluation:
     ) -> None:
         self._sized, self._workload, self._requests = sized, workload, requests
         self._clients, self._is_sequential = clients, is_sequential
+        self._buffers = Counter(sized.model.kv_buffers())
         self._is_recorded = is_recorded
         self._cache_bytes = cache(self._cache_bytes_of)
         self._prefill_bytes = cache(self._prefill_bytes_of)
@@ -165,7 +177,14 @@ class _Evaluation:
         return judge(Need(moment.peak_bytes, 0), self._sized.device)[0] == "fits"
 
     def _schedule(self, settings: ServerSettings) -> BatchSchedule:
-        return BatchSchedule(self._requests, self._scheduled(settings), clients=self._clients)
+        return BatchSchedule(
+            self._requests,
+            settings,
+            clients=self._clients,
+            at_once=0 if self._is_recorded else self._requests[0].prompt_tokens,
+            windows=self._windows(),
+            has_states=any(self._sized.model.states()),
+        )
 
     def _run(self, settings: ServerSettings) -> tuple[ServerMoment, int, int]:
         """The worst moment, bytes when all requests have ended, and requests that waited."""
@@ -182,26 +201,50 @@ class _Evaluation:
         last = self._moment(moments[-1], step)
         return worst, last.weights_bytes + last.cache_bytes, schedule.waited
 
-    def _scheduled(self, settings: ServerSettings) -> ServerSettings:
-        """Unless requests are recorded, prompts may be in the prompt cache and decode at once."""
-        if self._is_recorded:
-            return settings
-        return replace(settings, prefill_step=self._requests[0].prompt_tokens)
+    def bound(self, settings: ServerSettings) -> int | None:
+        """What no order of arrivals can exceed, None where requests run one at a time.
+
+        Every entry of the prompt cache, and each of the variables that `BatchSchedule` names, then
+        has a batch of its own, as long as the longest request.
+        """
+        if self._is_sequential:
+            return None
+        step = settings.prefill_step
+        rows = min(settings.rows + settings.prompt_concurrency, self._clients)
+        prompt = max(each.prompt_tokens for each in self._requests) + step
+        tokens = max(each.prompt_tokens + each.max_tokens for each in self._requests) + step
+        windows = tuple((limit, limit - 1 + step) for limit in self._windows())
+        buffer = Buffer(rows, windows, tokens, round_up(tokens, STEP) + STEP, viewed=step)
+        count = settings.prompt_cache_size + NAMED_BUFFERS
+        moment = Moment((buffer,) * count, min(rows, settings.prompt_concurrency), prompt, rows)
+        return self._moment(moment, step).peak_bytes
+
+    def _windows(self) -> set[int]:
+        return {buffer.limit for buffer in self._buffers if buffer.limit}
 
     def _moment(self, moment: Moment, step: int) -> ServerMoment:
-        held = sum(self._cache_bytes(*buffer) for buffer in moment.buffers)
-        prefill = 0
-        if moment.prefilled_rows:
-            prefill = self._prefill_bytes(moment.prefilled_rows, moment.prefilled_tokens, step)
-        return self._answer(held, prefill, moment)
+        held = sum(map(self._cache_bytes, moment.buffers))
+        rows, prefill = moment.prefilled_rows, (0, 0)
+        if rows:
+            prefill = self._prefill_bytes(rows, moment.prefilled_tokens, step)
+        # GenerationBatch keeps the log-probabilities of two steps (generate.py, _step); a step
+        # computes them from logits and their difference.
+        model = self._sized.model
+        logits = dtypes.nbytes(moment.running * model.vocab_size, model.dtype)
+        return self._answer(held, prefill, moment, logits * (2 if rows else 4))
 
-    def _answer(self, held: int, prefill: int, moment: Moment) -> ServerMoment:
+    def _answer(
+        self, held: int, prefill: tuple[int, int], moment: Moment, logits: int = 0
+    ) -> ServerMoment:
         sized = self._sized
+        nbytes, error = prefill
         return ServerMoment(
-            peak_bytes=sized.resident_bytes + held + prefill + sized.margin_bytes,
+            peak_bytes=sized.resident_bytes + held + logits + nbytes + sized.margin_bytes,
             weights_bytes=sized.resident_bytes,
             cache_bytes=held,
-            prefill_bytes=prefill,
+            logits_bytes=logits,
+            prefill_bytes=nbytes,
+            prefill_error_bytes=error,
             margin_bytes=sized.margin_bytes,
             prefilled_prompts=moment.prefilled_rows,
             decoding_requests=moment.running,
@@ -221,17 +264,36 @@ class _Evaluation:
         stored = min(settings.prompt_cache_size, len(self._requests))
         kept = stored * (figures.kv.nbytes + figures.ssm_bytes)
         run = figures.moment.nbytes + sized.draft_bytes(workload) - sized.resident_bytes
-        moment = self._answer(kept, run, Moment((), 1, longest.prompt_tokens, 0, stored))
+        error = self._error_bytes(workload, figures.moment)
+        moment = self._answer(kept, (run, error), Moment((), 1, longest.prompt_tokens, 0, stored))
         return moment, sized.resident_bytes + kept
 
-    def _cache_bytes_of(self, rows: int, tokens: int) -> int:
-        model, workload = self._sized.model, self._batch(rows, tokens)
-        # What the tokens need: the step by which a cache grows is in their number.
-        return kv_cache(model, workload).held_bytes + state_bytes(model, rows)
+    def _cache_bytes_of(self, buffer: Buffer) -> int:
+        model, windows = self._sized.model, dict(buffer.windows)
+        one = state_bytes(model, 1) + view_bytes(model, buffer.viewed)
+        for kv, layers in self._buffers.items():
+            # The step by which a cache grows is in the tokens of the buffer.
+            tokens = windows[kv.limit] if kv.limit else kv.held_tokens(buffer.capacity)
+            one += layers * tokens * buffer_token_bytes(model, kv, self._workload, tokens)
+        return buffer.rows * one
 
-    def _prefill_bytes_of(self, rows: int, tokens: int, step: int) -> int:
+    def _prefill_bytes_of(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
+        """What a chunk takes with its caches, and the error of that."""
+        found = self._chunk_bytes(rows, tokens, step)
+        # A single prompt has the caches of a batch too, which mask padding.
+        if rows == 1:
+            nbytes, error = self._chunk_bytes(2, tokens, step)
+            found = max(found, (ceil_div(nbytes, 2), ceil_div(error, 2)))
+        return found
+
+    def _chunk_bytes(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
         workload = replace(self._batch(rows, tokens + 1), prefill_step=step)
-        return self._sized.figures_for(workload).moment.nbytes - self._sized.resident_bytes
+        moment = self._sized.figures_for(workload).moment
+        most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
+        return most - self._sized.resident_bytes, self._error_bytes(workload, moment)
+
+    def _error_bytes(self, workload: Workload, moment: PeakMoment) -> int:
+        return moment.workspace_bytes * self._sized.workspace_basis(workload)[1] // 100
 
     def _batch(self, rows: int, tokens: int) -> Workload:
         return replace(self._workload, prompt_tokens=tokens, max_tokens=0, batch=rows)
@@ -272,20 +334,6 @@ def _notes(
             "server-prompt-cache-bytes",
             f"--prompt-cache-bytes {size} is not counted on: the server applies it only when a"
             " request joins a running batch, and to sizes that leave out what entries keep",
-        )
-    if any(buffer.limit for buffer in sized.model.kv_buffers()) or any(sized.model.states()):
-        yield Note(
-            "info",
-            "server-windows",
-            "with windows or recurrent states the peak above the weights was measured up to 10 %"
-            " above such a plan, and what stays in memory up to 31 % above it",
-        )
-    if not traffic and not sequential:
-        yield Note(
-            "info",
-            "server-order",
-            "the requests are alike, and end one after the other: no other order is searched, and"
-            " one that keeps more batches in the prompt cache can take more; --traffic has yours",
         )
     if traffic > MAX_SIMULATED:
         text = f"the first {MAX_SIMULATED} of {traffic} requests are simulated"
