@@ -11,11 +11,11 @@ from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Units
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
-from memfit.estimators.plans.train.steps import TracedSteps
 from memfit.estimators.results.estimate import DeviceSummary
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.sizing.estimate import device_summary
+from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.probes.preflight import RefusedError, limited, memory_obstacle
 from memfit.probes.process import ModelProcess
 from memfit.probes.tune import measuring_device

@@ -17,6 +17,7 @@ from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Section, json_section
 from memfit.estimators.base.reading.typed import to_record
 from memfit.estimators.base.reading.values import as_object
+from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import config_sha256
@@ -62,6 +63,7 @@ class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ranks: Positive | UnsetType = UNSET
     parallel: Parallel | UnsetType = UNSET
     split: tuple[Positive, ...] | UnsetType = UNSET
+    training: Recipe | UnsetType = UNSET
 
 
 class BaselineEntry(Struct, frozen=True, forbid_unknown_fields=True):

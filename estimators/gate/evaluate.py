@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import (
     InputError,
+    MachineError,
     MemfitError,
     Mistake,
     PolicyError,
@@ -148,7 +149,7 @@ def _require_models(policy: Policy) -> None:
 
 def _without_figures(target: PolicyTarget, model: str, error: MemfitError) -> TargetReport:
     status: TargetStatus = "invalid"
-    if isinstance(error, UnsupportedError):
+    if isinstance(error, (UnsupportedError, MachineError)):
         status = "undecided"
     elif isinstance(error, UnreachableError):
         status = "unreachable"

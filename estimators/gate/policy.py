@@ -15,8 +15,10 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
 from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.ranks import Parallel
-from memfit.estimators.base.reading.section import Section, read_yaml
+from memfit.estimators.base.reading.section import Reading, Section, read_yaml
+from memfit.estimators.base.reading.typed import to_record
 from memfit.estimators.base.reading.values import one_of
+from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import HUB
@@ -45,6 +47,7 @@ MAX_POLICY_BYTES = 1_000_000
 MACHINE_KEYS = ("device", "memory", "working_set")
 ALLOWED_KEYS = ("allow_stale", "allow_beyond_context")
 VERSION_KEYS = ("mlx_version", "mlx_lm_version")
+TRAINING_LIMIT = "training_peak"
 BASES = get_args(RequiredBasis)
 OS_REGIMES = tuple(regime.value for regime in OsRegime)
 
@@ -56,8 +59,8 @@ class PolicyLimit(Struct, frozen=True):
     """Its key, such as ``peak`` or ``growth.peak``."""
     line: int
     amount: LimitValue
-    """A share of ``peak``, ``load_peak`` and ``wired_limit`` is of the working set, of
-    ``expert_capacity`` of the experts a layer has, of ``growth`` of the baseline's figure."""
+    """A share of the experts a layer has for ``expert_capacity``, of the baseline's figure for
+    ``growth``, else of the working set."""
 
 
 class BasisLimit(Struct, frozen=True):
@@ -90,6 +93,8 @@ class PolicyTarget(Struct, frozen=True, kw_only=True):
     mlx_lm_version: Version | None = None
     ranks: Ranks | None = None
     """None for one rank, the model itself."""
+    training: Recipe | None = None
+    """None where it is not fine-tuned."""
 
     def versions(self) -> dict[str, str]:
         """Return the versions that it names, by key."""
@@ -144,6 +149,7 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
     stale, beyond = (section.take(key, _flag) or False for key in ALLOWED_KEYS)
     quantize = section.take("quantize", _bits)
     ranks = _ranks(section)
+    training = _training(section, limits)
     mlx, mlx_lm = (section.take(key, _version) for key in VERSION_KEYS)
     if device is None or workload is None:
         return None
@@ -162,7 +168,19 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
         mlx_version=mlx,
         mlx_lm_version=mlx_lm,
         ranks=ranks,
+        training=training,
     )
+
+
+def _training(section: Section, limits: tuple[PolicyLimit, ...]) -> Recipe | None:
+    is_limited = any(limit.name == TRAINING_LIMIT for limit in limits)
+    if "training" not in section:
+        if is_limited:
+            section.add_error(f"limits.{TRAINING_LIMIT} needs training, a recipe of mlx_lm.lora")
+        return None
+    if not is_limited:
+        section.add_error(f"nothing limits it: add limits.{TRAINING_LIMIT}", "training")
+    return section.take("training", _recipe)
 
 
 def _ranks(section: Section) -> Ranks | None:
@@ -331,6 +349,12 @@ def _version(value: Any) -> Version:
     return parse_version(value if isinstance(value, str) else short(value))
 
 
+def _recipe(value: Any) -> Recipe:
+    if not isinstance(value, dict):
+        raise InputError(f"expected a mapping such as {{batch_size: 1}}, got {short(value)}")
+    return to_record(Recipe, value, Reading("recipe"))
+
+
 def _runtime(value: Any) -> Runtime:
     return get_runtime(_text(value))
 
@@ -341,4 +365,5 @@ AMOUNTS: dict[str, Callable[[Device | None, Any], LimitValue]] = {
     "wired_limit": _memory,
     "context": _context,
     "expert_capacity": lambda device, value: parse_experts(value),
+    TRAINING_LIMIT: _memory,
 }

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from memfit.estimators.base.quantities import Positive, Tokens, one_of
 from memfit.estimators.base.ranks import MAX_RANKS, Parallel
+from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import KvBits, KvGroupSize
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.runtimes.registry import runtime_names
@@ -49,6 +50,7 @@ class LimitKeys(Struct, frozen=True):
     wired_limit: Amount | UnsetType = UNSET
     context: TokenCount | UnsetType = UNSET
     expert_capacity: Experts | UnsetType = UNSET
+    training_peak: Amount | UnsetType = UNSET
     basis: RequiredBasis | UnsetType = UNSET
     growth: GrowthKeys | UnsetType = UNSET
 
@@ -96,6 +98,8 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     """Accept a cached answer when the Hub was not asked, or did not answer."""
     allow_beyond_context: bool | UnsetType = UNSET
     """Accept a workload that is longer than the model's context."""
+    training: Recipe | UnsetType = UNSET
+    """How mlx_lm.lora fine-tunes the model, by its own names; ``training_peak`` limits it."""
     workload: Annotated[WorkloadKeys, _exactly_one("context", "prompt_tokens")]
     limits: Annotated[LimitKeys, Meta(extra_json_schema={"minProperties": 1})]
 

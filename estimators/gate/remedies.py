@@ -29,6 +29,7 @@ SETTINGS: dict[str, tuple[RemedySetting, ...]] = {
     "expert_capacity": ("quantize",),
     "growth.weights": ("quantize",),
     "growth.kv_per_token": ("kv_bits",),
+    "training_peak": (),
     "basis": (),
 }
 

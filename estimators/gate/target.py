@@ -6,8 +6,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import InputError, UnreachableError
+from memfit.estimators.base.errors import InputError, UnreachableError, UnsupportedError
 from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import HUB
@@ -32,6 +33,7 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.ranks import Ranks, ranked
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.training_steps import TracedSteps
 
 
 class TargetModel(Struct, frozen=True):
@@ -77,6 +79,11 @@ class TargetModel(Struct, frozen=True):
         target, workload = self.target, self.workload
         sized = self.sized(target.quantize)
         named: dict[str, Any] = {**target.versions(), **_of_ranks(target.ranks)}
+        figures = figures_of(sized, workload)
+        if target.training is not None:
+            named["training"] = target.training
+            nbytes = self._training_bytes(target.training)
+            figures = replace(figures, training_peak_bytes=nbytes)
         return BaselineEntry(
             model=self.model,
             quantize=target.quantize,
@@ -88,8 +95,25 @@ class TargetModel(Struct, frozen=True):
                 **named,
             ),
             checkpoint=fingerprint(sized.checkpoint),
-            figures=figures_of(sized, workload),
+            figures=figures,
         )
+
+    def _training_bytes(self, recipe: Recipe) -> int:
+        """Return the most that a recipe takes, as memfit plan train has it.
+
+        Raises:
+            UnsupportedError: when mlx-lm cannot train the class, or its step cannot be traced.
+        """
+        target = self.target
+        quantize = converted(target.quantize) if target.quantize else None
+        sized = self.catalog.sized(
+            self.model, quantize=quantize, device=target.device, runtime=self.runtime
+        )
+        if not sized.runtime_model.is_mlx_lm:
+            raise UnsupportedError(f"training: mlx_lm.lora does not train for {sized.runtime}")
+        versions = sized.runtime_model.runtime.versions
+        steps = TracedSteps(sized.checkpoint, sized.model.dtype, target.device, versions)
+        return steps.run_bytes(recipe, quantize)
 
 
 def _of_ranks(ranks: Ranks | None) -> dict[str, Any]:

@@ -129,6 +129,7 @@ RULES = {
         "experts",
         "a layer's experts",
     ),
+    "training_peak": _Rule(lambda figures: figures.training_peak_bytes, _of_working_set),
     "growth.weights": _grown(lambda figures: figures.weights_bytes),
     "growth.kv_per_token": _grown(lambda figures: figures.kv_bytes_per_token),
     "growth.peak": _grown(lambda figures: figures.peak_bytes),

@@ -14,7 +14,7 @@ TargetStatus = Literal["passed", "broken", "invalid", "unreachable", "undecided"
 LimitKey = Annotated[
     str,
     one_of(
-        *"peak load_peak wired_limit context expert_capacity basis".split(),
+        *"peak load_peak wired_limit context expert_capacity training_peak basis".split(),
         "model_context",
         *("growth.weights", "growth.kv_per_token", "growth.peak"),
     ),
@@ -47,6 +47,8 @@ class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Experts a layer has, None for a model without experts."""
     basis: Basis
     """How far the figure of the weights can be trusted."""
+    training_peak_bytes: Bytes | None = None
+    """The most while mlx_lm.lora runs the target's recipe, None without one."""
 
 
 class FigureChange(Struct, frozen=True):

@@ -1,5 +1,6 @@
 """Each kind of limit: passing, failing, and exactly at the limit, where it passes."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ GROWN = {
     "kv_per_token": "kv_bytes_per_token",
     "peak": "peak_bytes",
 }
+CASE = SAMPLES.parent / "tests" / "arch" / "cases" / "qwen3.json"
 FOUR_BIT = {"group_size": 64, "bits": 4}
 
 
@@ -129,6 +131,25 @@ def test_growth_passes_at_its_limit_in_bytes_and_in_percent(
     if limit == "kv_per_token":
         assert (before * 8, now * 8) == (before * 8, before * 9)
         assert (code("12.5%"), code("12.499%")) == (0, 1)
+
+
+@pytest.mark.exhaustive
+def test_a_recipe_is_held_to_the_peak_of_plan_train(memfit: Memfit, folder: Path) -> None:
+    pytest.importorskip("mlx_lm")
+    write_config(folder / "model", json.loads(CASE.read_text()))
+    recipe = {"num_layers": 1, "batch_size": 1, "max_seq_length": 33, "grad_checkpoint": True}
+    options = ("--num-layers", "1", "--batch-size", "1", "--max-seq-length", "33")
+    plan = memfit(
+        *("plan", "train", "model", "--device", "m4-pro-24", *options, "--grad-checkpoint"),
+        "--json",
+    ).json
+    nbytes = plan["needed_bytes"] - plan["margin_bytes"]
+    small = {"workload": {"context": 64}, "training": recipe}
+    code, report = ask(memfit, folder, {"training_peak": f"{nbytes}B"}, **small)
+    assert (code, report["figures"]["training_peak_bytes"]) == (0, nbytes)
+    code, report = ask(memfit, folder, {"training_peak": f"{nbytes - 1}B"}, **small)
+    assert (code, report["checks"][0]["missed_by"]) == (1, 1)
+    assert "memfit plan train shows what each setting" in memfit("gate").out
 
 
 def test_a_basis_limit_is_compared_with_the_basis_of_the_weights(

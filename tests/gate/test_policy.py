@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError, PolicyError
+from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.gate.policy import Policy, read_policy
 from memfit.estimators.gate.policy_file import LimitKeys, TargetKeys, WorkloadKeys
 from memfit.estimators.gate.verdict import RULES
@@ -66,10 +67,11 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     memory: 32GB
     os_regime: macos-15
     runtime: mlx-lm
+    training: {fine_tune_type: dora, batch_size: 2, keys: [self_attn.q_proj]}
     workload: {prompt_tokens: 1k, max_tokens: 64, batch: 2, prefill_step: 512, kv_bits: 8,
                kv_group_size: 32, quantized_kv_start: 0, max_kv_size: 8k}
     limits: {peak: 90%, load_peak: 16GB, wired_limit: 20GiB, context: 32k, expert_capacity: 50%,
-             basis: exact, growth: {weights: 12.5%, kv_per_token: 0, peak: 1GB}}
+             training_peak: 90%, basis: exact, growth: {weights: 12.5%, kv_per_token: 0, peak: 1GB}}
 """,
     ).targets[0]
     work = target.workload.values
@@ -86,6 +88,9 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert target.basis is not None
     assert (target.basis.least, target.quantize, target.model) == ("exact", 4, None)
     assert target.needs_baseline
+    assert target.training == Recipe(
+        fine_tune_type="dora", batch_size=2, keys=("self_attn.q_proj",)
+    )
 
 
 def test_eight_mistakes_are_reported_together_in_file_order(tmp_path: Path) -> None:
@@ -173,6 +178,29 @@ targets:
         (
             HEAD + TARGET.replace("peak: 90%", "growth: {}"),
             (7, "targets.chat.limits", "at least one limit"),
+        ),
+        (
+            HEAD + TARGET.replace("peak:", "training_peak:"),
+            (3, "targets.chat", "limits.training_peak needs training, a recipe of mlx_lm.lora"),
+        ),
+        *(
+            (HEAD + TARGET + f"    training: {recipe}\n", (9, "targets.chat.training", words))
+            for recipe, words in (
+                ("{}", "nothing limits it: add limits.training_peak"),
+                ("lora.yaml", "nothing limits it"),
+            )
+        ),
+        *(
+            (
+                HEAD + TARGET.replace("peak:", "training_peak:") + f"    training: {recipe}\n",
+                (9, "targets.chat.training", words),
+            )
+            for recipe, words in (
+                ("lora.yaml", "expected a mapping such as {batch_size: 1}"),
+                ("{batch_size: 0}", "batch_size: expected"),
+                ("{optimizer: lion}", "optimizer: 'lion' is not one of the values"),
+                ("{learning_rate: 1}", "learning_rate: unknown key"),
+            )
         ),
         (
             HEAD + TARGET.replace("m4-pro-24", "rtx-4090").replace("peak:", "wired_limit:"),

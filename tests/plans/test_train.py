@@ -20,9 +20,9 @@ from memfit.estimators.plans.train.batches import Example, longest_batch
 from memfit.estimators.plans.train.commands import train_commands
 from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
 from memfit.estimators.plans.train.recipe_file import read_recipe
-from memfit.estimators.plans.train.steps import TracedSteps, most_fitting
 from memfit.estimators.results.train import TrainPlan
 from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.training_steps import TracedSteps, most_fitting
 from memfit.probes.training_data import read_training_data
 
 pytest.importorskip("mlx_lm")

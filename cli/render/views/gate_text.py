@@ -16,6 +16,7 @@ _LIMITS = {
     "peak": "peak",
     "load_peak": "load peak",
     "wired_limit": "wired limit",
+    "training_peak": "training peak",
     "context": "context",
     "expert_capacity": "expert capacity",
     "basis": "basis of the weights",
@@ -127,6 +128,8 @@ def remedy(check: LimitCheck) -> str:
         return "the model has no longer context; allow_beyond_context: true in the target allows it"
     if check.limit == "expert_capacity" and check.figure is None:
         return "the model has no routed experts, or only a bound is known: remove the limit"
+    if check.limit == "training_peak":
+        return "memfit plan train shows what each setting of the recipe saves"
     text = "passes with " + ", or ".join(_remedy(each) for each in check.mends)
     if not check.mends:
         tried = ", ".join(_SETTINGS[setting] for setting in SETTINGS[check.limit])

@@ -11,7 +11,6 @@ from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.plans.train.batches import Example, longest_batch
 from memfit.estimators.plans.train.commands import train_commands
-from memfit.estimators.plans.train.steps import TracedSteps, most_fitting
 from memfit.estimators.results.estimate import Cost, Note
 from memfit.estimators.results.train import (
     DataSummary,
@@ -26,6 +25,7 @@ from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.sizing.search import first_fitting
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.training_steps import TracedSteps, most_fitting
 from memfit.estimators.trace.libraries import versions
 from memfit.estimators.trace.training_peak import TrainingMoment, TrainingPeak
 

@@ -67,6 +67,17 @@ class TracedSteps:
             self._peaks[key] = training_peak(run, self._machine, self._versions.mlx)
         return self._peaks[key]
 
+    def run_bytes(self, recipe: Recipe, quantize: Quantization | None) -> int:
+        """Return the most that a run takes on batches of the longest sequences, load included.
+
+        Raises:
+            UnsupportedError: as `peak`.
+        """
+        tokens = recipe.max_seq_length
+        peak = self.peak(recipe, tokens, validated=tokens, quantize=quantize)
+        moments = [moment.nbytes for moment in (peak.later, peak.validation) if moment]
+        return max(self.load_bytes(quantize), *moments)
+
     def load_bytes(self, quantize: Quantization | None) -> int:
         """Return the peak of the load, 0 where the weights are kept as they are in files."""
         from memfit.estimators.trace.peak import load_peak
