@@ -72,7 +72,7 @@ def test_the_library_and_the_command_line_give_one_answer(
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(questions)
 def test_the_library_and_the_command_line_give_one_answer_in_many_examples(
     memfit: Memfit, question: tuple[str, dict[str, Any]]

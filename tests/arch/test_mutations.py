@@ -10,8 +10,8 @@ pytest.importorskip("mlx_lm", reason="the truth is mlx-lm's own classes")
 
 from benchmarks.mutations import CASES, mutations, outcome
 
-# Of thousands; a prime number, so that all keys and changes have their turn.
-EVERY = 61
+# Of thousands; prime numbers, so that all keys and changes have their turn.
+EVERY, EVERY_IN_CI = 61, 5
 
 
 def test_no_mutation_gives_a_silent_wrong_number() -> None:
@@ -22,8 +22,9 @@ def test_no_mutation_gives_a_silent_wrong_number() -> None:
 
 
 @pytest.mark.exhaustive
-def test_no_mutation_of_all_gives_a_silent_wrong_number() -> None:
-    assert [each.name for each in mutations() if outcome(each.config) == "different"] == []
+def test_no_mutation_of_many_gives_a_silent_wrong_number() -> None:
+    sample = islice(mutations(), 1, None, EVERY_IN_CI)
+    assert [each.name for each in sample if outcome(each.config) == "different"] == []
 
 
 @pytest.mark.parametrize(

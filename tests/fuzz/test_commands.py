@@ -23,7 +23,7 @@ def test_the_corpus_and_some_commands_give_an_answer_or_a_clear_line() -> None:
 
 @pytest.mark.exhaustive
 def test_many_commands_give_an_answer_or_a_clear_line() -> None:
-    run_campaign("fuzz_commands", "--first", "1000", "--count", "1000")
+    run_campaign("fuzz_commands", "--first", "1000", "--count", "500")
 
 
 preloaded = pytest.mark.skipif(
@@ -38,5 +38,5 @@ def test_some_faults_of_the_file_system_leave_nothing_half_written() -> None:
 
 @preloaded
 @pytest.mark.exhaustive
-def test_every_fault_of_the_file_system_leaves_nothing_half_written() -> None:
-    run_campaign("inject_faults")
+def test_many_faults_of_the_file_system_leave_nothing_half_written() -> None:
+    run_campaign("inject_faults", "--every", "2")
