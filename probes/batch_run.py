@@ -45,6 +45,8 @@ class BatchRun:
         self.monitor.start()
         done = dict.fromkeys(range(work.batch), 0)
         while min(done.values()) < max(1, work.max_tokens):
+            # The generator copies caches and drops the old ones: none may be held here.
+            self.caches.clear()
             prompts, generated = generator.next()
             self._see_caches()
             self._follow([each.progress for each in prompts], work.prompt_tokens)

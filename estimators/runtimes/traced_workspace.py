@@ -26,7 +26,8 @@ _RAISED = 32
 # A class that loops over tokens is traced with shorter chunks, but not with shorter ones than this.
 _SHORTEST_STEP = 16
 _SHORTER = 4
-_BATCH = 8
+# The batch generator has other caches than one sequence, so that a line starts at two.
+_FEW, _BATCH = 2, 8
 # The longest prompt that is traced where a config names no limit.
 _UNBOUNDED = 2**20
 
@@ -73,12 +74,14 @@ class TracedWorkspace(Struct, frozen=True, eq=False):
         )
 
     def _at_batch(self, workload: Workload, target: _Target) -> _Traced:
-        one, batch = self._at_prompt(replace(workload, batch=1), target), workload.batch
-        if batch == 1:
-            return one
+        batch = workload.batch
+        if batch <= _FEW:
+            return self._at_prompt(workload, target)
         many = self._at_prompt(replace(workload, batch=_BATCH), target)
         # Beyond, every array grows with the batch at most, and MLX runs no further ahead.
-        low, start = (one, 1) if batch <= _BATCH else (_NOTHING, 0)
+        low, start = _NOTHING, 0
+        if batch <= _BATCH:
+            low, start = self._at_prompt(replace(workload, batch=_FEW), target), _FEW
         return _between(low, many, batch, (start, _BATCH))
 
     def _at_prompt(self, workload: Workload, target: _Target) -> _Traced:

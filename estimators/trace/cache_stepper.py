@@ -20,6 +20,9 @@ _GROWTH = {
     "KVCache": Growth.STEPS,
     "RotatingKVCache": Growth.ROTATING,
     "ChunkedKVCache": Growth.CHUNKED,
+    # Of the batch generator; they grow as those of one sequence.
+    "BatchKVCache": Growth.STEPS,
+    "BatchRotatingKVCache": Growth.ROTATING,
 }
 
 
@@ -32,6 +35,23 @@ def leaves(caches: list[Any]) -> Iterator[Any]:
             yield cache
         else:
             yield from leaves(nested)
+
+
+def batched(caches: list[Any], workload: Workload) -> list[Any]:
+    """Return the empty caches of one sequence as those of mlx-lm's batch generator.
+
+    A class that it cannot batch, and one sequence, keep their own, and so do KV bits, which it does
+    not have (generate.py, _merge_caches).
+    """
+    can_merge = all(hasattr(cache, "merge") for cache in leaves(caches))
+    if workload.batch == 1 or workload.kv_bits is not None or not can_merge:
+        return caches
+    return [cache.merge([cache] * workload.batch) for cache in caches]
+
+
+def is_batched(cache: Any) -> bool:
+    """Whether a cache is one of the batch generator, which has the padding of each sequence."""
+    return getattr(cache, "left_padding", None) is not None
 
 
 def buffer_of(cache: Any) -> KVBuffer | None:
@@ -95,6 +115,15 @@ class Stepper(Struct):
                 _fill_compressed(cache, position)
         self.quantize()
 
+    def select_all(self) -> None:
+        """Copy the caches of a batch, as it is done when the sequences begin to generate.
+
+        Source: mlx-lm generate.py, PromptProcessingBatch.split.
+        """
+        if any(map(is_batched, leaves(self.caches))):
+            for cache in self.caches:
+                cache.filter(list(range(self.workload.batch)))
+
     def quantize(self) -> bool:
         """Quantise what mlx-lm would now; source: mlx-lm generate.py, maybe_quantize_kv_cache."""
         workload, before = self.workload, list(self.caches)
@@ -132,10 +161,16 @@ def _fill(cache: Any, buffer: KVBuffer, length: int, position: int, last: int) -
         # mx.zeros is lazy: it takes no memory, and a recorded call gets it as an input.
         batch, heads, _, width = getattr(cache, name).shape
         setattr(cache, name, mx.zeros((batch, heads, length, width), getattr(cache, name).dtype))
-    cache.offset = position
+    if is_batched(cache):
+        # It counts tokens twice: in an array, of each sequence, and here.
+        cache._idx = cache._offset = position
+    else:
+        cache.offset = position
     if buffer.growth is Growth.ROTATING:
-        # The index of the next write, which RotatingKVCache keeps besides the offset.
-        cache._idx = _rotated(length, position, last, cache.max_size, cache.keep)
+        # The index of the next write, which it keeps besides the offset.
+        keep = getattr(cache, "keep", 0)
+        cache._idx = _rotated(length, position, last, cache.max_size, keep)
+        cache.rotated = last == 1 and position > cache.max_size
     elif buffer.growth is Growth.CHUNKED:
         # Tokens cut from the front so far (ChunkedKVCache.maybe_trim_front).
         cache.start_position = max(0, position - last - cache.chunk_size)

@@ -6,7 +6,7 @@ from typing import Any
 
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.mlx.call_plan import planned_calls
-from memfit.estimators.trace.cache_stepper import Stepper
+from memfit.estimators.trace.cache_stepper import Stepper, batched
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
 from memfit.estimators.trace.leaves import Leaf, Modules, caches_of
@@ -47,8 +47,9 @@ class Running:
 
     def _new_caches(self) -> list[Any]:
         cache = library_for(self._target.backend).load("mlx_lm.models.cache")
-        caches: list[Any] = cache.make_prompt_cache(self._model, self._workload.max_kv_size)
-        return caches
+        return batched(
+            cache.make_prompt_cache(self._model, self._workload.max_kv_size), self._workload
+        )
 
     def finish(self) -> None:
         """Bring the caches to where they are when the workload ends, recording nothing."""
@@ -124,6 +125,8 @@ class Running:
         def run() -> list[Any]:
             # In mlx-lm's order: the model, the conversion of caches, then what is evaluated.
             with recorded(self._target), few_slices() if few else nullcontext():
+                if phase == "last_token":
+                    self._stepper.select_all()
                 logits = self._model(given["tokens"], cache=self.caches)
                 self._learn()
                 self._stepper.quantize()
@@ -153,11 +156,11 @@ class Running:
         import mlx.core as mx
 
         self._modules.restore()
-        caches = self._new_caches()
+        caches, batch = self._new_caches(), self._workload.batch
 
         def run() -> list[Any]:
             with recorded(self._target):
-                logits = self._model(mx.zeros((1, tokens), mx.int32), cache=caches)
+                logits = self._model(mx.zeros((batch, tokens), mx.int32), cache=caches)
             return [logits, *_states(caches)]
 
         return count_nodes(run)

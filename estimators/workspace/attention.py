@@ -72,13 +72,15 @@ def record_attention(
 def needs_array_mask(spec: Mixer, call: CallShape, occupancy: Occupancy) -> bool:
     """Whether the mask of a chunk is an array.
 
-    It is for a window with more keys than it has tokens (cache.py, make_mask), and for latent
-    attention, which adds the scores of its rope part as a mask (deepseek_v3.py).
+    It is for a window with more keys than it has tokens (cache.py, make_mask), for latent
+    attention, which adds the scores of its rope part as a mask (deepseek_v3.py), and for each
+    sequence of a batch (BatchKVCache.make_mask).
     """
     match spec:
         case Attention():
             # A mask that is only causal is passed as the word "causal" (mlx-lm models/base.py).
-            return call.tokens > 1 and spec.window is not None and occupancy.keys > spec.window
+            is_cut = spec.window is not None and occupancy.keys > spec.window
+            return call.is_batched or (call.tokens > 1 and is_cut)
         case LatentAttention():
             return call.tokens > 1
         case GatedDelta() | Recurrent() | TracedMixer():
@@ -134,7 +136,7 @@ def attend(
         for _ in range(3):
             tape.inplace(scores)
     # A single query may see every key, so it gets no mask (base.py, create_attention_mask).
-    if call.tokens > 1:
+    if call.tokens > 1 or array_mask:
         if array_mask:
             # Made once for all layers: moments.py counts this mask.
             tape.inplace(scores, counts=ops.MASKED_SCORES)
@@ -216,24 +218,24 @@ def write(tape: Tape, occupancy: Occupancy, fresh: int, token: int, growth: Grow
     """Record the update of one buffer of ``token`` elements a token (mlx-lm cache.py)."""
     before, after, kv = occupancy.before, occupancy.after, occupancy.kv
     nbytes = kv.nbytes(token)
+    old = tape.existing(token * before, nbytes * before)
+    if occupancy.is_copied and before:
+        old = tape.allocate((old,), token * before, name=KV_BUFFER)
     if kv.bits is not None:
         # mx.quantize makes new packed arrays; the plain ones are then free (QuantizedKVCache).
         fresh = tape.allocate((fresh,), token, nbytes=nbytes)
     if before == after:
         # There is room. Only the cache refers to the buffer, so the slice update writes into it.
-        held = tape.retain(tape.existing(token * before, nbytes * before))
-        return tape.inplace(held, fresh, counts=ops.CACHE_WRITE)
+        return tape.inplace(tape.retain(old), fresh, counts=ops.CACHE_WRITE)
     if occupancy.is_first_chunk:
         return tape.retain(fresh)
     # A chunk never writes into a rotating buffer: RotatingKVCache._update_concat joins what is
     # left of the old one with the new keys.
     if growth is Growth.ROTATING and tape.elements[fresh] > token:
-        old = tape.existing(token * before, nbytes * before)
         return _made(tape, (old, fresh), token * after, nbytes * after)
     if before == 0:
         held = _made(tape, (), token * after, nbytes * after)
         return tape.inplace(held, fresh, counts=ops.CACHE_WRITE)
-    old = tape.existing(token * before, nbytes * before)
     # To grow, mlx-lm joins the buffer with zeros: for a moment the old one, the zeros and the new
     # one all exist. After a chunk a rotating buffer is longer than its window and is cut instead.
     room = max(0, after - before)

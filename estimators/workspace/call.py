@@ -35,6 +35,8 @@ class Occupancy(Struct, frozen=True):
     """Keys that are attended to."""
     kv: KVFormat
     """How the buffer stores its elements."""
+    is_copied: bool = False
+    """Whether the call first copies the buffer: the first step of a batch."""
 
     @property
     def is_first_chunk(self) -> bool:
@@ -60,6 +62,10 @@ class CallShape(Struct, frozen=True):
     """Of each distinct buffer."""
     previous: int
     """Tokens of the chunk before, which a state may be a slice of."""
+    is_batched: bool = False
+    """Whether caches are those of the batch generator, which mask the padding of each sequence."""
+    copies_states: bool = False
+    """Whether the call first copies the states: the first step of a batch."""
 
     @property
     def rows(self) -> int:

@@ -125,6 +125,12 @@ def head_program(
 
 
 def _mix(tape: Tape, x: int, plan: MixerPlan, call: CallShape, buffers: list[KVBuffer]) -> int:
+    if call.copies_states:
+        for state in plan.mixer.states():
+            width = _FLOAT32 if state.float32 else call.width
+            elements = state.elements * call.batch
+            old = tape.existing(elements, elements * width)
+            tape.retain(tape.allocate((old,), elements, nbytes=elements * width))
     match plan.mixer:
         case Attention() as spec:
             return record_attention(tape, x, spec, plan, call, buffers[0])

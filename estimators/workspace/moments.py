@@ -56,6 +56,9 @@ class RunMoments:
         weights = self._weight_bytes
         yield RunMoment("load", weights, 0, "", f"load = weights {weights:,}")
         yield from self.prefill()
+        if self.caches.is_batched:
+            first = PlannedCall("last_token", 1, self._workload.prompt_tokens - 1)
+            yield self._during("decode", first)
         yield from self.decode(1, held_samples(self._workload.max_tokens))
 
     def prefill(self) -> Iterator[RunMoment]:
@@ -79,7 +82,9 @@ class RunMoments:
         """Follow the last layers of each kind; every other layer counts as it is after the call."""
         prepared, caches = self._prepared, self.caches
         order, decoding = prepared.order, phase == "decode"
-        call = self._shape(planned, decoding=decoding)
+        # The first token finds states that are slices of the last chunk.
+        replaced = planned.phase == "decode"
+        call = self._shape(planned, decoding=replaced)
         hidden = prepared.model.hidden_size
         programs = [
             layer_program(plan, call, hidden, buffers)
@@ -107,7 +112,7 @@ class RunMoments:
             self._weight_bytes,
             caches.bytes_during(call.occupancy, simulated)
             + caches.packed_bytes(call, simulated, decoding=decoding),
-            caches.state_bytes + caches.view_bytes(call, simulated, decoding=decoding),
+            caches.state_bytes + caches.view_bytes(call, simulated, decoding=replaced),
             call.rows * hidden * self._width + self._mask_bytes(call),
             held * self._workload.batch * prepared.model.vocab_size * self._width,
             deferred_bytes + transient_peak(steps, prepared.limits),
@@ -119,14 +124,17 @@ class RunMoments:
         return RunMoment(phase, sum(parts), largest, name, _explain(phase, planned, parts))
 
     def _shape(self, planned: PlannedCall, *, decoding: bool) -> CallShape:
-        workload = self._workload
+        workload, position = self._workload, planned.position
+        chunk = (position - 1) % workload.prefill_step + 1 if position else 0
         return CallShape(
             tokens=planned.tokens,
             batch=workload.batch,
             width=self._width,
             target=self._prepared.traits,
             occupancy=self.caches.around(planned),
-            previous=0 if decoding else min(planned.position, workload.prefill_step),
+            previous=0 if decoding else chunk,
+            is_batched=self.caches.is_batched,
+            copies_states=self.caches.copies(planned),
         )
 
     def _conversion(self, phase: Phase, call: PlannedCall) -> Iterator[RunMoment]:
@@ -142,17 +150,17 @@ class RunMoments:
         yield RunMoment(phase, sum(parts), 0, "", line)
 
     def _mask_bytes(self, call: CallShape) -> int:
-        """One mask for all layers of a kind: window or latent attention over a chunk."""
+        """One mask for all layers of a kind: a window, latent attention or a batch."""
         # A class makes each mask once and passes it to all its layers (mlx-lm gemma3_text.py).
         cells = set()
         for plan, buffers in zip(self._prepared.plans, self.caches.of_plans, strict=True):
             for mixer, own in zip(plan.mixers, buffers, strict=True):
-                if not own or call.tokens == 1:
+                if not own:
                     continue
                 occupancy = call.occupancy[own[0]]
                 if needs_array_mask(mixer.mixer, call, occupancy):
                     cells.add(call.tokens * occupancy.keys)
-        return sum(cells)
+        return sum(cells) * (call.batch if call.is_batched else 1)
 
 
 def _explain(phase: Phase, call: PlannedCall, parts: tuple[int, ...]) -> str:

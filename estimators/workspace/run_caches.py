@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+from msgspec.structs import replace
+
 from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
@@ -26,6 +28,12 @@ class RunCaches:
             self.of_plans = self._limited(workload.max_kv_size)
         self._layers = self._owners()
         self.state_bytes = prepared.state_bytes * workload.batch
+        # mlx-lm generate.py, BatchGenerator: it has no KV bits, and ChunkedKVCache no merge().
+        self.is_batched = (
+            workload.batch > 1
+            and workload.kv_bits is None
+            and all(buffer.growth is not Growth.CHUNKED for buffer in self._layers)
+        )
 
     def _limited(self, max_kv_size: int) -> tuple[tuple[tuple[KVBuffer, ...], ...], ...]:
         model = self._prepared.model
@@ -58,10 +66,22 @@ class RunCaches:
     def around(self, call: PlannedCall) -> dict[KVBuffer, Occupancy]:
         """Return each buffer's capacity around a call."""
         occupancy = self._around_decode if call.phase == "decode" else self._around_chunk
+        if self.copies(call):
+            occupancy = self._around_copy
         return {
             buffer: occupancy(buffer, call, self._format(buffer, call.position))
             for buffer in self._layers
         }
+
+    def copies(self, call: PlannedCall) -> bool:
+        """Whether a call first copies the caches of all sequences that begin to generate.
+
+        Source: mlx-lm generate.py, PromptProcessingBatch.split; cache.py, BatchKVCache.filter.
+        """
+        return self.is_batched and call.phase == "last_token"
+
+    def _around_copy(self, buffer: KVBuffer, call: PlannedCall, kv: KVFormat) -> Occupancy:
+        return replace(self._around_chunk(buffer, call, kv), is_copied=True)
 
     def _around_chunk(self, buffer: KVBuffer, call: PlannedCall, kv: KVFormat) -> Occupancy:
         before = capacity_at(buffer, self._workload, call.position)

@@ -121,12 +121,18 @@ def test_caches_and_states_of_a_batch_equal_the_estimate(
     name: str, checkpoints: Checkpoints
 ) -> None:
     workload = replace(WORKLOAD, batch=3)
-    figures = size(open_checkpoint(str(checkpoints(name))), device=HOST).figures_for(workload)
+    figures, traced = (
+        size(open_checkpoint(str(checkpoints(name))), device=HOST, method=m).figures_for(workload)
+        for m in ("formula", "trace")
+    )
     with started(checkpoints(name)) as process:
         process.prompt(None, workload.prompt_tokens)
         process.load()
         run = process.run(workload)
     assert run.ssm_bytes == figures.ssm_bytes
+    # The generator copies the caches of the sequences that begin to generate.
+    assert run.decode_peak_bytes == pytest.approx(traced.moment.decode_bytes, rel=0.03)
+    assert run.decode_peak_bytes == pytest.approx(figures.moment.decode_bytes, rel=0.1)
     # The first token cuts a rotating buffer that a chunk has filled beyond its window.
     cut = 30_720 if name == "sliding" else 0
     assert (run.prefill_kv_bytes - cut, run.kv_bytes) == (figures.kv.nbytes, figures.kv.nbytes)
