@@ -43,6 +43,7 @@ class OpenModel(Struct, frozen=True):
 
     _sized: "partial[SizedModel]"
     _may_use_measurements: bool
+    _runtime_is_named: bool
     _place: "Place | UnsetType" = UNSET
 
     def __repr__(self) -> str:
@@ -132,8 +133,10 @@ class OpenModel(Struct, frozen=True):
     def _settled(
         self, asked: "PartialWorkload", device: Device | None
     ) -> "tuple[SizedModel, Workload]":
+        from memfit.estimators.sizing.prompted import prompted
+
         sized = self._sized(device=device)
-        run = asked.under(sized.runtime_model.runtime)
+        sized, run = prompted(sized, asked, keeps_runtime=self._runtime_is_named)
         return sized.settled(run), run
 
 
@@ -212,6 +215,7 @@ def open_model(
     return OpenModel(
         partial(sized, catalog, reference, runtime=rules),
         runtime.method == "auto" and is_as_published and not runtime.names_versions,
+        runtime.runtime is not None,
     )
 
 

@@ -79,6 +79,8 @@ class WorkloadSettings(TypedDict, total=False):
     kv_group_size: int | None
     quantized_kv_start: int | None
     max_kv_size: int | None
+    image: str | Sequence[str] | None
+    video: str | Sequence[str] | None
 
 
 class EstimateSettings(OpenSettings, MachineSettings, WorkloadSettings, total=False):

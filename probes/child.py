@@ -123,11 +123,11 @@ def _child(setup: dict[str, Any], report: ReportFigures) -> Child:
         )
     if setup.get("stores_caches"):
         return CacheChild(CacheRunner(path, limit, report))
-    if setup["image"] is None:
+    if not setup["images"]:
         runner = ModelRunner(path, limit, report)
         runner.shortest_prompt = setup.get("shortest_prompt")
         return Child(runner)
-    return Child(VisionRunner(path, Path(setup["image"]), limit, report))
+    return Child(VisionRunner(path, setup["images"], limit, report))
 
 
 def main() -> None:

@@ -113,7 +113,7 @@ _DECLARED = (
         label="Weights",
         meaning="the sum of the arrays' `nbytes`",
         measured=lambda of: [of.loaded.weights_bytes],
-        estimated=lambda of: of.weights(of.sized.footprint.loaded_bytes),
+        estimated=lambda of: of.weights(of.sized.runtime_model.loaded_bytes),
     ),
     Figure(
         name="active",
@@ -195,7 +195,7 @@ _DECLARED = (
             for run in of.runs
         ],
         estimated=lambda of: of.peak(
-            of.run_bytes - of.sized.footprint.loaded_bytes - of.cached_bytes
+            of.run_bytes - of.sized.runtime_model.loaded_bytes - of.cached_bytes
         ),
     ),
     Figure(

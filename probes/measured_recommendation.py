@@ -35,7 +35,13 @@ class MeasuredLine(MlxLm, frozen=True):
     peaks: dict[Workload, int]
     line: Line | None
 
+    takes_images = True
     workspace_basis: ClassVar[tuple[Basis, int]] = ("measured", 0)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Return those of the estimate, which has the vision tower where it is loaded."""
+        return self.inner.resident_bytes
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes.

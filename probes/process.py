@@ -92,17 +92,17 @@ class ModelProcess:
         *,
         memory_limit_bytes: int | None = None,
         timeout_seconds: float,
-        image: Path | None = None,
+        images: tuple[Path, ...] = (),
         shortest_prompt: int | None = None,
     ) -> None:
-        """Take the model's directory; with ``image`` mlx-vlm runs the model.
+        """Take the model's directory; with ``images`` mlx-vlm runs the model.
 
         ``timeout_seconds`` is the longest time without a message. The process sends one after
         each call and each chunk of a prompt, each second of decode, and each second in which it
         read weights.
         """
         self._path, self.timeout_seconds = path, timeout_seconds
-        self._image, self._limit = image, memory_limit_bytes
+        self._images, self._limit = images, memory_limit_bytes
         self._shortest_prompt = shortest_prompt
         self._codeless: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[str] | None = None
@@ -116,11 +116,11 @@ class ModelProcess:
         Raises:
             MachineError: when MLX or mlx-lm is not installed, or mlx-vlm for an image, or when
                 Python cannot be started.
-            CheckpointError: when the image does not exist.
+            CheckpointError: when an image does not exist.
         """
-        require_installed(has_image=self._image is not None)
-        if self._image:
-            regular_file_bytes(self._image)
+        require_installed(has_image=bool(self._images))
+        for image in self._images:
+            regular_file_bytes(image)
         self._stderr = tempfile.TemporaryFile()
         try:
             self._process = subprocess.Popen(
@@ -226,13 +226,12 @@ class ModelProcess:
 
     def _setup(self) -> dict[str, Any]:
         path = self._path
-        if self._image:
+        if self._images:
             self._codeless = tempfile.TemporaryDirectory(prefix="memfit-")
             path = _without_code(path, Path(self._codeless.name))
-        image = str(self._image.absolute()) if self._image else None
         return {
             "path": str(path),
-            "image": image,
+            "images": [str(image.absolute()) for image in self._images],
             "memory_limit_bytes": self._limit,
             "shortest_prompt": self._shortest_prompt,
         }

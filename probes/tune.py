@@ -54,8 +54,6 @@ class TuneRequest(Struct, frozen=True, kw_only=True):
     command_prompt: str | None = None
     """The prompt in the commands; without it they read ``prompt_file`` or standard input."""
     prompt_file: str | None = None
-    has_image: bool = False
-    """The prompt has an image: mlx-vlm runs the model."""
     shortest_prompt: int | None = None
     """Tokens of a batch's shortest prompt; such a run is compared, but not saved."""
     tries_wired: bool = False
@@ -70,6 +68,11 @@ class TuneRequest(Struct, frozen=True, kw_only=True):
     force: bool = False
     """Run even when the estimate says that it does not fit."""
     units: Units = Units.GB
+
+    @property
+    def has_image(self) -> bool:
+        """Whether the prompt has images: mlx-vlm runs the model."""
+        return bool(self.workload.images)
 
 
 class TooLongError(InputError):
@@ -101,13 +104,11 @@ def tune(
         prompt = _tokenized(worker, request)
         workload = replace(request.workload, prompt_tokens=prompt.tokens)
         with _progress(progress, "estimating", 1):
-            sized = sized_here(
-                request.checkpoint,
-                device,
-                workload,
-                margin_bytes=request.margin_bytes,
-                has_image=request.has_image,
+            estimated = vision_estimate.sized_for_images if workload.images else sized_here
+            sized = estimated(
+                request.checkpoint, device, workload, margin_bytes=request.margin_bytes
             )
+            workload = vision_estimate.known_images(sized, workload)
         _require_within_limit(sized, workload, force=request.force)
         save = vision_estimate.do_not_save if is_special(request) else sweeps.store.save
         session = MeasurementSession(sized, worker, save, progress.advance)
@@ -241,7 +242,6 @@ def sized_here(
     workload: Workload,
     *,
     margin_bytes: int,
-    has_image: bool = False,
 ) -> SizedModel:
     """Size by trace when a trace supports the workload, else by formula.
 
@@ -251,8 +251,6 @@ def sized_here(
     catalog = Catalog()
     model = catalog.add(checkpoint)
     sized = partial(catalog.sized, model, device=device, margin_bytes=margin_bytes)
-    if has_image:
-        return vision_estimate.with_tower(sized(method="formula"))
     try:
         traced = sized(method="trace")
         traced.figures_for(workload)
@@ -364,7 +362,8 @@ def _notes(
         text = f"the measurement could not be saved: {session.save_error}"
         yield Note("warning", "not-kept", text)
     if request.has_image:
-        yield vision_estimate.image_note(session.worker.versions["mlx_vlm"])
+        version, is_estimated = session.worker.versions["mlx_vlm"], bool(workload.images)
+        yield vision_estimate.image_note(version, is_estimated=is_estimated)
     if sized.device and sized.device.budget == MEMORY_LIMIT:
         limit = format_bytes(sized.device.working_set_bytes, request.units)
         text = f"the verdict uses the memory limit of {limit}, not the working set"

@@ -1,29 +1,56 @@
-"""The estimate for a prompt with an image: the vision tower is loaded too."""
+"""The estimate for a prompt with images, which mlx-vlm runs."""
 
-from collections import Counter
-
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.images.processor import image_plan
+from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.runtimes.registry import runtime_for_images
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
-def with_tower(sized: SizedModel) -> SizedModel:
-    """Return a model with every tensor of its checkpoint loaded, as mlx-vlm does."""
-    sizes = Counter(tensor.nbytes for tensor in sized.checkpoint.tensors or ())
-    return sized.with_footprint(replace(sized.footprint, sizes=sizes))
+def sized_for_images(
+    checkpoint: Checkpoint, device: Device, workload: Workload, *, margin_bytes: int
+) -> SizedModel:
+    """Return a model as mlx-vlm runs it, by formula."""
+    catalog = Catalog()
+    model = catalog.add(checkpoint)
+    runtime = runtime_for_images(catalog.native_runtime(model))
+    return catalog.sized(model, device=device, runtime=runtime, margin_bytes=margin_bytes)
+
+
+def known_images(sized: SizedModel, workload: Workload) -> Workload:
+    """Return a workload of a whole prompt with how many of its tokens are of images.
+
+    It has no images where the processor or the tower is not described.
+    """
+    if not workload.images:
+        return workload
+    try:
+        tokens = image_plan(sized.checkpoint, workload.images).token_count
+        known = replace(workload, images=replace(workload.images, tokens=tokens))
+        sized.figures_for(known)
+    except (InputError, UnsupportedError):
+        return replace(workload, images=UNSET)
+    return known
 
 
 def do_not_save(measurement: Measurement) -> None:
     """Save nothing: a measurement of mlx-vlm is not valid for mlx-lm."""
 
 
-def image_note(mlx_vlm_version: str) -> Note:
+def image_note(mlx_vlm_version: str, *, is_estimated: bool) -> Note:
     """Return the note on a measurement with an image."""
+    tower = "includes an upper bound of" if is_estimated else "is without"
     return Note(
         "info",
         "image",
-        f"run by mlx-vlm {mlx_vlm_version}, which loads the vision tower; the tower's memory for"
-        " the image is measured, not estimated, and the measurement is not saved for estimates",
+        f"run by mlx-vlm {mlx_vlm_version}; the estimate {tower} the work of the vision tower, and"
+        " the measurement is not saved for estimates",
     )

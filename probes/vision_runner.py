@@ -16,16 +16,16 @@ from memfit.probes.run_monitor import ReportFigures, RunMonitor
 
 
 class VisionRunner(ModelRunner):
-    """A `ModelRunner` with a prompt of text and one image.
+    """A `ModelRunner` with a prompt of text and images.
 
     The directory must hold no code: some of mlx-vlm's processors would run it.
     """
 
     def __init__(
-        self, path: Path, image: Path, memory_limit_bytes: int | None, report: ReportFigures
+        self, path: Path, images: list[str], memory_limit_bytes: int | None, report: ReportFigures
     ) -> None:
         super().__init__(path, memory_limit_bytes, report)
-        self._image = image
+        self._images = images
         self._inputs: dict[str, Any] = {}
 
     def versions(self) -> dict[str, str]:
@@ -45,10 +45,10 @@ class VisionRunner(ModelRunner):
         with self.errors():
             _require_class(self.config)
         try:
-            self._inputs = _processed(self.path, self.config, text, self._image)
+            self._inputs = _processed(self.path, self.config, text, self._images)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a processor may raise anything
             raise InputError(
-                f"{printable(self._image)}: the model's processor does not accept it"
+                f"{printable(', '.join(self._images))}: the model's processor does not accept it"
                 f" ({type(error).__name__}: {one_line(error)})"
             ) from None
         return self._tokens, ()
@@ -131,7 +131,7 @@ class VisionRunner(ModelRunner):
         return int(self._inputs["input_ids"].shape[1])
 
 
-def _processed(path: Path, config: dict[str, Any], text: str, image: Path) -> dict[str, Any]:
+def _processed(path: Path, config: dict[str, Any], text: str, images: list[str]) -> dict[str, Any]:
     """Return ids, pixels and the class's other inputs; source: mlx-vlm generate/dispatch.py."""
     from mlx_vlm.prompt_utils import apply_chat_template
     from mlx_vlm.utils import load_image_processor, load_processor, prepare_inputs
@@ -143,8 +143,8 @@ def _processed(path: Path, config: dict[str, Any], text: str, image: Path) -> di
         processor.image_processor = image_processor
     inputs: dict[str, Any] = prepare_inputs(
         processor,
-        images=[str(image)],  # an absolute path is never taken for a URL
-        prompts=apply_chat_template(processor, config, text, num_images=1),
+        images=images,  # absolute paths, which are never taken for URLs
+        prompts=apply_chat_template(processor, config, text, num_images=len(images)),
         image_token_index=config.get("image_token_index"),
         add_special_tokens=adds_special_tokens(config["model_type"], processor),
     )

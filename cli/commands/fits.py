@@ -10,7 +10,7 @@ from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.runtime import VersionOptions
-from memfit.cli.options.workload import CONTEXT, WorkloadOptions
+from memfit.cli.options.workload import CONTEXT, IMAGES, WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError
 
@@ -27,7 +27,7 @@ class LookedThrough(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def fits(
     looked_through: LookedThrough,
-    workload: Annotated[WorkloadOptions, Only(*CONTEXT, "prompt_tokens", "max_tokens")],
+    workload: Annotated[WorkloadOptions, Only(*CONTEXT, "prompt_tokens", "max_tokens", *IMAGES)],
     machine: MachineOptions,
     versions: VersionOptions,
     output: Annotated[TabularOutput, Only("format_", "json_", "file", "units")],

@@ -50,8 +50,10 @@ class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
         str | None, typer.Option(help="Length of a generated prompt, in place of a text.")
     ] = None
     image: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="An image for the prompt; needs mlx-vlm."),
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="An image for the prompt; can be repeated; needs mlx-vlm."
+        ),
     ] = None
     max_tokens: Annotated[str | None, typer.Option(help="Tokens to generate.")] = "32"
     shortest_prompt: Annotated[
@@ -133,7 +135,8 @@ def tune(
     with measuring(reference, run, verbose=output.verbose, check=check) as model_run:
         checkpoint, path, progress = model_run
         request = asked(model=_command_model(checkpoint, path), checkpoint=checkpoint)
-        process = partial(ModelProcess, image=prompt.image, shortest_prompt=request.shortest_prompt)
+        images = tuple(map(Path, prompt.image or ()))
+        process = partial(ModelProcess, images=images, shortest_prompt=request.shortest_prompt)
         result = answer(request, start=run.start(process, path), sweeps=sweeps, progress=progress)
     _deliver(result, output)
     sweeps.finish()
@@ -199,7 +202,6 @@ def _asked(
         prompt=None if given is None else prompt_text(given),
         command_prompt=None if file or given == "-" else given,
         prompt_file=file,
-        has_image=prompt.image is not None,
         shortest_prompt=prompt.shortest(),
         tries_wired=run.wired,
         axes=tuple(filter(None, axes)),

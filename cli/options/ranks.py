@@ -9,9 +9,9 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.device import Device
 
 if TYPE_CHECKING:
+    from memfit.estimators.base.workload import Workload
     from memfit.estimators.sizing.ranks import Ranks
     from memfit.estimators.sizing.sized_model import SizedModel
-    from memfit.estimators.sizing.workload import PartialWorkload
 
 
 class RankedMachine(MachineOptions, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
             return None
         return Ranks(size, self.parallel, split, devices)
 
-    def tightest(self, sized: "SizedModel", workload: "PartialWorkload") -> "SizedModel":
+    def tightest(self, sized: "SizedModel", run: "Workload") -> "SizedModel":
         """Return the rank with the least room at a workload, the model itself without ranks.
 
         Raises:
@@ -81,7 +81,6 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
         """
         from memfit.estimators.sizing.ranks import ranked
 
-        run = workload.under(sized.runtime_model.runtime)
         return ranked(sized, self.over(), run).tightest(run)
 
     def _devices(self) -> tuple[Device | None, ...]:

@@ -4,8 +4,11 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 
+from msgspec import UNSET
+
 from memfit.cli.options.groups import Option, OptionGroup, parsed
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.images import Images
 from memfit.estimators.base.units import MAX_COUNT, ceil_div, parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS, PartialWorkload
@@ -13,6 +16,8 @@ from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS, PartialWorkload
 DEFAULT_CONTEXT = 4096
 CONTEXT = ("context", "ctx_size", "max_model_len")
 """The options that set the context, by the names of three programs."""
+IMAGES = ("image", "video")
+"""The options of what a prompt has besides text."""
 _MODEL_LEN = re.compile(r"([0-9]{1,12})([kKmM]?)|([0-9]{1,12}\.[0-9]{1,6})([km])")
 _MODEL_LEN_UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
 
@@ -88,6 +93,18 @@ class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
     max_kv_size: Annotated[
         int | None, Option(help="Size of a rotating KV cache, if the model supports one.")
     ] = None
+    image: Annotated[
+        list[str] | None,
+        Option(
+            metavar="WxH[xN]|FILE",
+            help="An image in the prompt, such as 1024x768, three of them 1024x768x3, or a file;"
+            " can be repeated. Its tokens come on top of the context.",
+        ),
+    ] = None
+    video: Annotated[
+        list[str] | None,
+        Option(metavar="FxWxH", help="A video of so many frames, such as 16x448x448."),
+    ] = None
 
     def partial(self) -> PartialWorkload:
         """Return the workload; settings that are not given follow the runtime.
@@ -106,9 +123,24 @@ class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
             max_tokens=generated,
             batch=self.batch,
             max_kv_size=self.max_kv_size,
+            images=self.images() or UNSET,
             **values,
         )
         return PartialWorkload(workload, frozenset(given))
+
+    def images(self) -> Images | None:
+        """Return the images and videos of the prompt, None where there are none.
+
+        Raises:
+            InputError: as `read_image` and `read_video`, or when there are too many.
+        """
+        if not self.image and not self.video:
+            return None
+        from memfit.estimators.images.sizes import read_image, read_video
+
+        images = [parsed("--image", read_image, text) for text in self.image or ()]
+        videos = [parsed("--video", read_video, text) for text in self.video or ()]
+        return Images(tuple(filter(None, images)), tuple(filter(None, videos)))
 
     def tokens(self) -> tuple[int, int]:
         """Return the tokens of the prompt and of the generation.

@@ -14,11 +14,20 @@ Number = Annotated[int, Meta(ge=1, le=MOST_IMAGES)]
 
 
 class ImageSize(Struct, frozen=True, forbid_unknown_fields=True):
-    """Pixels of an image as it is given, and how many such images there are."""
+    """Pixels of an image as it is given, and how many such images there are.
+
+    Raises:
+        InputError: when a number is out of range.
+    """
 
     width: Side
     height: Side
     count: Number = 1
+
+    def __post_init__(self) -> None:
+        _require_sides(self.width, self.height)
+        if not 1 <= self.count <= MOST_IMAGES:
+            raise InputError(f"{self}: give from 1 to {MOST_IMAGES} images")
 
     def __str__(self) -> str:
         many = f" x{self.count}" if self.count > 1 else ""
@@ -26,11 +35,20 @@ class ImageSize(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VideoSize(Struct, frozen=True, forbid_unknown_fields=True):
-    """The frames of a video that the processor is given, and their pixels."""
+    """The frames of a video that the processor is given, and their pixels.
+
+    Raises:
+        InputError: when a number is out of range.
+    """
 
     frames: Number
     width: Side
     height: Side
+
+    def __post_init__(self) -> None:
+        _require_sides(self.width, self.height)
+        if not 1 <= self.frames <= MOST_IMAGES:
+            raise InputError(f"{self}: a video has from 1 to {MOST_IMAGES} frames")
 
     def __str__(self) -> str:
         return f"{self.frames}x{self.width}x{self.height}"
@@ -40,7 +58,7 @@ class Images(Struct, frozen=True, forbid_unknown_fields=True):
     """What a prompt has besides text.
 
     Raises:
-        InputError: when there are none or too many, or a size is out of range.
+        InputError: when there are none or too many.
     """
 
     images: tuple[ImageSize, ...] = ()
@@ -52,13 +70,6 @@ class Images(Struct, frozen=True, forbid_unknown_fields=True):
         count = sum(image.count for image in self.images)
         if not 1 <= count + len(self.videos) <= MOST_IMAGES:
             raise InputError(f"{count} images: give from 1 to {MOST_IMAGES}")
-        sizes: tuple[ImageSize | VideoSize, ...] = (*self.images, *self.videos)
-        for each in sizes:
-            if not all(1 <= side <= MOST_PIXELS_A_SIDE for side in (each.width, each.height)):
-                raise InputError(f"{each}: a side has from 1 to {MOST_PIXELS_A_SIDE} pixels")
-        for video in self.videos:
-            if not 1 <= video.frames <= MOST_IMAGES:
-                raise InputError(f"{video}: a video has from 1 to {MOST_IMAGES} frames")
 
     def __str__(self) -> str:
         videos = (f"video {video}" for video in self.videos)
@@ -68,4 +79,11 @@ class Images(Struct, frozen=True, forbid_unknown_fields=True):
         """Return every image by itself."""
         return tuple(
             ImageSize(size.width, size.height) for size in self.images for _ in range(size.count)
+        )
+
+
+def _require_sides(width: int, height: int) -> None:
+    if not all(1 <= side <= MOST_PIXELS_A_SIDE for side in (width, height)):
+        raise InputError(
+            f"{width}x{height} pixels: a side has from 1 to {MOST_PIXELS_A_SIDE} of them"
         )

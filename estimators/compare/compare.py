@@ -23,10 +23,16 @@ from memfit.estimators.results.comparison import (
 )
 from memfit.estimators.results.estimate import Basis, Estimate
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime, runtime_summary
+from memfit.estimators.runtimes.registry import (
+    DEFAULT_RUNTIME,
+    get_runtime,
+    runtime_for_images,
+    runtime_summary,
+)
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate, workload_notes
+from memfit.estimators.sizing.prompted import prompted
 from memfit.estimators.sizing.ranks import ranked
 from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -65,7 +71,7 @@ def compare(
     combinations = list(scenarios(base, axes))
     first = combinations[0][1]
     if runtime is None:
-        models, runtime = _native(catalog, models)
+        models, runtime = _native(catalog, models, with_images=bool(first.workload.values.images))
     ready = [_ready(catalog, model, first, runtime) for model in models]
     estimates = [_estimate(one, units) for one in ready]
     contexts = [_context(one) for one in ready]
@@ -82,12 +88,14 @@ def compare(
 
 
 def _native(
-    catalog: Catalog, models: Sequence[ComparedModel]
+    catalog: Catalog, models: Sequence[ComparedModel], *, with_images: bool
 ) -> tuple[Sequence[ComparedModel], Runtime]:
     """One runtime for all models, or where their checkpoints' native ones differ each its own."""
     found = [try_or_reason(partial(catalog.native_runtime, model.reference)) for model in models]
     default = get_runtime(DEFAULT_RUNTIME)
     own = [default if isinstance(each, Unavailable) else each for each in found]
+    if with_images:
+        own = list(map(runtime_for_images, own))
     if len(set(own)) == 1:
         return models, own[0]
     pairs = zip(models, own, strict=True)
@@ -117,7 +125,10 @@ def _ready(
         sized = try_or_reason(lambda: sized_as(as_type=scenario.as_type))
     if isinstance(sized, Unavailable):
         return sized
-    workload = scenario.workload.under(sized.runtime_model.runtime)
+    asked = try_or_reason(lambda: prompted(sized, scenario.workload, keeps_runtime=True))
+    if isinstance(asked, Unavailable):
+        return asked
+    _, workload = asked
     part = try_or_reason(lambda: ranked(sized, scenario.ranks, workload).tightest(workload))
     return part if isinstance(part, Unavailable) else _Ready(part, workload)
 

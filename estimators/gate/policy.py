@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
+from memfit.estimators.base.images import Images
 from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Reading, Section, read_yaml
@@ -33,6 +34,7 @@ from memfit.estimators.gate.policy_file import (
     TargetKeys,
     WorkloadKeys,
 )
+from memfit.estimators.images.sizes import read_image, read_video
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
@@ -42,12 +44,14 @@ from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.ranks import Ranks
 from memfit.estimators.sizing.workload import PartialWorkload
 
+Found = TypeVar("Found")
 MAX_POLICY_BYTES = 1_000_000
 
 MACHINE_KEYS = ("device", "memory", "working_set")
 ALLOWED_KEYS = ("allow_stale", "allow_beyond_context")
 VERSION_KEYS = ("mlx_version", "mlx_lm_version")
 TRAINING_LIMIT = "training_peak"
+IMAGE_KEYS = ("image", "video")
 BASES = get_args(RequiredBasis)
 OS_REGIMES = tuple(regime.value for regime in OsRegime)
 
@@ -233,13 +237,23 @@ def _workload(target: Section) -> PartialWorkload | None:
         section.add_error("context excludes max_tokens: use prompt_tokens", "max_tokens")
     settings: dict[str, Any] = {}
     known = len(section.reading.mistakes)
-    for key in WorkloadKeys.__struct_fields__:
+    for key in (key for key in WorkloadKeys.__struct_fields__ if key not in IMAGE_KEYS):
         name = "prompt_tokens" if key == "context" else key
         if (value := section.take(key, partial(_setting, name))) is not None:
             settings[name] = value
+    images = section.take("image", partial(_each, read_image))
+    videos = section.take("video", partial(_each, read_video))
     if len(section.reading.mistakes) > known:
         return None
+    if images or videos:
+        settings["images"] = Images(images or (), videos or ())
     return PartialWorkload(Workload(**settings), frozenset(settings))
+
+
+def _each(read: Callable[[str], Found], value: Any) -> tuple[Found, ...]:
+    if not isinstance(value, list):
+        raise InputError(f"expected a list such as [1024x768], got {short(value)}")
+    return tuple(read(_text(text)) for text in value)
 
 
 def _setting(name: str, value: Any) -> int:

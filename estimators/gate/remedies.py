@@ -69,7 +69,7 @@ def _smaller(setting: RemedySetting, now: Workload, bits_per_weight: int) -> Seq
     """The values of a setting below what it is now, the largest first."""
     match setting:
         case "context":
-            return context_lengths(now.prompt_tokens - 1)
+            return context_lengths(now.prompt_tokens - now.image_tokens - 1)
         case "kv_bits":
             return [bits for bits in KV_BITS if bits and bits < (now.kv_bits or _UNQUANTISED_BITS)]
         case "prefill_step":
@@ -87,7 +87,8 @@ def _changed(asked: Question, setting: RemedySetting, value: int) -> Question:
     workload = asked.workload
     match setting:
         case "context":
-            return replace(asked, workload=replace(workload, prompt_tokens=value))
+            tokens = value + workload.image_tokens
+            return replace(asked, workload=replace(workload, prompt_tokens=tokens))
         case "kv_bits":
             return replace(asked, workload=with_kv_bits(workload, value))
         case "prefill_step":

@@ -25,9 +25,10 @@ from memfit.estimators.gate.figures import figures_of
 from memfit.estimators.gate.policy import PolicyLimit, PolicyTarget
 from memfit.estimators.gate.remedies import Question, remedies
 from memfit.estimators.gate.verdict import Totals, judge_limit, judge_limits
+from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.gate import LimitCheck, TargetReport, TargetStatus
-from memfit.estimators.runtimes.registry import with_versions
+from memfit.estimators.runtimes.registry import runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.ranks import Ranks, ranked
@@ -48,13 +49,18 @@ class TargetModel(Struct, frozen=True):
     def runtime(self) -> Runtime:
         """The target's runtime, else the native one of the checkpoint, on the target's versions."""
         target = self.target
-        runtime = target.runtime or self.catalog.native_runtime(self.model)
+        runtime = target.runtime
+        if runtime is None:
+            runtime = self.catalog.native_runtime(self.model)
+            if target.workload.values.images:
+                runtime = runtime_for_images(runtime)
         return with_versions(runtime, mlx=target.mlx_version, mlx_lm=target.mlx_lm_version)
 
     @property
     def workload(self) -> Workload:
         """The target's workload with the runtime's defaults."""
-        return self.target.workload.under(self.runtime.on(self.target.device))
+        asked = self.target.workload.under(self.runtime.on(self.target.device))
+        return with_image_tokens(self.catalog.checkpoint(self.model), asked)
 
     def sized(self, quantize: int | None) -> SizedModel:
         """Return the model as it is, or converted to ``quantize`` bits; of ranks the tightest."""

@@ -4,9 +4,10 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.images import Images
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.families.gemma4 import Gemma4
 from memfit.estimators.images.families.patch_grids import PatchGrid
@@ -47,6 +48,26 @@ FAMILIES: Final[dict[str, Processor]] = {
 }
 
 
+# The sections of a config that describe a vision tower.
+_TOWERS = ("vision_config", "vision_tower", "mm_vision_tower", "img_processor", "visual")
+
+
+def with_image_tokens(checkpoint: Checkpoint, workload: Workload) -> Workload:
+    """Return a workload whose prompt has the tokens of its images besides those of text.
+
+    Raises:
+        MemfitError: as `image_plan`.
+    """
+    if not workload.images:
+        return workload
+    tokens = image_plan(checkpoint, workload.images).token_count
+    return replace(
+        workload,
+        prompt_tokens=workload.prompt_tokens + tokens,
+        images=replace(workload.images, tokens=tokens),
+    )
+
+
 def image_plan(checkpoint: Checkpoint, images: Images) -> ImagePlan:
     """Return what the checkpoint's processor makes of images.
 
@@ -58,6 +79,11 @@ def image_plan(checkpoint: Checkpoint, images: Images) -> ImagePlan:
     """
     kind = checkpoint.config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None and not any(checkpoint.config.get(key) for key in _TOWERS):
+        raise InputError(
+            f"{printable(checkpoint.id)}: a model of type {printable(kind)} without a vision tower"
+            " takes no images"
+        )
     if family is None:
         raise UnsupportedError(
             f"{printable(checkpoint.id)}: how a model of type {printable(kind)} takes images is"

@@ -20,7 +20,7 @@ from memfit.estimators.results.result import Result
 
 Basis = Literal["exact", "traced", "derived", "measured", "bound", "assumed"]
 Verdict = Literal["fits", "tight", "exceeds", "unknown"]
-Phase = Literal["load", "prefill", "decode"]
+Phase = Literal["load", "vision", "prefill", "decode"]
 Level = Literal["info", "warning"]
 State = Literal["change", "keep", "impossible", "not_applicable"]
 Cost = Literal["none", "speed", "quality", "hardware"]

@@ -109,6 +109,8 @@ class RuntimeModel(Struct, frozen=True):
     """Whether Macs are looked through for one that is large enough."""
     is_mlx_lm: ClassVar[bool] = False
     """Whether it is mlx-lm itself, which `memfit tune` measures."""
+    takes_images: ClassVar[bool] = False
+    """Whether its figures are of prompts with images too."""
     loads_only_gguf: ClassVar[bool] = False
     """Whether another checkpoint has to be converted first."""
     workspace_basis: ClassVar[tuple[Basis, int]] = ("bound", 0)

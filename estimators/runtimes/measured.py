@@ -26,6 +26,7 @@ class Measured(MlxLm, frozen=True):
     measurement: Measurement
 
     method = "measure"
+    takes_images = True
     workspace_basis: ClassVar[tuple[Basis, int]] = ("measured", 0)
 
     @property

@@ -1,19 +1,24 @@
-"""mlx-vlm with a text prompt: the text model as in mlx-lm, the vision tower resident with it."""
+"""mlx-vlm: the text model as in mlx-lm, the vision tower resident with it; images by a bound."""
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units
+from memfit.estimators.base.units import Units, ceil_div
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.images.processor import image_plan
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.versions import MLX_VERSION
-from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
+from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.weights.derived import tensor_bytes
 from memfit.estimators.weights.parts import part_of
+from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment
+from memfit.estimators.workspace.vision import VisionWork, vision_work
 
 MLX_VLM = Runtime(
     name="mlx-vlm",
@@ -34,13 +39,14 @@ MLX_VLM = Runtime(
 
 
 class MlxVlm(MlxLm, frozen=True):
-    """mlx-vlm; what it does with an image is not estimated."""
+    """mlx-vlm by formula: with images an upper bound, and exact tokens."""
 
     tower_sizes: tuple[int, ...] = ()
     """Bytes of each array of the towers, which mlx-lm does not load; none for a text model."""
 
     defaults = MLX_VLM
     is_mlx_lm = False
+    takes_images = True
 
     @classmethod
     def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:
@@ -59,6 +65,48 @@ class MlxVlm(MlxLm, frozen=True):
                 " the converted model"
             )
         return cls(runtime, subject, sizes)
+
+    def figures(self, workload: Workload) -> MemoryFigures:
+        """Return what a workload takes; its images are there from the start to the end.
+
+        Raises:
+            UnsupportedError: when no formula has the work of the tower, or there is none.
+        """
+        figures = MlxLm.figures(self, workload)
+        if not workload.images:
+            return figures
+        if not self.tower_sizes:
+            where = "config has" if self.subject.checkpoint.tensors is None else "files have"
+            raise UnsupportedError(
+                f"{self.subject.checkpoint.id}: its {where} no vision tower, as after"
+                " mlx_lm.convert; take a model that mlx_vlm.convert has made"
+            )
+        subject, versions = self.subject, self.runtime.versions
+        plan = image_plan(subject.checkpoint, workload.images)
+        work = vision_work(
+            subject.checkpoint, subject.model, plan, workload, subject.device, versions
+        )
+        held = figures.kv.nbytes + figures.ssm_bytes
+        moment = _with_images(figures.moment, work, self.resident_bytes, held)
+        return replace(figures, moment=moment)
+
+    def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
+        """Return what a figure rests on; with images the workspace is a bound."""
+        if figure == "workspace" and workload.images:
+            return "bound", 0
+        return MlxLm.basis(self, figure, workload)
+
+    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+        """Yield what images become, and where their processor's settings are from."""
+        yield from MlxLm.assumptions(self, workload, units)
+        if not workload.images:
+            return
+        plan = image_plan(self.subject.checkpoint, workload.images)
+        yield f"{workload.images}: {plan.token_count} of the prompt's tokens"
+        if plan.is_assumed:
+            yield "the processor's files are missing: its settings are those of published models"
+        if plan.tokens_are_bound:
+            yield "tags in text around images or frames count a token a letter, which is a bound"
 
     @property
     def resident_bytes(self) -> int:
@@ -87,14 +135,47 @@ class MlxVlm(MlxLm, frozen=True):
         )
 
     def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
-        """Yield that an image takes more than the figures say."""
+        """Yield what the figures leave out, or that they are a bound."""
         if not self.tower_sizes:
             return
+        if workload.images:
+            text = "the work of the vision tower is an upper bound by formula"
+            yield Note("info", "image-bound", text)
+            return
         text = (
-            "the figures are for a text prompt: an image adds the work of the vision tower, which"
-            " memfit tune --image measures"
+            "the figures are for a text prompt: an image adds the work of the vision tower, as with"
+            " --image 1024x768"
         )
         yield Note("warning", "image", text)
+
+
+def _with_images(
+    text: PeakMoment, work: VisionWork, resident_bytes: int, cached_bytes: int
+) -> PeakMoment:
+    """The larger of a text's moment with images kept through it, and of the tower's own."""
+    kept = work.kept + ceil_div(text.workspace_bytes * ERROR_PERCENT, 100)
+    moment = text.raised(kept)
+    tower = resident_bytes + work.kept + work.transient
+    line = f"kept of the images = {work.kept:,}; the text's workspace as a bound: {kept:,} in all"
+    if tower > moment.nbytes:
+        line = (
+            f"vision = weights {resident_bytes:,} + kept of the images {work.kept:,} + in flight"
+            f" {work.transient:,} = {tower:,}"
+        )
+    nbytes = max(tower, moment.nbytes)
+    largest = max(
+        (moment.largest_buffer_bytes, moment.largest_buffer), (work.largest, work.largest_name)
+    )
+    return replace(
+        moment,
+        phase="vision" if tower > moment.nbytes else moment.phase,
+        nbytes=nbytes,
+        workspace_bytes=max(0, nbytes - resident_bytes - cached_bytes),
+        largest_buffer_bytes=largest[0],
+        largest_buffer=largest[1],
+        explanation=(*moment.explanation, line),
+        prefill_bytes=max(moment.prefill_bytes or 0, tower),
+    )
 
 
 def _tower_sizes(subject: Subject) -> Iterator[int]:

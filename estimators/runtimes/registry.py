@@ -34,6 +34,7 @@ _CLASSES: dict[str, tuple[str, str]] = {
 DEFAULT_RUNTIME = "mlx-lm"
 # Where a checkpoint is sized for no other runtime: the first that loads it.
 _NATIVE = (DEFAULT_RUNTIME, "llama.cpp")
+_FOR_IMAGES = "mlx-vlm"
 
 
 def runtime_names() -> tuple[str, ...]:
@@ -70,6 +71,17 @@ def native_runtime(checkpoint: Checkpoint) -> Runtime:
     except UnsupportedError:
         return get_runtime(other)
     return get_runtime(first)
+
+
+def runtime_for_images(native: Runtime) -> Runtime:
+    """Return the runtime that a prompt with images is sized for where none is named.
+
+    It is on the same MLX; a runtime that does not run on MLX stays.
+    """
+    kind = _class(native.name)
+    if kind.takes_images or not kind.on_mlx:
+        return native
+    return with_versions(get_runtime(_FOR_IMAGES), mlx=native.versions.mlx)
 
 
 def runtime_summary(runtime: Runtime) -> RuntimeSummary:

@@ -17,6 +17,7 @@ from memfit.estimators.sizing.estimate import device_summary, estimate
 from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import macs, smallest_mac
+from memfit.estimators.sizing.prompted import prompted
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
 _ORDER = ("fits", "tight", "exceeds")
@@ -68,7 +69,7 @@ def _fit(
     catalog: Catalog, kept: KeptModel, device: Device, asked: PartialWorkload, units: Units
 ) -> Fit:
     sized = catalog.sized(kept.reference, device=device)
-    run = asked.under(sized.runtime_model.runtime)
+    sized, run = prompted(sized, asked, keeps_runtime=False)
     search = search_of(sized.settled(run), run)
     settings, smallest = _best(search)
     result = estimate(

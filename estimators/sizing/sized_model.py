@@ -101,8 +101,21 @@ class SizedModel(Struct):
             UnsupportedError: when the runtime cannot run it, e.g. KV bits on a rotating cache.
         """
         if workload not in self._answers:
+            self.require_images(workload)
             self._answers[workload] = self.runtime_model.figures(workload)
         return self._answers[workload]
+
+    def require_images(self, workload: Workload) -> None:
+        """Check that the runtime's figures include the images of a workload, if it has any.
+
+        Raises:
+            UnsupportedError: when they do not.
+        """
+        if workload.images and not self.runtime_model.takes_images:
+            raise UnsupportedError(
+                f"{self.runtime}: what it does with images is not described; leave the runtime out,"
+                " or take mlx-vlm"
+            )
 
     def is_known(self, workload: Workload) -> bool:
         """Whether the figures of a workload were computed already."""

@@ -96,7 +96,7 @@ def _save_tokenizer(path: Path) -> None:
 
 
 def started(path: Path, image_file: Path) -> ModelProcess:
-    return ModelProcess(path, timeout_seconds=120, image=image_file)
+    return ModelProcess(path, timeout_seconds=120, images=(image_file,))
 
 
 @pytest.fixture(scope="module")

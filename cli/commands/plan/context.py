@@ -10,7 +10,7 @@ from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.runtime import ServedRuntime, named_runtime
-from memfit.cli.options.workload import CONTEXT, WorkloadOptions
+from memfit.cli.options.workload import CONTEXT, IMAGES, WorkloadOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
@@ -70,7 +70,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
 def context(
     model: AssumablePlanModel,
     asked: ContextOptions,
-    workload: Annotated[WorkloadOptions, Only(*CONTEXT, "batch", *RUNTIME_DEFAULTS)],
+    workload: Annotated[WorkloadOptions, Only(*CONTEXT, "batch", *RUNTIME_DEFAULTS, *IMAGES)],
     machine: RankedMachine,
     runtime: ServedRuntime,
     output: PlanOutput,
@@ -83,6 +83,7 @@ def context(
     from memfit.cli.render.views.context import to_document
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.sizing.estimate import curve
+    from memfit.estimators.sizing.prompted import prompted
 
     question = asked.question()
     rules = runtime.chosen()
@@ -92,13 +93,12 @@ def context(
         margin_bytes=runtime.margin_bytes(),
         versions=runtime,
     )
-    # Hundreds of workloads are sized: a trace of each takes too long.
-    sized = machine.tightest(sized, workload.partial()).formula_view()
     if runtime.runtime is None:
         rules = runtime.with_settings(runtime.versioned(named_runtime(sized.runtime)))
-    sized = sized.with_runtime(rules)
-    run = workload.partial().under(sized.runtime_model.runtime)
-    sized = sized.settled(run)
+    named = runtime.runtime is not None
+    sized, run = prompted(sized.with_runtime(rules), workload.partial(), keeps_runtime=named)
+    # Hundreds of workloads are sized: a trace of each takes too long.
+    sized = machine.tightest(sized, run).formula_view().settled(run)
     result = plan_context(sized, run, question, units=output.units)
     points = curve(sized, run) if output.draws(asked.plot) else ()
     output.write(model.answer(result, to_document(result, output.units, points)))

@@ -110,11 +110,9 @@ def server(
         versions=versions,
         margin_bytes=MARGIN_BYTES,
     )
-    sized = machine.tightest(sized, workload.partial())
-    run = replace(
-        workload.partial().under(sized.runtime_model.runtime),
-        max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens),
-    )
+    run = workload.partial().under(sized.runtime_model.runtime)
+    sized = machine.tightest(sized, run)
+    run = replace(run, max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens))
     clients = asked.clients or 2 * settings.rows
     result = plan_server(sized, run, settings, clients=clients, traffic=traffic, units=output.units)
     output.write(model.answer(result, to_document(result, output.units, plot=output.draws(False))))
