@@ -6,7 +6,7 @@ The tables say which primitive follows which rule. Read at mlx 0.32.
 from collections.abc import Mapping
 
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.trace import cpu_rules, elementwise, metal_rules
+from memfit.estimators.trace import cpu_rules, elementwise, metal_convolution, metal_rules
 from memfit.estimators.trace import view_ops as viewing
 from memfit.estimators.trace import write_ops as writing
 from memfit.estimators.trace.operation import Rule, fresh
@@ -84,7 +84,7 @@ _METAL: Mapping[str, Rule] = {
     **_names(fresh, "GatherMM SegmentedMM"),
     **_names(metal_rules.quantized_matmul, "QuantizedMatmul"),
     **_names(metal_rules.gather_quantized_matmul, "GatherQMM"),
-    **_names(metal_rules.convolution, "Convolution"),
+    **_names(metal_convolution.convolution, "Convolution"),
     **_names(metal_rules.normalisation, "RMSNorm LayerNorm"),
     **_names(metal_rules.norm_gradient, "RMSNormVJP LayerNormVJP"),
     **_names(metal_rules.rope, "RoPE"),

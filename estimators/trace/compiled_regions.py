@@ -26,8 +26,9 @@ def without_borders(
     # compile replaces a function by its fused nodes and leaves all other nodes alone.
     made = [_renamed(node, same) for node in kept]
     functions: dict[str, list[Node]] = {}
-    for index, label in inside.items():
-        functions.setdefault(label, []).append(_renamed(nodes[index], same))
+    for index, labels in inside.items():
+        for label in labels:
+            functions.setdefault(label, []).append(_renamed(nodes[index], same))
     results = {
         node.name.removeprefix(ENDS): [same.get(a, a) for a in node.inputs]
         for node in nodes
@@ -55,20 +56,25 @@ def _aliases(nodes: Sequence[Node]) -> dict[int, int]:
     return same
 
 
-def _functions(nodes: Sequence[Node]) -> dict[int, str]:
-    """Return the label of the compiled call that each node inside one belongs to."""
+def _functions(nodes: Sequence[Node]) -> dict[int, list[str]]:
+    """Return the labels of the compiled calls that each node inside one belongs to.
+
+    Export merges what calls do to equal scalars, so a node can be in several.
+    """
     makers = {output: i for i, node in enumerate(nodes) for output in node.outputs}
-    inside: dict[int, str] = {}
+    inside: dict[int, list[str]] = {}
     for node in nodes:
         if not node.name.startswith(ENDS):
             continue
         label = node.name.removeprefix(ENDS)
+        seen: set[int] = set()
         # From the end of a function back to its beginning, or to constants made inside.
         waiting = list(node.inputs)
         while waiting:
             index = makers.get(waiting.pop())
-            if index is not None and index not in inside and not _is_border(nodes[index]):
-                inside[index] = label
+            if index is not None and index not in seen and not _is_border(nodes[index]):
+                seen.add(index)
+                inside.setdefault(index, []).append(label)
                 waiting += nodes[index].inputs
     # In the order of the recording: a node comes after those that make its inputs.
     return dict(sorted(inside.items()))

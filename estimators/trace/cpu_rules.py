@@ -3,6 +3,8 @@
 Sources: mlx/backend/cpu/{matmul,quantized,sort,scan,logsumexp,conv,masked_mm}.cpp.
 """
 
+from math import prod
+
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.operation import Operation, copied, is_donatable, vector
 
@@ -102,24 +104,29 @@ def quantize(op: Operation) -> None:
 
 
 def convolution(op: Operation) -> None:
-    """A convolution along one axis as MLX's CPU backend multiplies it out, in float32."""
+    """A convolution as MLX's CPU backend multiplies it out, in float32.
+
+    Source: conv.cpp, explicit_gemm_conv_1D_cpu and explicit_gemm_conv_ND_cpu. Others have a loop
+    that needs no buffer: with groups along several axes, or dilated.
+    """
     source, weight = op.inputs[:2]
     out = op.outputs[0]
     op.allocate(out)
     op.kernels = 1
-    # Batch, length, channels: the convolutions of mlx-lm's text models.
-    if len(source.shape) != 3:
+    batch, *lengths, channels = source.shape
+    taps, group_channels = weight.shape[1:-1], weight.shape[-1]
+    _, before, after, dilation, input_dilation = op.arguments[:5]
+    is_grouped = channels != group_channels
+    if set(input_dilation) != {1} or set(dilation) != {1} or (is_grouped and len(lengths) > 1):
         return
-    batch, length, channels = source.shape
-    _, taps, group_channels = weight.shape
-    padding = sum(sum(p) for p in op.arguments[1:3] if isinstance(p, tuple))
-    # explicit_gemm_conv_1D_cpu: a zero, the padded input, and the windows written out as rows.
+    # A zero, the padded input, and the windows written out as rows.
+    padded = (sum(sides) for sides in zip(lengths, before, after, strict=True))
     op.temporary(1, _FLOAT32)
-    op.temporary(batch * (length + padding) * channels, _FLOAT32)
-    op.temporary(batch * out.shape[1] * channels * taps, _FLOAT32)
+    op.temporary(batch * prod(padded) * channels, _FLOAT32)
+    op.temporary(batch * prod(out.shape[1:-1]) * channels * prod(taps), _FLOAT32)
     op.kernels += 3
     # A grouped weight is transposed, so it is copied whatever its type.
-    if channels != group_channels or weight.itemsize != _FLOAT32 or not weight.row:
+    if is_grouped or weight.itemsize != _FLOAT32 or not weight.row:
         copied(op, weight, _FLOAT32)
     # The product is float32 and is cast into the output.
     if out.itemsize != _FLOAT32:

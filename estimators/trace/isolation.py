@@ -51,11 +51,21 @@ def array_stubs(stubs: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         _STUBS.reset(token)
 
 
-def _by_caller(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def original(name: str) -> Callable[..., Any]:
+    """Return a method of mx.array as MLX has it, replaced or not."""
+    import mlx.core as mx
+
+    method = getattr(mx.array, name)
+    found: Callable[..., Any] = getattr(method, "original", method)
+    return found
+
+
+def _by_caller(name: str, before: Callable[..., Any]) -> Callable[..., Any]:
     def method(array: Any, *given: Any) -> Any:
         # Looked up at each call, because the context of the caller decides.
-        return _STUBS.get().get(name, original)(array, *given)
+        return _STUBS.get().get(name, before)(array, *given)
 
+    method.original = getattr(before, "original", before)  # type: ignore[attr-defined]
     return method
 
 

@@ -6,7 +6,7 @@ their kernels follows mlx/fast.cpp; when attention is fused follows mlx/kernels.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any
@@ -84,6 +84,11 @@ def library_for(backend: Backend) -> PrivateLibrary:
         # MLX refuses to evaluate an array while it exports a function (transforms.cpp, eval_impl).
         "eval": lambda *_: None,
         "async_eval": lambda *_: None,
+        # mlx-vlm makes a stream for each thread at import; a trace has one.
+        "new_thread_local_stream": lambda _: None,
+        "stream": lambda _: nullcontext(),
+        # Only training needs the gradients that a class writes; forward it is the function.
+        "custom_function": _Forward,
     }
     if backend != "cpu":
         stubs |= {
@@ -98,6 +103,20 @@ def library_for(backend: Backend) -> PrivateLibrary:
     # Classes import it by name, so it is replaced before any of them is loaded.
     library.load("mlx.nn.layers.distributed").sum_gradients = lambda _: _sum_gradients
     return library
+
+
+class _Forward:
+    """A custom function without its gradients."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._function(*args, **named)
+
+    def vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Ignore a gradient, as a decorator."""
+        return function
 
 
 def _sum_gradients(x: Any) -> Any:

@@ -20,8 +20,17 @@ from typing import Any
 
 from memfit.estimators.base.errors import MachineError
 
-_COPIED = ("mlx", "mlx_lm")
+_COPIED = ("mlx", "mlx_lm", "mlx_vlm")
 _PREFIX = "_memfit_"
+_UNUSED = (
+    *("mlx_vlm.tokenizer_utils", "mlx_vlm.trainer.peft.utils", "mlx_vlm.apc"),
+    *("mlx_vlm.speculative.utils", "mlx_vlm._stream_cleanup"),
+)
+# Packages of mlx_vlm with an __init__ that imports servers, audio and the making of images.
+_BARE = ("mlx_vlm.generate", "mlx_vlm.speculative")
+# What mlx-vlm uses besides Python's own modules; for the rest it gets `Absent`: processors,
+# tokenizers and downloads, which a trace has none of.
+_USED = frozenset({"numpy", "tqdm"})
 
 
 def versions() -> dict[str, str]:
@@ -40,6 +49,21 @@ def versions() -> dict[str, str]:
     # importlib.metadata would read it too, and imports the parser of e-mails for it.
     own_version = PrivateLibrary("versions").load("mlx_lm._version").__version__
     return {"mlx": core.__version__, "mlx-lm": str(own_version)}
+
+
+def vision_versions() -> dict[str, str]:
+    """Return the versions of MLX, mlx-lm and mlx-vlm that are installed.
+
+    Raises:
+        MachineError: when one of them is not.
+    """
+    if find_spec("mlx_vlm") is None:
+        raise MachineError(
+            "a trace of a prompt with images needs mlx-vlm, which is not installed here; install"
+            " memfit[vlm]"
+        )
+    own_version = PrivateLibrary("versions").load("mlx_vlm.version").__version__
+    return {**versions(), "mlx-vlm": str(own_version)}
 
 
 def public_names(text: str) -> str:
@@ -74,18 +98,23 @@ class PrivateLibrary:
             "print": lambda *_, **__: None,
         }
         self._modules: dict[str, Any] = {name: _bare_package(name) for name in _COPIED}
+        for name in _BARE:
+            self._modules[name] = _inner_package(self._modules, name)
         # mlx_lm/utils.py needs the first two for downloads and tokenizers, which a trace has none
         # of; it lowers the process's limit of open files at import; it imports classes by name.
         self._modules |= {
             "huggingface_hub": SimpleNamespace(snapshot_download=None),
             "mlx_lm.tokenizer_utils": SimpleNamespace(TokenizerWrapper=None, load=None),
             "resource": SimpleNamespace(setrlimit=lambda *_: None, RLIMIT_NOFILE=None),
-            "importlib": SimpleNamespace(import_module=self.load),
+            "importlib": SimpleNamespace(import_module=self._public),
+            "importlib.util": SimpleNamespace(),
             "mlx.core": self.core,
             # What the trainer imports for its output, and the classes of its data.
             "mlx_lm.cli_ui": SimpleNamespace(TrainUI=Silent, rprint=lambda *_, **__: None),
             "mlx_lm.tuner.callbacks": SimpleNamespace(TrainingCallback=object),
             "mlx_lm.tuner.datasets": SimpleNamespace(CacheDataset=list),
+            # What mlx-vlm imports to load a tokenizer and an adapter, and to draft tokens.
+            **dict.fromkeys(_UNUSED, Absent),
         }
         self._modules["mlx"].core = self.core
 
@@ -101,6 +130,10 @@ class PrivateLibrary:
             if name not in self._modules:  # the package has not imported it
                 setattr(package, last, self._run(name, getattr(package, "__path__", ())))
         return self._modules[name]
+
+    def _public(self, name: str) -> Any:
+        """Load a module by its public name, or by the one that it is registered under."""
+        return self.load(name.removeprefix(self._prefix))
 
     def _run(self, name: str, folders: Sequence[str]) -> Any:
         # PathFinder looks in the given folders alone; sys.modules and other finders play no part.
@@ -133,7 +166,10 @@ class PrivateLibrary:
             # The spec has the prefixed name, so a relative import starts from it.
             package = importer["__package__"].removeprefix(self._prefix)
             name = resolve_name("." * level + name, package)
-        if name not in self._modules and name.partition(".")[0] not in _COPIED:
+        top = name.partition(".")[0]
+        if self._is_absent(top, importer):
+            return Absent
+        if name not in self._modules and top not in _COPIED:
             # Everything else is the process's own: numpy, json, and what the stubs do not replace.
             return __import__(name, importer, None, wanted or (), 0)
         module = self.load(name)
@@ -144,8 +180,43 @@ class PrivateLibrary:
         if hasattr(module, "__path__"):
             for item in wanted:
                 if item != "*" and not hasattr(module, item):
-                    self.load(f"{name}.{item}")
+                    # A stand-in is not yet an attribute of its package.
+                    setattr(module, item, self.load(f"{name}.{item}"))
         return module
+
+    def _is_absent(self, top: str, importer: Mapping[str, Any] | None) -> bool:
+        """Whether a package that a module imports is none that it runs with."""
+        by = str(importer["__name__"]) if importer else ""
+        is_known = top in _COPIED or top in _USED or top in sys.stdlib_module_names
+        return by.startswith(f"{self._prefix}mlx_vlm.") and not is_known
+
+
+class _Anything(type):
+    """A class that has every attribute, and every one of them is itself."""
+
+    def __new__(cls, name: str, bases: Any, body: Any, **_: Any) -> "_Anything":
+        return super().__new__(cls, name, bases, body)
+
+    def __init__(cls, name: str, bases: Any, body: Any, **_: Any) -> None:
+        super().__init__(name, bases, body)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Absent
+
+    def __getitem__(cls, _: Any) -> Any:
+        return Absent
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
+
+
+class Absent(metaclass=_Anything):
+    """In place of a package and of anything in it: it is a base class, an enum or a function."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return Absent
 
 
 class Silent:
@@ -190,6 +261,15 @@ def _copy(module: ModuleType) -> ModuleType:
     for name, value in vars(module).items():
         vars(copied)[name] = _copy(value) if isinstance(value, ModuleType) else value
     return copied
+
+
+def _inner_package(modules: dict[str, Any], name: str) -> ModuleType:
+    """Return a package inside another one, without what its ``__init__`` imports."""
+    parent, _, last = name.rpartition(".")
+    package = ModuleType(name)
+    package.__path__ = [f"{folder}/{last}" for folder in modules[parent].__path__]
+    setattr(modules[parent], last, package)
+    return package
 
 
 def _bare_package(name: str) -> ModuleType:

@@ -88,8 +88,9 @@ def attention(op: Operation) -> None:
     for scratch in op.outputs[1:]:
         op.allocate(scratch)
         op.kernels = _BLOCK_KERNELS * ceil_div(query.shape[2], scratch.shape[2])
-    for source in op.inputs[:3]:
-        if source.strides[-1] != 1:
+    # An array mask too: one that repeats an element along the keys is written out for all heads.
+    for source in op.inputs[: 3 if query.shape[2] <= _VECTOR_QUERIES else 4]:
+        if len(source.shape) == 4 and source.strides[-1] != 1:
             copied(op, source)
     # sdpa_vector writes over the queries when it may.
     if query.shape[2] <= _VECTOR_QUERIES:
@@ -127,6 +128,9 @@ def _is_product_ready(source: View) -> bool:
 def _split_inner(op: Operation) -> None:
     out, inner = op.outputs[0], op.inputs[0].shape[-1]
     rows, columns = op.inputs[0].shape[-2], out.shape[-1]
+    # Nothing is summed where an array is empty.
+    if not op.inputs[0].size:
+        return
     # A weight without a batch: MLX joins the batch and the rows of the input.
     if op.inputs[1].size == inner * columns:
         rows = op.inputs[0].size // inner
@@ -222,22 +226,6 @@ def scan(op: Operation) -> None:
     else:
         op.allocate(out)
         op.kernels = 2
-
-
-def convolution(op: Operation) -> None:
-    """A convolution along one axis; one that mixes channels is multiplied out."""
-    source, weight = op.inputs[:2]
-    out = op.outputs[0]
-    op.allocate(out)
-    op.kernels = 1
-    for array in (source, weight):
-        if not array.row:
-            copied(op, array)
-    # Not depthwise: the windows are written out (conv.cpp, naive_unfold_nd) and multiplied.
-    if weight.shape[-1] != 1:
-        windows = out.size // out.shape[-1] * weight.size // weight.shape[0]
-        op.temporary(windows, source.itemsize)
-        op.kernels += 1
 
 
 def kernel(op: Operation) -> None:

@@ -26,7 +26,7 @@ from memfit.estimators.trace.ranks import share
 MAX_MODULES = 20_000
 
 # The types of safetensors and what MLX loads them as. Source: mlx/io/safetensors.cpp.
-_LOADED_AS = {
+LOADED_AS = {
     "BOOL": "bool_",
     "U8": "uint8",
     "U16": "uint16",
@@ -80,8 +80,7 @@ def build(
             f"{name}: model_file: the model brings its own code, which memfit never runs"
         )
     nn = library.load("mlx.nn")
-    with class_errors(name, config), _few_modules(nn, name):
-        _reject_many_layers(config, name)
+    with class_errors(name, config), few_modules(nn, config, name):
         utils = library.load("mlx_lm.utils")
         settings = settings_of(utils, config)
         if arrays is not None:
@@ -134,23 +133,24 @@ def settings_of(utils: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def class_errors(name: str, config: Mapping[str, Any]) -> Iterator[None]:
+def class_errors(name: str, config: Mapping[str, Any], by: str = "mlx-lm") -> Iterator[None]:
     """Turn any error of a model class inside the block into one line that names the class."""
     try:
         yield
     except MemfitError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a class may raise anything
-        raise UnsupportedError(f"{name}: {_where(error, config)}: {_what(error)}") from None
+        where = _where(error, config, by)
+        raise UnsupportedError(f"{name}: {where}: {_what(error)}") from None
 
 
-def _where(error: BaseException, config: Mapping[str, Any]) -> str:
-    place = f"mlx-lm's class for model_type {str(config.get('model_type'))[:40]!r}"
+def _where(error: BaseException, config: Mapping[str, Any], by: str) -> str:
+    place = f"{by}'s class for model_type {str(config.get('model_type'))[:40]!r}"
     traceback = error.__traceback__
     # The innermost frame of a class is the one that names the mistake best.
     while traceback:
         module = public_names(str(traceback.tb_frame.f_globals.get("__name__", "")))
-        if module.startswith("mlx_lm.models."):
+        if module.startswith(("mlx_lm.models.", "mlx_vlm.models.")):
             names = traceback.tb_frame.f_locals
             owner = names.get("cls", type(names["self"]) if "self" in names else None)
             place = public_names(f"{owner.__module__}.{owner.__qualname__}") if owner else module
@@ -174,7 +174,7 @@ def _what(error: BaseException) -> str:
 
 
 def _reject_many_layers(config: Mapping[str, Any], name: str) -> None:
-    """Reject what `_few_modules` would see too late: classes first list something per layer."""
+    """Reject what `few_modules` would see too late: classes first list something per layer."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             _reject_many_layers(value, name)
@@ -190,8 +190,9 @@ def _too_many_modules(name: str) -> UnsupportedError:
 
 
 @contextmanager
-def _few_modules(nn: Any, name: str) -> Iterator[None]:
+def few_modules(nn: Any, config: Mapping[str, Any], name: str) -> Iterator[None]:
     """Stop a class that builds more than ``MAX_MODULES`` modules."""
+    _reject_many_layers(config, name)
     # Every module calls it, whatever its class.
     original = nn.Module.__init__
     made = 0
@@ -229,7 +230,7 @@ def loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
 def _array(tensor: Tensor) -> Any:
     import mlx.core as mx
 
-    loaded_as = _LOADED_AS.get(tensor.dtype)
+    loaded_as = LOADED_AS.get(tensor.dtype)
     if loaded_as is None:
         raise UnsupportedError(f"tensor {tensor.name[:80]}: MLX does not load {tensor.dtype}")
     # Not computed until it is evaluated, which a trace never does.
@@ -242,7 +243,7 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
 
     model_class, args_class = utils._get_classes(config)
     model = model_class(args_class.from_dict(config))
-    wanted = getattr(mx, _LOADED_AS[dtype])
+    wanted = getattr(mx, LOADED_AS[dtype])
     # Some classes keep parameters in their own type (mlx-lm convert.py, set_dtype).
     is_cast = getattr(model, "cast_predicate", lambda _: True)
     flat: Any = tree_flatten(model.parameters())

@@ -80,17 +80,17 @@ def peak(trace: Trace, device: Device) -> TracedPeak:
     # Each parameter is an allocation of its own, so each is rounded up.
     weights = sum(allocated(nbytes, device.backend) for nbytes in trace.weights.values())
     moments = list(_moments(trace, device))
-    # The weights are alive all the time, so they do not change which moment is the highest.
-    highest = max(moments, key=lambda moment: moment.nbytes)
-    nbytes = weights + highest.nbytes
+    # The weights are alive all the time, so they do not change which moment is the top.
+    top = max(moments, key=lambda moment: moment.nbytes)
+    nbytes = weights + top.nbytes
     largest_weight = max(trace.weights.values(), default=0)
     return TracedPeak(
         nbytes=nbytes,
-        phase=highest.call.phase,
-        operation=highest.operation,
-        workspace_bytes=max(0, highest.nbytes - _kept(trace.calls[-1])),
+        phase=top.call.phase,
+        operation=top.operation,
+        workspace_bytes=max(0, top.nbytes - _kept(trace.calls[-1])),
         largest_buffer_bytes=max(largest_weight, *(moment.largest for moment in moments)),
-        alive=(("weights", weights), *highest.alive),
+        alive=(("weights", weights), *top.alive),
         calls=tuple(_followed(moment, weights) for moment in moments),
         prefill_bytes=weights + max((m.nbytes for m in moments if _in_prefill(m)), default=0),
         decode_bytes=weights + max((m.nbytes for m in moments if not _in_prefill(m)), default=0),
@@ -174,7 +174,7 @@ class Replay:
         memory = self._memory
         self._labels = labels or {}
         order = evaluation_order(call)
-        views = [_view(array) for array in call.arrays]
+        views = [view_of(array) for array in call.arrays]
         self._hand_over(call, views)
         if jumped:
             self.wait()
@@ -185,11 +185,11 @@ class Replay:
         # What neither a node reads nor Python holds is dropped before evaluation begins.
         for view in views:
             if not view.references:
-                _free(view, memory)
+                free(view, memory)
         curve = [self._evaluate(call, position, views) for position in order]
         # The references of mx.eval end with it; the loop overwrites its tokens.
         for position in (*call.evaluated, *call.of_role("tokens")):
-            _drop_user(views[position], memory)
+            drop_user(views[position], memory)
         # An array can be held in two places, and is one buffer all the same.
         sample = _sample(call)
         self._held = [views[i] for i in dict.fromkeys(call.held) if i not in sample]
@@ -197,7 +197,7 @@ class Replay:
         if sample:
             self._samples.append([views[i] for i in sample])
             _name_buffers(self._samples[-1], _SAMPLES)
-        return _highest(call, memory, tuple(curve))
+        return highest(call, memory, tuple(curve))
 
     def _evaluate(self, call: Call, position: int, views: list[View]) -> int:
         node, memory, op = call.nodes[position], self._memory, self._operation
@@ -219,11 +219,11 @@ class Replay:
         # First the device takes its references, then MLX detaches the array (transforms.cpp).
         self._stream.after(op, _held_by_device(op), memory)
         for view in op.inputs:
-            _drop_user(view, memory)
+            drop_user(view, memory)
         # A second output that nothing uses, such as a last state, is dropped at once.
         for view in op.outputs:
             if not view.references:
-                _free(view, memory)
+                free(view, memory)
         return most
 
     def wait(self) -> None:
@@ -247,18 +247,18 @@ class Replay:
                 view.copy_layout(before)
                 view.buffer, before.buffer = before.buffer, None
         for before in chain.from_iterable(left.values()):
-            _free(before, self._memory)
+            free(before, self._memory)
 
     def _hold_samples(self, call: Call, count: int) -> None:
         """Keep what the last ``count`` calls have sampled, also of calls that were left out."""
         while len(self._samples) > count:
             for view in self._samples.pop(0):
-                _free(view, self._memory)
+                free(view, self._memory)
         while len(self._samples) < count:
             self._samples.append([self._made_before(call.arrays[i]) for i in call.evaluated])
 
     def _made_before(self, array: Array) -> View:
-        view = _view(array)
+        view = view_of(array)
         self._place(view, array)
         return view
 
@@ -282,7 +282,7 @@ class Replay:
         view.buffer.references = 1
 
 
-def _view(array: Array) -> View:
+def view_of(array: Array) -> View:
     return View(array.shape, dtypes.BITS[array.dtype] // 8)
 
 
@@ -313,19 +313,19 @@ def _held_by_device(op: Operation) -> list[Allocation]:
     return [*held.values(), *op.temporaries]
 
 
-def _drop_user(view: View, memory: Allocator) -> None:
+def drop_user(view: View, memory: Allocator) -> None:
     view.references -= 1
     if not view.references:
-        _free(view, memory)
+        free(view, memory)
 
 
-def _free(view: View, memory: Allocator) -> None:
+def free(view: View, memory: Allocator) -> None:
     if view.buffer is not None:
         memory.release(view.buffer)
         view.buffer = None
 
 
-def _highest(call: Call, memory: Allocator, curve: tuple[int, ...]) -> Highest:
+def highest(call: Call, memory: Allocator, curve: tuple[int, ...]) -> Highest:
     at = memory.peak_clock
     alive: Counter[str] = Counter()
     for buffer in memory.buffers:

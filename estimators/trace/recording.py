@@ -39,9 +39,15 @@ class RecordedGraph(NamedTuple):
 
 
 def record_call(
-    function: Callable[[], list[Any]], leaves: Sequence[Leaf], *, recorded_before: int = 0
+    function: Callable[[], list[Any]],
+    leaves: Sequence[Leaf],
+    *,
+    recorded_before: int = 0,
+    computes: bool = False,
 ) -> RecordedGraph:
     """Return the graph of ``function``, called with a placeholder in place of every leaf.
+
+    It ``computes`` if it evaluates arrays that do not depend on a placeholder.
 
     Raises:
         GraphError: when it and ``recorded_before`` have more nodes than ``MAX_NODES``, or MLX has
@@ -58,7 +64,7 @@ def record_call(
 
     try:
         # An array that is not an argument would be exported as a constant.
-        _export(recorder.take, call, [leaf.array for leaf in leaves])
+        _export(recorder.take, call, [leaf.array for leaf in leaves], computes=computes)
     except ValueError as error:
         # mlx/export.cpp names the primitive.
         if _NOT_EXPORTED not in str(error):
@@ -95,15 +101,27 @@ def _too_large(found: str) -> GraphError:
     )
 
 
-def _export(take: Callable[[Any], None], function: Callable[..., Any], arrays: list[Any]) -> None:
+def _export(
+    take: Callable[[Any], None],
+    function: Callable[..., Any],
+    arrays: list[Any],
+    *,
+    computes: bool = False,
+) -> None:
     import mlx.core as mx
 
     stream = mx.default_stream(mx.default_device())
 
     def export() -> None:
         # MLX makes a stream for each thread and keeps it: the thread uses the caller's stream.
-        mx.set_default_stream(stream)
-        mx.export_function(take, function, *arrays)
+        # Only its own can compute.
+        if not computes:
+            mx.set_default_stream(stream)
+        try:
+            mx.export_function(take, function, *arrays)
+        finally:
+            if computes:
+                mx.clear_streams()
 
     _deeply(export)
 

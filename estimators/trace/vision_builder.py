@@ -1,0 +1,104 @@
+"""A model of mlx-vlm built from its config, as it would be loaded, without computing anything.
+
+Classes are those of the installed mlx-vlm; ``model_file`` of a config is never followed.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.trace.libraries import PrivateLibrary, changed
+from memfit.estimators.trace.model_builder import LOADED_AS, class_errors, few_modules, settings_of
+
+_MODULES = ("text", "vision", "perceiver", "projector", "audio")
+
+
+def build_vision(
+    library: PrivateLibrary,
+    config: Mapping[str, Any],
+    name: str,
+    *,
+    dtype: str,
+    arrays: dict[str, Any] | None = None,
+) -> Any:
+    """Return mlx-vlm's model, loaded from ``arrays`` or, without them, converted to ``dtype``.
+
+    ``name`` is the name of the config in messages. Call it inside `tracing`.
+
+    Raises:
+        UnsupportedError: when mlx-vlm has no such class, or the class rejects config or tensors.
+    """
+    if config.get("model_file") is not None:
+        raise UnsupportedError(
+            f"{name}: model_file: the model brings its own code, which memfit never runs"
+        )
+    nn = library.load("mlx.nn")
+    with class_errors(name, config, "mlx-vlm"), few_modules(nn, config, name):
+        utils = library.load("mlx_vlm.utils")
+        settings = settings_of(utils, config)
+        if arrays is not None:
+            return _loaded(utils, settings, arrays)
+        return made(utils, nn, settings, dtype)
+
+
+def _loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
+    """Return what mlx-vlm's load_model makes of ``arrays``, in place of those in files."""
+    given = {
+        "load_config": lambda *_, **__: config,
+        "glob": SimpleNamespace(glob=lambda _: ["the headers"]),
+        "_load_safetensors": lambda _: arrays,
+    }
+    with changed(utils, given):
+        # No file can exist at this path.
+        return utils.load_model(Path(os.devnull), lazy=True)
+
+
+def made(utils: Any, nn: Any, config: dict[str, Any], dtype: str) -> Any:
+    """Return a model of the class's own parameters, in the order of load_model and convert."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    module, _ = utils.get_model_and_args(config)
+    config.setdefault("text_config", config.pop("llm_config", {}))
+    config.setdefault("vision_config", {})
+    config.setdefault("audio_config", {})
+    settings = module.ModelConfig.from_dict(config)
+    settings = utils.update_module_configs(settings, module, config, _MODULES)
+    model = module.Model(settings)
+    wanted = getattr(mx, LOADED_AS[dtype])
+    is_cast = getattr(model, "cast_predicate", lambda _: True)
+    flat: Any = tree_flatten(model.parameters())
+    cast = [
+        (path, array.astype(wanted))
+        for path, array in flat
+        if mx.issubdtype(array.dtype, mx.floating) and is_cast(path)
+    ]
+    model.load_weights(cast, strict=False)
+    block = config.get("quantization") or config.get("quantization_config")
+    if isinstance(block, Mapping) and "bits" in block and "group_size" in block:
+        _quantize(utils, nn, model, block)
+    model.eval()
+    return model
+
+
+def _quantize(utils: Any, nn: Any, model: Any, block: Mapping[str, Any]) -> None:
+    """Quantise as mlx_vlm.convert does (convert.py, base_quant_predicate; quant_utils.py)."""
+    own = getattr(model, "quant_predicate", None) or (lambda *_: True)
+
+    def is_quantised(path: str, module: Any) -> Any:
+        if path in block:
+            return block[path]
+        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % block["group_size"]:
+            return False
+        return not utils.skip_multimodal_module(path) and own(path, module)
+
+    nn.quantize(
+        model,
+        group_size=block["group_size"],
+        bits=block["bits"],
+        mode=block.get("mode", "affine"),
+        class_predicate=is_quantised,
+    )

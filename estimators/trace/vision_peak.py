@@ -1,0 +1,170 @@
+"""The most memory of a run of mlx-vlm with images, by following its graph through MLX's allocator.
+
+The graph is one for the whole run, so an array keeps its buffer from one evaluation to the next.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.versions import Version
+from memfit.estimators.trace.graph_format import Array, Node
+from memfit.estimators.trace.layouts import View
+from memfit.estimators.trace.peak import Highest, Replay, drop_user, highest, view_of
+from memfit.estimators.trace.schedule import evaluation_order
+from memfit.estimators.trace.vision_recorder import Cut, VisionRun
+
+Part = Literal["vision", "prefill", "decode"]
+
+
+class VisionMoment(NamedTuple):
+    """The most in use during a part of a run, without the weights."""
+
+    nbytes: int
+    operation: str
+    alive: tuple[tuple[str, int], ...]
+    """What was in use, by name; the most bytes first."""
+
+
+class VisionPeak(NamedTuple):
+    """The largest moment of a run with images, and of each of its parts."""
+
+    nbytes: int
+    """Everything in use then."""
+    part: Part
+    operation: str
+    largest_buffer_bytes: int
+    alive: tuple[tuple[str, int], ...]
+    weight_bytes: int
+    parts: Mapping[Part, int]
+    """The most in use during each part."""
+
+
+def vision_peak(
+    run: VisionRun, weights: Mapping[str, int], device: Device, mlx: Version
+) -> VisionPeak:
+    """Return the largest moments of a recorded run on a device."""
+    resident = sum(allocated(nbytes, device.backend) for nbytes in weights.values())
+    replay = _VisionReplay(run, device, mlx)
+    moments: dict[Part, VisionMoment] = {}
+    largest = max(weights.values(), default=0)
+    for part, moment in replay.moments():
+        largest = max(largest, moment.largest)
+        if part not in moments or moment.nbytes > moments[part].nbytes:
+            moments[part] = VisionMoment(moment.nbytes, moment.operation, moment.alive)
+    part = max(moments, key=lambda each: moments[each].nbytes)
+    top = moments[part]
+    return VisionPeak(
+        nbytes=resident + top.nbytes,
+        part=part,
+        operation=top.operation,
+        largest_buffer_bytes=largest,
+        alive=(("weights", resident), *top.alive),
+        weight_bytes=resident,
+        parts={each: resident + moment.nbytes for each, moment in moments.items()},
+    )
+
+
+class _VisionReplay(Replay):
+    """Allocator and stream over the cuts of one graph."""
+
+    def __init__(self, run: VisionRun, device: Device, mlx: Version) -> None:
+        super().__init__(device, mlx)
+        self._call, self._cuts = run.call, run.cuts
+        self._arrays: list[Array] = list(run.call.arrays)
+        self._views: list[View] = [view_of(array) for array in self._arrays]
+        self._makers = {out: node for node in run.call.nodes for out in node.outputs}
+        # What has been computed and is still there, and what waits for a later evaluation.
+        self._computed: set[int] = set()
+        self._waiting: Counter[int] = Counter()
+
+        # The towers and what puts their features among the embeddings of the text.
+        self._towers = {out for node in self._needed(run.call.held) for out in node.outputs}
+        self._sampled = 0
+
+    def moments(self) -> Iterator[tuple[Part, Highest]]:
+        """Yield the highest moment of each evaluation; weights are not in it."""
+        for position in self._call.of_role("tokens"):
+            self._place(self._views[position], self._arrays[position])
+        for cut in self._cuts:
+            if cut.kind == "clear_cache":
+                self._memory.clear_cache()
+                continue
+            self._sampled += cut.kind == "async_eval"
+            yield self._evaluated(cut)
+            if cut.kind == "eval":
+                self._stream.drain(self._memory)
+
+    def _evaluated(self, cut: Cut) -> tuple[Part, Highest]:
+        memory, views = self._memory, self._views
+        nodes = self._needed(cut.evaluated)
+        call = replace(
+            self._call, arrays=(), nodes=tuple(nodes), evaluated=cut.evaluated, held=cut.held
+        )
+        order = evaluation_order(call)
+        memory.begin(nodes[order[0]].name if order else "")
+        made = {out for node in nodes for out in node.outputs}
+        self._computed |= made
+        waiting: Counter[int] = Counter(cut.held)
+        for node in self._needed(cut.held):
+            waiting.update(node.inputs)
+        users = waiting + Counter(cut.evaluated)
+        for node in nodes:
+            users.update(node.inputs)
+        self._place_constants(users)
+        for array, count in users.items():
+            views[array].references += count
+        self._drop(self._waiting)
+        self._waiting = waiting
+        curve = tuple(self._evaluate(call, position, views) for position in order)
+        self._drop(Counter(cut.evaluated))
+        self._computed = {array for array in self._computed if views[array].buffer is not None}
+        return self._part(nodes, order, curve), highest(call, memory, curve)
+
+    def _part(self, nodes: Sequence[Node], order: Sequence[int], curve: Sequence[int]) -> Part:
+        """Return the part of the run that the largest moment of an evaluation belongs to."""
+        if curve:
+            at = nodes[order[max(range(len(curve)), key=curve.__getitem__)]]
+            if not self._towers.isdisjoint(at.outputs):
+                return "vision"
+        # The second token is the first of decoding.
+        return "decode" if self._sampled > 1 else "prefill"
+
+    def _place(self, view: View, array: Array) -> None:
+        if array.role == "constant" and not array.name:
+            # What the class has computed from ids and grids, such as a mask.
+            array = array._replace(role="computed")
+        super()._place(view, array)
+
+    def _place_constants(self, users: Mapping[int, int]) -> None:
+        for array in users:
+            view = self._views[array]
+            if view.buffer is None and array not in self._makers:
+                self._place(view, self._arrays[array])
+
+    def _drop(self, users: Mapping[int, int]) -> None:
+        for array, count in users.items():
+            for _ in range(count):
+                drop_user(self._views[array], self._memory)
+
+    def _needed(self, ends: Sequence[int]) -> list[Node]:
+        """Return the nodes that ends still need, each after those that make its inputs."""
+        order: list[Node] = []
+        seen: set[int] = set()
+        waiting = [(array, False) for array in reversed(ends)]
+        while waiting:
+            array, is_ready = waiting.pop()
+            node = self._makers.get(array)
+            if node is None or array in self._computed:
+                continue
+            if is_ready:
+                order.append(node)
+            elif array not in seen:
+                seen.update(node.outputs)
+                waiting.append((array, True))
+                waiting += [(taken, False) for taken in reversed(node.inputs)]
+        return order

@@ -1,0 +1,299 @@
+"""A run of mlx-vlm with images: its own generate_step inside one export, cut where it evaluates.
+
+Ids, grids and masks are real arrays, because classes compute shapes from them; weights are
+placeholders. Pixels are real too, all alike, so that they take no memory.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType, ModuleType
+from typing import Any, Literal, NamedTuple
+
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.images.plan import ImagePlan, InputArray
+from memfit.estimators.trace.graph_format import Array, Call
+from memfit.estimators.trace.isolation import ANSWERS, array_stubs, original
+from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
+from memfit.estimators.trace.leaves import Modules
+from memfit.estimators.trace.libraries import changed
+from memfit.estimators.trace.loop_guard import LoopError, few_slices
+from memfit.estimators.trace.recording import GraphError, record_call
+from memfit.estimators.trace.undo_cse import unmerged
+
+# The first token and the one after it: all others are alike.
+_TOKENS = 2
+_TEXT_TOKEN = 1
+# Of generate_step by position; stream_generate passes the rest on to the class.
+_BY_POSITION = ("input_ids", "pixel_values", "attention_mask")
+_NO_ARRAYS = (str, bytes, int, float, type, FunctionType, ModuleType)
+
+# What classes compute again in each layer from the same array. Export would merge it into one node.
+_AGAIN = (
+    *("arange", "broadcast_to", "concatenate", "cos", "exp", "expand_dims", "full", "outer"),
+    *("repeat", "sin", "take", "tile", "where"),
+)
+_AGAIN_BY_METHOD = ("astype",)
+
+Kind = Literal["eval", "async_eval", "clear_cache"]
+
+
+class Cut(NamedTuple):
+    """One evaluation of a run, or the return of freed buffers."""
+
+    kind: Kind
+    evaluated: tuple[int, ...]
+    """Positions of arrays, as are those that Python refers to then."""
+    held: tuple[int, ...]
+
+
+class VisionRun(NamedTuple):
+    """The graph of a run and its cuts."""
+
+    call: Call
+    """All nodes; ``held`` are the embeddings with the features of the images."""
+    cuts: tuple[Cut, ...]
+
+
+class _OpenCut(NamedTuple):
+    kind: Kind
+    evaluated: list[Any]
+    held: list[Any]
+
+
+def record_vision(
+    model: Any, modules: Modules, plan: ImagePlan, workload: Workload, target: TraceTarget
+) -> VisionRun:
+    """Return the run of a prompt with images until its second token; call it inside `tracing`.
+
+    The model has to be restored afterwards.
+
+    Raises:
+        GraphError: when the class computes something from values that a trace does not have.
+    """
+    recorder = _Recorder(model, plan, workload, target)
+    leaves = list(modules.leaves())
+    recorder.weights = lambda: {id(leaf.owner[leaf.key]) for leaf in leaves}
+    try:
+        graph = record_call(recorder.run, leaves, computes=True)
+    except LoopError:
+        raise GraphError("the class loops over tokens or patches, too many to trace") from None
+    embedded, *groups, _ = _split(graph.outputs, recorder.counts)
+    call = Call(
+        phase="first_chunk",
+        tokens=workload.prompt_tokens,
+        position=0,
+        arrays=_with_roles(graph.arrays, recorder.given),
+        nodes=graph.nodes,
+        evaluated=tuple(i for group in groups for i in group),
+        held=embedded,
+    )
+    pairs = zip(recorder.cuts, groups[::2], groups[1::2], strict=True)
+    cuts = tuple(Cut(cut.kind, ends, tuple(dict.fromkeys(held))) for cut, ends, held in pairs)
+    return VisionRun(unmerged(call), cuts)
+
+
+class _Recorder:
+    """One call of mlx-vlm's generate_step."""
+
+    weights: Callable[[], set[int]]
+    """Return the placeholders, which are there for ever."""
+
+    def __init__(
+        self, model: Any, plan: ImagePlan, workload: Workload, target: TraceTarget
+    ) -> None:
+        self._model, self._workload, self._target = model, workload, target
+        self._library = library_for(target.backend)
+        self._step = self._library.load("mlx_vlm.generate.ar").generate_step
+        self.given = inputs(model, plan, workload)
+        self.cuts: list[_OpenCut] = []
+        self.counts: list[int] = []
+        self._embedded: list[Any] = []
+        self._sampled: set[int] = set()
+        self._made: list[Any] = []
+
+    def run(self) -> list[Any]:
+        """Return the embeddings, then what each cut evaluates and what Python holds then."""
+        placeholders = self.weights()
+        hooks = {
+            "eval": self._hook("eval"),
+            "async_eval": self._hook("async_eval"),
+            "clear_cache": self._hook("clear_cache"),
+        }
+        core, kind = self._library.core, type(self._model)
+        methods = {name: self._computed(name) for name in ANSWERS}
+        methods |= {name: self._apart(original(name)) for name in _AGAIN_BY_METHOD}
+        embed = {"get_input_embeddings": self._embed(kind.get_input_embeddings)}
+        with (
+            recorded(self._target),
+            few_slices(),
+            array_stubs(methods),
+            changed(core, hooks | {name: self._apart(getattr(core, name)) for name in _AGAIN}),
+            changed(kind, embed),
+        ):
+            for _ in self._generate():
+                pass
+        groups = [self._embedded]
+        for cut in self.cuts:
+            groups += [cut.evaluated, cut.held]
+        groups.append(self._made)
+        kept = [[array for array in group if id(array) not in placeholders] for group in groups]
+        self.counts = [len(group) for group in kept]
+        return [array for group in kept for array in group]
+
+    def _generate(self) -> Iterator[Any]:
+        workload = self._workload
+        rest = {name: array for name, array in self.given.items() if name not in _BY_POSITION}
+        ids, pixels, mask = map(self.given.get, _BY_POSITION)
+        steps: Iterator[Any] = self._step(
+            ids,
+            self._model,
+            pixels,
+            mask,
+            max_tokens=_TOKENS,
+            temperature=0.0,
+            prefill_step_size=workload.prefill_step,
+            max_kv_size=workload.max_kv_size,
+            **rest,
+        )
+        return steps
+
+    def _hook(self, kind: Kind) -> Callable[..., None]:
+        def cut(*trees: Any) -> None:
+            if kind == "clear_cache":
+                self.cuts.append(_OpenCut(kind, [], []))
+                return
+            ends = list(_arrays(trees))
+            self._sampled.update(map(id, ends))
+            held = [self.given, _variables(sys._getframe(1), self._step.__code__)]
+            self.cuts.append(_OpenCut(kind, ends, list(_arrays(held))))
+
+        return cut
+
+    def _apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function with results that export merges with no others: it keeps outputs."""
+        import mlx.core as mx
+
+        def made(*args: Any, **named: Any) -> Any:
+            out = function(*args, **named)
+            if isinstance(out, mx.array):
+                self._made.append(out)
+            return out
+
+        return made
+
+    def _embed(self, embed: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **named: Any) -> Any:
+            out = embed(*args, **named)
+            self._embedded += _arrays(out)
+            return out
+
+        return watched
+
+    def _computed(self, name: str) -> Callable[..., Any]:
+        """Return a method of mx.array that computes what does not depend on a weight."""
+        compute = original(name)
+
+        def answer(array: Any) -> Any:
+            try:
+                return compute(array)
+            except (RuntimeError, ValueError):
+                # The loop reads the token that it has sampled; any one will do.
+                if id(array) in self._sampled:
+                    return ANSWERS[name](array)
+                text = "the class computes with values of features, which a trace does not have"
+                raise GraphError(text) from None
+
+        return answer
+
+
+def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
+    """Return the arrays of a prompt that begins with its images."""
+    import mlx.core as mx
+
+    ids: list[int] = []
+    for image in plan.images:
+        for run in image.tokens:
+            ids += [_token(model, run.kind)] * run.count
+    ids += [_TEXT_TOKEN] * max(1, workload.prompt_tokens - len(ids))
+    given: dict[str, Any] = {
+        "input_ids": mx.array([ids]),
+        "attention_mask": mx.ones((1, len(ids)), mx.int32),
+    }
+    for name in dict.fromkeys(array.name for array in plan.arrays):
+        found = [_input(array) for array in plan.arrays if array.name == name]
+        given[name] = found[0] if len(found) == 1 else found
+    mx.eval(given)
+    return given
+
+
+def _input(array: InputArray) -> Any:
+    import mlx.core as mx
+
+    dtype = getattr(mx, array.dtype)
+    if array.values:
+        return mx.array(array.values, dtype)
+    # One element in memory, whatever the shape.
+    return mx.broadcast_to(mx.array(1, dtype), array.shape)
+
+
+def _token(model: Any, kind: str) -> int:
+    """Return the id of a placeholder as the class's config names it."""
+    for key in (f"{kind}_token_index", f"{kind}_token_id"):
+        token = getattr(model.config, key, None)
+        if kind != "text" and isinstance(token, int):
+            return token
+    return _TEXT_TOKEN
+
+
+def _split(outputs: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
+    groups, start = [], 0
+    for count in counts:
+        groups.append(tuple(outputs[start : start + count]))
+        start += count
+    return groups
+
+
+def _with_roles(arrays: Sequence[Array], given: Mapping[str, Any]) -> tuple[Array, ...]:
+    """Mark what the run was given: it is there as long as the run."""
+    shapes = [tuple(array.shape) for array in _arrays(given)]
+    found = []
+    for array in arrays:
+        if array.role == "constant" and not array.name and array.shape in shapes:
+            shapes.remove(array.shape)
+            found.append(array._replace(role="tokens"))
+        else:
+            found.append(array)
+    return tuple(found)
+
+
+def _variables(frame: Any, code: Any) -> list[dict[str, Any]]:
+    """Return the variables of a running function, and of all that it has called."""
+    found = []
+    while frame is not None:
+        # The recorder's own frames are not there in a run.
+        if frame.f_globals is not globals():
+            found.append(dict(frame.f_locals))
+        if frame.f_code is code:
+            break
+        frame = frame.f_back
+    return found
+
+
+def _arrays(tree: Any) -> Iterator[Any]:
+    """Yield the arrays that Python reaches from a value, each once."""
+    import mlx.core as mx
+
+    waiting, seen = [tree], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if value is None or isinstance(value, _NO_ARRAYS) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, mx.array):
+            yield value
+        elif isinstance(value, (list, tuple, set)):
+            waiting += reversed(list(value))
+        else:
+            if isinstance(value, dict):
+                waiting += reversed(list(value.values()))
+            waiting += vars(value).values() if hasattr(value, "__dict__") else ()

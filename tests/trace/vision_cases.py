@@ -1,0 +1,131 @@
+"""Small models with images: their configs, and what their processors would give them."""
+
+from typing import Any, NamedTuple
+
+from memfit.estimators.images.plan import ImagePlan, InputArray, PlannedImage, TokenRun
+
+IMAGE_TOKEN = 7000
+_TEXT: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 8000,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+_QWEN_TOKENS = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": 7001,
+    "vision_start_token_id": 7002,
+    "vision_end_token_id": 7003,
+}
+_MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}
+_PATCHES: dict[str, Any] = {
+    "depth": 3,
+    "num_heads": 4,
+    "in_channels": 3,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+
+
+class Case(NamedTuple):
+    """One model and prompt."""
+
+    name: str
+    config: dict[str, Any]
+    plan: ImagePlan
+    prefill_step: int = 2048
+    dtype: str = "BF16"
+    text_tokens: int = 30
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.plan.token_count + self.text_tokens
+
+
+def grid(width: int, height: int, patch: int, count: int = 1) -> ImagePlan:
+    """Patches in rows, with the grid of each image, as Qwen's processors give them."""
+    down, across = height // patch, width // patch
+    image = PlannedImage(width, height, down * across, (TokenRun("image", down * across // 4),))
+    pixels = (count * down * across, 3 * 2 * patch**2)
+    return ImagePlan(
+        (image,) * count,
+        (
+            InputArray("pixel_values", pixels, "float32"),
+            InputArray("image_grid_thw", (count, 3), "int64", ((1, down, across),) * count),
+        ),
+    )
+
+
+def square(side: int, tokens: int, count: int = 1) -> ImagePlan:
+    """Whole images of one size."""
+    image = PlannedImage(side, side, 0, (TokenRun("image", tokens),))
+    return ImagePlan(
+        (image,) * count, (InputArray("pixel_values", (count, 3, side, side), "float32"),)
+    )
+
+
+QWEN2_VL: dict[str, Any] = {
+    **{"model_type": "qwen2_vl", **_TEXT, **_MROPE, **_QWEN_TOKENS},
+    "vision_config": {
+        **_PATCHES,
+        **{"model_type": "qwen2_vl", "embed_dim": 160, "hidden_size": 256, "patch_size": 14},
+        "mlp_ratio": 4,
+    },
+}
+QWEN2_5_VL: dict[str, Any] = {
+    **{"model_type": "qwen2_5_vl", **_TEXT, **_MROPE, **_QWEN_TOKENS},
+    "vision_config": {
+        **_PATCHES,
+        **{"model_type": "qwen2_5_vl", "hidden_size": 160, "out_hidden_size": 256},
+        **{"intermediate_size": 432, "patch_size": 14, "window_size": 112},
+        **{"fullatt_block_indexes": [1], "tokens_per_second": 2},
+    },
+}
+QWEN3_VL: dict[str, Any] = {
+    **{"model_type": "qwen3_vl", **_QWEN_TOKENS},
+    "text_config": {
+        **_TEXT,
+        "model_type": "qwen3_vl_text",
+        "rope_scaling": {
+            "mrope_interleaved": True,
+            "mrope_section": [12, 10, 10],
+            "rope_type": "default",
+        },
+    },
+    "vision_config": {
+        **_PATCHES,
+        **{"model_type": "qwen3_vl", "hidden_size": 144, "out_hidden_size": 256},
+        **{"intermediate_size": 432, "patch_size": 16, "num_position_embeddings": 2304},
+        "deepstack_visual_indexes": [1],
+    },
+}
+GEMMA3: dict[str, Any] = {
+    **{"model_type": "gemma3", "image_token_index": IMAGE_TOKEN, "mm_tokens_per_image": 64},
+    "vocab_size": 8000,
+    "text_config": {
+        **_TEXT,
+        **{"model_type": "gemma3_text", "sliding_window": 512, "sliding_window_pattern": 2},
+        **{"query_pre_attn_scalar": 64, "mm_tokens_per_image": 64},
+    },
+    "vision_config": {
+        **{"model_type": "siglip_vision_model", "hidden_size": 144, "num_hidden_layers": 3},
+        **{"intermediate_size": 432, "num_attention_heads": 4, "patch_size": 14},
+        **{"image_size": 448, "num_channels": 3, "layer_norm_eps": 1e-6},
+    },
+}
+CASES = (
+    Case("Qwen2-VL", QWEN2_VL, grid(448, 336, 14)),
+    Case("Qwen2-VL, two images", QWEN2_VL, grid(448, 336, 14, 2), dtype="F32", prefill_step=128),
+    Case("Qwen2.5-VL", QWEN2_5_VL, grid(560, 448, 14)),
+    Case("Qwen3-VL", QWEN3_VL, grid(512, 384, 16)),
+    Case("Qwen3-VL, two images", QWEN3_VL, grid(512, 384, 16, 2)),
+    Case("Gemma 3", GEMMA3, square(448, 64)),
+    Case("Gemma 3, three images", GEMMA3, square(448, 64, 3)),
+)

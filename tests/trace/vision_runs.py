@@ -1,0 +1,51 @@
+"""Small models with images, run with mlx-vlm on the CPU: what MLX itself holds at most."""
+
+import copy
+from functools import cache
+from typing import Any
+
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.trace.libraries import PrivateLibrary
+from memfit.estimators.trace.vision_builder import made
+from memfit.estimators.trace.vision_recorder import inputs
+from tests.trace.vision_cases import Case
+
+
+@cache
+def library() -> PrivateLibrary:
+    """mlx-vlm's modules with MLX as it is: they compute."""
+    return PrivateLibrary("computing")
+
+
+def measured(case: Case) -> int:
+    """Return the peak of a run until the second token, with the model's weights."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    loop = library().load("mlx_vlm.generate.ar")
+    utils, nn = library().load("mlx_vlm.utils"), library().load("mlx.nn")
+    model = made(utils, nn, copy.deepcopy(case.config), case.dtype)
+    mx.eval(model.parameters())
+    given: dict[str, Any] = inputs(model, case.plan, Workload(prompt_tokens=case.prompt_tokens))
+    given = {name: mx.contiguous(array) for name, array in given.items()}
+    mx.eval(given)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    weights: int = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    own = weights + sum(array.nbytes for array in given.values())
+    mx.reset_peak_memory()
+    steps = loop.generate_step(
+        given.pop("input_ids"),
+        model,
+        given.pop("pixel_values"),
+        given.pop("attention_mask"),
+        max_tokens=2,
+        temperature=0.0,
+        prefill_step_size=case.prefill_step,
+        **given,
+    )
+    for _ in steps:
+        pass
+    # Other tests' arrays may be alive in this process.
+    peak: int = mx.get_peak_memory() - before + own
+    return peak
