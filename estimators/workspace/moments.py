@@ -1,9 +1,11 @@
 """The moments of one run that can be its largest, with the bytes of each."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
@@ -39,6 +41,16 @@ class RunMoment(Struct, frozen=True):
     largest_name: str
     explanation: str
     """The sum of its parts, as a line of text."""
+
+
+class _Followed(NamedTuple):
+    """What a call holds besides what was there before it."""
+
+    layers: Counter[int]
+    """How many layers of each plan were followed operation by operation."""
+    in_flight: int
+    largest: tuple[int, str]
+    """Bytes of the largest array of a layer, and what it holds."""
 
 
 class RunMoments:
@@ -80,22 +92,51 @@ class RunMoments:
 
     def _during(self, phase: Phase, planned: PlannedCall, held: int = 0) -> RunMoment:
         """Follow the last layers of each kind; every other layer counts as it is after the call."""
-        prepared, caches = self._prepared, self.caches
-        order, decoding = prepared.order, phase == "decode"
+        prepared, caches, decoding = self._prepared, self.caches, phase == "decode"
         # The first token finds states that are slices of the last chunk.
         replaced = planned.phase == "decode"
         call = self._shape(planned, decoding=replaced)
-        hidden = prepared.model.hidden_size
+        # After a chunk nothing evaluates the logits: mx.eval gets the caches alone (generate_step).
+        followed = self._followed(
+            call, decoding=decoding, has_head=decoding or planned.phase == "last_tokens"
+        )
+        simulated = followed.layers
+        parts = (
+            self._weight_bytes,
+            caches.bytes_during(call.occupancy, simulated)
+            + caches.packed_bytes(call, simulated, decoding=decoding),
+            caches.state_bytes + caches.view_bytes(call, simulated, decoding=replaced),
+            call.rows * prepared.model.hidden_size * self._width + self._mask_bytes(call),
+            held * self._workload.batch * prepared.model.vocab_size * self._width,
+            followed.in_flight,
+        )
+        largest, name = max((caches.largest(call.occupancy), KV_BUFFER), followed.largest)
+        return RunMoment(phase, sum(parts), largest, name, _explain(phase, planned, parts))
+
+    def _followed(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
+        """Return what a call holds; the same for every workload that makes it."""
+        shape = tuple(
+            tuple(value.items()) if isinstance(value, dict) else value for value in astuple(call)
+        )
+        key = (shape, decoding, has_head)
+        kept: dict[Hashable, _Followed] = self._prepared.followed
+        found = kept.get(key)
+        if found is None:
+            found = kept[key] = self._follow(call, decoding=decoding, has_head=has_head)
+        return found
+
+    def _follow(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
+        prepared = self._prepared
+        order, hidden = prepared.order, prepared.model.hidden_size
         programs = [
             layer_program(plan, call, hidden, buffers)
-            for plan, buffers in zip(prepared.plans, caches.of_plans, strict=True)
+            for plan, buffers in zip(prepared.plans, self.caches.of_plans, strict=True)
         ]
         window = LEAST_SIMULATED if decoding else layers_in_flight(programs, prepared.limits)
         sequence = [order[index] for index in simulated_layers(order, window)]
         simulated = Counter(sequence)
         followed = [programs[number] for number in sequence]
-        # After a chunk nothing evaluates the logits: mx.eval gets the caches alone (generate_step).
-        if decoding or planned.phase == "last_tokens":
+        if has_head:
             vocabulary = prepared.model.vocab_size
             sampled = call.rows if decoding else call.batch
             head = head_program(vocabulary, prepared.head_touched, call, hidden, sampled)
@@ -108,20 +149,11 @@ class RunMoments:
             (layers - simulated[number]) * programs[number].deferred_bytes
             for number, layers in prepared.layers.items()
         )
-        parts = (
-            self._weight_bytes,
-            caches.bytes_during(call.occupancy, simulated)
-            + caches.packed_bytes(call, simulated, decoding=decoding),
-            caches.state_bytes + caches.view_bytes(call, simulated, decoding=replaced),
-            call.rows * hidden * self._width + self._mask_bytes(call),
-            held * self._workload.batch * prepared.model.vocab_size * self._width,
+        return _Followed(
+            simulated,
             deferred_bytes + transient_peak(steps, prepared.limits),
+            max((program.largest, program.largest_name) for program in followed),
         )
-        largest, name = max(
-            (caches.largest(call.occupancy), KV_BUFFER),
-            *((program.largest, program.largest_name) for program in followed),
-        )
-        return RunMoment(phase, sum(parts), largest, name, _explain(phase, planned, parts))
 
     def _shape(self, planned: PlannedCall, *, decoding: bool) -> CallShape:
         workload, position = self._workload, planned.position

@@ -134,6 +134,11 @@ class _Same(Struct, eq=False):
 
 @lru_cache(maxsize=8)
 def _prepared(model: _Same, plan: _Same, device: Device, versions: MlxVersions) -> PreparedModel:
+    return _planned(model, plan).on(device, versions)
+
+
+@lru_cache(maxsize=8)
+def _planned(model: _Same, plan: _Same) -> PreparedModel:
     assert isinstance(model.value, Model)
     packing = plan.value.quantization if isinstance(plan.value, QuantizationPlan) else None
-    return prepare(model.value, device, versions=versions, quantization=packing)
+    return prepare(model.value, ANY_MAC, versions=MlxVersions(), quantization=packing)

@@ -1,8 +1,11 @@
 """What the formula needs of a model on a device and no workload changes."""
 
 from collections import Counter
+from collections.abc import Hashable
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
@@ -45,6 +48,13 @@ class PreparedModel(Struct, frozen=True):
     """Elements that the output projection reads."""
     largest_weight: int
     """Bytes of the largest single weight."""
+    followed: dict[Hashable, Any] = field(default_factory=dict)
+    """What calls hold at once, by their shapes: many workloads have the same calls."""
+
+    def on(self, device: Device, versions: MlxVersions) -> "PreparedModel":
+        """Return the model on another device, with its own calls."""
+        traits = BackendTraits(device.backend, versions, has_nax(device))
+        return replace(self, traits=traits, limits=formula_limits(device), followed={})
 
 
 def prepare(

@@ -40,7 +40,7 @@ def transient_peak(layers: Iterable[tuple[Step, ...]], limits: BatchLimits) -> i
                 # Touched before, but in a batch that is already closed.
                 in_batch = len(batch)
                 # A batch counts each buffer once (mlx backend/metal/device.cpp, set_input_array).
-                elements += sum(count for count, ago in repeated if ago > in_batch)
+                elements += sum([count for count, ago in repeated if ago > in_batch])
             done = submit(released, dispatches, elements)
             if done:
                 # A buffer whose last use is recorded is free only after its batch has run.
