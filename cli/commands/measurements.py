@@ -35,14 +35,17 @@ def list_(output: Output) -> None:
     stored = _all(store)
     if output.json_:
         emit(collection_text(stored), output.file)
-    elif stored:
-        from memfit.cli.render.views.measurements import to_table
-        from memfit.cli.render.writers.terminal import to_terminal
+        return
+    from memfit.cli.render.document import Text
+    from memfit.cli.render.views.measurements import to_table
+    from memfit.cli.render.writers.terminal import to_terminal
 
+    if stored:
         emit(to_terminal(to_table(stored, output.units), to_file=output.to_file), output.file)
     else:
         directory = visible(str(store.directory))
-        emit(f"no measurements in {directory}; memfit tune MODEL makes one\n", output.file)
+        text = Text((f"no measurements in {directory}; memfit tune MODEL makes one",))
+        emit(to_terminal((text,), to_file=output.to_file), output.file)
 
 
 @measurements.command(cls=GroupedCommand)

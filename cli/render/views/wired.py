@@ -126,7 +126,10 @@ def _chart(moments: Sequence[WiredMoment], units: Units) -> BarChart:
         for moment in thinned(moments, MOST_ROWS)
     ]
     kinds = ("held", "", "waiting")
-    return BarChart(title="Demand over time", kinds=kinds, bars=bars, units=units, limit="limit")
+    title = "Demand over time"
+    if len(bars) < len(moments):
+        title += f": {len(bars)} of {len(moments)} moments, each the largest of its span"
+    return BarChart(title=title, kinds=kinds, bars=bars, units=units, limit="limit")
 
 
 def thinned(moments: Sequence[WiredMoment], most: int) -> tuple[WiredMoment, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.wired_limit import wired_limit
+from memfit.estimators.machine.wired_limit import RISK, wired_limit
 from memfit.estimators.plans.wired.ledger import SimulatedBackend, WiredEvent, WiredLedger
 from memfit.estimators.plans.wired.scenario import Draft, ScheduledTicket, WiredScenario
 from memfit.estimators.results.wired import (
@@ -50,7 +50,10 @@ def plan_wired(scenario: WiredScenario, units: Units = Units.GB) -> WiredPlan:
         left_for_system_bytes=need.left_for_system_bytes if need else None,
         tickets=tickets,
         moments=tuple(moments),
-        notes=tuple(_notes(scenario, moments, largest.wanted_bytes, refused, units)),
+        notes=(
+            *_notes(scenario, moments, largest.wanted_bytes, refused, units),
+            *([f"iogpu.wired_limit_mb: {RISK}"] if need and need.sysctl_mebibytes else ()),
+        ),
     )
 
 
