@@ -80,6 +80,8 @@ class Subject(Struct, frozen=True):
     """The workspace on MLX of a model with operations that no formula has."""
     rank: Rank | None = None
     """The rank whose part of the model it is, None: the whole model."""
+    by_trace: bool = False
+    """Whether the trace is asked for, where there is one."""
 
     @property
     def backend(self) -> Backend:

@@ -66,6 +66,19 @@ class MlxVlm(MlxLm, frozen=True):
             )
         return cls(runtime, subject, sizes)
 
+    def require_tower(self) -> None:
+        """Check that the model has a tower.
+
+        Raises:
+            UnsupportedError: when it has none.
+        """
+        if not self.tower_sizes:
+            where = "config has" if self.subject.checkpoint.tensors is None else "files have"
+            raise UnsupportedError(
+                f"{self.subject.checkpoint.id}: its {where} no vision tower, as after"
+                " mlx_lm.convert; take a model that mlx_vlm.convert has made"
+            )
+
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes; its images are there from the start to the end.
 
@@ -75,12 +88,7 @@ class MlxVlm(MlxLm, frozen=True):
         figures = MlxLm.figures(self, workload)
         if not workload.images:
             return figures
-        if not self.tower_sizes:
-            where = "config has" if self.subject.checkpoint.tensors is None else "files have"
-            raise UnsupportedError(
-                f"{self.subject.checkpoint.id}: its {where} no vision tower, as after"
-                " mlx_lm.convert; take a model that mlx_vlm.convert has made"
-            )
+        self.require_tower()
         subject, versions = self.subject, self.runtime.versions
         plan = image_plan(subject.checkpoint, workload.images)
         work = vision_work(

@@ -31,6 +31,8 @@ _CLASSES: dict[str, tuple[str, str]] = {
     "llama.cpp": ("llama_cpp.runtime", "LlamaCpp"),
     "vllm": ("vllm.runtime", "Vllm"),
 }
+# Those that a model which is sized by trace is put under.
+_BY_TRACE: dict[str, tuple[str, str]] = {"mlx-vlm": ("mlx_vlm_trace", "MlxVlmTrace")}
 DEFAULT_RUNTIME = "mlx-lm"
 # Where a checkpoint is sized for no other runtime: the first that loads it.
 _NATIVE = (DEFAULT_RUNTIME, "llama.cpp")
@@ -121,7 +123,9 @@ def bind(runtime: Runtime, subject: Subject) -> RuntimeModel:
     Raises:
         UnsupportedError: when the runtime cannot load or run it.
     """
-    return _class(runtime.name).bound(runtime, subject)
+    found = _BY_TRACE.get(runtime.name) if subject.by_trace else None
+    kind = _imported(*found) if found else _class(runtime.name)
+    return kind.bound(runtime, subject)
 
 
 def token_costs(model: Model, runtime: Runtime, workload: Workload) -> "tuple[TokenCost, ...]":
@@ -134,7 +138,10 @@ def token_costs(model: Model, runtime: Runtime, workload: Workload) -> "tuple[To
 
 
 def _class(name: str) -> type[RuntimeModel]:
-    module, class_name = _CLASSES[name]
+    return _imported(*_CLASSES[name])
+
+
+def _imported(module: str, class_name: str) -> type[RuntimeModel]:
     found: type[RuntimeModel] = getattr(
         import_module(f"memfit.estimators.runtimes.{module}"), class_name
     )

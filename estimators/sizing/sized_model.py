@@ -328,7 +328,7 @@ def _size_safetensors(
     trace = ClassTrace(checkpoint, quantize, model.dtype, is_described=True, adapter=adapter)
     footprint = traced_weights(trace, footprint, device)
     model, footprint = _with_adapter(model, footprint, adapter)
-    subject = Subject(checkpoint, model, footprint, device)
+    subject = Subject(checkpoint, model, footprint, device, by_trace=True)
     return MlxLmTrace(runtime, subject, trace)
 
 

@@ -1,0 +1,61 @@
+"""mlx-vlm with images by trace: what estimates get from it, and where it cannot run."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.images.processor import with_image_tokens
+from memfit.estimators.machine.devices import find_device
+from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.sizing.sized_model import SizedModel, size
+
+pytest.importorskip("mlx_lm")
+if find_spec("mlx_vlm") is None:  # its import takes seconds
+    pytest.skip("mlx-vlm is not installed", allow_module_level=True)
+from tests.trace.vision_cases import QWEN3_VL
+
+SCREENSHOT = Images(images=(ImageSize(width=1280, height=800),))
+
+
+def by_trace(config: dict[str, Any], images: Images = SCREENSHOT) -> tuple[SizedModel, Workload]:
+    checkpoint = Checkpoint("model", "local", config, "config.json")
+    sized = size(checkpoint, device=find_device("m5-max-128"), method="trace")
+    asked = Workload(prompt_tokens=2000, images=images)
+    return sized.with_runtime(get_runtime("mlx-vlm")), with_image_tokens(checkpoint, asked)
+
+
+def test_a_screenshot_is_traced_and_below_the_bound() -> None:
+    sized, workload = by_trace(QWEN3_VL)
+    figures, bound = sized.figures_for(workload), sized.formula_view().figures_for(workload)
+    assert sized.workspace_basis(workload)[0] == "traced"
+    assert figures.moment.phase == "vision"
+    assert sized.runtime_model.resident_bytes < figures.moment.nbytes < bound.moment.nbytes
+    assert figures.kv == bound.kv
+    assert not list(sized.runtime_model.notes(workload, figures, Units.GB))
+    assumed = list(sized.runtime_model.assumptions(workload, Units.GB))
+    assert any("images are traced with mlx" in each for each in assumed)
+
+
+def test_what_is_not_traced_is_bounded_and_says_so() -> None:
+    sized, one = by_trace(QWEN3_VL)
+    workload = replace(one, batch=2)
+    figures = sized.figures_for(workload)
+    assert sized.workspace_basis(workload)[0] == "bound"
+    notes = {
+        note.code: note.message for note in sized.runtime_model.notes(workload, figures, Units.GB)
+    }
+    assert "several prompts" in notes["not-traced"]
+
+
+def test_a_model_without_a_tower_is_refused() -> None:
+    config = {key: value for key, value in QWEN3_VL.items() if key != "vision_config"}
+    sized, workload = by_trace(config)
+    with pytest.raises(UnsupportedError, match="no vision tower"):
+        sized.figures_for(workload)
