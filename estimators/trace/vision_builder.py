@@ -79,12 +79,14 @@ def made(utils: Any, nn: Any, config: dict[str, Any], dtype: str) -> Any:
     model.load_weights(cast, strict=False)
     block = config.get("quantization") or config.get("quantization_config")
     if isinstance(block, Mapping) and "bits" in block and "group_size" in block:
-        _quantize(utils, nn, model, block)
+        # Older conversions say there whether they have left the towers as they are.
+        towers = (config["vision_config"] or {}).get("skip_vision") is False
+        _quantize(utils, nn, model, block, towers=towers)
     model.eval()
     return model
 
 
-def _quantize(utils: Any, nn: Any, model: Any, block: Mapping[str, Any]) -> None:
+def _quantize(utils: Any, nn: Any, model: Any, block: Mapping[str, Any], *, towers: bool) -> None:
     """Quantise as mlx_vlm.convert does (convert.py, base_quant_predicate; quant_utils.py)."""
     own = getattr(model, "quant_predicate", None) or (lambda *_: True)
 
@@ -93,7 +95,8 @@ def _quantize(utils: Any, nn: Any, model: Any, block: Mapping[str, Any]) -> None
             return block[path]
         if not hasattr(module, "to_quantized") or module.weight.shape[-1] % block["group_size"]:
             return False
-        return not utils.skip_multimodal_module(path) and own(path, module)
+        is_tower = utils.skip_multimodal_module(path)
+        return (towers or not is_tower) and own(path, module)
 
     nn.quantize(
         model,

@@ -1,0 +1,118 @@
+"""Compare published peaks of prompts with images with memfit's, by trace of mlx-vlm's classes.
+
+Run from the checkout: ``python -m benchmarks.published_images DIRECTORY [--version 0.6.14]``. The
+directory has a file ``vlm_peaks.jsonl`` with a row per run; the configs of the models are in
+tests/published/images, with their sources. Classes are those of the installed mlx-vlm: to run the
+class that was measured, install that version into a folder of its own (``pip install --no-deps
+--target FOLDER mlx-vlm==VERSION``) and put it before the others with PYTHONPATH.
+"""
+
+import argparse
+import json
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.images.processor import image_plan
+from memfit.estimators.machine.devices import find_device
+from memfit.estimators.mlx.kernels import has_nax
+from memfit.estimators.mlx.versions import MlxVersions, parse_version
+from memfit.estimators.trace.kernel_stubs import TraceTarget
+from memfit.estimators.trace.vision_model import TracedVisionModel
+from memfit.estimators.trace.vision_peak import VisionPeak, vision_peak
+
+CONFIGS = Path(__file__).parents[1] / "tests" / "published" / "images"
+DEVICES = {"Apple M5 Max 128.0 GB": "m5-max-128"}
+
+
+class Compared(NamedTuple):
+    """A published run and its traced peak, or why there is none."""
+
+    row: dict[str, Any]
+    traced: VisionPeak | None
+    reason: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """Traced over published; 0 without a trace."""
+        return self.traced.nbytes / (self.row["peak"] * 1e9) if self.traced else 0.0
+
+
+def main() -> None:
+    """Print a row for each run, and how many are how near."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--version", help="rows of this version of mlx-vlm alone")
+    parser.add_argument("--model", default="", help="rows of models with this in their name")
+    arguments = parser.parse_args()
+    lines = (arguments.directory / "vlm_peaks.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if arguments.model in row["model"]]
+    if arguments.version:
+        rows = [row for row in rows if row.get("mlx_vlm") == arguments.version]
+    print("| model | image | tokens | mlx-vlm | published GB | traced GB | ratio | in |")
+    print("|---|---|--:|---|--:|--:|--:|---|")
+    found = []
+    for each in map(compared, rows):
+        found.append(each)
+        print(line(each), flush=True)
+    ratios = [each.ratio for each in found if each.traced]
+    if ratios:
+        near = sum(abs(ratio - 1) <= 0.05 for ratio in ratios)
+        print(
+            f"\n{len(ratios)} of {len(rows)} rows: median {median(ratios):.4f}, {near} within 5 %,"
+            f" from {min(ratios):.4f} to {max(ratios):.4f}"
+        )
+
+
+def line(each: Compared) -> str:
+    """Return the row of a table."""
+    row, peak = each.row, each.traced
+    image = "x".join(map(str, row.get("image_wh", ())))
+    head = f"| {row['model'].rpartition('/')[2]} | {image} | {row.get('prompt_tokens', '')}"
+    head += f" | {row.get('mlx_vlm', '')} | {row['peak']:.3f}"
+    if peak is None:
+        return f"{head} | - | - | {each.reason} |"
+    return f"{head} | {peak.nbytes / 1e9:.3f} | {each.ratio:.4f} | {peak.part} |"
+
+
+def compared(row: dict[str, Any]) -> Compared:
+    """Trace a row on its own device, by the rules of its version of MLX."""
+    path = CONFIGS / f"{row['model'].replace('/', '--')}.json"
+    if "image_wh" not in row or not path.exists():
+        return Compared(row, None, "no config" if "image_wh" in row else "no size of an image")
+    width, height = row["image_wh"]
+    step = row["generate_kwargs"]["prefill_step_size"]
+    mlx = row["mlx"].partition(".dev")[0]
+    try:
+        peak = _peak(path, width, height, row["prompt_tokens"], step, row["machine"], mlx)
+        return Compared(row, peak)
+    except MemfitError as error:
+        return Compared(row, None, str(error))
+
+
+@cache
+def _peak(
+    path: Path, width: int, height: int, tokens: int, step: int, machine: str, mlx: str
+) -> VisionPeak:
+    device, version = find_device(DEVICES[machine]), parse_version(mlx)
+    checkpoint, model = _model(path)
+    plan = image_plan(checkpoint, Images(images=(ImageSize(width, height),)))
+    target = TraceTarget(backend="metal", nax=has_nax(device), versions=MlxVersions(version))
+    run = model.record(plan, Workload(prompt_tokens=tokens, prefill_step=step), target)
+    return vision_peak(run, model.weights, device, version)
+
+
+@cache
+def _model(path: Path) -> tuple[Checkpoint, TracedVisionModel]:
+    published = json.loads(path.read_text())
+    checkpoint = Checkpoint(published["model"], "local", published["config"], path.name)
+    return checkpoint, TracedVisionModel(checkpoint.config, "metal", name=checkpoint.id)
+
+
+if __name__ == "__main__":
+    main()
