@@ -90,7 +90,8 @@ def test_constraints_have_only_names_and_versions() -> None:
 def test_every_development_tool_is_pinned_and_what_else_memfit_needs_may_be() -> None:
     project = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    wanted = project["optional-dependencies"]["dev"] + project["optional-dependencies"]["mlx"]
+    extras = project["optional-dependencies"]
+    wanted = [each for extra in ("dev", "mlx", "vlm") for each in extras[extra]]
     tools = {re.split(r"[\[><=; ]", line)[0] for line in wanted}
     needed = {re.split(r"[><=]", line)[0] for line in project["dependencies"]}
     assert tools - {"memfit"} == names - needed

@@ -12,7 +12,15 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.families.gemma4 import Gemma4
 from memfit.estimators.images.families.patch_grids import PatchGrid
 from memfit.estimators.images.families.pixtral import Pixtral
-from memfit.estimators.images.families.squares import Square
+from memfit.estimators.images.families.squares import Clip, Square
+from memfit.estimators.images.families.tiles import (
+    Idefics3,
+    KimiVL,
+    Lfm2,
+    LlavaNext,
+    Mllama,
+    Phi3V,
+)
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.images.settings import ProcessorFiles, processor_files
 
@@ -43,6 +51,15 @@ FAMILIES: Final[dict[str, Processor]] = {
     "gemma3": Square(896, 14, 256, "image_seq_length", before=2, after=2, crops=True),
     "gemma3n": Square(768, 16, 256, "image_seq_length", before=2, after=2),
     "gemma4": Gemma4(),
+    "idefics3": Idefics3(1456, 364, 169),
+    "kimi_vl": KimiVL(),
+    "lfm2_vl": Lfm2(),
+    "llava": Clip(336, 14),
+    "llava_next": LlavaNext(),
+    "mllama": Mllama(),
+    "paligemma": Square(224, 14, 256, "image_seq_length"),
+    "phi3_v": Phi3V(),
+    "smolvlm": Idefics3(2048, 512, 64, patch=16),
     "pixtral": Pixtral(1024, 16, 1),
     "mistral3": Pixtral(1540, 14, 2),
 }

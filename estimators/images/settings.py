@@ -6,8 +6,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from memfit.estimators.base.errors import ConfigError
+from memfit.estimators.base.errors import ConfigError, UnsupportedError
 from memfit.estimators.base.files import short
+from memfit.estimators.base.images import Images
 from memfit.estimators.base.reading.section import Reading, Section, json_section
 from memfit.estimators.checkpoint.manifest import Checkpoint
 
@@ -129,6 +130,18 @@ def processor_files(checkpoint: Checkpoint) -> ProcessorFiles:
         tokenizer=_section(checkpoint, TOKENIZER_FILE),
         are_there=bool(image.values or processor.values),
     )
+
+
+def reject_videos(files: ProcessorFiles, asked: Images) -> None:
+    """Do nothing without videos.
+
+    Raises:
+        UnsupportedError: for a video, which mlx-vlm's processors of these models do not take.
+    """
+    if asked.videos:
+        raise UnsupportedError(
+            f"{files.config.reading.name}: mlx-vlm's processor of this model takes no videos"
+        )
 
 
 def _section(checkpoint: Checkpoint, name: str) -> Settings:

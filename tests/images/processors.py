@@ -23,6 +23,8 @@ class Case(Struct, frozen=True):
     video: dict[str, Any] = {}
     named: dict[str, str] = {}
     """Special tokens that the tokenizer has under a name, such as image_token."""
+    others: int = 0
+    """Tokens that the processor adds besides those of images."""
     words: tuple[str, ...] = ()
     """Other special tokens."""
 
@@ -46,6 +48,9 @@ def save(case: Case, directory: Path) -> Path:
         "eos_token": "</s>",
         "pad_token": "</s>",
         "extra_special_tokens": case.named,
+        "added_tokens_decoder": {
+            str(vocabulary[word]): {"content": word, "special": True} for word in special
+        },
     }
     files = {
         "tokenizer_config.json": described,

@@ -110,6 +110,7 @@ def looking(seeing: Path, image_file: Path) -> Iterator[ModelProcess]:
 
 
 @needs_mlx_vlm
+@pytest.mark.exhaustive
 def test_an_image_is_measured_with_its_tower(looking: ModelProcess, seeing: Path) -> None:
     index = json.loads((seeing / "model.safetensors.index.json").read_text())
     loaded = looking.load()
@@ -128,6 +129,7 @@ def test_an_image_is_measured_with_its_tower(looking: ModelProcess, seeing: Path
 
 
 @needs_mlx_vlm
+@pytest.mark.exhaustive
 def test_the_whole_command_counts_the_tower(seeing: Path, image_file: Path, tmp_path: Path) -> None:
     about = ("--prompt", TEXT, "--image", str(image_file), "--max-tokens", "3")
     row = tuned("seeing", seeing, tmp_path, about)
@@ -136,18 +138,21 @@ def test_the_whole_command_counts_the_tower(seeing: Path, image_file: Path, tmp_
 
 
 @needs_mlx_vlm
+@pytest.mark.exhaustive
 def test_a_prompt_with_an_image_cannot_be_shortened(looking: ModelProcess) -> None:
     with pytest.raises(InputError, match="fixed length"):
         looking.run(Workload(prompt_tokens=512))
 
 
 @needs_mlx_vlm
+@pytest.mark.exhaustive
 def test_an_image_needs_a_text_prompt(seeing: Path, image_file: Path) -> None:
     with started(seeing, image_file) as process, pytest.raises(InputError, match="needs a text"):
         process.prompt(None, 100)
 
 
 @needs_mlx_vlm
+@pytest.mark.exhaustive
 def test_an_invalid_image_is_reported(seeing: Path) -> None:
     process = started(seeing, seeing / "config.json")
     with process, pytest.raises(InputError, match=r"config.json.*does not accept it"):
@@ -155,6 +160,7 @@ def test_an_invalid_image_is_reported(seeing: Path) -> None:
 
 
 @needs_mlx_vlm
+@pytest.mark.exhaustive
 def test_a_model_that_mlx_vlm_lacks_is_not_supported(
     checkpoints: Checkpoints, image_file: Path, tmp_path: Path
 ) -> None:
@@ -164,6 +170,7 @@ def test_a_model_that_mlx_vlm_lacks_is_not_supported(
 
 
 @needs_mlx_vlm
+@pytest.mark.exhaustive
 def test_a_missing_image_is_reported(seeing: Path) -> None:
     with pytest.raises(CheckpointError, match="no such file"):
         started(seeing, seeing / "none.png").__enter__()

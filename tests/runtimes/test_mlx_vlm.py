@@ -52,7 +52,9 @@ def test_a_conversion_with_a_tower_is_rejected() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx_vlm") is None, reason="mlx-vlm is not installed")
-@pytest.mark.parametrize("case", ["mistral3", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "case", [pytest.param("mistral3", marks=pytest.mark.exhaustive), "qwen3_vl"]
+)
 def test_figures_equal_those_of_mlx_vlm(case: str, tmp_path: Path) -> None:
     import mlx.core as mx
     from mlx.utils import tree_flatten

@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, ImageSize, VideoSize
 from memfit.estimators.images.plan import ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import ProcessorFiles, Settings
+from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
 
 CHANNELS = 3
 MOST_ASPECT = 200
@@ -38,10 +38,8 @@ class PatchGrid(Struct, frozen=True):
             InputError: for an image that the processor refuses.
             UnsupportedError: for a video where mlx-vlm gives the family none.
         """
-        if asked.videos and not self.takes_videos:
-            raise UnsupportedError(
-                f"{files.config.reading.name}: mlx-vlm's processor of this model takes no videos"
-            )
+        if not self.takes_videos:
+            reject_videos(files, asked)
         of_images = _read(files.image, self.patch, self.pixels)
         video = files.video if files.video.values else files.image
         of_videos = _read(video, self.patch, _VIDEO_PIXELS)

@@ -8,10 +8,9 @@ import math
 
 from msgspec import Struct
 
-from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.images.plan import ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import ProcessorFiles
+from memfit.estimators.images.settings import ProcessorFiles, reject_videos
 
 CHANNELS = 3
 
@@ -29,10 +28,7 @@ class Pixtral(Struct, frozen=True):
         Raises:
             UnsupportedError: for a video, which mlx-vlm's processors of these models do not take.
         """
-        if asked.videos:
-            raise UnsupportedError(
-                f"{files.config.reading.name}: mlx-vlm's processor of this model takes no videos"
-            )
+        reject_videos(files, asked)
         patch = files.processor.edge("patch_size", self.patch)
         merge = files.processor.count("spatial_merge_size", self.merge, most=64)
         most = files.image.pair("size", self.longest)

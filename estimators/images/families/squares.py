@@ -9,10 +9,9 @@ import math
 
 from msgspec import Struct
 
-from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.images.plan import ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import ProcessorFiles, Settings
+from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
 
 CHANNELS = 3
 
@@ -38,35 +37,56 @@ class Square(Struct, frozen=True):
         Raises:
             UnsupportedError: for a video, which mlx-vlm's processors of these models do not take.
         """
-        if asked.videos:
-            raise UnsupportedError(
-                f"{files.config.reading.name}: mlx-vlm's processor of this model takes no videos"
-            )
-        height, width = files.image.pair("size", self.side)
+        reject_videos(files, asked)
         features = files.processor.count(self.features_key, self.features, most=2**20)
-        images = []
-        for image in asked.each_image():
-            crops = _crops(files.image, image) if self.crops else 0
-            one = (
-                TokenRun("text", self.before),
-                TokenRun("image", features),
-                TokenRun("text", self.after),
-            )
-            images.append(
-                PlannedImage(
-                    width=width,
-                    height=height,
-                    patches=(1 + crops) * (height // self.patch) * (width // self.patch),
-                    tokens=one * (1 + crops) + _crop_text(crops),
-                    tiles=1 + crops,
-                )
-            )
-        tiles = sum(image.tiles for image in images)
-        return ImagePlan(
-            images=tuple(images),
-            arrays=(InputArray("pixel_values", (tiles, CHANNELS, height, width), "float32"),),
-            tokens_are_bound=tiles > len(images),
+        features = files.image.count(self.features_key, features, most=2**20)
+        one = (
+            TokenRun("text", self.before),
+            TokenRun("image", features),
+            TokenRun("text", self.after),
         )
+        crops = [_crops(files.image, each) if self.crops else 0 for each in asked.each_image()]
+        return _squares(files.image.pair("size", self.side), self.patch, one, crops)
+
+
+class Clip(Struct, frozen=True):
+    """LLaVA 1.5: CLIP's square, its class token left out where the strategy says so."""
+
+    side: int
+    patch: int
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan of all images."""
+        key = "crop_size" if "crop_size" in files.image else "size"
+        reject_videos(files, asked)
+        size = files.image.pair(key, self.side)
+        patch = files.processor.count("patch_size", self.patch, most=256)
+        added = files.processor.count("num_additional_image_tokens", 1, least=0, most=64)
+        strategy = files.processor.text("vision_feature_select_strategy", "default")
+        features = (size[0] // patch) * (size[1] // patch) + added - (strategy == "default")
+        return _squares(size, patch, (TokenRun("image", features),), [0] * len(asked.each_image()))
+
+
+def _squares(
+    size: tuple[int, int], patch: int, one: tuple[TokenRun, ...], crops: list[int]
+) -> ImagePlan:
+    height, width = size
+    images = tuple(
+        PlannedImage(
+            width=width,
+            height=height,
+            patches=(1 + count) * (height // patch) * (width // patch),
+            tokens=one * (1 + count) + _crop_text(count),
+            tiles=1 + count,
+        )
+        for count in crops
+    )
+    tiles = sum(image.tiles for image in images)
+    return ImagePlan(
+        images=images,
+        arrays=(InputArray("pixel_values", (tiles, CHANNELS, height, width), "float32"),),
+        tokens_are_bound=any(crops),
+    )
 
 
 def _crops(settings: Settings, image: ImageSize) -> int:

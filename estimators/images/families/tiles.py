@@ -1,0 +1,346 @@
+"""Processors that divide an image into tiles of one size: Idefics 3, LLaVA-NeXT, Phi-3-vision,
+Llama 3.2 Vision, InternVL and LFM2-VL.
+
+Sources: mlx_vlm/models/*/processing_*.py of idefics3, smolvlm, llava_next, phi3_v, mllama and
+lfm2_vl, internvl_chat/processor.py; transformers' image_processing_pil_*.py of idefics3 (also of
+smolvlm), llava_next and mllama.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.images.plan import ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
+
+CHANNELS = 3
+_ONE = TokenRun("text", 1)
+
+
+class Idefics3(Struct, frozen=True):
+    """Rows and columns of tiles, each after a tag, and the whole image as one more tile."""
+
+    longest: int
+    tile: int
+    features: int
+    patch: int = 14
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; the array is as long as the most tiles of an image."""
+        reject_videos(files, asked)
+        tile = files.image.sub("max_image_size").count("longest_edge", self.tile, most=4096)
+        longest = files.image.sub("size").count("longest_edge", self.longest, most=2**16)
+        features = files.processor.count("image_seq_len", self.features, most=2**20)
+        splits = files.image.flag("do_image_splitting", default=True)
+        tags = _added_tags(files.tokenizer)
+        images = []
+        for image in asked.each_image():
+            rows, columns = _rows_and_columns(image, longest, tile) if splits else (0, 0)
+            tiles = rows * columns + 1
+            run = TokenRun("image", features)
+            tokens: list[TokenRun] = []
+            for row in range(rows):
+                for column in range(columns):
+                    tag = f"<row_{row + 1}_col_{column + 1}>"
+                    tokens += [TokenRun("text", 1 + (1 if tag in tags else len(tag))), run]
+                tokens.append(_ONE)  # a line break
+            whole = 1 if "<global-img>" in tags else len("<global-img>")
+            tokens += [TokenRun("text", 1 + whole + bool(rows)), run, _ONE]
+            patches = tiles * (tile // self.patch) ** 2
+            images.append(PlannedImage(tile, tile, patches, tuple(tokens), tiles))
+        together = sum(image.tiles for image in images)
+        shape = (1, together, CHANNELS, tile, tile)
+        return ImagePlan(
+            images=tuple(images),
+            arrays=(
+                InputArray("pixel_values", shape, "float32"),
+                InputArray("pixel_attention_mask", (1, together, tile, tile), "int64"),
+            ),
+            tokens_are_bound="<row_1_col_1>" not in tags,
+        )
+
+
+def _added_tags(tokenizer: Settings) -> set[str]:
+    """The tags of rows and columns that are one token each."""
+    added = tokenizer.sub("added_tokens_decoder").values.values()
+    more = tokenizer.values.get("additional_special_tokens") or ()
+    contents = (token.get("content") if isinstance(token, dict) else token for token in added)
+    listed = (token.get("content") if isinstance(token, dict) else token for token in more)
+    return {text for text in (*contents, *listed) if isinstance(text, str)}
+
+
+def _rows_and_columns(image: ImageSize, longest: int, tile: int) -> tuple[int, int]:
+    """Tiles of an image whose longer edge is scaled to ``longest``, and to 4096 at most."""
+    aspect = image.width / image.height
+    most = 4096
+    if image.width >= image.height:
+        width, height = longest, int(longest / aspect)
+        height = max(height + height % 2, 1)
+        if width > most:
+            width, height = most, max(int(most / width / height), 1)
+    else:
+        width, height = int(longest * aspect), longest
+        width = max(width + width % 2, 1)
+        if height > most:
+            width, height = max(int(most * width / height), 1), most
+    aspect = width / height
+    if width >= height:
+        width = math.ceil(width / tile) * tile
+        height = math.ceil(int(width / aspect) / tile) * tile
+    else:
+        height = math.ceil(height / tile) * tile
+        width = math.ceil(int(height * aspect) / tile) * tile
+    if height <= tile and width <= tile:
+        return 0, 0
+    return height // tile, width // tile
+
+
+class LlavaNext(Struct, frozen=True):
+    """The whole image, and tiles of the best resolution of a list, without its padding."""
+
+    side: int = 336
+    patch: int = 14
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; each image has as many tiles as the largest one."""
+        reject_videos(files, asked)
+        side = files.image.edge("crop_size" if "crop_size" in files.image else "size", self.side)
+        patch = files.processor.count("patch_size", self.patch, most=256)
+        added = files.processor.count("num_additional_image_tokens", 1, least=0, most=64)
+        strategy = files.processor.text("vision_feature_select_strategy", "default")
+        points = files.image.sizes(
+            "image_grid_pinpoints",
+            [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+        )
+        images = []
+        for image in asked.each_image():
+            height, width = _best_resolution(image, points)
+            tiles = 1 + (height // side) * (width // side)
+            features = _unpadded(image, height // side, width // side, side // patch)
+            features += (side // patch) ** 2 + added - (strategy == "default")
+            patches = tiles * (side // patch) ** 2
+            run = (TokenRun("image", features),)
+            images.append(PlannedImage(side, side, patches, run, tiles))
+        most = max(image.tiles for image in images)
+        sizes = tuple((image.height, image.width) for image in asked.each_image())
+        return ImagePlan(
+            images=tuple(images),
+            arrays=(
+                InputArray("pixel_values", (len(images), most, CHANNELS, side, side), "float32"),
+                InputArray("image_sizes", (len(images), 2), "int64", sizes),
+            ),
+        )
+
+
+def _best_resolution(image: ImageSize, points: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The resolution that keeps the most of an image, then the one that wastes the least."""
+    best, most, least = (0, 0), 0, math.inf
+    for height, width in points:
+        scale = min(width / image.width, height / image.height)
+        scaled = int(image.width * scale) * int(image.height * scale)
+        kept = min(scaled, image.width * image.height)
+        wasted = width * height - kept
+        if kept > most or (kept == most and wasted < least):
+            best, most, least = (height, width), kept, wasted
+    return best
+
+
+def _unpadded(image: ImageSize, rows: int, columns: int, patches: int) -> int:
+    """Features of the tiles without the padding, and one at the end of each line."""
+    height, width = patches * rows, patches * columns
+    if image.width / image.height > width / height:
+        inner = int(round(image.height * (width / image.width), 7))
+        height -= (height - inner) // 2 * 2
+    else:
+        inner = int(round(image.width * (height / image.height), 7))
+        width -= (width - inner) // 2 * 2
+    return height * width + height
+
+
+class Phi3V(Struct, frozen=True):
+    """Tiles of 336 pixels, up to 4 of them, and the whole image; settings are constants."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; each image has as many tiles as the largest one."""
+        reject_videos(files, asked)
+        crops = files.image.count("num_crops", 4, most=256)
+        each = files.image.count("num_img_tokens", 144, most=4096)
+        images, sizes = [], []
+        for image in asked.each_image():
+            rows, columns = _hd_tiles(image, crops)
+            tiles = rows * columns + 1
+            features = tiles * each + 1 + (rows + 1) * 12
+            run = (TokenRun("image", features),)
+            images.append(PlannedImage(336, 336, tiles * (336 // 14) ** 2, run, tiles))
+            sizes.append((rows * 336, columns * 336))
+        most = max(image.tiles for image in images)
+        return ImagePlan(
+            images=tuple(images),
+            arrays=(
+                InputArray("pixel_values", (len(images), most, CHANNELS, 336, 336), "float32"),
+                InputArray("image_sizes", (len(images), 2), "int64", tuple(sizes)),
+            ),
+        )
+
+
+def _hd_tiles(image: ImageSize, most: int) -> tuple[int, int]:
+    """Rows and columns: the most columns of the longer edge that stay within the tiles."""
+    long, short = max(image.width, image.height), min(image.width, image.height)
+    ratio, scale = long / short, 1
+    while scale * math.ceil(scale / ratio) <= most:
+        scale += 1
+    width = (scale - 1) * 336
+    tiles = math.ceil(int(width / ratio) / 336), scale - 1
+    return tiles if image.width >= image.height else (tiles[1], tiles[0])
+
+
+class Mllama(Struct, frozen=True):
+    """Up to four tiles of a canvas; one token, which attends to all of them."""
+
+    side: int = 560
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; the tower is given all tiles of each image, empty ones too."""
+        reject_videos(files, asked)
+        side = files.image.edge("size", self.side)
+        most = files.image.count("max_image_tiles", 4, most=64)
+        count = len(asked.each_image())
+        ids, masks = [], []
+        shapes = [(w, h) for w in range(1, most + 1) for h in range(1, most + 1) if w * h <= most]
+        for image in asked.each_image():
+            rows, columns = _canvas(image, shapes, side)
+            ids.append(shapes.index((rows, columns)) + 1)
+            masks.append(tuple(int(tile < rows * columns) for tile in range(most)))
+        patches = most * ((side // 14) ** 2 + 1)
+        planned = PlannedImage(side, side, patches, (TokenRun("image", 1),), most)
+        return ImagePlan(
+            images=(planned,) * count,
+            arrays=(
+                InputArray("pixel_values", (1, count, most, CHANNELS, side, side), "float32"),
+                InputArray("aspect_ratio_ids", (1, count), "int64", (tuple(ids),)),
+                InputArray("aspect_ratio_mask", (1, count, most), "int64", (tuple(masks),)),
+            ),
+        )
+
+
+def _canvas(image: ImageSize, shapes: Sequence[tuple[int, int]], side: int) -> tuple[int, int]:
+    """Tiles in height and width: the least enlargement, else the least reduction."""
+    scales = [min(w * side / image.width, h * side / image.height) for h, w in shapes]
+    larger = [scale for scale in scales if scale >= 1]
+    chosen = min(larger) if larger else max(scales)
+    fitting = [shape for shape, scale in zip(shapes, scales, strict=True) if scale == chosen]
+    return min(fitting, key=lambda shape: shape[0] * shape[1])
+
+
+class Lfm2(Struct, frozen=True):
+    """One view within a budget of tokens, or tiles of 512 pixels and a small view of the whole."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; views are padded to the most patches that one may have."""
+        reject_videos(files, asked)
+        settings = files.image
+        patch = settings.count("encoder_patch_size", settings.count("patch_size", 16), most=256)
+        down = settings.count("downsample_factor", 2, most=64)
+        least = settings.count("min_image_tokens", 64, most=2**20)
+        most = settings.count("max_image_tokens", 256, most=2**20)
+        tile = settings.count("tile_size", 512, most=4096)
+        tolerance = settings.ratio("max_pixels_tolerance", 2.0)
+        unit = patch * down
+        images, shapes = [], []
+        for image in asked.each_image():
+            view = _view(image, unit, least, most)
+            rows, columns = 1, 1
+            if _rounded(image, unit, patch) > most * unit**2 * tolerance:
+                rows, columns = _tile_grid(image, tile)
+            tiles = rows * columns
+            whole = -(-(view[0] // patch) // down) * -(-(view[1] // patch) // down)
+            tokens: tuple[TokenRun, ...] = (_ONE, TokenRun("image", whole), _ONE)
+            if tiles > 1:
+                each = TokenRun("image", (-(-(tile // patch) // down)) ** 2)
+                tokens = (_ONE, *(_ONE, each) * tiles, _ONE, *tokens[1:])
+                shapes += [(tile // patch, tile // patch)] * tiles
+                tiles += 1
+            shapes.append((view[0] // patch, view[1] // patch))
+            patches = sum(h * w for h, w in shapes[-tiles:])
+            images.append(PlannedImage(view[1], view[0], patches, tokens, tiles))
+        budget = max(most * down**2, (tile // patch) ** 2)
+        return ImagePlan(
+            images=tuple(images),
+            arrays=(
+                InputArray("pixel_values", (len(shapes), budget, CHANNELS * patch**2), "float32"),
+                InputArray("pixel_attention_mask", (len(shapes), budget), "int32"),
+                InputArray("spatial_shapes", (len(shapes), 2), "int32", tuple(shapes)),
+            ),
+        )
+
+
+def _view(image: ImageSize, unit: int, least: int, most: int) -> tuple[int, int]:
+    """Height and width of the view within the budget; floats as the processor has them."""
+    rows = max(unit, round(image.height / unit) * unit)
+    columns = max(unit, round(image.width / unit) * unit)
+    if rows * columns > most * unit**2:
+        beta = math.sqrt((image.height * image.width) / (most * unit**2))
+        rows = max(unit, math.floor(image.height / beta / unit) * unit)
+        columns = max(unit, math.floor(image.width / beta / unit) * unit)
+    elif rows * columns < least * unit**2:
+        beta = math.sqrt(least * unit**2 / (image.height * image.width))
+        rows = math.ceil(image.height * beta / unit) * unit
+        columns = math.ceil(image.width * beta / unit) * unit
+    return rows, columns
+
+
+def _rounded(image: ImageSize, unit: int, patch: int) -> int:
+    height = max(patch, round(image.height / unit) * unit)
+    return height * max(patch, round(image.width / unit) * unit)
+
+
+def _tile_grid(image: ImageSize, tile: int) -> tuple[int, int]:
+    """Rows and columns of 2 to 10 tiles, closest to the image's own ratio."""
+    ratios = {
+        (w, h)
+        for n in range(2, 11)
+        for w in range(1, n + 1)
+        for h in range(1, n + 1)
+        if 2 <= w * h <= 10
+    }
+    aspect, best, closest = image.width / image.height, (1, 1), math.inf
+    for width, height in sorted(ratios, key=lambda ratio: ratio[0] * ratio[1]):
+        apart = abs(aspect - width / height)
+        larger = image.width * image.height > 0.5 * tile**2 * width * height
+        if apart < closest or (apart == closest and larger):
+            closest, best = min(apart, closest), (width, height)
+    return best[1], best[0]
+
+
+class KimiVL(Struct, frozen=True):
+    """Patches of the image as it is, cut to whole merged patches, within a limit."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; the settings are in config.json."""
+        reject_videos(files, asked)
+        section = files.config.sub("vision_config")
+        patch = section.count("patch_size", 14, most=256)
+        limit = section.count("in_token_limit", 4096, most=2**24)
+        down, across = section.pair("merge_kernel_size", 2)
+        images, grids = [], []
+        for image in asked.each_image():
+            width, height = image.width, image.height
+            if (patches := (width // patch) * (height // patch)) > limit:
+                scale = math.sqrt(limit / patches)
+                width, height = int(width * scale), int(height * scale)
+            rows = height // (down * patch) * down
+            columns = width // (across * patch) * across
+            features = rows * columns // (down * across)
+            tokens = (TokenRun("image", features),)
+            images.append(PlannedImage(columns * patch, rows * patch, rows * columns, tokens))
+            grids.append((rows, columns))
+        patches = sum(image.patches for image in images)
+        return ImagePlan(
+            images=tuple(images),
+            arrays=(
+                InputArray("pixel_values", (patches, CHANNELS, patch, patch), "float32"),
+                InputArray("image_grid_hws", (len(images), 2), "int32", tuple(grids)),
+            ),
+        )
