@@ -126,6 +126,8 @@ def test_without_standard_error_the_answer_is_the_same(model: str, code: int) ->
 def test_the_width_of_a_terminal_is_limited(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
 ) -> None:
+    if "trace" in options:
+        pytest.importorskip("mlx_lm")
     model = write_config(tmp_path, QWEN3_4B)
     monkeypatch.setenv("COLUMNS", "1000000")
     run = memfit("estimate", model, "--device", "m4-pro-24", *options)

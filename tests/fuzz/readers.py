@@ -288,7 +288,8 @@ targets:
     model: ./model
     workload: {context: 4k, batch: 1}
     device: m4-max-64
-    limits: {peak: 40GB}
+    training: {batch_size: 1, num_layers: 2, max_seq_length: 64}
+    limits: {peak: 40GB, training_peak: 90%}
 """
 _INDEX = {"metadata": {}, "weight_map": {"a": "model.safetensors"}}
 _LISTING = {
