@@ -247,7 +247,7 @@ class MlxLmTrace(MlxLm, frozen=True):
         """Return mlx-lm by formula, with a workspace between traced prompts where none has it."""
         # The load does not depend on the workload, so it stays by trace.
         extra = max(0, self.load_bytes - self.resident_bytes)
-        footprint = replace(self.subject.footprint, conversions=(Conversion(0, extra),))
+        footprint = replace(self.subject.footprint, conversions=(Conversion(0, extra),), cut=())
         return MlxLm(self.runtime, replace(self.subject, footprint=footprint))
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:

@@ -5,6 +5,10 @@ cache of each sequence. Batch x bandwidth / bytes is never exceeded; how much of
 measured (`python -m benchmarks.decode_speed`).
 """
 
+from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil
+
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.workload import Workload
@@ -14,7 +18,7 @@ from memfit.estimators.weights.footprint import WeightFootprint
 
 # What every step reads whole. Of the embedding it reads a row, of a vision tower nothing; what is
 # of no known part counts as nothing, so that the bound stays one.
-_READ = (Part.ATTENTION, Part.MLP, Part.SHARED_EXPERTS, Part.ROUTER, Part.NORM, Part.HEAD)
+_READ = (Part.ATTENTION, Part.MLP, Part.SHARED_EXPERTS, Part.ROUTER, Part.NORM)
 
 # Percent of the bound that published runs of mlx_lm reach: 10th percentile, median, 90th. Runs of
 # one sequence on an M5 Max with 128 GB, 4 to 8 bits, prompts of 128 to 8,192 tokens; a smaller chip
@@ -53,11 +57,33 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
     )
 
 
+def pipeline_speed(ranks: Sequence[SizedModel], workload: Workload) -> DecodeSpeed | None:
+    """Return how fast a pipeline can decode at most, without the time of its messages.
+
+    Its ranks read their layers one after the other, then all read the head (mlx-lm qwen2.py).
+    """
+    speeds = [decode_speed(sized, workload) for sized in ranks]
+    layers = heads = Fraction()
+    read = head_bytes = 0
+    for sized, speed in zip(ranks, speeds, strict=True):
+        if speed is None:
+            return None
+        head = _head(sized.footprint, sized.model)
+        layers += Fraction(speed.bytes_per_step - head, speed.bandwidth_bytes_per_second)
+        heads = max(heads, Fraction(head, speed.bandwidth_bytes_per_second))
+        read, head_bytes = read + speed.bytes_per_step - head, max(head_bytes, head)
+    seconds = layers + heads
+    return DecodeSpeed(
+        bytes_per_step=read + head_bytes,
+        bandwidth_bytes_per_second=ceil((read + head_bytes) / seconds),
+        most_tokens_per_second=ceil(10 * workload.batch / seconds) / 10,
+        expected_tokens_per_second=None,
+    )
+
+
 def weight_bytes_read(footprint: WeightFootprint, model: Model) -> int:
     """Return the bytes of weights that a decode step of one sequence reads at least."""
-    read = sum(footprint.kept(part) for part in _READ)
-    if not footprint.by_part[Part.HEAD.value]:
-        read += _tied_head(footprint, model)
+    read = sum(footprint.kept(part) for part in _READ) + _head(footprint, model)
     routed = tuple(model.experts().values())
     if routed:
         chosen, there = sum(e.top_k for e in routed), sum(e.experts for e in routed)
@@ -65,8 +91,10 @@ def weight_bytes_read(footprint: WeightFootprint, model: Model) -> int:
     return read
 
 
-def _tied_head(footprint: WeightFootprint, model: Model) -> int:
-    """The embedding as the head reads it, without tables of other inputs (Gemma 3n, Gemma 4)."""
+def _head(footprint: WeightFootprint, model: Model) -> int:
+    """The head, or the embedding as it reads it: no tables of other inputs (Gemma 3n, Gemma 4)."""
+    if footprint.by_part[Part.HEAD.value]:
+        return footprint.kept(Part.HEAD)
     tables = [module for module in model.modules if module.part is Part.EMBEDDING]
     head = [m.elements for m in tables if m.shape == (model.vocab_size, model.hidden_size)]
     if not head:

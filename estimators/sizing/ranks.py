@@ -1,6 +1,6 @@
 """A model over several ranks: what each of them takes, and which has the least room."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import cache
 
 from msgspec import Struct
@@ -10,8 +10,11 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.ranks import MAX_RANKS, Parallel, Rank, check_split, even_split
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.results.estimate import Estimate, RankFigures, RankPlan
+from memfit.estimators.results.estimate import DecodeSpeed, Estimate, Note, RankFigures, RankPlan
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.decode_speed import decode_speed, pipeline_speed
+from memfit.estimators.sizing.recommend import recommended_context
+from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -56,14 +59,44 @@ class RankedModel(Struct, frozen=True):
         return min(distinct, key=lambda sized: room(sized, workload))
 
     def added(self, estimate: Estimate) -> Estimate:
-        """Return an estimate of the tightest rank with the figures of all, where there are ranks.
-
-        How fast ranks decode depends on what connects them, so it is left out.
-        """
+        """Return an estimate of the tightest rank with the figures of all, if there are ranks."""
         if self.parallel is None:
             return estimate
-        plan = self.plan(estimate.workload, self.parallel)
-        return replace(estimate, ranks=plan, decode_speed=None)
+        return replace(
+            estimate,
+            ranks=self.plan(estimate.workload, self.parallel),
+            decode_speed=self._decode_speed(estimate.workload),
+            notes=(*estimate.notes, *self._notes(estimate)),
+        )
+
+    def _notes(self, estimate: Estimate) -> Iterator[Note]:
+        """Yield that another rank has less room for the longest prompt, as unlike ones may."""
+        workload, tightest = estimate.workload, self.tightest(estimate.workload)
+        longest = estimate.recommendation.context_tokens.value
+        if not isinstance(longest, int) or tightest.device is None:
+            return
+        others = {id(each): each.formula_view() for each in self.ranks if each is not tightest}
+        prompt = workload.prompt_only(longest)
+        full = [each for each in others.values() if not fits_comfortably(each, prompt)]
+        if full:
+            tokens = min(recommended_context(each, workload) or 0 for each in full)
+            yield Note(
+                "warning",
+                "other-rank",
+                f"another rank has room for {tokens} tokens; longer prompts and other settings are"
+                f" of the rank with the least room at {workload.prompt_tokens}",
+            )
+
+    def _decode_speed(self, workload: Workload) -> DecodeSpeed | None:
+        """Return a bound: how much of it ranks reach depends on what connects them."""
+        if self.parallel == "pipeline":
+            return pipeline_speed(self.ranks, workload)
+        distinct = {id(sized): sized for sized in self.ranks}.values()
+        speeds = [decode_speed(sized, workload) for sized in distinct]
+        if not all(speeds):
+            return None
+        slowest = min(filter(None, speeds), key=lambda speed: speed.most_tokens_per_second)
+        return replace(slowest, expected_tokens_per_second=None)
 
     def plan(self, workload: Workload, parallel: Parallel) -> RankPlan:
         """Return what every rank takes."""

@@ -84,6 +84,14 @@ def test_rules_and_class_agree(path: Path) -> None:
             assert figures(config, "formula", rank) == figures(config, "trace", rank), rank
 
 
+def test_formulas_keep_the_traced_load_of_a_rank() -> None:
+    config = config_of(next(path for path in CASES if path.stem == "llama"))
+    checkpoint = Checkpoint(id="llama", source="config", config=config, config_name="llama")
+    part = size(checkpoint, device=None, method="trace").of_rank(Rank(0, SIZE, "tensor"))
+    by_formula = part.formula_view().runtime_model
+    assert by_formula.load_bytes == part.runtime_model.load_bytes > part.resident_bytes
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("path", [path for path in CASES if described(path)], ids=lambda p: p.stem)
 def test_packed_matrices_divide_where_the_class_divides_them(path: Path) -> None:

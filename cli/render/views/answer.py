@@ -277,6 +277,8 @@ def speed(result: Estimate) -> Iterator[str]:
     if found is None:
         return
     text = f"decodes at most {found.most_tokens_per_second:.0f} tokens a second"
+    if result.ranks:
+        text += ", less with the time of messages between ranks"
     if found.expected_tokens_per_second:
         least, median, most = found.expected_tokens_per_second
         text += f", expect about {median:.0f} ({least:.0f} to {most:.0f})"
