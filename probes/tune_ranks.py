@@ -10,6 +10,7 @@ from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Number
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.host import detect_host
+from memfit.estimators.machine.hosts import require_addresses
 from memfit.estimators.results.estimate import ModelSummary, RankFigures, RankPlan
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.budget import Need
@@ -62,11 +63,13 @@ def tune_ranks(
     """Return what each rank took of what it was estimated to take, by trace.
 
     Raises:
-        InputError: for ranks or a split that the model cannot have.
+        InputError: for ranks or a split that the model cannot have, or a host without an address.
         UnsupportedError: when mlx-lm does not run the model over such ranks.
         RefusedError: when they do not fit by the estimate, unless it is forced.
         MachineError: when MLX is not installed, or a rank ends, hangs or cannot connect.
     """
+    if hostfile:
+        require_addresses(hostfile)
     device = detect_host()
     devices = ranks.devices if hostfile else (device,) * ranks.size
     asked = replace(ranks, devices=devices)

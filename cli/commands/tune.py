@@ -164,6 +164,8 @@ def _over_ranks(
     if prompt.batch > 1 or prompt.shortest_prompt:
         raise InputError("--ranks runs one request: leave out --batch and --shortest-prompt")
     ranks, hostfile = over
+    if ranks.size == 1:
+        raise InputError("--ranks 1 is the model by itself: leave out the options of ranks")
     workload = prompt.workload()
     limit = run.memory_limit_bytes()
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):

@@ -72,8 +72,8 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
             return None
         return Ranks(size, self.parallel, split, devices)
 
-    def tightest(self, sized: "SizedModel", run: "Workload") -> "SizedModel":
-        """Return the rank with the least room at a workload, the model itself without ranks.
+    def full_first(self, sized: "SizedModel", run: "Workload") -> "SizedModel":
+        """Return the rank that is full first with longer prompts, the model without ranks.
 
         Raises:
             InputError: as `over`, or for a split that is not of the model's layers.
@@ -81,7 +81,7 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
         """
         from memfit.estimators.sizing.ranks import ranked
 
-        return ranked(sized, self.over(), run).tightest(run)
+        return ranked(sized, self.over(), run).full_first(run)
 
     def _devices(self) -> tuple[Device | None, ...]:
         """Return a machine for each rank, nothing when at most one is named."""

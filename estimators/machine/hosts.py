@@ -38,11 +38,27 @@ def read_hosts(
         CheckpointError: when there is no such file.
         InputError: when it is no hostfile, or a device is not known.
     """
+    return tuple(_host(one, find_device, os_regime) for one in _sections(path))
+
+
+def require_addresses(path: Path) -> None:
+    """Require that each host has an address to connect to.
+
+    Raises:
+        InputError: when one has none, which MLX's ring does not run on.
+    """
+    for host in _sections(path):
+        addresses = host.values.get("ips")
+        if not (isinstance(addresses, list) and addresses and isinstance(addresses[0], str)):
+            raise host.fail("ips", 'the ring needs an address of the host, such as ["10.0.1.1"]')
+
+
+def _sections(path: Path) -> tuple[Section, ...]:
     content = read_whole(path, limit=_MAX_BYTES)
     if content.lstrip()[:1] == b"[":
         content = b'{"hosts":' + content + b"}"
     top = json_section(content, path, what="the hostfile", max_values=_MAX_VALUES)
-    hosts = tuple(_host(one, find_device, os_regime) for one in top.mappings("hosts"))
+    hosts = tuple(top.mappings("hosts"))
     if not hosts:
         raise InputError(f"{printable(path)}: hosts: the list is empty; name a host for each rank")
     return hosts

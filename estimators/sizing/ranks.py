@@ -58,6 +58,18 @@ class RankedModel(Struct, frozen=True):
             return distinct[0]
         return min(distinct, key=lambda sized: room(sized, workload))
 
+    def full_first(self, workload: Workload) -> SizedModel:
+        """Return the rank that is full first as prompts get longer; by room where none is full."""
+        distinct = list({id(sized): sized for sized in self.ranks}.values())
+        if len(distinct) == 1:
+            return distinct[0]
+
+        def longest(sized: SizedModel) -> tuple[int, int]:
+            tokens = recommended_context(sized.formula_view(), workload)
+            return tokens or 0, room(sized, workload)
+
+        return min(distinct, key=longest)
+
     def added(self, estimate: Estimate) -> Estimate:
         """Return an estimate of the tightest rank with the figures of all, if there are ranks."""
         if self.parallel is None:

@@ -17,7 +17,7 @@ from msgspec import convert
 
 pytest.importorskip("mlx_lm", reason="the ranks are mlx-lm's")
 
-from memfit.estimators.base.errors import CheckpointError, UnsupportedError
+from memfit.estimators.base.errors import CheckpointError, InputError, UnsupportedError
 from memfit.estimators.base.progress import Request
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
@@ -202,9 +202,12 @@ def test_a_host_without_the_model_is_named(tmp_path: Path) -> None:
         measure_ranks(asked(tmp_path / "none", WORKLOAD))
 
 
-def test_ranks_are_checked_before_any_is_started(llama: Path) -> None:
+def test_ranks_are_checked_before_any_is_started(llama: Path, tmp_path: Path) -> None:
     run = partial(tune_ranks, str(llama), llama, WORKLOAD, timeout_seconds=1)
     with pytest.raises(UnsupportedError, match="has no pipeline"):
         run(Ranks(2, "pipeline"))
     with pytest.raises(RefusedError, match=r"llama: 2 ranks on this machine: estimated to need 2"):
         run(Ranks(2, "tensor"), margin_bytes=10**12)
+    (tmp_path / "hosts.json").write_text('[{"ssh": "a"}, {"ssh": "b"}]')
+    with pytest.raises(InputError, match=r"hosts\[0\]\.ips: the ring needs an address"):
+        run(Ranks(2, "tensor", None, (None, None)), hostfile=tmp_path / "hosts.json")

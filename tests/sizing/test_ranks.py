@@ -54,6 +54,7 @@ def test_a_rank_that_is_full_first_with_longer_prompts_is_said(model: SizedModel
     shared = ranked(model.on(devices[0]), Ranks(2, "pipeline", SPLIT, devices), WORKLOAD)
     rooms = [room(rank, WORKLOAD) for rank in shared.ranks]
     assert rooms[1] < rooms[0]
+    assert shared.full_first(WORKLOAD) is shared.ranks[0]
     result = shared.added(estimate(shared.tightest(WORKLOAD), WORKLOAD))
     assert result.recommendation.context_tokens.value == 4096
     said = [note.message for note in result.notes if note.code == "other-rank"]

@@ -98,7 +98,7 @@ def context(
     named = runtime.runtime is not None
     sized, run = prompted(sized.with_runtime(rules), workload.partial(), keeps_runtime=named)
     # Hundreds of workloads are sized: a trace of each takes too long.
-    sized = machine.tightest(sized, run).formula_view().settled(run)
+    sized = machine.full_first(sized, run).formula_view().settled(run)
     result = plan_context(sized, run, question, units=output.units)
     points = curve(sized, run) if output.draws(asked.plot) else ()
     output.write(model.answer(result, to_document(result, output.units, points)))

@@ -111,7 +111,7 @@ def server(
         margin_bytes=MARGIN_BYTES,
     )
     run = workload.partial().under(sized.runtime_model.runtime)
-    sized = machine.tightest(sized, run)
+    sized = machine.full_first(sized, run)
     run = replace(run, max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens))
     clients = asked.clients or 2 * settings.rows
     result = plan_server(sized, run, settings, clients=clients, traffic=traffic, units=output.units)
