@@ -218,8 +218,10 @@ class _Parts:
     def widest(self, workload: Workload) -> tuple[int, ...]:
         """Return the split that leaves the rank with the least room the most."""
         size, count = self._ranks.size, len(self._sized.model.layers)
-        low, high = -(2**50), 2**50
         best = even_split(count, size)
+        parts = [self.part(index, best) for index in range(size)]
+        low = min(room(part, workload) for part in parts)
+        high = min(part.device.working_set_bytes if part.device else 0 for part in parts)
         while high - low > _EXACT_TO:
             middle = (low + high) // 2
             split = self._with_room(middle, workload)

@@ -44,8 +44,8 @@ def rank_footprint(
     """
     if rank.parallel == "pipeline":
         kept = {path for path, _ in share.all_modules()}
-        held = [array for array in _arrays(footprint, model) if not _elsewhere(array, model, kept)]
-        return _with_arrays(footprint, share, [(array, array.nbytes) for array in held], ())
+        held = [(array, array.nbytes) for array in _arrays(footprint, model, kept)]
+        return _with_arrays(footprint, share, held, ())
     parts = [(array, _part(array, model, rank.size)) for array in _arrays(footprint, model)]
     order = {path: number for number, (path, _) in enumerate(model.all_modules())}
     # MLX evaluates the last arrays of a module tree first (mlx transforms.cpp, eval_impl).
@@ -63,16 +63,26 @@ def rank_footprint(
     return replace(_with_arrays(footprint, share, parts, cut), sliced_bytes=sliced)
 
 
-def _arrays(footprint: WeightFootprint, model: Model) -> Iterator[_Array]:
+def _arrays(
+    footprint: WeightFootprint, model: Model, kept: set[str] | None = None
+) -> Iterator[_Array]:
+    """Yield the arrays of a model, without those of layers that are not ``kept``; None: all are."""
     modules = dict(model.all_modules())
+    layers = f"{model.layers_path}."
+
+    def is_elsewhere(path: str) -> bool:
+        return kept is not None and path not in kept and path.startswith(layers)
+
     if not footprint.loaded:
         for path, module in modules.items():
-            if module.loaded:
+            if module.loaded and not is_elsewhere(path):
                 yield from _derived(path, module, model.dtype, footprint.plan)
         return
     for group in footprint.loaded:
         parent, _, kind = group.name.rpartition(".")
         path = parent if parent in modules else group.name
+        if is_elsewhere(path):
+            continue
         is_bias = path == parent and kind == "bias"
         columns = group.shape[-1] if group.shape else 1
         itemsize = max(1, dtypes.BITS[group.dtype] // 8)
@@ -94,11 +104,6 @@ def _derived(
         yield _Array(path, module, False, columns, itemsize, nbytes, 1)
     if module.bias:
         yield _Array(path, module, True, module.bias, width, last, 1)
-
-
-def _elsewhere(array: _Array, model: Model, kept: set[str]) -> bool:
-    """Whether an array is of a layer that another rank of the pipeline has."""
-    return array.path.startswith(f"{model.layers_path}.") and array.path not in kept
 
 
 def _part(array: _Array, model: Model, size: int) -> int:
