@@ -55,6 +55,8 @@ _EXITED = re.compile(r"Node with rank (\d+) exited with code (-?\d+)")
 _SILENT_SECONDS = 3.0
 _POLL_SECONDS = 0.5
 _TAIL_LINES = 40
+# What MLX says in the ranks that are left (mlx ring.cpp): it names another one that is gone.
+_LOST = "[ring] connection to a peer was lost"
 # What a rank does too long, by the stages that it has done.
 _TOO_LONG = (
     *("did not start", "is not connected to the others"),
@@ -189,7 +191,7 @@ class _Launched:
         if state == before:
             return
         self._progress = time.monotonic()
-        if state.error:
+        if state.error and _LOST not in state.error.text:
             kind = _ERRORS.get(state.error.kind, RankStopped)
             raise kind(f"rank {state.rank}: {state.error.text}")
         progress.advance(state.stage - (before.stage if before else 0))
@@ -207,6 +209,10 @@ class _Launched:
                 self._process.wait(timeout=_SILENT_SECONDS)
             self._take_lines(NULL_PROGRESS)
             raise RankStopped(exited)
+        left = [rank for rank, state in self._states.items() if state.error]
+        if left and now - self._progress > _SILENT_SECONDS:
+            gone = [rank for rank in range(self._request.size) if rank not in left]
+            raise RankStopped(f"{_ranks(gone or left)}: the connection was lost")
         silent = [rank for rank, heard in self._heard.items() if now - heard > _SILENT_SECONDS]
         # One that waits in a call of MLX can be silent too: the system knows which is stopped.
         if not self._request.hostfile and (stopped := list(filter(self._is_stopped, silent))):
