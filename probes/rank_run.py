@@ -308,9 +308,10 @@ def _is_free(port: int) -> bool:
 
 
 def _reason(code: int) -> str:
+    if code == 255:  # man ssh, EXIT STATUS
+        return "exited with 255, as ssh does after a failed connection or a signal to the rank"
     if code > 0:
-        # man ssh, EXIT STATUS
-        return f"exited with {code}{', as ssh does without a connection' if code == 255 else ''}"
+        return f"exited with {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
     likely = ", probably because memory ran out" if -code == signal.SIGKILL else ""
     return f"killed by signal {-code} ({name}){likely}"
