@@ -51,11 +51,16 @@ def _method(search: JointSearch) -> Method:
 
 
 def prompts_of(search: JointSearch) -> tuple[int, ...]:
-    """Return the prompt of the request, the usual ones within the model's limit, and the limit."""
-    most = longest_prompt(search.sized)
-    usual = {tokens for tokens in PROMPTS if tokens <= most}
-    limit = {most} if most < UNBOUNDED_CONTEXT else set()
-    return tuple(sorted({search.workload.prompt_tokens} | usual | limit))
+    """Return the prompt of the request, the usual ones within the model's limit, and the limit.
+
+    One that is shown as the request is, in thousands of 1,024, would only repeat it.
+    """
+    asked, most = search.workload.prompt_tokens, longest_prompt(search.sized)
+    others = {tokens for tokens in PROMPTS if tokens <= most}
+    if most < UNBOUNDED_CONTEXT:
+        others.add(most)
+    unlike = {tokens for tokens in others if tokens < 1024 or tokens // 1024 != asked // 1024}
+    return tuple(sorted({asked} | unlike))
 
 
 def _rows(
