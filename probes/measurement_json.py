@@ -25,6 +25,7 @@ from memfit.estimators.runtimes.measurement import (
     SCHEMA,
     MeasuredCache,
     MeasuredExperts,
+    MeasuredTraining,
     Measurement,
     Measurements,
 )
@@ -50,6 +51,7 @@ def measurement_id(
     wired_limit_bytes: int | None,
     experts: MeasuredExperts | None = None,
     caches: Sequence[MeasuredCache] = (),
+    training: MeasuredTraining | None = None,
 ) -> str:
     """Return the id of a measurement, such as ``0f3c9a12-77c0de14``.
 
@@ -65,6 +67,7 @@ def measurement_id(
         wired_limit_bytes,
         *([to_builtins(experts)] if experts else []),
         *([sorted(cache.bits for cache in caches)] if caches else []),
+        *([to_builtins(training.recipe)] if training else []),
     )
     text = json.dumps(key, sort_keys=True, separators=(",", ":"))
     return f"{fingerprint[:8]}-{hashlib.sha256(text.encode('utf-8')).hexdigest()[:8]}"
@@ -128,6 +131,7 @@ def _measurement(data: Any, reading: Reading, place: Place) -> Measurement:
         wired_limit_bytes=found.wired_limit_bytes,
         experts=found.experts,
         caches=found.caches,
+        training=found.training,
     )
     if found.id != expected:
         raise section.fail("id", f"expected {expected}, got {printable(found.id)}")

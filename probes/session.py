@@ -16,6 +16,7 @@ from memfit.estimators.runtimes.measurement import (
     Loaded,
     MeasuredCache,
     MeasuredExperts,
+    MeasuredTraining,
     Measurement,
     Run,
 )
@@ -206,6 +207,7 @@ def new_measurement(
     swift_workspace_bytes: int | None = None,
     experts: MeasuredExperts | None = None,
     caches: tuple[MeasuredCache, ...] = (),
+    training: MeasuredTraining | None = None,
 ) -> Measurement:
     """Return a measurement of now, with its id."""
     key: dict[str, Any] = {
@@ -217,6 +219,7 @@ def new_measurement(
         "wired_limit_bytes": wired_limit_bytes,
         "experts": experts,
         "caches": caches,
+        "training": training,
     }
     return Measurement(
         id=measurement_id(**key),

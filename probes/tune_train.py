@@ -1,23 +1,29 @@
 """``memfit tune train``: a few steps of mlx-lm's trainer, compared with the traced ones."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from memfit.estimators.base.dtypes import BITS
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantities import Bytes, Count, Number, Tokens
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
-from memfit.estimators.results.estimate import DeviceSummary
+from memfit.estimators.results.estimate import DeviceSummary, Note
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.budget import Need
+from memfit.estimators.runtimes.measurement import MeasuredTraining, Measurement, Run
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.probes.preflight import RefusedError, limited, memory_obstacle
 from memfit.probes.process import ModelProcess
+from memfit.probes.session import new_measurement
+from memfit.probes.store import Store
 from memfit.probes.tune import measuring_device
 
 PhaseName = Literal["validation", "first_step", "later_steps"]
@@ -57,10 +63,15 @@ class TrainTuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune-train/
     versions: Mapping[str, str]
     weights_bytes: Bytes
     phases: tuple[TrainedPhase, ...]
+    measurement_id: str | None
+    """None where it could not be saved; ``notes`` say why."""
+    notes: tuple[Note, ...]
 
 
-def tune_train(request: TrainRequest, start: Callable[[], ModelProcess]) -> TrainTuneResult:
-    """Return the estimate and the measurement of a recipe on this machine.
+def tune_train(
+    request: TrainRequest, start: Callable[[], ModelProcess], store: Store
+) -> TrainTuneResult:
+    """Return the estimate and the measurement of a recipe on this machine; it is saved.
 
     Raises:
         RefusedError: when the estimate does not fit, unless it is forced.
@@ -83,6 +94,17 @@ def tune_train(request: TrainRequest, start: Callable[[], ModelProcess]) -> Trai
             raise RefusedError(f"{request.model}: {why}")
         loaded = process.load()
         run = process.train(recipe, tokens, request.updates)
+    training = MeasuredTraining(recipe=recipe, **asdict(run))
+    measurement = new_measurement(
+        request.checkpoint,
+        device,
+        process.versions,
+        workload=Workload(prompt_tokens=tokens, batch=recipe.batch_size),
+        loaded=loaded,
+        runs=(_without_generation(training.peak_bytes),),
+        training=training,
+    )
+    notes = tuple(_saved(measurement, store))
     measured = (run.validation_bytes, run.first_step_bytes, run.later_steps_bytes)
     names: tuple[PhaseName, ...] = ("validation", "first_step", "later_steps")
     return TrainTuneResult(
@@ -102,6 +124,32 @@ def tune_train(request: TrainRequest, start: Callable[[], ModelProcess]) -> Trai
             )
             for name, said, found_bytes in zip(names, estimated, measured, strict=True)
         ),
+        measurement_id=None if notes else measurement.id,
+        notes=notes,
+    )
+
+
+def _saved(measurement: Measurement, store: Store) -> Iterator[Note]:
+    try:
+        store.save(measurement)
+    except InputError as error:
+        yield Note("warning", "not-kept", f"the measurement could not be saved: {error}")
+
+
+def _without_generation(peak_bytes: int) -> Run:
+    """Return a run with nothing but a peak."""
+    return Run(
+        prefill_kv_bytes=0,
+        prefill_kv_held_bytes=0,
+        prefill_ssm_bytes=0,
+        kv_bytes=0,
+        kv_held_bytes=0,
+        ssm_bytes=0,
+        prefill_peak_bytes=peak_bytes,
+        decode_peak_bytes=peak_bytes,
+        first_token_ns=0,
+        decode_ns=0,
+        process_bytes=None,
     )
 
 

@@ -38,6 +38,7 @@ def tune_train(
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.tune_train import to_document
     from memfit.probes.process import ModelProcess
+    from memfit.probes.store import user_store
     from memfit.probes.tune_train import TrainRequest, tune_train
 
     recipe, reference = asked.recipe(), model.reference()
@@ -54,5 +55,5 @@ def tune_train(
             force=run.force,
             units=output.units,
         )
-        result = tune_train(request, run.start(ModelProcess, path))
+        result = tune_train(request, run.start(ModelProcess, path), user_store())
     output.write(Answer(result, to_document(result, output.units)))

@@ -77,6 +77,15 @@ class TrainingLimits(Struct, frozen=True, kw_only=True):
     num_layers: Count
 
 
+class MeasuredPhases(Struct, frozen=True, kw_only=True):
+    """What `memfit tune train` measured of the recipe on this machine."""
+
+    measurement_id: str
+    validation_bytes: Bytes
+    first_step_bytes: Bytes
+    later_steps_bytes: Bytes
+
+
 class TrainPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-train/1"):
     """The result of ``memfit plan train``."""
 
@@ -95,6 +104,8 @@ class TrainPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-train/1"):
     """None without --data: a batch is then as long as max_seq_length allows."""
     memory: TrainingMemory
     phases: TrainingPhases
+    measured: MeasuredPhases | None
+    """None where this machine has no measurement of the recipe; it decides where there is one."""
     largest_buffer_bytes: Bytes
     margin_bytes: Bytes
     needed_bytes: Bytes

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from memfit.estimators.base.quantities import Bytes, Count, Line, NonEmpty, Positive, Sha256
+from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.results.result import Result
@@ -100,6 +101,22 @@ class MeasuredCache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     restores: tuple[MeasuredRestore, ...]
 
 
+class MeasuredTraining(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A few steps of mlx-lm's trainer, on sequences of the recipe's longest length."""
+
+    recipe: Recipe
+    validation_bytes: Bytes
+    first_step_bytes: Bytes
+    """Until the first update of the optimizer."""
+    later_steps_bytes: Bytes
+    steps: Count
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest of all."""
+        return max(self.validation_bytes, self.first_step_bytes, self.later_steps_bytes)
+
+
 class Measurement(
     Struct,
     frozen=True,
@@ -132,6 +149,13 @@ class Measurement(
     """Of `memfit tune experts`; None: all experts, as mlx-lm loads them."""
     caches: tuple[MeasuredCache, ...] = ()
     """Of `memfit tune cache`, which computes the whole prompt before the first token."""
+    training: MeasuredTraining | None = None
+    """Of `memfit tune train`, which generates nothing."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is of mlx-lm's own loop with all experts."""
+        return self.experts is None and self.training is None and not self.caches
 
 
 class Measurements(Result, frozen=True, kw_only=True, tag="memfit.measurements/1"):

@@ -38,10 +38,10 @@ def recall(
     """Return which of a checkpoint's measurements holds for a workload on a device.
 
     It is of this device, these versions and this workload, the newest of those; without one the
-    notes say what was measured, and how ``model`` would be. Runs with a part of the experts, or by
-    a loop that is not mlx-lm's, say nothing about it.
+    notes say what was measured, and how ``model`` would be. Runs with a part of the experts, of the
+    trainer, or by a loop that is not mlx-lm's, say nothing about it.
     """
-    measurements = [m for m in measurements if m.experts is None and not m.caches]
+    measurements = [m for m in measurements if m.is_usual]
     holding = [m for m in measurements if not _obstacles(m, device, versions)]
     same = [m for m in holding if m.workload == workload]
     if same:

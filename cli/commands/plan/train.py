@@ -33,8 +33,10 @@ def train(
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.train import to_document
-    from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
+    from memfit.estimators.plans.train.plan import TrainQuestion, plan_train, with_measured
     from memfit.estimators.sizing.workload import MARGIN_BYTES
+    from memfit.probes.saved_training import saved_phases
+    from memfit.probes.store import user_store
 
     recipe = asked.recipe()
     sized = model.sized_for_mlx_lm(
@@ -52,6 +54,8 @@ def train(
         )
     question = TrainQuestion(recipe=recipe, quantize=model.quantization(), data=data)
     result = plan_train(sized, question)
+    saved = saved_phases(result, sized.checkpoint, sized.device, user_store())
+    result = with_measured(result, saved, sized.device)
     output.write(Answer(result, to_document(result, output.units, plot=output.draws(False))))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 

@@ -11,7 +11,7 @@ from memfit.cli.render.views.tune_text import (
     size,
 )
 from memfit.estimators.base.units import Units
-from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.runtimes.measurement import MeasuredTraining, Measurement
 from memfit.estimators.sizing.measurement_lookup import workload_words
 from memfit.probes.figures import FIGURES, TuneFigure, measured_figures, paired_figures
 from memfit.probes.speed import median_speed
@@ -34,14 +34,28 @@ def to_document(measurement: Measurement, units: Units) -> Document:
             size(figure.spread_bytes, units) if figure.spread_bytes else NOTHING,
         )
         for figure in _figures(measurement)
+        if measurement.training is None or figure.name in ("weights", "active", "peak")
     ]
     return (
         Heading(measurement.model),
         Text(tuple(_facts(measurement)), style="dim", mark="-"),
         Table(("Figure", "Median", "Spread"), rows),
+        *_steps(measurement.training, units),
         *_restores(measurement, units),
         Text([", ".join(_speeds(measurement))], gap=True),
     )
+
+
+def _steps(training: MeasuredTraining | None, units: Units) -> Document:
+    """Return the peaks of a trainer's steps, where it ran."""
+    if training is None:
+        return ()
+    rows = [
+        ("Validation", size(training.validation_bytes, units)),
+        ("First step", size(training.first_step_bytes, units)),
+        ("Later steps", size(training.later_steps_bytes, units)),
+    ]
+    return (Table(("Peak of", "Size"), rows),)
 
 
 def _restores(measurement: Measurement, units: Units) -> Document:
@@ -76,6 +90,13 @@ def _row(measurement: Measurement, units: Units) -> tuple[str, ...]:
 def _task(measurement: Measurement) -> str:
     """The workload, the experts that were in memory, and the bits of stored caches."""
     words, experts = workload_words(measurement.workload), measurement.experts
+    if training := measurement.training:
+        recipe = training.recipe
+        layers = recipe.num_layers if recipe.num_layers > 0 else "all"
+        return (
+            f"{recipe.fine_tune_type} of {layers} layers, batch {recipe.batch_size},"
+            f" {recipe.max_seq_length} tokens"
+        )
     if measurement.caches:
         bits = ", ".join(str(cache.bits) for cache in measurement.caches)
         return f"{words}, cache stored in {bits} bits"
@@ -104,6 +125,8 @@ def _figures(measurement: Measurement) -> tuple[TuneFigure, ...]:
 
 def _speeds(measurement: Measurement) -> Iterator[str]:
     yield f"loaded in {seconds(measurement.loaded.load_ns)}"
+    if measurement.training:
+        return
     if rates := median_speed(measurement.workload, measurement.runs):
         yield f"{first_token(measurement.workload)} {seconds(rates.first_token_ns)}"
         yield f"prefill {rate(rates.prefill_tokens_per_second)} tokens/s"

@@ -93,6 +93,14 @@ def _facts(result: TrainPlan, units: Units) -> Iterator[str]:
             f" {data.median_tokens} and at most {data.longest_tokens} tokens{counted};"
             f" {data.truncated} are cut to {recipe.max_seq_length}"
         )
+    if measured := result.measured:
+        peaks = {
+            "validation": measured.validation_bytes,
+            "first step": measured.first_step_bytes,
+            "later steps": measured.later_steps_bytes,
+        }
+        said = ", ".join(f"{name} {format_bytes(size, units)}" for name, size in peaks.items())
+        yield f"measured here ({measured.measurement_id}): {said}; the verdict is by these"
     if result.device:
         device = result.device
         size = format_bytes(device.working_set_bytes, units)

@@ -27,10 +27,11 @@ def to_document(result: TrainTuneResult, units: Units) -> Document:
             f"{recipe.fine_tune_type}, --num-layers {recipe.num_layers}, batch {recipe.batch_size},"
             f" {result.sequence_tokens} tokens, {result.steps} steps",
             f"{result.device.name}, mlx {versions['mlx']}, mlx-lm {versions['mlx_lm']}",
+            *([f"saved as {result.measurement_id}"] if result.measurement_id else ()),
         ),
         tables=(Table(("Peak of", "Estimated", "Measured", "Ratio"), rows),),
         verdict=f"The largest step took {format_bytes(last.measured_bytes, units)}; the estimate"
         f" is {'within' if is_near else 'not within'} 5 % of it.",
         colour="green" if is_near else "yellow",
-        sections=(),
+        sections=(("Notes", tuple(note.message for note in result.notes)),),
     )

@@ -9,12 +9,14 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.train.batches import Example, longest_batch
 from memfit.estimators.plans.train.commands import train_commands
 from memfit.estimators.results.estimate import Cost, Note
 from memfit.estimators.results.train import (
     DataSummary,
     KnobName,
+    MeasuredPhases,
     TrainingChange,
     TrainingLimits,
     TrainingMemory,
@@ -90,6 +92,26 @@ def plan_train(sized: SizedModel, question: TrainQuestion) -> TrainPlan:
     return _Plan(sized, question, steps).result()
 
 
+def with_measured(
+    plan: TrainPlan, measured: MeasuredPhases | None, device: Device | None
+) -> TrainPlan:
+    """Return a plan by what its recipe took on the device, as it is without a measurement."""
+    if measured is None:
+        return plan
+    phases = (measured.validation_bytes, measured.first_step_bytes, measured.later_steps_bytes)
+    need = Need(max(plan.phases.load_bytes, *phases) + plan.margin_bytes, plan.largest_buffer_bytes)
+    verdict, exceeded = judge(need, device)
+    return replace(
+        plan,
+        measured=measured,
+        needed_bytes=need.peak_bytes,
+        basis="measured",
+        verdict=verdict,
+        exceeded=exceeded,
+        actions=plan.actions if verdict == "exceeds" else (),
+    )
+
+
 class _Plan:
     """One question; every setting is evaluated by the same steps."""
 
@@ -136,6 +158,7 @@ class _Plan:
             data=self._data(tokens),
             memory=memory,
             phases=phases,
+            measured=None,
             largest_buffer_bytes=need.largest_buffer_bytes,
             margin_bytes=sized.margin_bytes,
             needed_bytes=need.peak_bytes,
