@@ -1,10 +1,11 @@
 """Compare what other tools say of published runs with the measured peaks, and with memfit.
 
 Run from the checkout, each peer installed from the package index into an environment of its own:
-``python -m benchmarks.peers DIRECTORY --hf-mem PYTHON --whichllm PYTHON --llmfit PROGRAM``. The
-rows are those of `benchmarks.published`. Nothing asks the network: hf-mem and whichllm are called
-as libraries with the checkpoint's own bytes, llmfit looks in the list of models that it ships.
-The tools answer about weights and a cache for any engine; the runs are of MLX.
+``python -m benchmarks.peers DIRECTORY --hf-mem PYTHON --whichllm PYTHON --llmfit PROGRAM
+--gguf-parser PROGRAM``. The rows are those of `benchmarks.published`. Nothing asks the network:
+hf-mem and whichllm are called as libraries with the checkpoint's own bytes, llmfit looks in the
+list of models that it ships, gguf-parser gets the header of a GGUF file with these bytes.
+The tools answer about weights and a cache for any engine, or llama.cpp's; the runs are of MLX.
 """
 
 import argparse
@@ -14,8 +15,10 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from benchmarks.gguf_header import write_header
 from benchmarks.published import CLEAN, ROWS, packing_of, predict, read_rows
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -188,7 +191,34 @@ def _of_llmfit(program: str, question: dict[str, Any]) -> int | None:
     return int(json.loads(done.stdout)["minimum"]["vram_gb"] * 1e9)
 
 
+def _ask_gguf_parser(program: str, questions: list[dict[str, Any]]) -> Answers:
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "model.gguf"
+        answers: list[int | None] = [_of_gguf_parser(program, file, each) for each in questions]
+    return version.stdout.strip().replace(" version v", " "), answers
+
+
+def _of_gguf_parser(program: str, file: Path, question: dict[str, Any]) -> int:
+    """What it says of one memory for all (UMA), as on a Mac, with weights that are not mapped."""
+    write_header(
+        file,
+        question["config"],
+        weights_bytes=question["weights_bytes"],
+        bits=question["bits"],
+        is_moe=question["is_moe"],
+    )
+    sequences = question["batch"]
+    tokens = question["tokens"] * sequences  # llama.cpp divides them
+    command = [program, "--path", str(file), "--ctx-size", str(tokens), "--no-mmap"]
+    command += ["--parallel-size", str(sequences), "--estimate", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (item,) = json.loads(done.stdout)["estimate"]["items"]
+    return int(item["ram"]["uma"] + sum(each["uma"] for each in item["vrams"]))
+
+
 PEERS = (
+    Peer("gguf-parser", _ask_gguf_parser),
     Peer("hf-mem", _library(HF_MEM, "hf-mem")),
     Peer("llmfit", _ask_llmfit),
     Peer("whichllm", _library(WHICHLLM, "whichllm")),
