@@ -99,6 +99,14 @@ class WiredMemoryManager:
         """The tickets that wait, in the order of their requests."""
         return self._ledger.waiting
 
+    def configure(self, settings: WiredSettings) -> None:
+        """Replace the settings, which hold from the next ticket on.
+
+        Raises:
+            InputError: while a ticket runs or waits; reservations may be held.
+        """
+        self._ledger.configure(settings)
+
     async def start(self, ticket: Ticket) -> int:
         """Start a ticket, wait until its policy admits it, and return the limit.
 

@@ -30,6 +30,8 @@ class TicketPlan(Struct, frozen=True):
     outcome: TicketOutcome
     """``waiting``: never admitted; ``left_out``: a draft model that is not loaded."""
     reason: str | None
+    source: str | None
+    """Where the size comes from: a measurement or an estimate; None when it was given."""
 
 
 class WiredMoment(Struct, frozen=True):
@@ -75,6 +77,8 @@ class WiredPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-wired/1"):
     largest_demand_bytes: Bytes
     longest_wait_ms: Count
     refused_limits: Count
+    refused_changes_ms: tuple[Count, ...]
+    """When the configuration was to change while a ticket ran or waited."""
     sysctl_mebibytes: Count | None
     """``iogpu.wired_limit_mb`` for the largest limit; None when the default is enough, or when no
     value is."""

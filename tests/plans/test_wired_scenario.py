@@ -1,6 +1,7 @@
 """Scenarios: the contents of a file, and the plan that follows."""
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ from hypothesis import strategies as st
 
 from memfit.cli.render.views.wired import thinned
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.plans.wired import scenario as wired_scenario
 from memfit.estimators.plans.wired.plan import plan_wired
 from memfit.estimators.plans.wired.scenario import read_scenario
 from memfit.estimators.results.wired import TicketPlan, WiredMoment, WiredPlan
+from memfit.estimators.sizing import sized_model
+from tests.probes.measurements import LOADED, RUN, measurement
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "sample_configs" / "plans").glob("wired-*.yaml"))
@@ -290,8 +295,91 @@ def test_thinning_the_plot_keeps_the_largest_demand(times: list[int], most: int)
 
 def test_the_page_lists_every_key() -> None:
     page = (ROOT / "docs" / "wired.md").read_text(encoding="utf-8")
-    keys = {*wired_scenario.KEYS, *wired_scenario.TICKET_KEYS, *wired_scenario.POLICY_KEYS}
+    keys = {
+        *wired_scenario.CHANGE_KEYS,
+        *wired_scenario.KEYS,
+        *wired_scenario.TICKET_KEYS,
+        *wired_scenario.POLICY_KEYS,
+    }
     for own in wired_scenario.POLICY_KEYS.values():
         keys.update(own)
     keys.update(wired_scenario.MODES, wired_scenario.KINDS, wired_scenario.OVER_BUDGET)
     assert {key for key in keys if f"`{key}`" not in page} == set()
+
+
+MODEL = ROOT / "sample_configs" / "qwen3-4b-4bit.yaml"
+MODEL_HEAD = f"model: {MODEL}\n"
+
+
+def test_sizes_are_those_of_the_estimate(run_scenario: Any) -> None:
+    plan = run_scenario(
+        "name: weights, policy: alone, kind: reservation, weights: estimate",
+        'name: chat, policy: alone, kv: "estimate(context=4k)", prefill: estimate(context=4k),'
+        " prefill_runs: 2s, start: 1s, runs: 5s",
+        "name: whole, policy: alone, weights: 1MB, kv: estimate(context=4k)",
+        head=MODEL_HEAD,
+    )
+    sized = sized_model.size(open_checkpoint(str(MODEL)), device=None)
+    figures = sized.figures_for(Workload(prompt_tokens=4096, max_tokens=0))
+    assert ticket(plan, "weights").size_bytes == sized.resident_bytes
+    assert ticket(plan, "chat").size_bytes == figures.kv.nbytes
+    assert ticket(plan, "whole").size_bytes == 10**6 + figures.kv.nbytes
+    prefill = ticket(plan, "chat.prefill")
+    assert prefill.size_bytes == figures.moment.workspace_bytes
+    assert (prefill.started_ms, prefill.ended_ms) == (1000, 3000)
+    assert "workspace of 4096 + 0 tokens by estimate" in (prefill.source or "")
+
+
+def test_sizes_are_those_of_a_measurement(tmp_path: Path) -> None:
+    path, taken = tmp_path / "scenario.yaml", measurement()
+    of = f'"measured:{taken.id}"'
+    ticket_line = f"  - {{name: a, policy: alone, weights: {of}, kv: {of}, prefill: {of}}}\n"
+    path.write_text(HEAD + POLICIES + ticket_line, encoding="utf-8")
+    plan = plan_wired(read_scenario(path, {taken.id: taken}.__getitem__))
+    assert ticket(plan, "a").size_bytes == LOADED.active_bytes + RUN.kv_bytes
+    peak = max(run.peak_bytes for run in taken.runs)
+    assert ticket(plan, "a.prefill").size_bytes == peak - LOADED.active_bytes - RUN.kv_bytes
+    assert taken.id in (ticket(plan, "a").source or "")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("weights: estimate", "tickets[0].weights: an estimate needs the key model"),
+        ("kv: measured:none", "tickets[0].kv: none: no such measurement"),
+        ("kv: 7", "expected a size such as 8.3GB, measured:ID, or estimate"),
+        ("size: 1GB, weights: 1GB", "tickets[0].size: excludes weights and kv"),
+        ("size: 1GB, prefill_runs: 1s", "is for a ticket with prefill"),
+        ("size: 1GB, prefill: 1GB, prefill_runs: 0s", "must be longer than 0"),
+        ("size: 1GB, kind: reservation, prefill: 1GB", "is for an active ticket"),
+        ("size: 1GB, prefill: estimate(", "expected a size such as"),
+        ("size: 1GB, prefill: estimate(tokens=9)", "expected context, max_tokens"),
+        ("size: 1GB, prefill: estimate(batch=2)", "needs its context"),
+        ("size: 1GB, prefill: estimate(context=many)", "tickets[0].prefill: 'many'"),
+    ],
+)
+def test_a_wrong_size_is_named_with_its_key(run_scenario: Any, line: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        run_scenario(f"name: a, policy: all, {line}")
+
+
+def test_an_estimate_of_a_cache_needs_a_prompt(run_scenario: Any) -> None:
+    with pytest.raises(InputError, match="kv depends on the prompt"):
+        run_scenario("name: a, policy: all, kv: estimate", head=MODEL_HEAD)
+
+
+def test_the_configuration_changes_only_while_nothing_runs(run_scenario: Any) -> None:
+    tickets = (
+        "name: weights, policy: all, kind: reservation, size: 10MB",
+        "name: a, policy: all, size: 20MB, start: 1s, runs: 2s",
+        "name: b, policy: all, size: 20MB, start: 5s, runs: 2s",
+    )
+    plan = run_scenario(*tickets, head="configure: [{at: 4s, baseline: 30MB}]\n")
+    assert plan.verdict == "holds"
+    limits = {moment.at_ms: moment.limit_bytes for moment in plan.moments}
+    assert (limits[1000], limits[5000]) == (30_000_000, 60_000_000)
+    plan = run_scenario(*tickets, head="configure: [{at: 2s, baseline: 30MB}]\n")
+    assert (plan.verdict, plan.refused_changes_ms) == ("fails", (2000,))
+    assert {moment.limit_bytes for moment in plan.moments} <= {0, 30_000_000}
+    with pytest.raises(InputError, match="go from the first to the last"):
+        run_scenario(*tickets, head="configure: [{at: 2s}, {at: 1s}]\n")

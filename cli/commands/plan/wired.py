@@ -27,7 +27,8 @@ def wired(
     from memfit.cli.render.views.wired import to_document
     from memfit.estimators.plans.wired.plan import plan_wired
     from memfit.estimators.plans.wired.scenario import read_scenario
+    from memfit.probes.store import user_store
 
-    result = plan_wired(read_scenario(scenario), output.units)
+    result = plan_wired(read_scenario(scenario, user_store().get), output.units)
     output.write(Answer(result, to_document(result, output.units, plot=output.draws(plot))))
     raise typer.Exit(Exit.NO if result.verdict == "fails" else Exit.YES)

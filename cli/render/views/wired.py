@@ -26,6 +26,7 @@ _VERDICTS = {
 
 def to_document(result: WiredPlan, units: Units, *, plot: bool) -> Document:
     """Return the document; ``plot`` adds a chart of limit and demand over time."""
+    sources = (f"{ticket.name}: {ticket.source}" for ticket in result.tickets if ticket.source)
     reasons = (f"{ticket.name}: {ticket.reason}" for ticket in result.tickets if ticket.reason)
     return report(
         title=result.scenario,
@@ -43,6 +44,7 @@ def to_document(result: WiredPlan, units: Units, *, plot: bool) -> Document:
         colour=_COLOURS[result.verdict],
         sections=(
             ("To set", tuple(_settings(result, units))),
+            ("Sizes", tuple(sources)),
             ("Notes", (*reasons, *result.notes)),
         ),
         charts=(_chart(result.moments, units),) if plot else (),
@@ -73,6 +75,9 @@ def _verdict(result: WiredPlan) -> str:
     if result.refused_limits:
         noun = "limit" if result.refused_limits == 1 else "limits"
         parts.append(f"{result.refused_limits} {noun} refused by MLX")
+    if changes := len(result.refused_changes_ms):
+        noun = "change" if changes == 1 else "changes"
+        parts.append(f"{changes} {noun} of the configuration while tickets run")
     if result.longest_wait_ms:
         parts.append(f"longest wait {format_duration(result.longest_wait_ms)}")
     return "; ".join(parts) + "."

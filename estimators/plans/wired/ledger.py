@@ -144,6 +144,17 @@ class WiredLedger:
         """The tickets that wait, in order of arrival."""
         return tuple(self._queue.values())
 
+    def configure(self, settings: WiredSettings) -> None:
+        """Replace the settings, which hold from the next ticket on; reservations may be held.
+
+        Raises:
+            InputError: while a ticket runs or waits; there mlx-swift's updateConfiguration ends the
+                program.
+        """
+        if self._has_active_work() or self._queue:
+            raise InputError("the configuration cannot change while a ticket runs or waits")
+        self.settings = settings
+
     def request(self, ticket: Ticket, now_ms: int) -> Admission:
         """Start a ticket, or let it wait behind the waiting tickets of its group.
 

@@ -1,13 +1,14 @@
 """``memfit plan wired``: simulate a scenario of tickets, and find the limit to set for it."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.wired_limit import RISK, wired_limit
 from memfit.estimators.plans.wired.ledger import SimulatedBackend, WiredEvent, WiredLedger
-from memfit.estimators.plans.wired.scenario import Draft, ScheduledTicket, WiredScenario
+from memfit.estimators.plans.wired.scenario import Change, Draft, ScheduledTicket, WiredScenario
 from memfit.estimators.results.wired import (
     TicketOutcome,
     TicketPlan,
@@ -17,7 +18,8 @@ from memfit.estimators.results.wired import (
     WiredVerdict,
 )
 
-_ENDS, _STARTS = 0, 1  # at the same time, tickets end before others start
+# At the same time tickets end, then settings change, then others start.
+_ENDS, _CHANGES, _STARTS = 0, 1, 2
 
 
 def plan_wired(scenario: WiredScenario, units: Units = Units.GB) -> WiredPlan:
@@ -40,12 +42,13 @@ def plan_wired(scenario: WiredScenario, units: Units = Units.GB) -> WiredPlan:
         shrink_cooldown_ms=scenario.settings.shrink_cooldown_ms,
         baseline_bytes=simulation.ledger.baseline_bytes,
         policies=dict(scenario.policies),
-        verdict=_verdict(tickets, refused),
+        verdict=_verdict(tickets, refused + len(simulation.refused_changes)),
         largest_limit_bytes=largest.wanted_bytes,
         largest_limit_at_ms=largest.at_ms,
         largest_demand_bytes=max(moment.demand_bytes for moment in moments),
         longest_wait_ms=max(ticket.waited_ms for ticket in tickets),
         refused_limits=refused,
+        refused_changes_ms=tuple(simulation.refused_changes),
         sysctl_mebibytes=need.sysctl_mebibytes if need else None,
         left_for_system_bytes=need.left_for_system_bytes if need else None,
         tickets=tickets,
@@ -53,6 +56,7 @@ def plan_wired(scenario: WiredScenario, units: Units = Units.GB) -> WiredPlan:
         notes=(
             *_notes(scenario, moments, largest.wanted_bytes, refused, units),
             *([f"iogpu.wired_limit_mb: {RISK}"] if need and need.sysctl_mebibytes else ()),
+            *_refused_changes(simulation.refused_changes),
         ),
     )
 
@@ -93,6 +97,14 @@ def _notes(
         )
 
 
+def _refused_changes(times: Iterable[int]) -> Iterator[str]:
+    for at_ms in times:
+        yield (
+            f"at {format_duration(at_ms)} the configuration cannot change while a ticket runs or"
+            " waits: mlx-swift ends the program there"
+        )
+
+
 class _Simulation:
     """A scenario while it runs: scheduled starts and ends, and what happened so far."""
 
@@ -109,7 +121,8 @@ class _Simulation:
         # When each kind of event happened to a ticket.
         self._times: dict[tuple[str, str], int] = {}
         # Time, end or start, order of scheduling, ticket.
-        self._queue: list[tuple[int, int, int, ScheduledTicket]] = []
+        self._queue: list[tuple[int, int, int, ScheduledTicket | Change]] = []
+        self.refused_changes: list[int] = []
         self._scheduled = 0
 
     def run(self) -> None:
@@ -118,16 +131,26 @@ class _Simulation:
             self._schedule(each.start_ms, _STARTS, each)
             if each.end_ms is not None:
                 self._schedule(each.end_ms, _ENDS, each)
+        for change in self.scenario.changes:
+            self._schedule(change.at_ms, _CHANGES, change)
         while self._queue:
             now, what, _, scheduled = heapq.heappop(self._queue)
-            if what == _ENDS:
+            if isinstance(scheduled, Change):
+                self._change(scheduled)
+            elif what == _ENDS:
                 self.ledger.end(scheduled.ticket.name, now)
             else:
                 self._start(scheduled, now)
             if not self._queue or self._queue[0][0] != now:
                 self.moments.append(self._moment(now))
 
-    def _schedule(self, at_ms: int, what: int, scheduled: ScheduledTicket) -> None:
+    def _change(self, change: Change) -> None:
+        try:
+            self.ledger.configure(change.settings)
+        except InputError:
+            self.refused_changes.append(change.at_ms)
+
+    def _schedule(self, at_ms: int, what: int, scheduled: ScheduledTicket | Change) -> None:
         heapq.heappush(self._queue, (at_ms, what, self._scheduled, scheduled))
         self._scheduled += 1
 
@@ -204,6 +227,7 @@ class _Simulation:
             ended_ms=self._times.get((name, "ended")),
             outcome=outcome,
             reason=self._reasons.get(name),
+            source=scheduled.source,
         )
 
     def _outcome(self, scheduled: ScheduledTicket) -> TicketOutcome:

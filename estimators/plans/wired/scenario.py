@@ -3,12 +3,14 @@
 docs/wired.md lists every key; tests/plans/test_wired_scenario.py compares it with the tables here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import printable
 from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.reading.values import (
     as_duration,
@@ -31,7 +33,9 @@ from memfit.estimators.plans.wired.policies import (
     SumPolicy,
     WiredPolicy,
 )
+from memfit.estimators.plans.wired.ticket_sizes import Part, Saved, TicketSize, TicketSizes
 from memfit.estimators.results.wired import TicketKind, WiredMode
+from memfit.estimators.runtimes.measurement import Measurement
 
 SCHEMA = "memfit.wired-scenario/1"
 MAX_SCENARIO_BYTES = 1_000_000
@@ -40,8 +44,13 @@ MAX_TICKETS = 1000
 
 MACHINE_KEYS = ("device", "memory", "working_set")
 SETTING_KEYS = ("mode", "baseline", "shrink_threshold", "shrink_cooldown")
-KEYS = ("schema", *MACHINE_KEYS, "os_regime", *SETTING_KEYS, "policies", "tickets")
-TICKET_KEYS = ("name", "policy", "main", "kind", "size", "start", "runs", "end")
+CHANGE_KEYS = ("at", *SETTING_KEYS[1:])
+KEYS = (
+    *("schema", *MACHINE_KEYS, "os_regime", *SETTING_KEYS),
+    *("model", "policies", "tickets", "configure"),
+)
+SIZE_KEYS = ("size", "weights", "kv", "prefill", "prefill_runs")
+TICKET_KEYS = ("name", "policy", "main", "kind", *SIZE_KEYS, "start", "runs", "end")
 POLICY_KEYS: dict[str, tuple[str, ...]] = {
     "sum": ("cap",),
     "max": (),
@@ -73,6 +82,15 @@ class ScheduledTicket(Struct, frozen=True):
     runs_ms: int | None
     """Counted from admission."""
     draft: Draft | None
+    source: str | None = None
+    """Where its size comes from, None when it was given."""
+
+
+class Change(Struct, frozen=True):
+    """Settings from some time on, as updateConfiguration of mlx-swift changes them."""
+
+    at_ms: int
+    settings: WiredSettings
 
 
 class WiredScenario(Struct, frozen=True):
@@ -85,10 +103,22 @@ class WiredScenario(Struct, frozen=True):
     policies: Mapping[str, str]
     """The kind of each policy, by its name."""
     tickets: tuple[ScheduledTicket, ...]
+    changes: tuple[Change, ...] = ()
 
 
-def read_scenario(path: Path) -> WiredScenario:
+def none_saved(id: str) -> Measurement:
+    """Return no measurement.
+
+    Raises:
+        InputError: always.
+    """
+    raise InputError(f"{printable(id)}: no such measurement")
+
+
+def read_scenario(path: Path, saved: Saved = none_saved) -> WiredScenario:
     """Return the scenario of a YAML file in the schema ``memfit.wired-scenario/1``.
+
+    ``saved`` returns the measurement of an id.
 
     Raises:
         CheckpointError: when the file is missing, unreadable or above ``MAX_SCENARIO_BYTES``.
@@ -101,13 +131,16 @@ def read_scenario(path: Path) -> WiredScenario:
     if mode == "wired" and device is not None and device.backend != "metal":
         raise top.fail("mode", f"{device.name} has no wired limit; it is a setting of Macs")
     policies = _policies(top)
+    settings = _settings(top, WiredSettings())
+    sizes = TicketSizes(top, path.parent, device, saved)
     return WiredScenario(
         name=path.stem,
         device=device,
         mode=mode,
-        settings=_settings(top),
+        settings=settings,
         policies={name: kind for name, (kind, _) in policies.items()},
-        tickets=_tickets(top, {name: policy for name, (_, policy) in policies.items()}),
+        tickets=_tickets(top, {name: policy for name, (_, policy) in policies.items()}, sizes),
+        changes=tuple(_changes(top, settings)),
     )
 
 
@@ -128,14 +161,26 @@ def _native_mode(device: Device | None) -> WiredMode:
     return "wired" if device is None or device.backend == "metal" else "policy-only"
 
 
-def _settings(top: Section) -> WiredSettings:
-    default = WiredSettings()
+def _changes(top: Section, settings: WiredSettings) -> Iterator[Change]:
+    if "configure" not in top:
+        return
+    before = 0
+    for section in top.mappings("configure", CHANGE_KEYS):
+        at = section.need("at", as_duration)
+        if at < before:
+            raise section.fail("at", "changes go from the first to the last")
+        before, settings = at, _settings(section, settings)
+        yield Change(at, settings)
+
+
+def _settings(top: Section, default: WiredSettings) -> WiredSettings:
+    baseline = top.take("baseline", as_size)
     threshold = top.take("shrink_threshold", as_share)
     cooldown = top.take("shrink_cooldown", as_duration)
     return WiredSettings(
         shrink_threshold=default.shrink_threshold if threshold is None else threshold,
         shrink_cooldown_ms=default.shrink_cooldown_ms if cooldown is None else cooldown,
-        baseline_override=top.take("baseline", as_size),
+        baseline_override=default.baseline_override if baseline is None else baseline,
     )
 
 
@@ -174,25 +219,60 @@ def _policy(section: Section, kind: str, name: str) -> WiredPolicy | Speculative
 
 
 def _tickets(
-    top: Section, policies: Mapping[str, WiredPolicy | SpeculativePolicy]
+    top: Section,
+    policies: Mapping[str, WiredPolicy | SpeculativePolicy],
+    sizes: TicketSizes,
 ) -> tuple[ScheduledTicket, ...]:
     entries = top.values.get("tickets")
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_TICKETS:
         raise top.fail("tickets", f"expected a list of 1 to {MAX_TICKETS} tickets")
     found: dict[str, ScheduledTicket] = {}
     for section in top.mappings("tickets", TICKET_KEYS):
-        scheduled = _ticket(section, policies, found)
-        name = scheduled.ticket.name
-        if name in found:
-            raise section.fail("name", f"{name} appears twice")
-        found[name] = scheduled
+        for scheduled in _with_prefill(section, _ticket(section, policies, found, sizes), sizes):
+            name = scheduled.ticket.name
+            if name in found:
+                raise section.fail("name", f"{name} appears twice")
+            found[name] = scheduled
     return tuple(found.values())
+
+
+def _with_prefill(
+    section: Section, scheduled: ScheduledTicket, sizes: TicketSizes
+) -> Iterator[ScheduledTicket]:
+    """Yield a ticket, and the one that is added during its prefill."""
+    yield scheduled
+    found, runs = sizes.of(section, "prefill"), section.take("prefill_runs", as_duration)
+    if found is None:
+        if runs is not None:
+            raise section.fail("prefill_runs", "is for a ticket with prefill")
+        return
+    if scheduled.draft or scheduled.ticket.kind == "reservation":
+        raise section.fail("prefill", "is for an active ticket that is not a draft model's")
+    if runs == 0:
+        raise section.fail("prefill_runs", "must be longer than 0")
+    ticket = scheduled.ticket
+    added = Ticket(ticket.policy, found.nbytes, "active", f"{ticket.name}.prefill")
+    times = {} if runs is None else {"runs_ms": runs, "end_ms": None}
+    yield replace(scheduled, ticket=added, source=found.source, **times)
+
+
+def _size(section: Section, sizes: TicketSizes) -> TicketSize:
+    """Return the size that is given, or the sum of weights and caches."""
+    parts: tuple[Part, ...] = ("weights", "kv")
+    found = [size for part in parts if (size := sizes.of(section, part))]
+    if not found:
+        return TicketSize(section.need("size", as_size), None)
+    if "size" in section:
+        raise section.fail("size", "excludes weights and kv: give one")
+    sources = [size.source for size in found if size.source]
+    return TicketSize(sum(size.nbytes for size in found), "; ".join(sources) or None)
 
 
 def _ticket(
     section: Section,
     policies: Mapping[str, WiredPolicy | SpeculativePolicy],
     earlier: Mapping[str, ScheduledTicket],
+    sizes: TicketSizes,
 ) -> ScheduledTicket:
     name = section.need("name", as_name)
     policy_name = section.need("policy", one_of(tuple(policies)))
@@ -205,8 +285,9 @@ def _ticket(
     else:
         draft, policy = None, named
     kind = section.take("kind", one_of(KINDS)) or "active"
-    ticket = Ticket(policy, section.need("size", as_size), kind, name)
-    return ScheduledTicket(ticket, policy_name, *_times(section), draft)
+    size = _size(section, sizes)
+    ticket = Ticket(policy, size.nbytes, kind, name)
+    return ScheduledTicket(ticket, policy_name, *_times(section), draft, size.source)
 
 
 def _times(section: Section) -> tuple[int, int | None, int | None]:
