@@ -21,6 +21,9 @@ class Agreement(Struct, frozen=True, kw_only=True):
     """Kullback-Leibler divergence of the next token's distribution, in nats."""
     largest_difference: Number
     """Of two logits."""
+    perplexity: Number
+    """Of the reference's likeliest tokens: how surprised the run is by them, 1 at best."""
+    reference_perplexity: Number
     identical: bool
     """Whether every logit is equal, bit by bit."""
 
@@ -55,7 +58,8 @@ def compared(logits: Any, reference: Any) -> dict[str, Any]:
     """How well logits agree: the same most likely tokens, and the divergence of the reference."""
     import mlx.core as mx
 
-    same: Any = (mx.argmax(logits, axis=-1) == mx.argmax(reference, axis=-1)).tolist()
+    continued = mx.argmax(reference, axis=-1)
+    same: Any = (mx.argmax(logits, axis=-1) == continued).tolist()
     own, other = (each - mx.logsumexp(each, axis=-1, keepdims=True) for each in (logits, reference))
     divergence = mx.maximum((mx.exp(other) * (other - own)).sum(axis=-1), 0)
     return {
@@ -63,6 +67,15 @@ def compared(logits: Any, reference: Any) -> dict[str, Any]:
         "same_tokens": sum(same),
         "leading_tokens": same.index(False) if False in same else len(same),
         "mean_divergence": mx.mean(divergence).item(),
+        "perplexity": _perplexity(own, continued),
+        "reference_perplexity": _perplexity(other, continued),
         "largest_difference": mx.max(mx.abs(logits - reference)).item(),
         "identical": bool(mx.array_equal(logits, reference)),
     }
+
+
+def _perplexity(log_probabilities: Any, tokens: Any) -> Any:
+    import mlx.core as mx
+
+    of_tokens = mx.take_along_axis(log_probabilities, tokens[:, None], axis=-1)
+    return mx.exp(-mx.mean(of_tokens)).item()

@@ -1,5 +1,7 @@
 """A plan of cached conversations as data: renderers show it and compute nothing."""
 
+from typing import Literal
+
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
@@ -126,6 +128,9 @@ class Threshold(Struct, frozen=True):
     fixed_stored_bytes: Bytes
 
 
+Policy = Literal["reactive", "proactive", "hybrid"]
+
+
 class Simulation(Struct, frozen=True):
     """The result of replaying a request trace; milliseconds are None without a speed."""
 
@@ -150,6 +155,20 @@ class Simulation(Struct, frozen=True):
     prefill_ms: Count | None
     uncached_prefill_ms: Count | None
     """Prefill time without any cache."""
+
+
+class PolicyRun(Struct, frozen=True):
+    """The same requests with one rule of eviction.
+
+    ``reactive``: a conversation leaves memory when another needs its room, the least recently used
+    first. ``proactive``: each is written to the disk as soon as its request ends. ``hybrid``: those
+    above a threshold are, the others as ``reactive``.
+    """
+
+    policy: Policy
+    threshold_tokens: Tokens | None
+    """Of ``hybrid``."""
+    simulation: Simulation
 
 
 class OffloadPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-offload/1"):
@@ -177,6 +196,9 @@ class OffloadPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-offload/1"
     disk: Disk
     threshold: Threshold
     simulation: Simulation | None
+    """Of the reactive policy."""
+    policies: tuple[PolicyRun, ...]
+    """All policies, with a request trace."""
     notes: tuple[Note, ...]
 
     @property

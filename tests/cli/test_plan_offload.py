@@ -80,6 +80,11 @@ def test_requests_are_simulated(memfit: Memfit) -> None:
     assert found["agents"] == 6
     assert min(found["hot"], found["warm"], found["cold"]) > 0
     assert found["largest_hot_bytes"] <= 10**9
+    policies = {each["policy"]: each for each in run.json["policies"]}
+    assert policies["reactive"]["simulation"] == found
+    assert policies["proactive"]["simulation"]["hot"] == 0
+    assert policies["hybrid"]["threshold_tokens"] == run.json["threshold"]["tokens"]
+    assert policies["hybrid"]["simulation"]["hot"] <= found["hot"]
     assert found["largest_disk_bytes"] * 6 <= 5 * 10**9
 
 

@@ -164,3 +164,27 @@ def test_a_binary_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"agent\xff\n")
     with pytest.raises(InputError, match="not UTF-8"):
         read_request_trace(tmp_path / "a.csv", agents=True)
+
+
+def test_a_long_conversation_is_written_as_soon_as_its_request_ends() -> None:
+    turns = [TraceRequest(200, 0, "a"), TraceRequest(300, 0, "b"), *[TraceRequest(200, 0, "a")] * 2]
+    room = Tiers(10 * BLOCK, 10 * BLOCK)
+    run = simulate(turns, KEPT, room, Speeds(), most_kept=200)
+    assert (run.hot, run.warm, run.written_bytes) == (2, 0, 2 * BLOCK)
+    assert run.largest_hot_bytes == BLOCK
+    run = simulate(turns, KEPT, room, Speeds(), most_kept=0)
+    # The file of a is as it was, so that it is not written again.
+    assert (run.hot, run.warm, run.written_bytes) == (0, 2, 3 * BLOCK)
+    assert run.largest_hot_bytes == 0
+
+
+@given(REQUESTS, BUDGETS, st.integers(0, 3000))
+def test_policies_differ_in_where_conversations_are_not_in_what_was_asked(
+    requests: list[TraceRequest], tiers: Tiers, most: int
+) -> None:
+    runs = [
+        simulate(requests, KEPT, tiers, Speeds(), most_kept=tokens) for tokens in (None, 0, most)
+    ]
+    assert len({run.prefill_tokens + run.saved_tokens for run in runs}) == 1
+    assert len({run.new for run in runs}) == 1
+    assert runs[1].hot == runs[1].largest_hot_bytes == 0

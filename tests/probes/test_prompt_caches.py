@@ -72,6 +72,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def test_a_cache_in_all_its_bits_continues_bit_by_bit(dense: Store) -> None:
     found = dense.restored(16, "as-stored")
     assert found["agreement"]["identical"]
+    assert found["agreement"]["perplexity"] == found["agreement"]["reference_perplexity"] > 1
     assert found["cache_bytes"] == dense.filled.cache_bytes
     assert found["peak_bytes"] == dense.filled.cache_bytes
     assert not list(dense.directory.glob(".unfinished-*"))
@@ -219,6 +220,8 @@ def conversation(tokens: int, warm: int, cold: int, same: int = 4, bits: int = 8
         leading_tokens=same,
         mean_divergence=0.0,
         largest_difference=0.0,
+        perplexity=1.5,
+        reference_perplexity=1.5,
         identical=False,
     )
     restore = CacheRestore(

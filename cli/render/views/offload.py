@@ -7,6 +7,7 @@ from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.results.offload import (
     MeasuredStorage,
     OffloadPlan,
+    PolicyRun,
     Restore,
     Simulation,
     SizeRow,
@@ -16,11 +17,15 @@ from memfit.estimators.results.offload import (
 _SIZES = ("Tokens", "16-bit", "8-bit", "4-bit", "Blocks", "Stored", "In memory", "Next chunk")
 
 
+_POLICIES = ("Eviction", "Memory", "Disk", "Neither", "Read", "Written", "Most held", "Waiting")
+
+
 def to_document(result: OffloadPlan, units: Units, *, plot: bool) -> Document:
     """Return the document; ``plot`` adds a chart of all conversations by length."""
     tables = [Table(_SIZES, tuple(_size(row, units) for row in result.sizes), "One conversation")]
     if result.simulation:
         tables.append(_simulated(result.simulation, units))
+        tables.append(Table(_POLICIES, tuple(_policy(run, units) for run in result.policies)))
     return report(
         title=result.model,
         facts=tuple(_facts(result, units)),
@@ -83,6 +88,24 @@ def _simulated(run: Simulation, units: Units) -> Table:
         ("Most on disk", format_bytes(run.largest_disk_bytes, units)),
     ]
     return Table(("Requests", "Simulated"), tuple(rows), "Request trace")
+
+
+def _policy(run: PolicyRun, units: Units) -> tuple[str, ...]:
+    """One policy; what users wait for is the reload and the prefill, files are written later."""
+    found, most = run.simulation, run.threshold_tokens
+    name = run.policy if most is None else f"{run.policy}, {most} tokens"
+    times = (found.read_ms, found.prefill_ms)
+    known = [time for time in times if time is not None]
+    return (
+        name,
+        str(found.hot),
+        str(found.warm),
+        str(found.cold + found.new),
+        format_bytes(found.read_bytes, units),
+        format_bytes(found.written_bytes, units),
+        format_bytes(found.largest_hot_bytes, units),
+        format_duration(sum(known)) if len(known) == len(times) else "-",
+    )
 
 
 def _in(milliseconds: int | None) -> str:

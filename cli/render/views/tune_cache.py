@@ -16,7 +16,7 @@ from memfit.probes.prompt_caches.result import (
 _STORED = ("Tokens", "Bits", "Cache", "File", "Written in", "Prefill", "Quantised", "Exact")
 _RESTORED = (
     *("Tokens", "Bits", "Way", "Peak", "Held", "Read", "Restored in", "First token", "Cold"),
-    *("Equal", "Divergence"),
+    *("Equal", "Divergence", "Perplexity"),
 )
 
 
@@ -92,6 +92,7 @@ def _restored(
         seconds(each.first_token_ns),
         f"{agreement.same_tokens} of {agreement.tokens}" if agreement else NOTHING,
         f"{agreement.mean_divergence:.2g}" if agreement else NOTHING,
+        f"{agreement.perplexity:.4g}" if agreement else NOTHING,
     )
 
 

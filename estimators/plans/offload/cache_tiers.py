@@ -32,6 +32,8 @@ class _Store(Struct):
 
     storage: Storage
     tiers: Tiers
+    most_kept: int | None
+    """Tokens of the longest conversation that may stay in memory, None for any."""
     hot: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """Agent to tokens, as ``disk``: the file keeps the tokens it was saved with."""
     disk: OrderedDict[str, int] = field(default_factory=OrderedDict)
@@ -61,9 +63,10 @@ class _Store(Struct):
     def keep(self, agent: str, tokens: int) -> None:
         """Put a conversation into memory, and write what it evicts to disk.
 
-        A conversation larger than the memory tier goes to disk directly.
+        A conversation larger than the memory tier, or too long to stay, goes to disk directly.
         """
-        if self.storage.stored_bytes(tokens) > self.tiers.hot_bytes:
+        is_long = self.most_kept is not None and tokens > self.most_kept
+        if is_long or self.storage.stored_bytes(tokens) > self.tiers.hot_bytes:
             self._save(agent, tokens)
             return
         self.hot[agent] = tokens
@@ -96,14 +99,21 @@ class _Store(Struct):
 
 
 def simulate(
-    requests: Sequence[TraceRequest], storage: Storage, tiers: Tiers, speeds: Speeds
+    requests: Sequence[TraceRequest],
+    storage: Storage,
+    tiers: Tiers,
+    speeds: Speeds,
+    *,
+    most_kept: int | None = None,
 ) -> Simulation:
     """Return what happens when each request uses and extends its agent's conversation.
+
+    A conversation of more than ``most_kept`` tokens is written to disk as soon as its request ends.
 
     A cached conversation that is longer than the next prompt is used up to the length of the
     prompt, as agent-memory does with a common prefix. The last prompt token is always computed.
     """
-    store = _Store(storage, tiers)
+    store = _Store(storage, tiers, most_kept)
     found: dict[str, int] = dict.fromkeys(("hot", "warm", "cold", "new"), 0)
     prefilled = saved = 0
     for request in requests:

@@ -28,9 +28,10 @@ from memfit.estimators.results.offload import (
     Disk,
     MeasuredStorage,
     OffloadPlan,
+    Policy,
+    PolicyRun,
     Pool,
     Restore,
-    Simulation,
     SizeRow,
     Speeds,
     Threshold,
@@ -103,6 +104,8 @@ def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) ->
     hot = _hot_bytes(question, server)
     rows = tuple(_size_row(storage, tokens, hot) for tokens in _lengths(question, server))
     stored = storage.stored_bytes(question.tokens)
+    threshold = _threshold(storage, question, server, hot)
+    policies = tuple(_policies(storage, question, hot, threshold))
     return OffloadPlan(
         model=server.model,
         model_type=server.model_type,
@@ -123,8 +126,9 @@ def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) ->
         measured=question.measured,
         times=_times(stored, question),
         disk=_disk(stored, question),
-        threshold=_threshold(storage, question, server, hot),
-        simulation=_simulation(storage, question, hot),
+        threshold=threshold,
+        simulation=policies[0].simulation if policies else None,
+        policies=policies,
         notes=tuple(_notes(storage, question, server, hot)),
     )
 
@@ -235,14 +239,25 @@ def _threshold(
     )
 
 
-def _simulation(storage: Storage, question: OffloadQuestion, hot: int | None) -> Simulation | None:
+def _policies(
+    storage: Storage, question: OffloadQuestion, hot: int | None, threshold: Threshold
+) -> Iterator[PolicyRun]:
+    """Yield what happens to the requests of a trace with each policy, the reactive one first."""
     if not question.requests:
-        return None
+        return
     if hot is None:
         raise InputError("a request trace needs a budget: give a device or --cache-budget")
     disk = question.disk_bytes
     tiers = Tiers(hot, _unlimited_disk(storage, question) if disk is None else _usable(disk))
-    return simulate(question.requests, storage, tiers, question.speeds)
+    most = threshold.tokens or FIXED_THRESHOLD
+    kept: tuple[tuple[Policy, int | None], ...] = (
+        ("reactive", None),
+        ("proactive", 0),
+        ("hybrid", most),
+    )
+    for policy, tokens in kept:
+        run = simulate(question.requests, storage, tiers, question.speeds, most_kept=tokens)
+        yield PolicyRun(policy, tokens or None, run)
 
 
 def _unlimited_disk(storage: Storage, question: OffloadQuestion) -> int:
