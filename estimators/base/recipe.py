@@ -1,5 +1,6 @@
 """How mlx_lm.lora fine-tunes a model: the settings that its memory depends on."""
 
+from math import isfinite
 from typing import Literal
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ FineTuneType = Literal["lora", "dora", "full"]
 OptimizerName = Literal["adam", "adamw", "muon", "sgd", "adafactor"]
 # mlx_lm/tuner/trainer.py, iterate_batches: batches are padded to one more than a multiple of it.
 PAD_TO = 32
+_MOST = 2**20  # of a setting; a run with more fits no machine
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,10 +40,12 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_seq_length", "grad_accumulation_steps", "rank"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} {getattr(self, name)}: must be at least 1")
+            if not 1 <= getattr(self, name) <= _MOST:
+                raise InputError(f"{name} {getattr(self, name)}: must be from 1 to {_MOST}")
         if self.max_seq_length < 2:
             raise InputError("max_seq_length 1: the trainer predicts the second token at least")
+        if not isfinite(self.scale):
+            raise InputError(f"scale {self.scale}: must be a finite number")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout {self.dropout}: must be from 0 to below 1")
 

@@ -1,8 +1,7 @@
 """The memory of training steps, by trace; each question is answered once."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from math import log
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -116,38 +115,45 @@ class TracedSteps:
 
 
 def most_fitting(
-    values: Sequence[int], needed: Callable[[int], int], limit: int, known: int
+    values: Sequence[int],
+    needed: Callable[[int], int],
+    limit: int,
+    known: Sequence[int],
+    *,
+    floor: int = 0,
 ) -> int:
     """Return the largest of ascending values with a need within the limit, 0 when none has.
 
-    The need grows with the value. It is computed for few values: ``known`` or its neighbour, then
-    where a power of the value through two of them reaches the limit.
+    The need grows with the value. It is computed for few values: those that are ``known`` or their
+    neighbours, then where the line through two of them reaches the limit. ``floor`` is about the
+    need of nothing.
 
-    >>> most_fitting(range(1, 1000), lambda value: value * value, 5000, 10)
+    >>> most_fitting(range(1, 1000), lambda value: value * value, 5000, [10])
     70
     """
-    points: dict[int, int] = {}
+    points = {0: floor}
     low, high = 0, len(values)
-    guess = min(range(high), key=lambda index: abs(values[index] - known))
+    guesses = [min(range(high), key=lambda index: abs(values[index] - value)) for value in known]
+    count = 0
     while low < high:
-        points[guess] = max(1, needed(values[guess]))
-        if points[guess] <= limit:
+        # Every third time the middle: a need with steps would come near from one side only.
+        guess = (low + high) // 2 if count % 3 == 2 else _reached(values, points, limit)
+        guess = max(low, min(high - 1, guesses.pop(0) if guesses else guess))
+        points[values[guess]] = needed(values[guess])
+        if points[values[guess]] <= limit:
             low = guess + 1
         else:
             high = guess
-        value = _reached(values, points, limit, low - 1, high)
-        # Every third time the middle: a need with steps would come near from one side only.
-        guess = (low + high) // 2 if len(points) % 3 == 0 else bisect_right(values, value) - 1
-        guess = max(low, min(high - 1, guess))
+        count += not guesses
     return values[low - 1] if low else 0
 
 
-def _reached(
-    values: Sequence[int], points: dict[int, int], limit: int, below: int, above: int
-) -> int:
-    """Return about the value at which the need reaches the limit."""
-    if below in points and above in points:
-        (a, b), (m, n) = (values[below], values[above]), (points[below], points[above])
-        return int(a * (limit / m) ** (log(b / a) / log(n / m)))
-    last = below if below in points else above
-    return values[last] * limit // points[last]
+def _reached(values: Sequence[int], points: Mapping[int, int], limit: int) -> int:
+    """Return the index of about the last value with a need within the limit."""
+    # The two points around the limit, or the two next to it.
+    near = sorted(points, key=lambda value: (abs(points[value] - limit), value))[:2]
+    low, high = min(near), max(near)
+    rise = points[high] - points[low] if len(near) > 1 else 0
+    if rise <= 0:
+        return len(values) // 2
+    return bisect_right(values, low + (limit - points[low]) * (high - low) // rise) - 1

@@ -34,6 +34,10 @@ TrainingPhase = Literal["validation", "first", "later"]
 GRADIENTS, LOGITS = "gradients", "logits and loss"
 
 
+class TokenLoopError(GraphError):
+    """The class loops over tokens when it is trained, and the graph of a step is too large."""
+
+
 class TrainingCall(NamedTuple):
     """One call of the trainer, with names for some of its arrays."""
 
@@ -88,7 +92,7 @@ def _refusals(model: Any) -> Iterator[None]:
         yield
     except LoopError:
         text = f"{kind}: the class loops over tokens when it is trained, too many to trace"
-        raise GraphError(text) from None
+        raise TokenLoopError(text) from None
     except ValueError as error:
         # mlx/primitives.cpp; a kernel that a class writes in Python has no gradient.
         if "vjp] Not implemented" not in str(error):

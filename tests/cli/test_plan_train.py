@@ -31,7 +31,12 @@ def test_the_command_answers_for_the_data(memfit: Memfit, tmp_path: Path) -> Non
         (("--data", "{data}/nowhere"), 2, "needs a train.jsonl"),
         (("--num-layers", "9"), 3, "num_layers 9: the model has 3 layers"),
         (("--keys", "nothing", "--num-layers", "1"), 3, "no such module"),
-        (("--batch-size", "0"), 2, "batch_size 0: must be at least 1"),
+        (("--batch-size", "0"), 2, "batch_size 0: must be from 1 to 1048576"),
+        (("--batch-size", "10000000000"), 2, "batch_size 10000000000: must be from 1"),
+        (("--max-seq-length", "1"), 2, "the trainer predicts the second token at least"),
+        (("--rank", "-1"), 2, "rank -1: must be from 1"),
+        (("--scale", "nan"), 2, "scale nan: must be a finite number"),
+        (("--dropout", "1"), 2, "dropout 1.0: must be from 0 to below 1"),
         (("-c", "{data}/train.jsonl"), 2, "train.jsonl"),
     ],
 )

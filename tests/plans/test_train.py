@@ -18,7 +18,7 @@ from memfit.estimators.machine.devices import working_set_device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.plans.train.batches import Example, longest_batch
 from memfit.estimators.plans.train.commands import train_commands
-from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
+from memfit.estimators.plans.train.plan import TrainQuestion, least_state_bytes, plan_train
 from memfit.estimators.plans.train.recipe_file import read_recipe
 from memfit.estimators.results.train import TrainPlan
 from memfit.estimators.sizing.sized_model import size
@@ -55,6 +55,21 @@ def test_what_is_said_to_fit_fits_and_one_more_does_not(planned: TrainPlan) -> N
         recipe = replace(planned.recipe, num_layers=count)
         need = TracedSteps(sized.checkpoint, "BF16", DEVICE, MlxVersions()).peak(recipe, 257)
         assert (need.later.nbytes <= DEVICE.working_set_bytes) is (count == layers)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_the_states_of_a_loop_over_tokens_are_a_lower_bound(checkpointed: bool) -> None:
+    """A few tokens can be traced; for many the states alone are named."""
+    sized = size(open_checkpoint(str(CASES / "qwen3_next.json")), device=DEVICE)
+    few = Recipe(num_layers=-1, batch_size=2, max_seq_length=9, grad_checkpoint=checkpointed)
+    least = least_state_bytes(sized, TrainQuestion(recipe=few))
+    steps = TracedSteps(sized.checkpoint, "BF16", DEVICE, MlxVersions())
+    assert 0 < least < steps.peak(few, 9).later.nbytes
+    many = replace(few, max_seq_length=4097)
+    with pytest.raises(UnsupportedError, match=r"loops over tokens .* the states it keeps"):
+        plan_train(sized, TrainQuestion(recipe=many))
+    assert least_state_bytes(sized, TrainQuestion(recipe=many)) == least // 7 * 4095
 
 
 def test_an_action_fits_and_starts_with_what_costs_no_quality(planned: TrainPlan) -> None:
@@ -125,7 +140,7 @@ def test_the_longest_batch_is_the_trainers(tmp_path: Path) -> None:
 def test_the_largest_value_is_found(count: int, power: int, limit: int, known: int) -> None:
     values = range(1, count + 1)
     right = max((value for value in values if value**power <= limit), default=0)
-    assert most_fitting(values, lambda value: value**power, limit, known) == right
+    assert most_fitting(values, lambda value: value**power, limit, [known]) == right
 
 
 def test_options_come_before_the_file(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
 """``memfit plan train``: the memory of mlx_lm.lora, and what lowers it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median_high
 from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.arch.specs import GatedDelta
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.units import format_bytes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.train.batches import Example, longest_batch
 from memfit.estimators.plans.train.commands import train_commands
@@ -30,6 +34,7 @@ from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.training_steps import TracedSteps, most_fitting
 from memfit.estimators.trace.libraries import versions
 from memfit.estimators.trace.training_peak import TrainingMoment, TrainingPeak
+from memfit.estimators.trace.training_recorder import TokenLoopError
 
 MAX_BATCH = 256
 _LONGEST = 2**17
@@ -89,7 +94,34 @@ def plan_train(sized: SizedModel, question: TrainQuestion) -> TrainPlan:
     """
     runtime = sized.runtime_model.runtime
     steps = TracedSteps(sized.checkpoint, sized.model.dtype, sized.device, runtime.versions)
-    return _Plan(sized, question, steps).result()
+    try:
+        return _Plan(sized, question, steps).result()
+    except TokenLoopError as error:
+        if least := least_state_bytes(sized, question):
+            text = f"the states it keeps for the gradient are at least {format_bytes(least)}"
+            raise UnsupportedError(f"{error}; {text}") from None
+        raise
+
+
+def least_state_bytes(sized: SizedModel, question: TrainQuestion) -> int:
+    """Return what a step keeps at least of a gated delta rule that loops over tokens, 0 unknown.
+
+    The product of a state and its gate keeps the state of each token but the first until its
+    gradient (mlx_lm/models/gated_delta.py, gated_delta_ops); checkpointed, one layer at a time.
+    """
+    recipe = question.recipe
+    if recipe.keys is not None:  # the gate may then need no gradient
+        return 0
+    trained = sized.model.layers[-recipe.num_layers if recipe.num_layers > 0 else 0 :]
+    mixers = (mixer for layer in trained for mixer in layer.mixers)
+    # The trainer predicts each token from those before it.
+    kept = recipe.batch_size * (question.tokens(recipe) - 2)
+    layers = [
+        kept * max(state.elements * (4 if state.float32 else 2) for state in mixer.states())
+        for mixer in mixers
+        if mixer.kind == GatedDelta.kind
+    ]
+    return max(layers, default=0) if recipe.grad_checkpoint else sum(layers)
 
 
 def with_measured(
@@ -243,7 +275,10 @@ class _Plan:
             need = self._need(change.recipe, change.quantize)
             return judge(need, self._sized.device)[0] != "exceeds"
 
-        found = first_fitting(tuple(self._joint()), fits, monotone=True)
+        # The first is known already, and mostly these are enough.
+        changes = tuple(self._joint())
+        found = first_fitting(changes[:2], fits)
+        found = found or first_fitting(changes[2:], fits, monotone=True)
         return (self._evaluated(found),) if found else ()
 
     def _joint(self) -> Iterator[_Change]:
@@ -280,25 +315,23 @@ class _Plan:
             return need.peak_bytes if fits else max(need.peak_bytes, limit + 1)
 
         limit = device.working_set_bytes
+        search = partial(most_fitting, limit=limit, floor=self._load)
         examples = len(self._question.data.train) if self._question.data else MAX_BATCH
         return TrainingLimits(
-            max_seq_length=most_fitting(
+            max_seq_length=search(
                 _lengths(self._longest(), recipe.max_seq_length),
                 lambda value: needed(max_seq_length=value),
-                limit,
-                recipe.max_seq_length,
+                known=(recipe.max_seq_length, recipe.max_seq_length // 2),
             ),
-            batch_size=most_fitting(
+            batch_size=search(
                 range(1, min(examples, MAX_BATCH) + 1),
                 lambda value: needed(batch_size=value),
-                limit,
-                recipe.batch_size,
+                known=(recipe.batch_size,),
             ),
-            num_layers=most_fitting(
+            num_layers=search(
                 range(1, self._layers + 1),
                 lambda value: needed(num_layers=value),
-                limit,
-                recipe.num_layers,
+                known=(recipe.num_layers, max(1, recipe.num_layers // 2)),
             ),
         )
 
