@@ -16,6 +16,7 @@ from memfit.estimators.base.quantities import (
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Backend, DeviceSource
+from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.results.result import Result
 
 Basis = Literal["exact", "traced", "derived", "measured", "bound", "assumed"]
@@ -407,6 +408,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """Of a runtime with layers on a GPU and on the host: both; the peak is then the GPU's."""
     files: tuple[FileChoice, ...] | UnsetType = UNSET
     """The GGUF models of the repository, where none was named and this is of the usual one."""
+    images: ImageAdvice | UnsetType = UNSET
+    """Larger, more and smaller images, where the prompt has some and a machine is known."""
     curve: tuple[CurvePoint, ...] | UnsetType = UNSET
     """Memory at doubling prompt lengths, where plots were requested."""
     run: tuple[RunCall, ...] | UnsetType = UNSET

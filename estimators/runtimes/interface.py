@@ -113,6 +113,8 @@ class RuntimeModel(Struct, frozen=True):
     """Whether it is mlx-lm itself, which `memfit tune` measures."""
     takes_images: ClassVar[bool] = False
     """Whether its figures are of prompts with images too."""
+    converter: ClassVar[str] = "mlx_lm.convert"
+    """The program that converts a model for it."""
     loads_only_gguf: ClassVar[bool] = False
     """Whether another checkpoint has to be converted first."""
     workspace_basis: ClassVar[tuple[Basis, int]] = ("bound", 0)

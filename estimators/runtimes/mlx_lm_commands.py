@@ -82,9 +82,11 @@ def generate_command(model: str, workload: Workload, prompt: str) -> str:
     return shlex.join(command)
 
 
-def convert_command(model: str, directory: str, quantization: Quantization) -> str:
+def convert_command(
+    model: str, directory: str, quantization: Quantization, program: str = "mlx_lm.convert"
+) -> str:
     """Return the command that quantises a model into a directory."""
-    command = ["mlx_lm.convert", *option("--hf-path", model), *option("--mlx-path", directory)]
+    command = [program, *option("--hf-path", model), *option("--mlx-path", directory)]
     command += ["-q", "--q-bits", str(quantization.bits)]
     if quantization.mode != "affine":
         command += ["--q-mode", quantization.mode]

@@ -47,6 +47,7 @@ class MlxVlm(MlxLm, frozen=True):
     defaults = MLX_VLM
     is_mlx_lm = False
     takes_images = True
+    converter = "mlx_vlm.convert"
 
     @classmethod
     def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:

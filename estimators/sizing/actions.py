@@ -131,6 +131,6 @@ def converted(sized: SizedModel, model: str) -> Iterator[str]:
     plan = sized.footprint.plan
     if plan and plan.converting:
         directory = f"{os.path.basename(model.rstrip('/'))}-{plan.default.bits}bit"
-        yield convert_command(model, directory, plan.default)
+        yield convert_command(model, directory, plan.default, sized.runtime_model.converter)
         model = directory
     yield model

@@ -28,6 +28,7 @@ from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
+from memfit.estimators.sizing.image_advice import image_advice
 from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -72,6 +73,7 @@ def estimate(
         pool=runtime_model.pool(workload) or UNSET,
         memories=runtime_model.memories(workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
+        images=(image_advice(sized, workload) if advises else None) or UNSET,
     )
 
 

@@ -56,7 +56,7 @@ def prompts_of(search: JointSearch) -> tuple[int, ...]:
     One that is shown as the request is, in thousands of 1,024, would only repeat it.
     """
     asked, most = search.workload.prompt_tokens, longest_prompt(search.sized)
-    others = {tokens for tokens in PROMPTS if tokens <= most}
+    others = {t for t in PROMPTS if search.workload.least_prompt_tokens <= t <= most}
     if most < UNBOUNDED_CONTEXT:
         others.add(most)
     unlike = {tokens for tokens in others if tokens < 1024 or tokens // 1024 != asked // 1024}

@@ -23,6 +23,7 @@ def test_an_image_adds_its_tokens_and_the_work_of_the_tower(memfit: Memfit) -> N
     assert any("the processor's files are missing" in line for line in seen["assumptions"])
 
 
+@pytest.mark.exhaustive
 def test_every_command_counts_images_alike(memfit: Memfit, tmp_path: Path) -> None:
     asked = (MODEL, "--image", "1024x768x2", "--memory", "32GB", "--json")
     estimate = memfit("estimate", *asked, "--context", "2k").json

@@ -20,6 +20,7 @@ from memfit.cli.render.document import (
 from memfit.cli.render.views import answer
 from memfit.cli.render.views import text as estimate_text
 from memfit.cli.render.views.assumed import marked
+from memfit.cli.render.views.images import image_lines
 from memfit.cli.render.views.ranks import rank_table
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import Estimate
@@ -57,6 +58,7 @@ class EstimateView(NamedTuple):
             *answer.grid_legend(result, units, grid),
             Commands(commands, heading),
             Text(others, mark="-", gap=not commands),
+            *image_lines(result, units),
             *rank_table(result.ranks or None, units),
             *answer.ways(result, units),
             *self._sliders(),

@@ -1,0 +1,92 @@
+"""How large images may be on a machine, how many fit, and what smaller ones save."""
+
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
+
+from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.images.processor import with_image_tokens
+from memfit.estimators.results.images import ImageAdvice, SmallerImages
+from memfit.estimators.sizing.search import fits_comfortably
+from memfit.estimators.sizing.sized_model import SizedModel
+
+MOST_IMAGES = 256
+LONGEST_SIDE = 16384
+SIDE_STEP = 32
+
+
+def image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
+    """Return the advice on the images of a workload; None without images or without a machine."""
+    if not workload.images or not workload.images.images or sized.device is None:
+        return None
+    first = workload.images.images[0]
+
+    def fits(images: Images) -> bool:
+        try:
+            return fits_comfortably(sized, with_images(sized, workload, images))
+        except (InputError, UnsupportedError):
+            return False
+
+    longest = _most(LONGEST_SIDE // SIDE_STEP, lambda steps: fits(_one(first, steps)))
+    return ImageAdvice(
+        largest=_one(first, longest).images[0] if longest else None,
+        any_size=longest == LONGEST_SIDE // SIDE_STEP,
+        most=_most(MOST_IMAGES, lambda count: fits(Images((replace(first, count=count),)))),
+        smaller=tuple(_smaller(sized, workload)),
+    )
+
+
+def with_images(sized: SizedModel, workload: Workload, images: Images) -> Workload:
+    """Return a workload with other images and the same text.
+
+    Raises:
+        InputError: when the processor refuses one of them.
+    """
+    text = workload.prompt_tokens - workload.image_tokens
+    return with_image_tokens(sized.checkpoint, replace(workload, prompt_tokens=text, images=images))
+
+
+def _one(first: ImageSize, steps: int) -> Images:
+    """One image in the ratio of the first, with a longer side of so many steps."""
+    longest = max(first.width, first.height)
+    sides = (max(1, side * steps * SIDE_STEP // longest) for side in (first.width, first.height))
+    return Images((ImageSize(*sides),))
+
+
+def _most(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from 1 to ``most`` that fits, 0 where none does; more never takes less."""
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _smaller(sized: SizedModel, workload: Workload) -> Iterator[SmallerImages]:
+    assert workload.images
+    least = sized.figures_for(workload).moment.nbytes
+    for divisor in (2, 4):
+        images = replace(
+            workload.images,
+            images=tuple(
+                replace(
+                    size,
+                    width=max(1, size.width // divisor),
+                    height=max(1, size.height // divisor),
+                )
+                for size in workload.images.images
+            ),
+        )
+        try:
+            reduced = with_images(sized, workload, images)
+            peak = sized.figures_for(reduced).moment.nbytes
+        except (InputError, UnsupportedError):
+            return
+        if peak < least:
+            least = peak
+            yield SmallerImages(divisor, reduced.image_tokens, peak)
