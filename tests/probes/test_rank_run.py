@@ -123,7 +123,6 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("case", "parallel", "size", "split"),
     [
         ("qwen2", "pipeline", 2, (1, 2)),
-        ("qwen3_moe", "pipeline", 2, None),
         ("deepseek_v3", "pipeline", 4, None),
     ],
 )
