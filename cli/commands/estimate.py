@@ -33,9 +33,9 @@ class EstimateReport(OptionGroup, frozen=True, kw_only=True):
 class EstimateOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of an estimate, which can be YAML."""
 
-    format_: Annotated[Literal["table", "json", "yaml", "markdown", "html", "svg"], FORMAT] = (
-        "table"
-    )
+    format_: Annotated[
+        Literal["table", "json", "yaml", "csv", "markdown", "html", "svg"], FORMAT
+    ] = "table"
 
 
 @grouped

@@ -187,10 +187,11 @@ def test_a_closed_pipe_does_not_change_the_verdict(tmp_path: Path, memory: str, 
 
 def test_the_suffix_of_the_file_chooses_the_format(memfit: Memfit, tmp_path: Path) -> None:
     starts = {"json": "{", "yaml": "schema:", "md": "## ", "txt": "Qwen3-4B-4bit: needs"}
+    starts["csv"] = "settings,weights_bytes,memory_bytes,verdict,needed_bytes,prefill_step,reason"
     for suffix, start in starts.items():
         assert memfit("estimate", "-o", tmp_path / f"it.{suffix}").code == 0
         assert (tmp_path / f"it.{suffix}").read_text().startswith(start)
-    run = memfit("estimate", "-o", tmp_path / "it.csv")
+    run = memfit("estimate", "-o", tmp_path / "it.xml")
     assert (run.code, run.out) == (2, "")
     assert "no format has this suffix; use .txt, .json" in run.err
-    assert memfit("estimate", "--format", "markdown", "-o", tmp_path / "it.csv").code == 0
+    assert memfit("estimate", "--format", "markdown", "-o", tmp_path / "it.xml").code == 0

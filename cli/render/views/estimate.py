@@ -1,7 +1,7 @@
 """An estimate as a document, and as data."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
@@ -28,6 +28,8 @@ from memfit.estimators.results.estimate import Estimate
 if TYPE_CHECKING:
     from memfit.estimators.sizing.explore import Explored
 
+_CELL = ("verdict", "needed_bytes", "prefill_step", "reason")
+
 
 class EstimateView(NamedTuple):
     """An estimate."""
@@ -40,6 +42,15 @@ class EstimateView(NamedTuple):
     """Whether all recommendations and notes are shown."""
     explored: "Explored | None" = None
     """Points for a page on which settings are changed."""
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield a row for each cell of the grid, in bytes and tokens."""
+        grid = self.result.grid
+        yield ("settings", "weights_bytes", grid.axis, *_CELL, "longest_tokens")
+        for row in grid.rows:
+            for column, cell in zip(grid.columns, row.cells, strict=True):
+                figures = (getattr(cell, name) for name in _CELL)
+                yield (row.label, row.weights_bytes, column, *figures, row.context_tokens)
 
     def document(self) -> Document:
         """Return the verdict, the grid, what to type, and what the peak is made of."""
