@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.weights.expert_slots import (
     Inventory,
     inventory,
@@ -17,6 +19,7 @@ from memfit.probes.tune import sized_here
 
 # The table from expert to slot has 4 bytes for each expert, the one of the missing has 1.
 _TABLE_BYTES = 5
+_HALF_BYTES, _FLOAT32_BYTES = 2, 4
 
 
 class PlannedBytes(NamedTuple):
@@ -38,6 +41,8 @@ class Plan(NamedTuple):
 
     experts: Inventory
     figures: MemoryFigures
+    copies: int
+    """How many times the bytes of the kept experts a step allocates to compute with them."""
 
     def at(self, capacities: Sequence[int]) -> PlannedBytes:
         """Return the bytes with so many experts of each layer."""
@@ -45,12 +50,13 @@ class Plan(NamedTuple):
         weights = experts.non_expert_bytes + experts.held_bytes(capacities)
         less = experts.non_expert_bytes + experts.expert_bytes - weights
         moment = self.figures.moment
-        tables = _TABLE_BYTES * sum(layer.experts for layer in experts.layers)
+        more = _TABLE_BYTES * sum(layer.experts for layer in experts.layers)
+        more += self.copies * experts.held_bytes(capacities)
         return PlannedBytes(
             weights,
             layered_startup_bytes(experts, capacities),
-            _less(moment.prefill_bytes, less, tables),
-            _less(moment.decode_bytes, less, tables),
+            _less(moment.prefill_bytes, less, more),
+            _less(moment.decode_bytes, less, more),
         )
 
 
@@ -59,10 +65,21 @@ def plan_of(checkpoint: Checkpoint, device: Device, workload: Workload) -> Plan 
     try:
         sized = sized_here(checkpoint, device, workload, margin_bytes=0)
         experts = inventory(sized.model, checkpoint.tensors, sized.footprint)
-        return Plan(experts, sized.figures_for(workload))
+        return Plan(experts, sized.figures_for(workload), _copies(sized, device))
     except MemfitError as error:
         return str(error)
 
 
-def _less(peak: int | None, less: int, tables: int) -> int | None:
-    return None if peak is None else peak - less + tables
+def _copies(sized: SizedModel, device: Device) -> int:
+    """Return how often 16-bit experts count again on MLX's CPU backend: a bound.
+
+    Its gather_mm takes float32 only (mlx backend/cpu/matmul.cpp, GatherMM::eval_cpu), so that each
+    projection is cast to 4 bytes. Nothing is evaluated between layers, and the copies of all can be
+    under way at once.
+    """
+    is_cast = sized.footprint.plan is None and dtypes.nbytes(1, sized.model.dtype) == _HALF_BYTES
+    return _FLOAT32_BYTES // _HALF_BYTES if is_cast and device.backend == "cpu" else 0
+
+
+def _less(peak: int | None, less: int, more: int) -> int | None:
+    return None if peak is None else peak - less + more

@@ -104,7 +104,8 @@ class ExpertRunner(ModelRunner):
         if setup.mode != "routers" and support_16_bits_on_cpu(switches):
             self._notes.append(
                 "MLX's CPU backend multiplies stacked experts in float32: peaks and times include"
-                " copies of a layer's experts in float32, which a GPU does not make"
+                " copies of the experts in float32, which a GPU does not make; the plan counts all"
+                " of them, as a bound"
             )
         if setup.mode == "slots":
             experts = {each["layer"]: each["experts"] for each in self._layers}

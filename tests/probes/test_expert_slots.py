@@ -178,6 +178,20 @@ def test_16_bits_run_on_the_cpu_as_the_full_model(case: Any) -> None:
     full = case("qwen3_moe", None)
     found = slots_of(full.path, 2, "load", len(full.layers))
     assert full.agreement(found)["identical"]
+    count = full.layers[0]["experts"]
+    complete = slots_of(full.path, count, "load", len(full.layers))
+    run = complete.run(RUN, None)
+    # Other models of these tests may still be in memory.
+    above = run.decode_peak_bytes - mx.get_active_memory()
+    plan = plan_of(open_checkpoint(str(full.path)), HOST, RUN)
+    assert not isinstance(plan, str)
+    layers = [count] * len(full.layers)
+    bound, without = (each.at(layers) for each in (plan, plan._replace(copies=0)))
+    assert bound.decode_peak is not None
+    assert without.decode_peak is not None
+    assert bound.weights == without.weights is not None
+    # A few scalars of a step are not in the formula.
+    assert without.decode_peak + ROUNDING < above + bound.weights <= bound.decode_peak + ROUNDING
 
 
 def test_a_missing_expert_is_an_error_if_the_user_says_so(case: Any) -> None:

@@ -100,7 +100,12 @@ class Storage(Struct, frozen=True):
         )
 
     def restore(self, tokens: int, device: Device) -> tuple[int, int]:
-        """Return the peaks of a restore in bulk, and layer by layer."""
+        """Return the peaks of a restore in bulk, and layer by layer, of whole blocks.
+
+        mlx-lm stores a cache with its unused room (cache.py, KVCache.state), which grows by as many
+        tokens as a block has.
+        """
+        tokens = BLOCK_TOKENS * ceil_div(tokens, BLOCK_TOKENS)
         plain = self._layers(tokens, PLAIN_BITS)
         stored = self._layers(tokens, self.bits)
         if self.bits == PLAIN_BITS:
