@@ -10,6 +10,7 @@ from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, write_config
 
 SMALL: dict[str, Any] = {**QWEN3_4B, "num_hidden_layers": 6, "vocab_size": 4096}
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
 MOE = Path(__file__).parents[1] / "arch" / "cases" / "qwen3_moe.json"
 HOSTS = [
     {"ssh": "big", "ips": ["10.0.0.1"], "memory": "64GB"},
@@ -27,6 +28,12 @@ def hosts(tmp_path: Path) -> Path:
     path = tmp_path / "hosts.json"
     path.write_text(json.dumps({"backend": "ring", "hosts": HOSTS}))
     return path
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("hosts.json", 2), ("hosts-jaccl.json", 4)])
+def test_a_sample_hostfile_is_read(memfit: Memfit, model: Path, name: str, ranks: int) -> None:
+    answer = memfit("estimate", model, "--hosts", SAMPLES / "plans" / name, "--json").json
+    assert len(answer["ranks"]["ranks"]) == ranks
 
 
 def test_every_rank_has_its_share(memfit: Memfit, model: Path) -> None:
