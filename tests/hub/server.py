@@ -237,7 +237,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(200)
         self.send_header("X-Repo-Commit", repo.commit)
         if repo.digests:
-            self.send_header("ETag", f'"{repo.entry(name)["blobId"]}"')
+            entry = repo.entry(name)
+            self.send_header("ETag", f'"{entry.get("lfs", {}).get("sha256") or entry["blobId"]}"')
         self.send_header("Content-Length", str(end - start))
         self.end_headers()
         if self._fault("short"):

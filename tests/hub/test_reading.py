@@ -27,6 +27,7 @@ def as_local(checkpoint: Checkpoint, directory: Path) -> Checkpoint:
         revision=COMMIT,
         id=checkpoint.id,
         config_name=checkpoint.config_name,
+        others=None,
     )
 
 
