@@ -6,6 +6,7 @@ placeholders. Pixels are real too, all alike, so that they take no memory.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from types import FunctionType, ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -110,10 +111,11 @@ class _Recorder:
         self._embedded: list[Any] = []
         self._sampled: set[int] = set()
         self._made: list[Any] = []
+        self._placeholders: set[int] = set()
 
     def run(self) -> list[Any]:
         """Return the embeddings, then what each cut evaluates and what Python holds then."""
-        placeholders = self.weights()
+        self._placeholders = self.weights()
         hooks = {
             "eval": self._hook("eval"),
             "async_eval": self._hook("async_eval"),
@@ -136,9 +138,8 @@ class _Recorder:
         for cut in self.cuts:
             groups += [cut.evaluated, cut.held]
         groups.append(self._made)
-        kept = [[array for array in group if id(array) not in placeholders] for group in groups]
-        self.counts = [len(group) for group in kept]
-        return [array for group in kept for array in group]
+        self.counts = [len(group) for group in groups]
+        return [array for group in groups for array in group]
 
     def _generate(self) -> Iterator[Any]:
         workload = self._workload
@@ -162,12 +163,15 @@ class _Recorder:
             if kind == "clear_cache":
                 self.cuts.append(_OpenCut(kind, [], []))
                 return
-            ends = list(_arrays(trees))
-            self._sampled.update(map(id, ends))
+            self._sampled.update(map(id, _arrays(trees)))
             held = [self.given, _variables(sys._getframe(1), self._step.__code__)]
-            self.cuts.append(_OpenCut(kind, ends, list(_arrays(held))))
+            self.cuts.append(_OpenCut(kind, self._now(trees), self._now(held)))
 
         return cut
+
+    def _now(self, tree: Any) -> list[Any]:
+        """Return arrays as they are: a later assignment to a slice changes the array itself."""
+        return [copy(array) for array in _arrays(tree) if id(array) not in self._placeholders]
 
     def _apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function with results that export merges with no others: it keeps outputs."""
@@ -176,7 +180,7 @@ class _Recorder:
         def made(*args: Any, **named: Any) -> Any:
             out = function(*args, **named)
             if isinstance(out, mx.array):
-                self._made.append(out)
+                self._made.append(copy(out))
             return out
 
         return made
@@ -184,7 +188,7 @@ class _Recorder:
     def _embed(self, embed: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **named: Any) -> Any:
             out = embed(*args, **named)
-            self._embedded += _arrays(out)
+            self._embedded += self._now(out)
             return out
 
         return watched
