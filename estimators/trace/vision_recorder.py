@@ -24,6 +24,8 @@ from memfit.estimators.trace.undo_cse import unmerged
 # The first token and the one after it: all others are alike.
 _TOKENS = 2
 _TEXT_TOKEN = 1
+# Placeholders of classes with a config that does not name them.
+_PLACEHOLDERS = {"phi3_v": -1}
 # Of generate_step by position; stream_generate passes the rest on to the class.
 _BY_POSITION = ("input_ids", "pixel_values", "attention_mask")
 _NO_ARRAYS = (str, bytes, int, float, type, FunctionType, ModuleType)
@@ -224,16 +226,21 @@ def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
         "attention_mask": mx.ones((1, len(ids)), mx.int32),
     }
     for name in dict.fromkeys(array.name for array in plan.arrays):
-        found = [_input(array) for array in plan.arrays if array.name == name]
+        found = [_input(array, plan) for array in plan.arrays if array.name == name]
         given[name] = found[0] if len(found) == 1 else found
     mx.eval(given)
     return given
 
 
-def _input(array: InputArray) -> Any:
+def _input(array: InputArray, plan: ImagePlan) -> Any:
     import mlx.core as mx
 
     dtype = getattr(mx, array.dtype)
+    shapes = next((each.values for each in plan.arrays if each.name == "spatial_shapes"), ())
+    if array.name == "pixel_attention_mask" and shapes:
+        # Of each image the patches that it has; the others fill the row.
+        patches = mx.array([[height * width] for height, width in shapes])
+        return (mx.arange(array.shape[1]) < patches).astype(dtype)
     if array.values:
         return mx.array(array.values, dtype)
     # One element in memory, whatever the shape.
@@ -246,7 +253,9 @@ def _token(model: Any, kind: str) -> int:
         token = getattr(model.config, key, None)
         if kind != "text" and isinstance(token, int):
             return token
-    return _TEXT_TOKEN
+    return (
+        _TEXT_TOKEN if kind == "text" else _PLACEHOLDERS.get(model.config.model_type, _TEXT_TOKEN)
+    )
 
 
 def _split(outputs: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:

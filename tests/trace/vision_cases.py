@@ -2,7 +2,10 @@
 
 from typing import Any, NamedTuple
 
+from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.plan import ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.processor import image_plan
 
 IMAGE_TOKEN = 7000
 _TEXT: dict[str, Any] = {
@@ -128,4 +131,148 @@ CASES = (
     Case("Qwen3-VL, two images", QWEN3_VL, grid(512, 384, 16, 2)),
     Case("Gemma 3", GEMMA3, square(448, 64)),
     Case("Gemma 3, three images", GEMMA3, square(448, 64, 3)),
+)
+
+
+def _wide(name: str, config: dict[str, Any], width: int, height: int) -> Case:
+    """A model with the arrays of its own processor."""
+    images = Images(images=(ImageSize(width, height),))
+    return Case(name, config, image_plan(Checkpoint(name, "local", config, "config.json"), images))
+
+
+_TOWER: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "intermediate_size": 384,
+    "num_attention_heads": 4,
+    "num_channels": 3,
+    "layer_norm_eps": 1e-6,
+}
+_PIXTRAL = {"model_type": "pixtral", "rope_theta": 10000.0, "head_dim": 32}
+_LLAMA = {**_TEXT, "model_type": "llama"}
+_GLM_ROPE = {"mrope_section": [4, 6, 6], "partial_rotary_factor": 0.5, "rope_theta": 10000}
+_IDEFICS: dict[str, Any] = {
+    **{"model_type": "idefics3", "image_token_id": IMAGE_TOKEN, "scale_factor": 2},
+    **{"vocab_size": 8000, "tie_word_embeddings": False, "pad_token_id": 0},
+    "text_config": _LLAMA,
+    "vision_config": {
+        **_TOWER,
+        **{"model_type": "idefics3_vision", "patch_size": 14, "image_size": 364},
+    },
+}
+WIDE = (
+    _wide(
+        "Pixtral",
+        {
+            **{"model_type": "pixtral", "image_token_index": 10},
+            "text_config": {**_TEXT, "model_type": "mistral"},
+            "vision_config": {**_TOWER, **_PIXTRAL, "patch_size": 16, "image_size": 512},
+        },
+        480,
+        384,
+    ),
+    _wide(
+        "Mistral 3",
+        {
+            **{"model_type": "mistral3", "image_token_index": 10, "spatial_merge_size": 2},
+            "text_config": {**_TEXT, "model_type": "mistral"},
+            "vision_config": {**_TOWER, **_PIXTRAL, "patch_size": 14, "image_size": 560},
+        },
+        560,
+        448,
+    ),
+    _wide(
+        "GLM-4V",
+        {
+            **{"model_type": "glm4v", **_QWEN_TOKENS, "eos_token_id": [1]},
+            **{"image_start_token_id": 7004, "image_end_token_id": 7005},
+            **{"video_start_token_id": 7006, "video_end_token_id": 7007},
+            "text_config": {
+                **_TEXT,
+                **{"model_type": "glm4v_text", "attention_bias": True, "eos_token_id": [1]},
+                "partial_rotary_factor": 0.5,
+                "rope_parameters": {**_GLM_ROPE, "rope_type": "default"},
+                "rope_scaling": {"type": "default", "mrope_section": [4, 6, 6]},
+            },
+            "vision_config": {
+                **_PATCHES,
+                **{"model_type": "glm4v", "hidden_size": 128, "intermediate_size": 384},
+                **{"out_hidden_size": 256, "patch_size": 14, "image_size": 336},
+                **{"rms_norm_eps": 1e-5, "attention_bias": False},
+            },
+        },
+        560,
+        448,
+    ),
+    _wide("Idefics3", _IDEFICS, 640, 480),
+    _wide(
+        "SmolVLM",
+        {
+            **_IDEFICS,
+            **{"model_type": "smolvlm", "scale_factor": 4},
+            "vision_config": {
+                **_TOWER,
+                **{"model_type": "smolvlm_vision", "patch_size": 16, "image_size": 512},
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "PaliGemma",
+        {
+            **{"model_type": "paligemma", "image_token_index": IMAGE_TOKEN, "hidden_size": 256},
+            **{"vocab_size": 8000, "projection_dim": 256},
+            "text_config": {**_TEXT, "model_type": "gemma", "num_image_tokens": 256},
+            "vision_config": {
+                **_TOWER,
+                **{"model_type": "siglip_vision_model", "patch_size": 14, "image_size": 224},
+                "projection_dim": 256,
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "LLaVA",
+        {
+            **{"model_type": "llava", "image_token_index": IMAGE_TOKEN, "vocab_size": 8000},
+            "text_config": _LLAMA,
+            "vision_config": {
+                **_TOWER,
+                **{"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336},
+                **{"projection_dim": 64, "vocab_size": 8000},
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "Qwen3.5",
+        {
+            **{"model_type": "qwen3_5", **_QWEN_TOKENS, "tie_word_embeddings": False},
+            "text_config": {
+                **_TEXT,
+                **{"model_type": "qwen3_5_text", "attn_output_gate": True},
+                **{"full_attention_interval": 2, "mamba_ssm_dtype": "float32"},
+                "layer_types": ["linear_attention", "full_attention"],
+                **{"linear_conv_kernel_dim": 4, "linear_key_head_dim": 32},
+                **{"linear_num_key_heads": 4, "linear_num_value_heads": 4},
+                "linear_value_head_dim": 32,
+                "rope_parameters": {
+                    **{"mrope_interleaved": True, "mrope_section": [3, 3, 2]},
+                    **{"rope_type": "default", "rope_theta": 10000},
+                    "partial_rotary_factor": 0.25,
+                },
+            },
+            "vision_config": {
+                **_PATCHES,
+                **{"model_type": "qwen3_5", "deepstack_visual_indexes": [], "hidden_size": 128},
+                **{"intermediate_size": 384, "num_position_embeddings": 2304},
+                **{"out_hidden_size": 256, "patch_size": 16},
+            },
+        },
+        512,
+        384,
+    ),
 )
