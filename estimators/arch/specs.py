@@ -220,6 +220,8 @@ class DenseMLP(Struct, frozen=True, kw_only=True):
     intermediate: int
     gated: bool = True
     """Whether it has two input projections."""
+    split_activation: bool = False
+    """Whether its activation takes two kernels, which have an array between them."""
 
 
 class MixtureOfExperts(Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ class Stream:
 
 def _read(op: Operation) -> int:
     """CUDA counts an input whenever it is read (backend/cuda/device.cpp, set_input_array)."""
-    return sum(view.data_size for view in op.inputs)
+    return sum(view.data_size for view in op.inputs if view.buffer is not None)
 
 
 class _Touched:
@@ -61,7 +61,8 @@ class _Touched:
             touched.clear()
         # set_output_array calls set_input_array, so outputs count too.
         for view in (*op.inputs, *op.outputs):
-            if id(view.buffer) not in touched:
+            # A scalar that mx.compile broadcasts inside a kernel is no array of the device.
+            if view.buffer is not None and id(view.buffer) not in touched:
                 touched.add(id(view.buffer))
                 fresh += view.data_size
         return fresh

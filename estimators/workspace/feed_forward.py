@@ -19,17 +19,24 @@ def record_feed_forward(tape: Tape, x: int, plan: LayerPlan, call: CallShape) ->
     match plan.feed_forward:
         case MixtureOfExperts() as spec:
             return _experts(tape, x, plan, spec, call)
-        case DenseMLP() | None:
+        case DenseMLP(split_activation=split):
+            return _dense(tape, x, plan.dense, call.rows, split=split)
+        case None:
             return _dense(tape, x, plan.dense, call.rows)
         case _ as spec:
             assert_never(spec)
 
 
-def _dense(tape: Tape, x: int, projections: tuple[Projection, ...], rows: int) -> int:
+def _dense(
+    tape: Tape, x: int, projections: tuple[Projection, ...], rows: int, *, split: bool = False
+) -> int:
     inner = [project(tape, x, projection, rows) for projection in projections[:-1]]
     down = projections[-1]
     inputs = [p.outputs for p in projections[:-1]]
-    if len(inner) == 2:
+    if len(inner) == 2 and split:
+        acted = tape.allocate((inner[0],), rows * inputs[0])
+        tape.inplace(acted, *inner)
+    elif len(inner) == 2:
         # swiglu is compiled to one kernel that writes over an input (mlx-lm activations.py).
         acted = tape.inplace(inner[0], inner[1])
     # One product holds gate and up (mlx-lm phi3.py, gate_up_proj); its halves are strided.

@@ -17,6 +17,7 @@ from memfit.estimators.workspace.feed_forward import record_feed_forward
 from memfit.estimators.workspace.latent import record_latent
 from memfit.estimators.workspace.layer_plan import LayerPlan, MixerPlan
 from memfit.estimators.workspace.mx_fast import norm
+from memfit.estimators.workspace.projections import project
 from memfit.estimators.workspace.recurrent import record_gated_delta, record_recurrent
 from memfit.estimators.workspace.tape import Program, Tape
 
@@ -70,6 +71,15 @@ def _blocks(
         if plan.norms > _PRE_NORMS:
             result = norm(tape, result, elements, shared=False)
         x = tape.inplace(result, x)
+    # Gemma 3n gates only after its streams are corrected.
+    if plan.own_input and plan.streams == 1:
+        gate, back = plan.own_input
+        gated = project(tape, x, gate, call.rows)
+        # Activated, then multiplied by the layer's own input.
+        for _ in range(2):
+            tape.inplace(gated)
+        added = norm(tape, project(tape, gated, back, call.rows), elements, shared=False)
+        x = tape.inplace(added, x)
     return x
 
 

@@ -62,6 +62,8 @@ class LayerPlan(Struct, frozen=True):
     norms: int
     """Norms of the hidden state, outside of the mixers."""
     streams: int  # hidden states carried side by side (Gemma 3n's alternating updates)
+    own_input: tuple[Projection, ...]
+    """What takes in the layer's own input: to its width and back (mlx-lm gemma4_text.py)."""
 
 
 def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -> LayerPlan:
@@ -88,6 +90,9 @@ def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -
         router=router[0][1] if router else None,
         norms=hidden_norms,
         streams=layer.streams,
+        own_input=tuple(
+            p for _, p in matrices.get(Part.OTHER, []) if p.name.startswith("per_layer_")
+        ),
     )
 
 

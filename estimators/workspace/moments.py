@@ -106,7 +106,7 @@ class RunMoments:
             caches.bytes_during(call.occupancy, simulated)
             + caches.packed_bytes(call, simulated, decoding=decoding),
             caches.state_bytes + caches.view_bytes(call, simulated, decoding=replaced),
-            call.rows * prepared.model.hidden_size * self._width + self._mask_bytes(call),
+            call.rows * prepared.input_elements * self._width + self._mask_bytes(call),
             held * self._workload.batch * prepared.model.vocab_size * self._width,
             followed.in_flight,
         )
@@ -127,12 +127,15 @@ class RunMoments:
 
     def _follow(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
         prepared = self._prepared
-        order, hidden = prepared.order, prepared.model.hidden_size
+        hidden = prepared.model.hidden_size
+        # Without logits no more is evaluated than the caches need.
+        order = prepared.order if has_head else prepared.order[: prepared.caching]
         programs = [
             layer_program(plan, call, hidden, buffers)
             for plan, buffers in zip(prepared.plans, self.caches.of_plans, strict=True)
         ]
-        window = LEAST_SIMULATED if decoding else layers_in_flight(programs, prepared.limits)
+        used = [programs[number] for number in set(order)]
+        window = LEAST_SIMULATED if decoding else layers_in_flight(used, prepared.limits)
         sequence = [order[index] for index in simulated_layers(order, window)]
         simulated = Counter(sequence)
         followed = [programs[number] for number in sequence]

@@ -38,6 +38,8 @@ class PreparedModel(Struct, frozen=True):
     """The distinct plans of its layers."""
     order: tuple[int, ...]
     """Which plan each layer has."""
+    caching: int
+    """Layers up to the last that owns a cache or a state: those that a chunk is evaluated to."""
     layers: Counter[int]
     """How many layers have each plan."""
     buffers: tuple[tuple[tuple[KVBuffer, ...], ...], ...]
@@ -46,6 +48,8 @@ class PreparedModel(Struct, frozen=True):
     """Bytes of all states of one sequence."""
     head_touched: int
     """Elements that the output projection reads."""
+    input_elements: int
+    """Of a token: the hidden state, and the inputs of all layers where they have their own."""
     largest_weight: int
     """Bytes of the largest single weight."""
     followed: dict[Hashable, Any] = field(default_factory=dict)
@@ -66,21 +70,26 @@ def prepare(
 ) -> PreparedModel:
     """Return a model for a device; ``quantization`` says how each module is packed."""
     numbers: dict[LayerPlan, int] = {}
-    order = []
+    order, caching = [], 0
     for index, layer in enumerate(model.layers, model.first_layer):
         plan = plan_layer(layer, f"{model.layers_path}.{index}.", quantization)
         # Equal layers share a plan, so each kind of layer is recorded once in a call.
         order.append(numbers.setdefault(plan, len(numbers)))
+        if any(mixer.mixer.owns_cache for mixer in plan.mixers):
+            caching = len(order)
     return PreparedModel(
         model,
         BackendTraits(device.backend, versions, has_nax(device)),
         formula_limits(device),
         tuple(numbers),
         tuple(order),
+        caching or len(order),
         Counter(order),
         tuple(tuple(m.mixer.kv_buffers() for m in plan.mixers) for plan in numbers),
         state_bytes(model, 1),
         _head_touched(model, quantization),
+        model.hidden_size
+        + sum(m.shape[1] for m in model.modules if m.path.endswith("embed_tokens_per_layer")),
         _largest_weight(model, quantization),
     )
 

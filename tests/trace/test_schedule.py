@@ -64,14 +64,16 @@ def test_a_broadcast_scalar_is_created_for_each_user() -> None:
     ]
 
 
-def give(ahead: Stream, memory: Allocator, *, elements: int = 1, kernels: int = 1) -> None:
-    """Give the device an operation on an array without other users."""
+def give(
+    ahead: Stream, memory: Allocator, *constants: View, elements: int = 1, kernels: int = 1
+) -> None:
+    """Give the device an operation on an array without other users, and constants."""
     op = Operation(memory)
     view = View((elements,), 4)
     buffer = memory.allocate(view.nbytes)
     buffer.references = 1
     view.buffer = buffer
-    op.inputs = op.outputs = [view]
+    op.inputs, op.outputs = [view, *constants], [view]
     op.kernels = kernels
     ahead.after(op, [buffer], memory)
 
@@ -129,6 +131,13 @@ def test_a_cuda_graph_counts_an_input_at_every_read() -> None:
     for _ in range(11):
         give(graphs, large, elements=1001 << 20)
     assert large.active == 4 * 10 * (1001 << 20)
+
+
+def test_a_scalar_that_is_broadcast_inside_a_kernel_touches_no_elements() -> None:
+    memory, ahead = Allocator("metal"), Stream(MAX)
+    for _ in range(11):
+        give(ahead, memory, View((51 << 20,), 4))
+    assert memory.active == 4 * 11
 
 
 def test_views_are_not_kernels_and_touch_no_elements() -> None:

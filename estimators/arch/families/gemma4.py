@@ -103,7 +103,9 @@ def _layers(
         owns_cache = index < own
         mixer = replace(mixers[kind], owns_cache=owns_cache)
         width = intermediate if owns_cache else width_of_sharers
-        feed_forward: FeedForward = DenseMLP(intermediate=width)
+        # geglu is compiled for any shape, and with its broadcasts is deeper than a kernel may be
+        # (mlx/compile.cpp, max_compile_depth).
+        feed_forward: FeedForward = DenseMLP(intermediate=width, split_activation=True)
         parts = _attention_modules(mixer, hidden, keys_are_values[kind])
         parts += under("mlp", gated_mlp(hidden, width))
         if experts:
