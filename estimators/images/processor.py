@@ -4,7 +4,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.errors import ConfigError, InputError, UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.workload import Workload
@@ -107,4 +107,13 @@ def image_plan(checkpoint: Checkpoint, images: Images) -> ImagePlan:
             f" not described; described are {', '.join(sorted(FAMILIES))}"
         )
     files = processor_files(checkpoint)
-    return replace(family.plan(files, images), is_assumed=not files.are_there)
+    try:
+        plan = family.plan(files, images)
+    except ArithmeticError:  # a tile without a patch, or without a resolution to choose
+        raise ConfigError(
+            f"{files.image.reading.name}: its sizes leave nothing of an image of {images}"
+        ) from None
+    for image in plan.images:
+        if min(image.width, image.height, image.patches, image.feature_count) < 1:
+            raise InputError(f"{images}: the model's processor resizes an image to nothing")
+    return replace(plan, is_assumed=not files.are_there)

@@ -20,6 +20,7 @@ MAX_BYTES = 4_000_000
 MAX_VALUES = 200_000
 MAX_SIDE = 2**16
 MAX_PIXELS = 2**32
+MAX_SIZES = 256
 
 
 class Settings(Section):
@@ -82,11 +83,10 @@ class Settings(Section):
 
     def sizes(self, key: str, default: list[list[int]]) -> list[tuple[int, int]]:
         """Return a list of pairs of height and width."""
-        value = self._take(key, default)
-        return [
-            (self._pair_side(key, pair, 0), self._pair_side(key, pair, 1))
-            for pair in self._list(key, value)
-        ]
+        value = self._list(key, self._take(key, default))
+        if len(value) > MAX_SIZES:
+            raise self.fail(key, f"{len(value)} sizes; at most {MAX_SIZES} can be read")
+        return [(self._pair_side(key, pair, 0), self._pair_side(key, pair, 1)) for pair in value]
 
     def _pair_side(self, key: str, pair: Any, index: int) -> int:
         return self._checked(key, self._list(key, pair, 2)[index], 1, MAX_SIDE)

@@ -65,7 +65,8 @@ class Idefics3(Struct, frozen=True):
 def _added_tags(tokenizer: Settings) -> set[str]:
     """The tags of rows and columns that are one token each."""
     added = tokenizer.sub("added_tokens_decoder").values.values()
-    more = tokenizer.values.get("additional_special_tokens") or ()
+    more = tokenizer.values.get("additional_special_tokens")
+    more = more if isinstance(more, list) else []
     contents = (token.get("content") if isinstance(token, dict) else token for token in added)
     listed = (token.get("content") if isinstance(token, dict) else token for token in more)
     return {text for text in (*contents, *listed) if isinstance(text, str)}
