@@ -87,7 +87,7 @@ def test_help_shows_the_options_by_group(memfit: Memfit) -> None:
 @pytest.mark.parametrize(
     ("command", "formats"),
     [
-        ("estimate", "table|json|yaml|markdown|html|svg"),
+        ("estimate", "table|json|yaml|csv|markdown|html|svg"),
         ("compare", "table|json|csv|markdown|html|svg"),
         ("tune", "table|json|csv|markdown|html|svg"),
         ("plan growth", "table|json|markdown|html|svg"),
