@@ -24,7 +24,7 @@ from memfit.estimators.trace.undo_cse import unmerged
 # The first token and the one after it: all others are alike.
 _TOKENS = 2
 _TEXT_TOKEN = 1
-# Placeholders of classes with a config that does not name them.
+# Placeholders of classes that look for other ids than their config names.
 _PLACEHOLDERS = {"phi3_v": -1}
 # Of generate_step by position; stream_generate passes the rest on to the class.
 _BY_POSITION = ("input_ids", "pixel_values", "attention_mask")
@@ -203,8 +203,8 @@ class _Recorder:
             try:
                 return compute(array)
             except (RuntimeError, ValueError):
-                # The loop reads the token that it has sampled; any one will do.
-                if id(array) in self._sampled:
+                # The loop and some classes read the token that was sampled; any one will do.
+                if id(array) in self._sampled or (self._sampled and _is_token(array)):
                     return ANSWERS[name](array)
                 text = "the class computes with values of features, which a trace does not have"
                 raise GraphError(text) from None
@@ -249,13 +249,19 @@ def _input(array: InputArray, plan: ImagePlan) -> Any:
 
 def _token(model: Any, kind: str) -> int:
     """Return the id of a placeholder as the class's config names it."""
-    for key in (f"{kind}_token_index", f"{kind}_token_id"):
-        token = getattr(model.config, key, None)
-        if kind != "text" and isinstance(token, int):
-            return token
-    return (
-        _TEXT_TOKEN if kind == "text" else _PLACEHOLDERS.get(model.config.model_type, _TEXT_TOKEN)
-    )
+    if kind == "text":
+        return _TEXT_TOKEN
+    if own := _PLACEHOLDERS.get(model.config.model_type):
+        return own
+    names = (f"{kind}_token_index", f"{kind}_token_id")
+    tokens = (getattr(model.config, name, None) for name in names)
+    return next((token for token in tokens if isinstance(token, int)), _TEXT_TOKEN)
+
+
+def _is_token(array: Any) -> bool:
+    import mlx.core as mx
+
+    return bool(array.size == 1 and mx.issubdtype(array.dtype, mx.integer))
 
 
 def _split(outputs: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
