@@ -95,9 +95,9 @@ def test_junit_is_valid_xml_for_any_path(memfit: Memfit, folder: Path) -> None:
 
 
 MARKDOWN = """\
-## ❌ Gate not passed: 1 limit broken of 1 target
+## ❌ Gate not passed: 1 beyond its limits of 1 target
 
-### bad: limit broken
+### bad: beyond its limits
 
 new on m4-pro-24, working set 19.070 GB; baseline model
 
@@ -149,9 +149,8 @@ def test_several_files_are_written_in_addition_to_the_output(memfit: Memfit, fol
     schema = json.loads((SCHEMAS / "gate.schema.json").read_text())
     jsonschema.validate(json.loads((folder / "a.json").read_text()), schema)
     assert ElementTree.parse(folder / "b.xml").getroot().get("failures") == "1"
-    assert (
-        (folder / "c.md").read_text().startswith("## ❌ Gate not passed: 1 passed, 1 limit broken")
-    )
+    comment = (folder / "c.md").read_text()
+    assert comment.startswith("## ❌ Gate not passed: 1 passed, 1 beyond its limits")
 
 
 def test_a_narrow_terminal_cuts_no_number(

@@ -42,7 +42,7 @@ _SETTINGS: dict[RemedySetting, str] = {
 }
 _STATUSES: dict[TargetStatus, str] = {
     "passed": "passed",
-    "broken": "limit broken",
+    "broken": "beyond its limits",
     "invalid": "invalid input",
     "undecided": "not decided",
     "unreachable": "not reachable",
