@@ -14,6 +14,16 @@ _RESERVE = 5  # a fifth
 _PART_BYTES = 2**24
 
 
+def usable_bytes(directory: Path) -> int:
+    """Return the free bytes of a directory's disk, less the fifth that stays free.
+
+    Raises:
+        InputError: when the directory cannot be read.
+    """
+    free = _free_bytes(directory)
+    return free - free // _RESERVE
+
+
 def require_free(directory: Path, nbytes: int) -> None:
     """Require that the disk of a directory has room for the bytes, and a fifth of it to spare.
 
@@ -21,19 +31,23 @@ def require_free(directory: Path, nbytes: int) -> None:
         InputError: when the directory cannot be written.
         MachineError: when the disk is too full.
     """
-    try:
-        free = shutil.disk_usage(directory).free
-    except OSError as error:
-        raise unwritable(directory, error) from None
+    free = _free_bytes(directory)
     if not directory.is_dir():
         raise InputError(f"{printable(directory)}: is not a directory")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise InputError(f"{printable(directory)}: cannot be written: permission denied")
-    if nbytes > free - free // _RESERVE:
+    if nbytes > usable_bytes(directory):
         needed, there = format_bytes(nbytes, Units.GB), format_bytes(free, Units.GB)
         raise MachineError(
             f"{printable(directory)}: needs {needed}, and {there} are free, of which a fifth stays"
         )
+
+
+def _free_bytes(directory: Path) -> int:
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError as error:
+        raise unwritable(directory, error) from None
 
 
 def sha256_of(path: Path) -> str:

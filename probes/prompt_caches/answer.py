@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.runtimes.measurement import Way
@@ -13,8 +14,15 @@ from memfit.probes.prompt_caches.result import (
 )
 
 
+class Room(NamedTuple):
+    """Bytes for conversations."""
+
+    memory: int
+    disk: int
+
+
 def cache_answer(
-    conversations: Sequence[Conversation], *, agreement_percent: int, units: Units
+    conversations: Sequence[Conversation], room: Room, *, agreement_percent: int, units: Units
 ) -> CacheAnswer:
     """Return the answer; ``conversations`` go from the shortest to the longest."""
     longest = conversations[-1]
@@ -26,6 +34,8 @@ def cache_answer(
             way=None,
             shortest_tokens=None,
             agreement_percent=agreement_percent,
+            hot_conversations=None,
+            warm_conversations=None,
             reasons=(reason,),
         )
     stored, restore = best
@@ -36,6 +46,8 @@ def cache_answer(
         way=restore.way,
         shortest_tokens=shortest,
         agreement_percent=agreement_percent,
+        hot_conversations=max(0, room.memory) // max(1, restore.cache_bytes or 0),
+        warm_conversations=room.disk // max(1, stored.file_bytes),
         reasons=tuple(_reasons(longest, stored, restore, pairs, shortest, units)),
     )
 

@@ -77,6 +77,11 @@ class CacheAnswer(Struct, frozen=True, kw_only=True):
     no measured one is."""
     agreement_percent: Number
     """The least share of equal tokens that was allowed."""
+    hot_conversations: Count | None
+    """Of the longest measured length, restored that way: those that nine tenths of the working set
+    hold next to the weights and the peak of such a prompt. All others are warm or cold."""
+    warm_conversations: Count | None
+    """Those that the free disk holds with its reserve, beyond which conversations are cold."""
     reasons: tuple[str, ...]
 
 

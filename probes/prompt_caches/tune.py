@@ -25,6 +25,7 @@ from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.budget import COMFORTABLE
 from memfit.estimators.runtimes.measurement import (
     Loaded,
     MeasuredCache,
@@ -33,10 +34,10 @@ from memfit.estimators.runtimes.measurement import (
     Way,
 )
 from memfit.estimators.sizing.estimate import device_summary
-from memfit.probes.disk import require_free
+from memfit.probes.disk import require_free, usable_bytes
 from memfit.probes.preflight import limited, require_room
 from memfit.probes.prompt_caches import stored
-from memfit.probes.prompt_caches.answer import cache_answer
+from memfit.probes.prompt_caches.answer import Room, cache_answer
 from memfit.probes.prompt_caches.process import CacheFile, CacheProcess, WrittenCache
 from memfit.probes.prompt_caches.result import (
     CacheRestore,
@@ -104,7 +105,7 @@ def tune_cache(
                 progress.advance()
         finally:
             progress.end()
-    return probe.result(tuple(conversations))
+        return probe.result(tuple(conversations))
 
 
 class _Probe(Struct):
@@ -183,10 +184,20 @@ class _Probe(Struct):
             conversations=conversations,
             answer=cache_answer(
                 conversations,
+                self._room(self.device, self.loaded, conversations[-1]),
                 agreement_percent=request.agreement_percent,
                 units=request.units,
             ),
             notes=tuple(dict.fromkeys(self.notes)),
+        )
+
+    def _room(self, device: Device, loaded: Loaded, longest: Conversation) -> Room:
+        """Return what is left for conversations, as ``memfit plan offload`` counts it."""
+        share, whole = COMFORTABLE
+        used = loaded.active_bytes + longest.prefill_peak_bytes
+        return Room(
+            device.working_set_bytes * share // whole - used,
+            usable_bytes(self.directory),
         )
 
     def _stored(

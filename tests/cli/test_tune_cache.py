@@ -35,6 +35,7 @@ def test_caches_are_stored_restored_and_restored_again(
     assert status.pop("as-stored") == "failed"
     assert status == dict.fromkeys(("bulk", "freeing", "lazy"), "measured")
     assert result["answer"]["bits"] == 8
+    assert min(result["answer"][f"{tier}_conversations"] for tier in ("hot", "warm")) > 0
     files = sorted(folder.iterdir())
     assert len(files) == 4
     stored = ("--stored-bits", "8", "--stored-group-size", str(eight["group_size"]))

@@ -15,7 +15,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.agreement import Agreement
 from memfit.probes.prompt_caches import stored
-from memfit.probes.prompt_caches.answer import cache_answer
+from memfit.probes.prompt_caches.answer import Room, cache_answer
 from memfit.probes.prompt_caches.process import Filled
 from memfit.probes.prompt_caches.result import CacheRestore, Conversation, StoredCache
 from memfit.probes.prompt_caches.runner import CacheRunner
@@ -268,10 +268,14 @@ def test_the_shortest_conversation_is_where_the_times_cross(
     points: tuple[tuple[int, int, int], ...], shortest: int | None
 ) -> None:
     given = [conversation(*point) for point in points]
-    found = cache_answer(given, agreement_percent=95, units=Units.GB)
+    found = cache_answer(given, Room(100, 100), agreement_percent=95, units=Units.GB)
     assert (found.bits, found.way, found.shortest_tokens) == (8, "lazy", shortest)
+    # 8 bytes each in memory, 4 on the disk.
+    assert (found.hot_conversations, found.warm_conversations) == (12, 25)
 
 
 def test_bits_that_do_not_agree_are_not_the_answer() -> None:
-    found = cache_answer([conversation(9, 1, 2, same=3)], agreement_percent=80, units=Units.GB)
+    found = cache_answer(
+        [conversation(9, 1, 2, same=3)], Room(100, 100), agreement_percent=80, units=Units.GB
+    )
     assert (found.bits, found.shortest_tokens) == (None, None)

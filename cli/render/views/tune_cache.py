@@ -46,7 +46,7 @@ class TuneCacheView(NamedTuple):
             verdict=_verdict(result),
             colour="green" if result.answer.shortest_tokens else "yellow",
             sections=(
-                ("Why", result.answer.reasons),
+                ("Why", (*result.answer.reasons, *_tiers(result))),
                 ("Not measured", tuple(_unmeasured(result))),
                 ("Notes", tuple(note.message for note in result.notes)),
             ),
@@ -111,6 +111,15 @@ def _verdict(result: CacheTuneResult) -> str:
     if answer.shortest_tokens is None:
         return f"Storing does not pay at these lengths. {how} if you store longer ones."
     return f"{how}; it pays from {answer.shortest_tokens} tokens."
+
+
+def _tiers(result: CacheTuneResult) -> Iterator[str]:
+    answer, tokens = result.answer, result.conversations[-1].tokens
+    if answer.hot_conversations is not None:
+        yield (
+            f"conversations of {tokens} tokens: {answer.hot_conversations} hot in memory,"
+            f" {answer.warm_conversations} warm on the disk, the others cold"
+        )
 
 
 def _unmeasured(result: CacheTuneResult) -> Iterator[str]:
