@@ -18,10 +18,17 @@ SIDE_STEP = 32
 
 
 def image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
-    """Return the advice on the images of a workload; None without images or without a machine."""
+    """Return the advice on the images of a workload, by formula; a trace of each takes too long.
+
+    It is None without images, without a machine, and where no formula has the tower's work.
+    """
     if not workload.images or not workload.images.images or sized.device is None:
         return None
-    first = workload.images.images[0]
+    sized, first = sized.formula_view(), workload.images.images[0]
+    try:
+        sized.figures_for(workload)
+    except UnsupportedError:
+        return None
 
     def fits(images: Images) -> bool:
         try:
