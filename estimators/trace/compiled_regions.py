@@ -1,6 +1,6 @@
 """From a graph with the borders of compiled functions to the graph that MLX evaluates."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from memfit.estimators.trace.fusion import broadcast_all, fuse
 from memfit.estimators.trace.graph_format import Array, Node
@@ -39,7 +39,7 @@ def without_borders(
             tape = broadcast_all(tape, results[label], arrays)
         made += fuse(tape, results[label], arrays)
     ends = [same.get(array, array) for array in outputs]
-    return depth_first(made, ends), ends
+    return depth_first(makers_of(made), ends), ends
 
 
 def _is_border(node: Node) -> bool:
@@ -87,8 +87,18 @@ def _renamed(node: Node, same: dict[int, int]) -> Node:
     return Node(node.name, inputs, node.outputs, node.arguments)
 
 
-def depth_first(nodes: Sequence[Node], outputs: Sequence[int]) -> list[Node]:
-    makers = {output: node for node in nodes for output in node.outputs}
+def makers_of(nodes: Sequence[Node]) -> dict[int, Node]:
+    """Return the node that makes each array."""
+    return {output: node for node in nodes for output in node.outputs}
+
+
+def depth_first(
+    makers: Mapping[int, Node], outputs: Sequence[int], computed: Container[int] = ()
+) -> list[Node]:
+    """Return the nodes that outputs need, each after those that make its inputs.
+
+    Arrays that are ``computed`` already need none.
+    """
     order: list[Node] = []
     seen: set[int] = set()
     # A stack of its own: a graph can be deeper than Python's recursion limit.
@@ -96,7 +106,7 @@ def depth_first(nodes: Sequence[Node], outputs: Sequence[int]) -> list[Node]:
     while waiting:
         array, is_ready = waiting.pop()
         node = makers.get(array)
-        if node is None:
+        if node is None or array in computed:
             continue
         if is_ready:
             order.append(node)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from memfit.estimators.trace.compiled_regions import depth_first
+from memfit.estimators.trace.compiled_regions import depth_first, makers_of
 from memfit.estimators.trace.graph_format import Array, Node
 from memfit.estimators.trace.kernel_stubs import TraceTarget, map_arrays, one_node, recording_stubs
 
@@ -164,7 +164,7 @@ def resolved(
     made = [found for node in nodes for found in marks.resolve(node)]
     renamed = [node._replace(inputs=tuple(map(marks.first, node.inputs))) for node in made]
     ends = list(map(marks.first, outputs))
-    return depth_first(renamed, ends), ends
+    return depth_first(makers_of(renamed), ends), ends
 
 
 class _Marks:

@@ -75,10 +75,7 @@ def build(
     Raises:
         UnsupportedError: when mlx-lm has no such class, or the class rejects config or tensors.
     """
-    if config.get("model_file") is not None:
-        raise UnsupportedError(
-            f"{name}: model_file: the model brings its own code, which memfit never runs"
-        )
+    reject_own_code(config, name)
     nn = library.load("mlx.nn")
     with class_errors(name, config), few_modules(nn, config, name):
         utils = library.load("mlx_lm.utils")
@@ -100,6 +97,18 @@ def build(
         with class_errors(adapter.id, config):
             _attach(library.load("mlx_lm.tuner.utils"), model, adapter)
     return model
+
+
+def reject_own_code(config: Mapping[str, Any], name: str) -> None:
+    """Check that a class of the library is asked for.
+
+    Raises:
+        UnsupportedError: when the config names a file with code.
+    """
+    if config.get("model_file") is not None:
+        raise UnsupportedError(
+            f"{name}: model_file: the model brings its own code, which memfit never runs"
+        )
 
 
 def _attach(tuner: Any, model: Any, adapter: Adapter) -> None:

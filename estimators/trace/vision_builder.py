@@ -9,9 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.trace.libraries import PrivateLibrary, changed
-from memfit.estimators.trace.model_builder import LOADED_AS, class_errors, few_modules, settings_of
+from memfit.estimators.trace.model_builder import (
+    LOADED_AS,
+    class_errors,
+    few_modules,
+    reject_own_code,
+    settings_of,
+)
 
 _MODULES = ("text", "vision", "perceiver", "projector", "audio")
 
@@ -31,10 +36,7 @@ def build_vision(
     Raises:
         UnsupportedError: when mlx-vlm has no such class, or the class rejects config or tensors.
     """
-    if config.get("model_file") is not None:
-        raise UnsupportedError(
-            f"{name}: model_file: the model brings its own code, which memfit never runs"
-        )
+    reject_own_code(config, name)
     nn = library.load("mlx.nn")
     with class_errors(name, config, "mlx-vlm"), few_modules(nn, config, name):
         utils = library.load("mlx_vlm.utils")

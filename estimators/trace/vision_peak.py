@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.versions import Version
+from memfit.estimators.trace.compiled_regions import depth_first, makers_of
 from memfit.estimators.trace.graph_format import Array, Node
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.peak import Highest, Replay, drop_user, highest, view_of
@@ -77,7 +78,7 @@ class _VisionReplay(Replay):
         self._call, self._cuts = run.call, run.cuts
         self._arrays: list[Array] = list(run.call.arrays)
         self._views: list[View] = [view_of(array) for array in self._arrays]
-        self._makers = {out: node for node in run.call.nodes for out in node.outputs}
+        self._makers = makers_of(run.call.nodes)
         # What has been computed and is still there, and what waits for a later evaluation.
         self._computed: set[int] = set()
         self._waiting: Counter[int] = Counter()
@@ -153,18 +154,4 @@ class _VisionReplay(Replay):
 
     def _needed(self, ends: Sequence[int]) -> list[Node]:
         """Return the nodes that ends still need, each after those that make its inputs."""
-        order: list[Node] = []
-        seen: set[int] = set()
-        waiting = [(array, False) for array in reversed(ends)]
-        while waiting:
-            array, is_ready = waiting.pop()
-            node = self._makers.get(array)
-            if node is None or array in self._computed:
-                continue
-            if is_ready:
-                order.append(node)
-            elif array not in seen:
-                seen.update(node.outputs)
-                waiting.append((array, True))
-                waiting += [(taken, False) for taken in reversed(node.inputs)]
-        return order
+        return depth_first(self._makers, ends, self._computed)
