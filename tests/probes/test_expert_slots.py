@@ -190,8 +190,8 @@ def test_16_bits_run_on_the_cpu_as_the_full_model(case: Any) -> None:
     assert bound.decode_peak is not None
     assert without.decode_peak is not None
     assert bound.weights == without.weights is not None
-    # A few scalars of a step are not in the formula.
-    assert without.decode_peak + ROUNDING < above + bound.weights <= bound.decode_peak + ROUNDING
+    # A few scalars of a step are not in the formula, nor what MLX's thread frees late under load.
+    assert without.decode_peak < above + bound.weights <= bound.decode_peak * 101 // 100
 
 
 def test_a_missing_expert_is_an_error_if_the_user_says_so(case: Any) -> None:
