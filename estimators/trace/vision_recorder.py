@@ -99,7 +99,7 @@ class _Recorder:
     """One call of mlx-vlm's generate_step."""
 
     weights: Callable[[], set[int]]
-    """Return the placeholders, which are there for ever."""
+    """Return the placeholders, which are never freed."""
 
     def __init__(
         self, model: Any, plan: ImagePlan, workload: Workload, target: TraceTarget

@@ -35,7 +35,7 @@ _PADDED_WIDTHS = (64, 80, 128)
 
 
 class Traits(Struct, frozen=True):
-    """What one class does beside the blocks that all have."""
+    """What one class does in addition to the blocks that all have."""
 
     pads_heads: bool = False
     """Whether attention is padded to a width with a fused kernel."""
