@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+CHANNELS = 3
+"""Of the pixels of an image: red, green and blue."""
+
 
 class TokenRun(Struct, frozen=True):
     """Tokens of one kind that follow each other in the prompt."""

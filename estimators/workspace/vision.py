@@ -29,7 +29,6 @@ from memfit.estimators.workspace.tape import Program, Tape
 _BLOCK = re.compile(r"(?!.*(?:merger|audio))(.*?\.\d+)\.(.+)")
 _FLOAT32 = 4
 _INT64 = 8
-_MEBI = 1 << 20
 # Widths that mlx_vlm/models/base.py, ensure_fused_sdpa, pads queries, keys and values to.
 _PADDED_WIDTHS = (64, 80, 128)
 

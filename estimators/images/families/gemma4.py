@@ -7,10 +7,9 @@ import math
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, VideoSize
-from memfit.estimators.images.plan import ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
 from memfit.estimators.images.settings import ProcessorFiles, Settings
 
-CHANNELS = 3
 _IMAGE_TOKENS = 280
 _FRAME_TOKENS = 70
 _FRAMES = 32

@@ -11,10 +11,9 @@ from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, ImageSize, VideoSize
-from memfit.estimators.images.plan import ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
 from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
 
-CHANNELS = 3
 MOST_ASPECT = 200
 _VIDEO_PIXELS = (128 * 32 * 32, 768 * 32 * 32)  # defaults of Qwen3VLVideoProcessor
 _FRAMES_A_SECOND = 2.0

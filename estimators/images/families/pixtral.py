@@ -9,10 +9,8 @@ import math
 from msgspec import Struct
 
 from memfit.estimators.base.images import Images, ImageSize
-from memfit.estimators.images.plan import ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
 from memfit.estimators.images.settings import ProcessorFiles, reject_videos
-
-CHANNELS = 3
 
 
 class Pixtral(Struct, frozen=True):
