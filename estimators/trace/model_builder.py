@@ -26,7 +26,7 @@ from memfit.estimators.trace.ranks import share
 MAX_MODULES = 20_000
 
 # The types of safetensors and what MLX loads them as. Source: mlx/io/safetensors.cpp.
-LOADED_AS = {
+_LOADED_AS = {
     "BOOL": "bool_",
     "U8": "uint8",
     "U16": "uint16",
@@ -239,7 +239,7 @@ def loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
 def _array(tensor: Tensor) -> Any:
     import mlx.core as mx
 
-    loaded_as = LOADED_AS.get(tensor.dtype)
+    loaded_as = _LOADED_AS.get(tensor.dtype)
     if loaded_as is None:
         raise UnsupportedError(f"tensor {tensor.name[:80]}: MLX does not load {tensor.dtype}")
     # Not computed until it is evaluated, which a trace never does.
@@ -247,13 +247,21 @@ def _array(tensor: Tensor) -> Any:
 
 
 def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
+    model_class, args_class = utils._get_classes(config)
+    model = model_class(args_class.from_dict(config))
+    cast = cast_parameters(model, dtype)
+    if config["model_type"] in _DROP_THE_HEAD and config.get("tie_word_embeddings", True):
+        model.sanitize({path: array for path, array in cast if "lm_head" not in path})
+    return model
+
+
+def cast_parameters(model: Any, dtype: str) -> list[tuple[str, Any]]:
+    """Convert a model's floating-point parameters to ``dtype``, and return these by path."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    model_class, args_class = utils._get_classes(config)
-    model = model_class(args_class.from_dict(config))
-    wanted = getattr(mx, LOADED_AS[dtype])
-    # Some classes keep parameters in their own type (mlx-lm convert.py, set_dtype).
+    wanted = getattr(mx, _LOADED_AS[dtype])
+    # Some classes keep parameters in their own type (mlx-lm and mlx-vlm convert.py).
     is_cast = getattr(model, "cast_predicate", lambda _: True)
     flat: Any = tree_flatten(model.parameters())
     cast = [
@@ -263,9 +271,7 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
     ]
     # Not strict: integer parameters are not among them.
     model.load_weights(cast, strict=False)
-    if config["model_type"] in _DROP_THE_HEAD and config.get("tie_word_embeddings", True):
-        model.sanitize({path: array for path, array in cast if "lm_head" not in path})
-    return model
+    return cast
 
 
 def unread_format(config: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from memfit.estimators.trace.libraries import PrivateLibrary, changed
 from memfit.estimators.trace.model_builder import (
-    LOADED_AS,
+    cast_parameters,
     class_errors,
     few_modules,
     reject_own_code,
@@ -60,9 +60,6 @@ def _loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
 
 def made(utils: Any, nn: Any, config: dict[str, Any], dtype: str) -> Any:
     """Return a model of the class's own parameters, in the order of load_model and convert."""
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-
     module, _ = utils.get_model_and_args(config)
     config.setdefault("text_config", config.pop("llm_config", {}))
     config.setdefault("vision_config", {})
@@ -70,15 +67,7 @@ def made(utils: Any, nn: Any, config: dict[str, Any], dtype: str) -> Any:
     settings = module.ModelConfig.from_dict(config)
     settings = utils.update_module_configs(settings, module, config, _MODULES)
     model = module.Model(settings)
-    wanted = getattr(mx, LOADED_AS[dtype])
-    is_cast = getattr(model, "cast_predicate", lambda _: True)
-    flat: Any = tree_flatten(model.parameters())
-    cast = [
-        (path, array.astype(wanted))
-        for path, array in flat
-        if mx.issubdtype(array.dtype, mx.floating) and is_cast(path)
-    ]
-    model.load_weights(cast, strict=False)
+    cast_parameters(model, dtype)
     block = config.get("quantization") or config.get("quantization_config")
     if isinstance(block, Mapping) and "bits" in block and "group_size" in block:
         # Older conversions say there whether they have left the towers as they are.
