@@ -9,7 +9,7 @@ from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.results.images import ImageAdvice, SmallerImages
-from memfit.estimators.sizing.search import fits_comfortably
+from memfit.estimators.sizing.search import first_fitting, fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 
 MOST_IMAGES = 256
@@ -30,17 +30,17 @@ def image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
     except UnsupportedError:
         return None
 
-    def fits(images: Images) -> bool:
-        try:
-            return fits_comfortably(sized, with_images(sized, workload, images))
-        except (InputError, UnsupportedError):
-            return False
+    def most(limit: int, of: Callable[[int], Images]) -> int:
+        def fits(number: int) -> bool:
+            return fits_comfortably(sized, with_images(sized, workload, of(number)))
 
-    longest = _most(LONGEST_SIDE // SIDE_STEP, lambda steps: fits(_one(first, steps)))
+        return first_fitting(range(limit, 0, -1), fits, monotone=True) or 0
+
+    longest = most(LONGEST_SIDE // SIDE_STEP, lambda steps: _one(first, steps))
     return ImageAdvice(
         largest=_one(first, longest).images[0] if longest else None,
         any_size=longest == LONGEST_SIDE // SIDE_STEP,
-        most=_most(MOST_IMAGES, lambda count: fits(Images((replace(first, count=count),)))),
+        most=most(MOST_IMAGES, lambda count: Images((replace(first, count=count),))),
         smaller=tuple(_smaller(sized, workload)),
     )
 
@@ -60,18 +60,6 @@ def _one(first: ImageSize, steps: int) -> Images:
     longest = max(first.width, first.height)
     sides = (max(1, side * steps * SIDE_STEP // longest) for side in (first.width, first.height))
     return Images((ImageSize(*sides),))
-
-
-def _most(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 1 to ``most`` that fits, 0 where none does; more never takes less."""
-    low, high = 0, 1
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def _smaller(sized: SizedModel, workload: Workload) -> Iterator[SmallerImages]:

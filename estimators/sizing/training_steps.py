@@ -1,7 +1,5 @@
 """The memory of training steps, by trace; each question is answered once."""
 
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -112,48 +110,3 @@ class TracedSteps:
             compute_capability=machine.generation if machine.backend == "cuda" else None,
             versions=self._versions,
         )
-
-
-def most_fitting(
-    values: Sequence[int],
-    needed: Callable[[int], int],
-    limit: int,
-    known: Sequence[int],
-    *,
-    floor: int = 0,
-) -> int:
-    """Return the largest of ascending values with a need within the limit, 0 when none has.
-
-    The need grows with the value. It is computed for few values: those that are ``known`` or their
-    neighbours, then where the line through two of them reaches the limit. ``floor`` is about the
-    need of nothing.
-
-    >>> most_fitting(range(1, 1000), lambda value: value * value, 5000, [10])
-    70
-    """
-    points = {0: floor}
-    low, high = 0, len(values)
-    guesses = [min(range(high), key=lambda index: abs(values[index] - value)) for value in known]
-    count = 0
-    while low < high:
-        # Every third time the middle: a need with steps would come near from one side only.
-        guess = (low + high) // 2 if count % 3 == 2 else _reached(values, points, limit)
-        guess = max(low, min(high - 1, guesses.pop(0) if guesses else guess))
-        points[values[guess]] = needed(values[guess])
-        if points[values[guess]] <= limit:
-            low = guess + 1
-        else:
-            high = guess
-        count += not guesses
-    return values[low - 1] if low else 0
-
-
-def _reached(values: Sequence[int], points: Mapping[int, int], limit: int) -> int:
-    """Return the index of about the last value with a need within the limit."""
-    # The two points around the limit, or the two next to it.
-    near = sorted(points, key=lambda value: (abs(points[value] - limit), value))[:2]
-    low, high = min(near), max(near)
-    rise = points[high] - points[low] if len(near) > 1 else 0
-    if rise <= 0:
-        return len(values) // 2
-    return bisect_right(values, low + (limit - points[low]) * (high - low) // rise) - 1

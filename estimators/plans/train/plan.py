@@ -29,9 +29,9 @@ from memfit.estimators.results.train import (
 )
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.estimate import device_summary
-from memfit.estimators.sizing.search import first_fitting
+from memfit.estimators.sizing.search import first_fitting, most_fitting
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.training_steps import TracedSteps, most_fitting
+from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.estimators.trace.libraries import versions
 from memfit.estimators.trace.training_peak import TrainingMoment, TrainingPeak
 from memfit.estimators.trace.training_recorder import TokenLoopError
