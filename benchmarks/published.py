@@ -100,8 +100,8 @@ def predict(row: dict[str, Any], method: Method, configs: Path) -> int:
     }
     device = row.get("device") or _DEVICES.get(row["machine"], row["machine"])
     path, versions = configs / row["config"], versions_of(row)
-    # mlx-lm edbf61dd (#753): before it Qwen3 multiplied after a compiled function.
-    is_apart = method == "trace" and versions.mlx_lm < (0, 30, 4)
+    # The trace runs the class of today.
+    is_apart = method == "trace" and versions.has("product_after_silu")
     with silu_apart() if is_apart else nullcontext():
         sized = _sized(path, packing_of(row), device, method, versions)
         return sized.figures_for(Workload(**settings)).moment.nbytes

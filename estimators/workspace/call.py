@@ -19,6 +19,11 @@ class BackendTraits(Struct, frozen=True):
     """Whether the GPU has neural accelerators."""
 
     @property
+    def compiled_copies(self) -> bool:
+        """Whether compiled functions write over none of their inputs."""
+        return self.versions.has("compiled_copies")
+
+    @property
     def splits_products(self) -> bool:
         """Whether products with packed weights are summed from parts."""
         return splits_products(self.backend, self.versions)

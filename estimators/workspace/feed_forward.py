@@ -20,35 +20,38 @@ def record_feed_forward(tape: Tape, x: int, plan: LayerPlan, call: CallShape) ->
         case MixtureOfExperts() as spec:
             return _experts(tape, x, plan, spec, call)
         case DenseMLP(split_activation=split):
-            return _dense(tape, x, plan.dense, call.rows, split=split)
+            return _dense(tape, x, plan.dense, call, split=split)
         case None:
-            return _dense(tape, x, plan.dense, call.rows)
+            return _dense(tape, x, plan.dense, call)
         case _ as spec:
             assert_never(spec)
 
 
 def _dense(
-    tape: Tape, x: int, projections: tuple[Projection, ...], rows: int, *, split: bool = False
+    tape: Tape, x: int, projections: tuple[Projection, ...], call: CallShape, *, split: bool = False
 ) -> int:
+    rows = call.rows
     inner = [project(tape, x, projection, rows) for projection in projections[:-1]]
     down = projections[-1]
     inputs = [p.outputs for p in projections[:-1]]
     if len(inner) == 2 and split:
         acted = tape.allocate((inner[0],), rows * inputs[0])
         tape.inplace(acted, *inner)
+    elif len(inner) == 2 and call.target.versions.has("product_after_silu"):
+        acted = tape.inplace(tape.compiled(inner[0]), inner[1])
     elif len(inner) == 2:
         # swiglu is compiled to one kernel that writes over an input (mlx-lm activations.py).
-        acted = tape.inplace(inner[0], inner[1])
+        acted = tape.compiled(inner[0], inner[1])
     # One product holds gate and up (mlx-lm phi3.py, gate_up_proj); its halves are strided.
     elif inputs and inputs[0] == 2 * down.inputs:
         acted = tape.allocate((inner[0],), rows * inputs[0] // 2, counts=ops.PART_COPY)
     else:
-        acted = tape.inplace(inner[0]) if inner else x
+        acted = tape.compiled(inner[0]) if inner else x
     return project(tape, acted, down, rows)
 
 
 def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: CallShape) -> int:
-    rows, picked = call.rows, call.rows * spec.top_k
+    picked = call.rows * spec.top_k
     scores, indices = _route(tape, x, plan, spec, call)
     hidden = tape.elements[x]
     gathered, order = x, None
@@ -85,7 +88,7 @@ def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: 
         tape.inplace(mixed, scores, counts=ops.WEIGHTED_EXPERTS)
         total = tape.allocate((mixed,), hidden)
     if spec.shared_intermediate and plan.dense:
-        shared = _dense(tape, x, plan.dense, rows)
+        shared = _dense(tape, x, plan.dense, call)
         tape.inplace(total, shared)
     return total
 
@@ -127,11 +130,11 @@ def _switch(
     *into, down = experts
     inner = [_product(tape, gathered, indices, e, picked, ops.EXPERT_MATMUL) for e in into]
     if len(inner) == 2:
-        acted = tape.inplace(inner[0], inner[1])
+        acted = tape.compiled(inner[0], inner[1])
     elif into and into[0].outputs == 2 * spec.intermediate:
         acted = tape.allocate((inner[0],), picked * spec.intermediate, counts=ops.PART_COPY)
     else:
-        acted = tape.inplace(inner[0])
+        acted = tape.compiled(inner[0])
     return _product(tape, acted, indices, down, picked, ops.EXPERT_MATMUL_DOWN)
 
 

@@ -32,7 +32,13 @@ def layer_program(
     """Return the steps of a layer; ``buffers`` are those of each mixer."""
     elements = call.rows * hidden
     target = call.target
-    tape = Tape(target.backend, call.width, elements * plan.streams, target.splits_products)
+    tape = Tape(
+        target.backend,
+        call.width,
+        elements * plan.streams,
+        splits_products=target.splits_products,
+        compiled_copies=target.compiled_copies,
+    )
     # Gemma 3n carries several hidden states for each token (altup_num_inputs).
     if plan.streams > 1:
         x = _alternating(tape, plan, call, hidden, buffers)

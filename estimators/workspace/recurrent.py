@@ -56,7 +56,7 @@ def record_gated_delta(
         tape.retain(tape.allocate((), state, nbytes=state * width, counts=ops.NO_KERNEL))
     output = norm(tape, output, values, shared=True)
     gate = tape.allocate((made[0],), values)
-    tape.inplace(output, gate)
+    output = tape.compiled(output, gate)
     return project(tape, output, plan.output, rows, counts=ops.STATE_PROJECTION)
 
 
@@ -88,7 +88,7 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
         case _:
             assert_never(scan)
     if made:
-        tape.inplace(output, made[0])
+        output = tape.compiled(output, made[0])
     return project(tape, output, plan.output, rows, counts=ops.STATE_PROJECTION)
 
 
@@ -136,7 +136,7 @@ def _convolve(
     if copied:
         tape.defer(lambda: _kept(tape, (padded,), copied * call.batch))
     convolved = tape.allocate((padded,), elements)
-    return tape.inplace(convolved)
+    return tape.compiled(convolved)
 
 
 def _token_loop(

@@ -58,6 +58,8 @@ class Tape(Struct):
     input_elements: int
     splits_products: bool = False
     """Whether products with packed weights are summed from parts."""
+    compiled_copies: bool = False
+    """Whether compiled functions write over none of their inputs."""
     nbytes: list[int] = field(default_factory=list)
     """Of each array, by its number."""
     elements: list[int] = field(default_factory=list)
@@ -109,6 +111,12 @@ class Tape(Struct):
         """Record an operation that writes into ``target``."""
         self._record((target, *inputs), 0, weight, counts, 0)
         return target
+
+    def compiled(self, target: int, *inputs: int) -> int:
+        """Record a compiled function, which writes into ``target`` where it writes over inputs."""
+        if self.compiled_copies:
+            return self.allocate((target, *inputs), self.elements[target])
+        return self.inplace(target, *inputs)
 
     def retain(self, array: int) -> int:
         """Mark an array as outliving the layer: a cache, or the layer's output."""

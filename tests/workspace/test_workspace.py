@@ -15,6 +15,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.scheduler import BatchLimits
+from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.weights import QuantizationPlan, derive
 from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment, peak
 from memfit.estimators.workspace.schedule import transient_peak
@@ -45,7 +46,8 @@ QWEN3_30B_A3B = {
     "mlp_only_layers": [],
     "norm_topk_prob": True,
 }
-# Peaks in MB, mlx-lm BENCHMARKS.md (mlx 0.29.2, mlx-lm 0.28.2, M4 Max 64 GB).
+# Peaks in MB, mlx-lm BENCHMARKS.md, M4 Max 64 GB.
+PUBLISHED_WITH = MlxVersions(mlx=(0, 29, 2), mlx_lm=(0, 28, 2))
 PUBLISHED: list[tuple[dict[str, Any], Quantization | None, int]] = [
     (QWEN3_4B_2507, None, 9020),
     (QWEN3_4B_2507, Quantization(8, 64), 5254),
@@ -67,12 +69,16 @@ def moment(
     *,
     quantization: Quantization | None = None,
     device: Device = M4_MAX,
+    versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
 ) -> tuple[PeakMoment, int]:
     """The peak and the bytes of the weights."""
     model = build_model(config, "config.json")
     plan = QuantizationPlan(quantization, converting=True) if quantization else None
     weights = derive(model, plan).loaded_bytes
-    return peak(model, workload, resident_bytes=weights, plan=plan, device=device), weights
+    found = peak(
+        model, workload, resident_bytes=weights, plan=plan, device=device, versions=versions
+    )
+    return found, weights
 
 
 # mlx pull request 3077: mlx_lm.benchmark -p 1024 -g 128, in bf16; peaks in MB.
@@ -98,11 +104,11 @@ def test_published_peaks_on_cuda_are_below_the_bound(
 def test_published_peaks_are_reproduced(
     config: dict[str, Any], quantization: Quantization | None, megabytes: int
 ) -> None:
-    found, weights = moment(config, BENCHMARK, quantization=quantization)
+    found, weights = moment(config, BENCHMARK, quantization=quantization, versions=PUBLISHED_WITH)
     published = megabytes * 10**6
     kept = weights + kv_cache(build_model(config, "config.json"), BENCHMARK).nbytes
-    assert abs(found.nbytes - published) * 100 < 2 * published
-    assert abs(found.workspace_bytes - (published - kept)) * 100 < 18 * (published - kept)
+    assert abs(found.nbytes - published) * 1000 < 6 * published
+    assert abs(found.workspace_bytes - (published - kept)) * 100 < 4 * (published - kept)
     assert found.phase == "prefill"
 
 

@@ -38,6 +38,12 @@ CHANGES: dict[str, dict[str, Any]] = {
         "until": (0, 28, 3),
         "source": "mlx_lm/models/ssm.py, ssm_attn: until 44c74e1d (#525, 2025-10-02)",
     },
+    # Two kernels with an array between them, where one compiled function multiplies now.
+    "product_after_silu": {
+        "package": "mlx-lm",
+        "until": (0, 30, 4),
+        "source": "mlx_lm/models/activations.py, swiglu: since edbf61dd (#753, 2026-01-14)",
+    },
     "narrow_states": {
         "package": "mlx-lm",
         "until": (0, 31, 2),
