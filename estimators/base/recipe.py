@@ -4,6 +4,7 @@ from math import isfinite
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantities import Positive
@@ -13,6 +14,8 @@ FineTuneType = Literal["lora", "dora", "full"]
 OptimizerName = Literal["adam", "adamw", "muon", "sgd", "adafactor"]
 # mlx_lm/tuner/trainer.py, iterate_batches: batches are padded to one more than a multiple of it.
 PAD_TO = 32
+SHORTEST = 128
+"""Tokens of the shortest sequences that are searched and recommended."""
 _MOST = 2**20  # of a setting; a run with more fits no machine
 
 
@@ -48,6 +51,15 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise InputError(f"scale {self.scale}: must be a finite number")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout {self.dropout}: must be from 0 to below 1")
+
+    def in_batches(self, size: int) -> "Recipe":
+        """Return it with smaller batches, and as many more of them for each update.
+
+        >>> Recipe(batch_size=4).in_batches(1).grad_accumulation_steps
+        4
+        """
+        steps = self.grad_accumulation_steps * ceil_div(self.batch_size, size)
+        return replace(self, batch_size=size, grad_accumulation_steps=steps)
 
     def padded(self, longest: int) -> int:
         """Return the tokens of a batch with a sequence of ``longest`` tokens.

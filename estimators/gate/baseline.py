@@ -37,6 +37,7 @@ _COMPARED = (
     "state_bytes",
     "workspace_bytes",
     "peak_bytes",
+    "training_peak_bytes",
     "context_tokens",
     "expert_capacity",
 )
@@ -128,6 +129,8 @@ def changes(before: GateFigures, now: GateFigures) -> Iterator[FigureChange]:
     """Yield the compared figures, those that did not change as well."""
     for name in _COMPARED:
         old, new = getattr(before, name), getattr(now, name)
+        if name == "training_peak_bytes" and old is new is None:
+            continue  # neither is trained
         yield FigureChange(name, old, new, None if old is None or new is None else new - old)
 
 

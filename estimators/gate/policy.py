@@ -50,7 +50,7 @@ MAX_POLICY_BYTES = 1_000_000
 MACHINE_KEYS = ("device", "memory", "working_set")
 ALLOWED_KEYS = ("allow_stale", "allow_beyond_context")
 VERSION_KEYS = ("mlx_version", "mlx_lm_version")
-TRAINING_LIMIT = "training_peak"
+TRAINING_LIMITS = ("training_peak", "growth.training_peak")
 IMAGE_KEYS = ("image", "video")
 BASES = get_args(RequiredBasis)
 OS_REGIMES = tuple(regime.value for regime in OsRegime)
@@ -177,13 +177,13 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
 
 
 def _training(section: Section, limits: tuple[PolicyLimit, ...]) -> Recipe | None:
-    is_limited = any(limit.name == TRAINING_LIMIT for limit in limits)
+    limited = next((limit.name for limit in limits if limit.name in TRAINING_LIMITS), None)
     if "training" not in section:
-        if is_limited:
-            section.add_error(f"limits.{TRAINING_LIMIT} needs training, a recipe of mlx_lm.lora")
+        if limited:
+            section.add_error(f"limits.{limited} needs training, a recipe of mlx_lm.lora")
         return None
-    if not is_limited:
-        section.add_error(f"nothing limits it: add limits.{TRAINING_LIMIT}", "training")
+    if not limited:
+        section.add_error(f"nothing limits it: add limits.{TRAINING_LIMITS[0]}", "training")
     return section.take("training", _recipe)
 
 
@@ -379,5 +379,5 @@ AMOUNTS: dict[str, Callable[[Device | None, Any], LimitValue]] = {
     "wired_limit": _memory,
     "context": _context,
     "expert_capacity": lambda device, value: parse_experts(value),
-    TRAINING_LIMIT: _memory,
+    "training_peak": _memory,
 }

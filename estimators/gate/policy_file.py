@@ -40,6 +40,7 @@ class GrowthKeys(Struct, frozen=True):
     weights: Amount | UnsetType = UNSET
     kv_per_token: Amount | UnsetType = UNSET
     peak: Amount | UnsetType = UNSET
+    training_peak: Amount | UnsetType = UNSET
 
 
 class LimitKeys(Struct, frozen=True):

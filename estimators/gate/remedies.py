@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.quantization import AFFINE_BITS
+from memfit.estimators.base.recipe import SHORTEST, Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.gate import Remedy, RemedySetting
 from memfit.estimators.sizing.search import (
@@ -13,6 +14,7 @@ from memfit.estimators.sizing.search import (
     PREFILL_STEPS,
     context_lengths,
     first_fitting,
+    halves,
     with_kv_bits,
 )
 
@@ -20,6 +22,15 @@ _UNQUANTISED_BITS = 16
 
 # Which settings change which figure.
 _ON_MEMORY: tuple[RemedySetting, ...] = ("context", "kv_bits", "prefill_step", "quantize")
+_ON_TRAINING: tuple[RemedySetting, ...] = (
+    "grad_checkpoint",
+    "batch_size",
+    "quantize",
+    "num_layers",
+    "max_seq_length",
+)
+# Where a value passes, all smaller ones do.
+_MONOTONE = ("context", "batch_size", "num_layers", "max_seq_length")
 SETTINGS: dict[str, tuple[RemedySetting, ...]] = {
     "peak": _ON_MEMORY,
     "wired_limit": _ON_MEMORY,
@@ -29,17 +40,20 @@ SETTINGS: dict[str, tuple[RemedySetting, ...]] = {
     "expert_capacity": ("quantize",),
     "growth.weights": ("quantize",),
     "growth.kv_per_token": ("kv_bits",),
-    "training_peak": (),
+    "training_peak": _ON_TRAINING,
+    "growth.training_peak": _ON_TRAINING,
     "basis": (),
 }
 
 
 class Question(Struct, frozen=True):
-    """A workload, and the bits of its weights."""
+    """A workload, the bits of its weights, and how it is trained."""
 
     workload: Workload
     quantize: int | None
     """The bits the model is converted to, None when it is taken as it is."""
+    recipe: Recipe
+    """All layers of the model are counted where it trains all."""
 
 
 def remedies(
@@ -55,9 +69,9 @@ def remedies(
 
     def largest(setting: RemedySetting) -> int | None:
         return first_fitting(
-            _smaller(setting, asked.workload, bits_per_weight),
+            _smaller(setting, asked, bits_per_weight),
             lambda value: passes(_changed(asked, setting, value)),
-            monotone=setting == "context",
+            monotone=setting in _MONOTONE,
         )
 
     for setting in SETTINGS[limit]:
@@ -65,8 +79,9 @@ def remedies(
             yield Remedy(setting, value)
 
 
-def _smaller(setting: RemedySetting, now: Workload, bits_per_weight: int) -> Sequence[int]:
-    """The values of a setting below what it is now, the largest first."""
+def _smaller(setting: RemedySetting, asked: Question, bits_per_weight: int) -> Sequence[int]:
+    """The values of a setting that take less than what it is now, those that take most first."""
+    now, recipe = asked.workload, asked.recipe
     match setting:
         case "context":
             return context_lengths(now.prompt_tokens - now.image_tokens - 1)
@@ -76,6 +91,14 @@ def _smaller(setting: RemedySetting, now: Workload, bits_per_weight: int) -> Seq
             return [step for step in PREFILL_STEPS if step < now.prefill_step]
         case "quantize":
             return [bits for bits in reversed(AFFINE_BITS) if bits < bits_per_weight]
+        case "grad_checkpoint":
+            return [] if recipe.grad_checkpoint else [1]
+        case "batch_size":
+            return list(halves(recipe.batch_size, 1))
+        case "num_layers":
+            return list(halves(recipe.num_layers, 1))
+        case "max_seq_length":
+            return list(halves(recipe.max_seq_length, SHORTEST))
 
 
 def _changed(asked: Question, setting: RemedySetting, value: int) -> Question:
@@ -95,3 +118,11 @@ def _changed(asked: Question, setting: RemedySetting, value: int) -> Question:
             return replace(asked, workload=replace(workload, prefill_step=value))
         case "quantize":
             return replace(asked, quantize=value)
+        case "batch_size":
+            return replace(asked, recipe=asked.recipe.in_batches(value))
+        case "grad_checkpoint":
+            return replace(asked, recipe=replace(asked.recipe, grad_checkpoint=True))
+        case "num_layers":
+            return replace(asked, recipe=replace(asked.recipe, num_layers=value))
+        case "max_seq_length":
+            return replace(asked, recipe=replace(asked.recipe, max_seq_length=value))

@@ -1,13 +1,14 @@
 """One target of a policy: its figures, their checks, and what makes broken limits pass."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnreachableError, UnsupportedError
-from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
@@ -22,7 +23,7 @@ from memfit.estimators.gate.baseline import (
     replaced,
 )
 from memfit.estimators.gate.figures import figures_of
-from memfit.estimators.gate.policy import PolicyLimit, PolicyTarget
+from memfit.estimators.gate.policy import TRAINING_LIMITS, PolicyLimit, PolicyTarget
 from memfit.estimators.gate.remedies import Question, remedies
 from memfit.estimators.gate.verdict import Totals, judge_limit, judge_limits
 from memfit.estimators.images.processor import with_image_tokens
@@ -66,7 +67,7 @@ class TargetModel(Struct, frozen=True):
         """Return the model as it is, or converted to ``quantize`` bits; of ranks the tightest."""
         sized = self.catalog.sized(
             self.model,
-            quantize=converted(quantize) if quantize else None,
+            quantize=_converted(quantize),
             device=self.target.device,
             runtime=self.runtime,
         )
@@ -88,7 +89,7 @@ class TargetModel(Struct, frozen=True):
         figures = figures_of(sized, workload)
         if target.training is not None:
             named["training"] = target.training
-            nbytes = self._training_bytes(target.training)
+            nbytes = self.training_steps().run_bytes(target.training, _converted(target.quantize))
             figures = replace(figures, training_peak_bytes=nbytes)
         return BaselineEntry(
             model=self.model,
@@ -104,22 +105,22 @@ class TargetModel(Struct, frozen=True):
             figures=figures,
         )
 
-    def _training_bytes(self, recipe: Recipe) -> int:
-        """Return the most that a recipe takes, as memfit plan train has it.
+    def training_steps(self) -> TracedSteps:
+        """Return what traces the trainer's steps, as memfit plan train does.
 
         Raises:
-            UnsupportedError: when mlx-lm cannot train the class, or its step cannot be traced.
+            UnsupportedError: when mlx-lm does not run the model.
         """
-        target = self.target
-        quantize = converted(target.quantize) if target.quantize else None
-        sized = self.catalog.sized(
-            self.model, quantize=quantize, device=target.device, runtime=self.runtime
-        )
+        device = self.target.device
+        sized = self.catalog.sized(self.model, device=device, runtime=self.runtime)
         if not sized.runtime_model.is_mlx_lm:
             raise UnsupportedError(f"training: mlx_lm.lora does not train for {sized.runtime}")
         versions = sized.runtime_model.runtime.versions
-        steps = TracedSteps(sized.checkpoint, sized.model.dtype, target.device, versions)
-        return steps.run_bytes(recipe, quantize)
+        return TracedSteps(sized.checkpoint, sized.model.dtype, device, versions)
+
+
+def _converted(bits: int | None) -> Quantization | None:
+    return converted(bits) if bits else None
 
 
 def _of_ranks(ranks: Ranks | None) -> dict[str, Any]:
@@ -264,11 +265,32 @@ class Evaluation(Struct, frozen=True):
         footprint = self.sized.footprint
         found = remedies(
             limit.name,
-            Question(self.subject.workload, self.target.quantize),
+            Question(self.subject.workload, self.target.quantize, self._recipe),
             ceil_div(8 * footprint.nbytes, footprint.parameters),
-            lambda question: self._passes(limit, question),
+            self._trains(limit) if limit.name in TRAINING_LIMITS else partial(self._passes, limit),
         )
         return replace(check, mends=tuple(found))
+
+    @property
+    def _recipe(self) -> Recipe:
+        recipe = self.target.training or Recipe()
+        if recipe.num_layers > 0:
+            return recipe
+        return replace(recipe, num_layers=len(self.sized.model.layers))
+
+    def _trains(self, limit: PolicyLimit) -> Callable[[Question], bool]:
+        """What judges a limit on training; its steps are traced once for all questions."""
+        steps = self.subject.training_steps()
+
+        def passes(question: Question) -> bool:
+            recipe = question.recipe
+            if recipe.fine_tune_type == "full" and question.quantize != self.target.quantize:
+                return False  # mlx-lm trains no quantised weights
+            nbytes = steps.run_bytes(recipe, _converted(question.quantize))
+            figures = replace(self.now.figures, training_peak_bytes=nbytes)
+            return judge_limit(limit, figures, self._totals).passed
+
+        return passes
 
     def _passes(self, limit: PolicyLimit, question: Question) -> bool:
         sized = self.subject.sized(question.quantize)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.gate.policy import BasisLimit, PolicyLimit
 from memfit.estimators.results.gate import (
     GateFigures,
@@ -102,10 +103,12 @@ def _tokens(limit: PolicyLimit, _: GateFigures, __: Totals) -> int:
     return limit.amount.numerator
 
 
-def _grown(figure: Callable[[GateFigures], int]) -> _Rule:
+def _grown(figure: Callable[[GateFigures], int | None]) -> _Rule:
     def allowed(limit: PolicyLimit, _: GateFigures, totals: Totals) -> int:
         assert totals.baseline is not None
         before = figure(totals.baseline)
+        if before is None:  # of a file that somebody edited
+            raise InputError(f"the baseline has no figure for {limit.name}")
         return before + limit.amount.most(before)
 
     return _Rule(figure, allowed, whole="the baseline")
@@ -133,4 +136,5 @@ RULES = {
     "growth.weights": _grown(lambda figures: figures.weights_bytes),
     "growth.kv_per_token": _grown(lambda figures: figures.kv_bytes_per_token),
     "growth.peak": _grown(lambda figures: figures.peak_bytes),
+    "growth.training_peak": _grown(lambda figures: figures.training_peak_bytes),
 }

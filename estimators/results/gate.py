@@ -16,12 +16,21 @@ LimitKey = Annotated[
     one_of(
         *"peak load_peak wired_limit context expert_capacity training_peak basis".split(),
         "model_context",
-        *("growth.weights", "growth.kv_per_token", "growth.peak"),
+        *("growth.weights", "growth.kv_per_token", "growth.peak", "growth.training_peak"),
     ),
 ]
 Sense = Literal["at most", "at least"]
 Unit = Literal["bytes", "tokens", "experts", "basis"]
-RemedySetting = Literal["context", "kv_bits", "prefill_step", "quantize"]
+RemedySetting = Literal[
+    "context",
+    "kv_bits",
+    "prefill_step",
+    "quantize",
+    "grad_checkpoint",
+    "batch_size",
+    "num_layers",
+    "max_seq_length",
+]
 
 
 class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,7 +76,7 @@ class Remedy(Struct, frozen=True):
     setting: RemedySetting
     value: Positive
     """The largest that passes: of ``context`` a multiple of 256 tokens, of ``kv_bits`` from the
-    first token on."""
+    first token on, of a recipe's numbers one of their halves; 1 turns ``grad_checkpoint`` on."""
 
 
 class LimitCheck(Struct, frozen=True, kw_only=True):

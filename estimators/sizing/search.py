@@ -5,7 +5,7 @@ most bits first, the cheapest change first. The answer is the first one that fit
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -45,6 +45,13 @@ def first_fitting(
         return next((each for each in candidates if is_accepted(fits, each)), None)
     found = bisect_left(candidates, True, key=lambda each: is_accepted(fits, each))
     return candidates[found] if found < len(candidates) else None
+
+
+def halves(value: int, least: int) -> Iterator[int]:
+    """Yield the half of a value, the half of that and so on, none below ``least``."""
+    while value // 2 >= least:
+        value //= 2
+        yield value
 
 
 def most_fitting(

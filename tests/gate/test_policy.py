@@ -71,7 +71,8 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     workload: {prompt_tokens: 1k, max_tokens: 64, batch: 2, prefill_step: 512, kv_bits: 8,
                kv_group_size: 32, quantized_kv_start: 0, max_kv_size: 8k}
     limits: {peak: 90%, load_peak: 16GB, wired_limit: 20GiB, context: 32k, expert_capacity: 50%,
-             training_peak: 90%, basis: exact, growth: {weights: 12.5%, kv_per_token: 0, peak: 1GB}}
+             training_peak: 90%, basis: exact,
+             growth: {weights: 12.5%, kv_per_token: 0, peak: 1GB, training_peak: 0}}
 """,
     ).targets[0]
     work = target.workload.values

@@ -24,6 +24,7 @@ _LIMITS = {
     "growth.weights": "growth of the weights",
     "growth.kv_per_token": "growth of KV per token",
     "growth.peak": "growth of the peak",
+    "growth.training_peak": "growth of the training peak",
 }
 _FIGURES = {
     "weights_bytes": "weights",
@@ -31,6 +32,7 @@ _FIGURES = {
     "state_bytes": "recurrent state",
     "workspace_bytes": "workspace",
     "peak_bytes": "peak",
+    "training_peak_bytes": "training peak",
     "context_tokens": "longest context",
     "expert_capacity": "expert capacity",
 }
@@ -39,6 +41,10 @@ _SETTINGS: dict[RemedySetting, str] = {
     "kv_bits": "KV bits",
     "prefill_step": "a smaller prefill step",
     "quantize": "fewer bits of the weights",
+    "grad_checkpoint": "checkpointing",
+    "batch_size": "smaller batches",
+    "num_layers": "fewer layers",
+    "max_seq_length": "shorter sequences",
 }
 _STATUSES: dict[TargetStatus, str] = {
     "passed": "passed",
@@ -128,8 +134,6 @@ def remedy(check: LimitCheck) -> str:
         return "the model has no longer context; allow_beyond_context: true in the target allows it"
     if check.limit == "expert_capacity" and check.figure is None:
         return "the model has no routed experts, or only a bound is known: remove the limit"
-    if check.limit == "training_peak":
-        return "memfit plan train shows what each setting of the recipe saves"
     text = "passes with " + ", or ".join(_remedy(each) for each in check.mends)
     if not check.mends:
         tried = ", ".join(_SETTINGS[setting] for setting in SETTINGS[check.limit])
@@ -171,6 +175,10 @@ def _remedy(remedy: Remedy) -> str:
         "kv_bits": f"kv_bits {remedy.value} from the first token on",
         "prefill_step": f"prefill_step {remedy.value}",
         "quantize": f"weights of {remedy.value} bits",
+        "grad_checkpoint": "grad_checkpoint",
+        "batch_size": f"batch_size {remedy.value} and more accumulated steps",
+        "num_layers": f"num_layers {remedy.value}",
+        "max_seq_length": f"max_seq_length {remedy.value}",
     }[remedy.setting]
 
 

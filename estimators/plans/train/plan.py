@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.specs import GatedDelta
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.recipe import SHORTEST, Recipe
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.train.batches import Example, longest_batch
@@ -29,7 +29,7 @@ from memfit.estimators.results.train import (
 )
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.estimate import device_summary
-from memfit.estimators.sizing.search import first_fitting, most_fitting
+from memfit.estimators.sizing.search import first_fitting, halves, most_fitting
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.estimators.trace.libraries import versions
@@ -39,7 +39,6 @@ from memfit.estimators.trace.training_recorder import TokenLoopError
 MAX_BATCH = 256
 _LONGEST = 2**17
 _KNOB_BITS = 4
-_SHORTEST = 128
 
 
 class TrainingData(NamedTuple):
@@ -258,7 +257,7 @@ class _Plan:
             yield _with_layers(recipe, quantize, recipe.num_layers // 2)
         if recipe.fine_tune_type != "full" and _KNOB_BITS in self._weight_bits():
             yield _Change({"weight_bits": _KNOB_BITS}, "quality", recipe, converted(_KNOB_BITS))
-        if recipe.max_seq_length >= 2 * _SHORTEST:
+        if recipe.max_seq_length >= 2 * SHORTEST:
             yield _with_length(recipe, quantize, recipe.max_seq_length // 2)
 
     def _weight_bits(self) -> tuple[int, ...]:
@@ -292,15 +291,15 @@ class _Plan:
 
         if not made.recipe.grad_checkpoint:
             yield added(self._checkpointed(made.recipe, made.quantize))
-        for size in _halves(made.recipe.batch_size, 1):
+        for size in halves(made.recipe.batch_size, 1):
             yield added(_with_batch(made.recipe, made.quantize, size))
         if made.recipe.fine_tune_type != "full" and _KNOB_BITS in self._weight_bits():
             yield added(
                 _Change({"weight_bits": _KNOB_BITS}, "quality", made.recipe, converted(_KNOB_BITS))
             )
-        for layers in _halves(made.recipe.num_layers, 1):
+        for layers in halves(made.recipe.num_layers, 1):
             yield added(_with_layers(made.recipe, made.quantize, layers))
-        for length in _halves(made.recipe.max_seq_length, _SHORTEST):
+        for length in halves(made.recipe.max_seq_length, SHORTEST):
             yield added(_with_length(made.recipe, made.quantize, length))
 
     def _limits(self) -> TrainingLimits:
@@ -399,10 +398,7 @@ def _memory(peak: TrainingPeak, moment: TrainingMoment) -> TrainingMemory:
 
 
 def _with_batch(recipe: Recipe, quantize: Quantization | None, size: int) -> _Change:
-    """Make smaller batches, and more of them for each update."""
-    steps = recipe.grad_accumulation_steps * -(-recipe.batch_size // size)
-    changed = replace(recipe, batch_size=size, grad_accumulation_steps=steps)
-    return _Change({"batch_size": size}, "speed", changed, quantize)
+    return _Change({"batch_size": size}, "speed", recipe.in_batches(size), quantize)
 
 
 def _with_layers(recipe: Recipe, quantize: Quantization | None, layers: int) -> _Change:
@@ -415,16 +411,10 @@ def _with_length(recipe: Recipe, quantize: Quantization | None, length: int) -> 
     return _Change({"max_seq_length": length}, "quality", changed, quantize)
 
 
-def _halves(value: int, least: int) -> Iterator[int]:
-    while value // 2 >= least:
-        value //= 2
-        yield value
-
-
 def _lengths(longest: int, asked: int) -> Sequence[int]:
     """Return lengths to search: each about an eighth longer than the one before."""
-    lengths, length = {asked, longest}, _SHORTEST // 2
+    lengths, length = {asked, longest}, SHORTEST // 2
     while length < longest:
         lengths.add(length)
-        length += max(_SHORTEST // 2, length // 512 * 64)
+        length += max(SHORTEST // 2, length // 512 * 64)
     return sorted(lengths)
