@@ -44,6 +44,7 @@ class Measured(NamedTuple):
     loaded: Loaded
     runs: Sequence[Run]
     swift_bytes: int | None
+    warm_up: Run | None
 
 
 class Estimated(NamedTuple):
@@ -187,6 +188,16 @@ _DECLARED = (
         estimated=lambda of: of.peak(of.run_bytes),
     ),
     Figure(
+        name="warm_up_peak",
+        label="  of the warm-up",
+        meaning="the peak of the first run, where it is above that of every repeat",
+        measured=lambda of: [
+            run.peak_bytes
+            for run in (of.warm_up,)
+            if run and run.peak_bytes > max((each.peak_bytes for each in of.runs), default=0)
+        ],
+    ),
+    Figure(
         name="workspace",
         label="Workspace",
         meaning="peak minus weights, cache and state at the end",
@@ -261,12 +272,15 @@ def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, Estima
 
 
 def measured_figures(
-    loaded: Loaded | None, runs: Sequence[Run], swift_bytes: int | None
+    loaded: Loaded | None,
+    runs: Sequence[Run],
+    swift_bytes: int | None,
+    warm_up: Run | None = None,
 ) -> dict[str, list[int]]:
     """Return the measured values, by name; a figure without a value is left out."""
     if loaded is None:
         return {}
-    of = Measured(loaded, runs, swift_bytes)
+    of = Measured(loaded, runs, swift_bytes, warm_up)
     found = {figure.name: figure.values(of) for figure in _DECLARED}
     return {name: values for name, values in found.items() if values}
 

@@ -138,7 +138,7 @@ def _measurement(data: Any, reading: Reading, place: Place) -> Measurement:
     weights = found.loaded.weights_bytes
     if weights == 0:
         raise section.fail("loaded", "weights_bytes is 0: a loaded model has weights")
-    if any(run.peak_bytes < weights for run in found.runs):
+    if any(run.peak_bytes < weights for run in found.all_runs):
         raise section.fail("runs", "a peak is below the weights, which are part of it")
     return found
 

@@ -34,7 +34,7 @@ class Point(Struct, frozen=True, kw_only=True):
     repeats: Count
     estimated_peak_bytes: Bytes | None
     peak_bytes: Bytes | None
-    """Median of the repeats."""
+    """Median of the repeats, or of the warm-up where it is above all of them."""
     figures: tuple[TuneFigure, ...]
     """A failed point has the figures that it reached."""
     speed: Speed | None

@@ -36,6 +36,8 @@ from memfit.probes.speed import median_speed
 from memfit.probes.worker import Worker
 
 REPEATS = 3
+STEPS = REPEATS + 2
+"""The runs of a point: a warm-up, the repeats, and one by mlx-swift-lm's rule."""
 
 
 def ignore_progress() -> None:
@@ -63,6 +65,8 @@ class MeasurementSession(Struct):
         wired_limit_bytes: int | None = None,
     ) -> Point:
         """Run a workload; a point that fails keeps the figures it reached.
+
+        Repeats follow a run whose times do not count: as in mlx_lm.benchmark, it compiles kernels.
 
         Raises:
             CheckpointError: when the weights do not match the config.
@@ -110,6 +114,7 @@ class MeasurementSession(Struct):
             measurement.workload, measurement.wired_limit_bytes, list(measurement.runs)
         )
         state.swift_bytes = measurement.swift_workspace_bytes
+        state.warm_up = measurement.warm_up
         return self._point(state, measurement.loaded, measurement.id)
 
     def id_of(self, workload: Workload, wired_limit_bytes: int | None = None) -> str:
@@ -126,17 +131,21 @@ class MeasurementSession(Struct):
 
     def _run(self, state: "_RunState", repeats: int) -> None:
         try:
+            if repeats == REPEATS:
+                state.warm_up = self._run_once(state)
             for _ in range(repeats):
-                state.runs.append(
-                    self.worker.run(state.workload, wired_limit_bytes=state.wired_limit_bytes)
-                )
-                self.on_run()
+                state.runs.append(self._run_once(state))
         except MachineError as error:
             state.failure = error
             return
         if repeats == REPEATS:
             state.swift_bytes = self._swift_workspace(state.workload)
             self.on_run()
+
+    def _run_once(self, state: "_RunState") -> Run:
+        run = self.worker.run(state.workload, wired_limit_bytes=state.wired_limit_bytes)
+        self.on_run()
+        return run
 
     def _swift_workspace(self, workload: Workload) -> int | None:
         if workload.batch > 1:  # mlx-swift-lm's tune runs one sequence
@@ -149,17 +158,18 @@ class MeasurementSession(Struct):
 
     def _point(self, state: "_RunState", loaded: Loaded | None, id: str | None) -> Point:
         estimates = self._estimates(state.workload)
-        values = measured_figures(loaded, state.runs, state.swift_bytes)
+        values = measured_figures(loaded, state.runs, state.swift_bytes, state.warm_up)
         if isinstance(state.failure, ProbeStopped):
             values = {**partial_figures(state.failure.partial_figures), **values}
         figures = paired_figures(values, estimates)
+        peaks = [f.measured_bytes for f in figures if f.name in ("peak", "warm_up_peak")]
         return Point(
             workload=state.workload,
             status="failed" if state.failure else "measured",
             reason=str(state.failure) if state.failure else None,
             repeats=len(state.runs),
             estimated_peak_bytes=estimates["peak"].nbytes if estimates else None,
-            peak_bytes=next((f.measured_bytes for f in figures if f.name == "peak"), None),
+            peak_bytes=max(filter(None, peaks), default=None),
             figures=figures,
             speed=median_speed(state.workload, state.runs),
             measurement_id=id,
@@ -185,6 +195,7 @@ class MeasurementSession(Struct):
             wired_limit_bytes=state.wired_limit_bytes,
             loaded=self.loaded,
             runs=tuple(state.runs),
+            warm_up=state.warm_up,
             swift_workspace_bytes=state.swift_bytes,
         )
         try:
@@ -203,6 +214,7 @@ def new_measurement(
     workload: Workload,
     loaded: Loaded,
     runs: tuple[Run, ...],
+    warm_up: Run | None = None,
     wired_limit_bytes: int | None = None,
     swift_workspace_bytes: int | None = None,
     experts: MeasuredExperts | None = None,
@@ -229,6 +241,7 @@ def new_measurement(
         backend=device.backend,
         loaded=loaded,
         runs=runs,
+        warm_up=warm_up,
         swift_workspace_bytes=swift_workspace_bytes,
         **key,
     )
@@ -240,5 +253,6 @@ class _RunState(Struct):
     workload: Workload
     wired_limit_bytes: int | None
     runs: list[Run] = field(default_factory=list)
+    warm_up: Run | None = None
     swift_bytes: int | None = None
     failure: MemfitError | None = None

@@ -13,10 +13,8 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.preflight import obstacle, require_room
 from memfit.probes.result import Point
-from memfit.probes.session import REPEATS, MeasurementSession
+from memfit.probes.session import STEPS, MeasurementSession
 from memfit.probes.sweep_checkpoint import SweepCheckpoint
-
-_STEPS = REPEATS + 1  # of a point: its runs, and one more by mlx-swift-lm's rule
 
 
 class SweepInterrupted(KeyboardInterrupt):
@@ -133,7 +131,7 @@ def _add_to_checkpoint(session: MeasurementSession, checkpoint: SweepCheckpoint,
 
 def _cost(workload: Workload) -> int:
     """The progress steps of a point: its time grows with the tokens."""
-    return _STEPS * workload.total_tokens
+    return STEPS * workload.total_tokens
 
 
 def _title(left: int, known: int) -> str:

@@ -33,7 +33,7 @@ from memfit.probes.measured_recommendation import advise, by_measurement, line_o
 from memfit.probes.preflight import MEMORY_LIMIT, limited, obstacle, require_room
 from memfit.probes.process import ModelProcess, TokenizedPrompt
 from memfit.probes.result import Point, TuneResult
-from memfit.probes.session import REPEATS, MeasurementSession
+from memfit.probes.session import STEPS, MeasurementSession
 from memfit.probes.speed_tradeoff import speed_tradeoffs
 from memfit.probes.sweep import SweepOutcome, sweep
 from memfit.probes.sweep_axes import SweepAxis, sweep_workloads
@@ -170,7 +170,7 @@ def _points(
 ) -> Iterator[Point]:
     if not request.force:
         require_room(session.sized, requested, request.units)
-    with _progress(progress, "measuring", REPEATS + 1):
+    with _progress(progress, "measuring", STEPS):
         point = session.measure(requested)
     yield point
     if point.status == "measured" and not request.has_image:

@@ -19,7 +19,7 @@ from memfit.estimators.workspace.peak import PeakMoment, with_load
 class Measured(MlxLm, frozen=True):
     """The figures of a measurement for its own workload, of ``inner`` for every other.
 
-    Figures are medians over the repeats.
+    Figures are medians over the repeats; of a peak, the warm-up's where that is above all.
     """
 
     inner: RuntimeModel
@@ -103,25 +103,36 @@ class Measured(MlxLm, frozen=True):
             held_bytes=_median(run.kv_held_bytes for run in runs),
         )
         ssm_bytes = _median(run.ssm_bytes for run in runs)
-        peak_bytes = _median(run.peak_bytes for run in runs)
-        prefill = _median(run.prefill_peak_bytes for run in runs)
-        decode = _median(run.decode_peak_bytes for run in runs)
+        peak_bytes, prefill, decode = (
+            _peak(self.measurement, name)
+            for name in ("peak_bytes", "prefill_peak_bytes", "decode_peak_bytes")
+        )
         phase: Phase = "prefill" if prefill >= decode else "decode"
         kept = self.resident_bytes + kv.nbytes + ssm_bytes
         peaks = ", ".join(str(run.peak_bytes) for run in runs)
+        is_first = peak_bytes > max(run.peak_bytes for run in runs)
+        source = "the warm-up's, above" if is_first else "the median of"
         moment: PeakMoment = replace(
             estimated.moment,
             phase=phase,
             nbytes=peak_bytes,
             workspace_bytes=max(0, peak_bytes - kept),
             largest_buffer_bytes=_granted(estimated.moment.largest_buffer_bytes, device),
-            explanation=(f"peak = {peak_bytes} bytes, the median of measured {peaks}",),
+            explanation=(f"peak = {peak_bytes} bytes, {source} measured {peaks}",),
             prefill_bytes=prefill,
             decode_bytes=decode,
         )
         # A run is measured from after the load on.
         load = estimated.moment.nbytes if estimated.moment.phase == "load" else 0
         return MemoryFigures(kv, ssm_bytes, with_load(moment, load))
+
+
+def _peak(taken: Measurement, name: str) -> int:
+    """The median of a peak, or the warm-up's where it is above all: a first request takes it."""
+    first, *peaks = (run.value(name) or 0 for run in taken.all_runs)
+    if taken.warm_up is None:
+        peaks.append(first)
+    return first if first > max(peaks) else _median(peaks)
 
 
 def _median(values: Iterable[int]) -> int:

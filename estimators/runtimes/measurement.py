@@ -143,6 +143,8 @@ class Measurement(
     """None: not set."""
     loaded: Loaded
     runs: NonEmpty[Run]
+    warm_up: Run | None = None
+    """The run before these: its times do not count, its peak does where it is higher."""
     swift_workspace_bytes: Bytes | None
     """By the rule of mlx-swift-lm's tune."""
     experts: MeasuredExperts | None = None
@@ -151,6 +153,11 @@ class Measurement(
     """Of `memfit tune cache`, which computes the whole prompt before the first token."""
     training: MeasuredTraining | None = None
     """Of `memfit tune train`, which generates nothing."""
+
+    @property
+    def all_runs(self) -> tuple[Run, ...]:
+        """The runs, and the one before them."""
+        return (self.warm_up, *self.runs) if self.warm_up else self.runs
 
     @property
     def is_usual(self) -> bool:

@@ -47,7 +47,7 @@ def _capacity(measurement: Measurement) -> MeasuredCapacity:
         policy=measurement.experts.policy,
         prompt_tokens=workload.prompt_tokens,
         startup_bytes=measurement.loaded.peak_bytes,
-        peak_bytes=max(run.peak_bytes for run in runs),
+        peak_bytes=max(run.peak_bytes for run in measurement.all_runs),
         decode_tokens_per_second=speed.decode_tokens_per_second if speed else None,
         misses_per_token=round(misses / max(1, tokens), 3),
         measurement_id=measurement.id,

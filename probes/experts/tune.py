@@ -7,7 +7,7 @@ Each run is a process of its own. Nothing is loaded before the plan says that it
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,7 +69,6 @@ from memfit.probes.speed import median_speed
 from memfit.probes.store import Store
 from memfit.probes.tune import measuring_device, require_loadable
 
-_WARM_UP_TOKENS = 8
 # Quarters of the experts are measured when no capacity is named.
 _PARTS = 4
 
@@ -150,7 +149,8 @@ class _Measured(NamedTuple):
     """The figures of one process."""
 
     loaded: Loaded
-    runs: tuple[Run, ...]
+    warm_up: Run
+    runs: Sequence[Run]
     agreement: Agreement | None = None
 
 
@@ -261,7 +261,7 @@ class _Probe(Struct):
                 routing, measured = self._routing(process)
                 process.choose(self._measured_prompts()[0])
                 process.save_reference(self.reference, request.max_tokens, request.prefill_step)
-                runs = self._runs(process)
+                warm_up, *runs = self._runs(process)
         except MachineError as error:
             text = f"the full model is not measured: {error}; nothing is compared with it"
             self.notes.append(Note("warning", "no-full-model", text))
@@ -270,7 +270,9 @@ class _Probe(Struct):
             self.progress.advance()
         self.has_reference = True
         every = [ChosenSlots(tuple(range(layer.experts)), (), layer.experts) for layer in layers]
-        point = self._described(every, token_counts(measured, layers), _Measured(loaded, runs))
+        point = self._described(
+            every, token_counts(measured, layers), _Measured(loaded, warm_up, runs)
+        )
         return point, profile_of(routing, layers, len(request.prompts))
 
     def _point(self, capacity: int, profile: RoutingProfile, found: _Discovered) -> ExpertsPoint:
@@ -292,25 +294,21 @@ class _Probe(Struct):
         request = self.request
         with self.start(setup) as process:
             process.prompts(self._texts())
-            loaded, runs, agreement = process.load(), self._runs(process), None
+            loaded, agreement = process.load(), None
+            warm_up, *runs = self._runs(process)
             if self.has_reference:
                 process.choose(self._measured_prompts()[0])
                 agreement = process.agreement(
                     self.reference, request.max_tokens, request.prefill_step
                 )
-        return _Measured(loaded, runs, agreement)
+        return _Measured(loaded, warm_up, runs, agreement)
 
-    def _runs(self, process: ExpertProcess) -> tuple[Run, ...]:
-        """Run the measured prompts one after another, after a short run that is not counted."""
+    def _runs(self, process: ExpertProcess) -> Iterator[Run]:
+        """Run the first measured prompt as a warm-up, then all one after another."""
         workload, prompts = self._workload(), self._measured_prompts()
-        process.choose(prompts[0])
-        short = min(workload.prompt_tokens, _WARM_UP_TOKENS)
-        process.run(replace(workload, prompt_tokens=short, max_tokens=2))
-        runs = []
-        for repeat in range(REPEATS):
+        for repeat in (0, *range(REPEATS)):
             process.choose(prompts[repeat % len(prompts)])
-            runs.append(process.run(workload))
-        return tuple(runs)
+            yield process.run(workload)
 
     def _described(
         self,
@@ -326,7 +324,8 @@ class _Probe(Struct):
         planned = self.plan.at(kept) if self.plan else PlannedBytes(None, None, None, None)
         pinned = sum(len(each.pinned) for each in slots)
         profiled = sum(each.profiled for each in slots)
-        peaks = [(run.prefill_peak_bytes, run.decode_peak_bytes) for run in runs]
+        taken = (measured.warm_up, *runs) if measured else ()
+        peaks = [(run.prefill_peak_bytes, run.decode_peak_bytes) for run in taken]
         prefill, decode = map(max, zip(*peaks, strict=True)) if peaks else (None, None)
         return ExpertsPoint(
             capacity=kept[0],
@@ -493,7 +492,8 @@ class _Probe(Struct):
             self.versions,
             workload=self._workload(),
             loaded=measured.loaded,
-            runs=measured.runs,
+            runs=tuple(measured.runs),
+            warm_up=measured.warm_up,
             experts=MeasuredExperts(
                 capacity=capacity,
                 policy=self.request.policy,

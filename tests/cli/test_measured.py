@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import pytest
@@ -88,6 +89,15 @@ def test_a_matching_measurement_is_used_before_the_formulas(
     assert taken().id in data["assumptions"][0]
 
 
+def test_a_warm_up_above_every_repeat_is_the_peak(
+    memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
+) -> None:
+    for peak, expected in ((4_150_000, 4_100_000), (4_300_000, 4_300_000)):
+        store.save(taken(warm_up=replace(RUN, prefill_peak_bytes=peak)))
+        data = memfit("estimate", model, *ASK, "--json").json
+        assert (data["method"], data["peak_bytes"]) == ("measure", expected)
+
+
 def test_recommendations_of_a_measured_run_estimate_what_was_not_measured(
     memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
 ) -> None:
@@ -106,12 +116,16 @@ def test_the_next_estimate_uses_the_tuned_figures(
     assert data["method"] == "measure"
     figures = {f["name"]: f["measured_bytes"] for f in tuned["points"][0]["figures"]}
     parts = data["components"]
-    assert data["peak_bytes"] == figures["peak"]
+    assert data["peak_bytes"] == tuned["points"][0]["peak_bytes"]
     assert parts["weights"]["loaded_bytes"] == figures["weights"]
     assert parts["weights"]["resident_bytes"] == figures["active"]
     assert parts["kv"]["bytes"] == figures["kv"]
     (kept,) = store.all().measurements
     assert tuned["points"][0]["measurement_id"] == kept.id
+    assert kept.warm_up is not None
+    assert len(kept.runs) == tuned["points"][0]["repeats"] == 3
+    firsts = [run.first_token_ns for run in kept.runs]
+    assert tuned["points"][0]["speed"]["first_token_ns"] == median_low(firsts)
     listed = memfit("measurements", "list", "--json").json["measurements"]
     assert [one["id"] for one in listed] == [kept.id]
     verbose = memfit("estimate", model, "--context", "600", "--device", "host", "-v").out

@@ -39,6 +39,16 @@ def test_the_median_is_shown_with_the_spread_and_the_difference() -> None:
     assert peak.basis == "traced"
 
 
+def test_the_peak_of_a_warm_up_is_shown_where_it_is_above_every_repeat() -> None:
+    for peak, expected in ((4_200, None), (4_301, 4_301)):
+        warm_up = replace(RUN, prefill_peak_bytes=peak, decode_peak_bytes=1)
+        runs = [replace(run, decode_peak_bytes=1) for run in RUNS]
+        found = by_name(paired_figures(measured_figures(LOADED, runs, None, warm_up), ESTIMATES))
+        assert found["peak"].measured_bytes == 4_100
+        shown = found.get("warm_up_peak")
+        assert (shown.measured_bytes if shown else None) == expected
+
+
 def test_of_two_repeats_the_median_is_one_that_was_measured() -> None:
     peak = by_name(paired_figures(measured_figures(LOADED, RUNS[:2], None), ESTIMATES))[
         "prefill_peak"

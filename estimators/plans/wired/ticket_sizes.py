@@ -109,8 +109,8 @@ def _workload(text: str) -> Workload | None:
 
 def _measured(part: Part, taken: Measurement) -> TicketSize:
     kept = taken.loaded.active_bytes
-    caches = [run.kv_bytes + run.ssm_bytes for run in taken.runs]
-    peaks = zip(taken.runs, caches, strict=True)
+    caches = [run.kv_bytes + run.ssm_bytes for run in taken.all_runs]
+    peaks = zip(taken.all_runs, caches, strict=True)
     nbytes = {
         "weights": kept,
         "kv": max(caches),
