@@ -86,17 +86,19 @@ class UnknownArchitectureError(UnsupportedError):
 
     def __init__(self, fault: str, known: str, ways: str, *, trace: str = "") -> None:
         """Take one line each; ``trace`` is why it cannot be traced either."""
-        super().__init__("; ".join(filter(None, (fault, known, trace, ways))))
-        self.fault, self.known, self.ways, self.trace = fault, known, ways, trace
+        self._fault, self._known, self._ways = fault, known, ways
+        on = ways if trace else f"{ways}, --method trace (mlx-lm's own class)"
+        self._lines = tuple(filter(None, (fault, known, trace, on)))
+        super().__init__("; ".join(self._lines))
 
     @property
     def lines(self) -> tuple[str, ...]:
         """At most four lines."""
-        return tuple(filter(None, (self.fault, self.known, self.trace, self.ways)))
+        return self._lines
 
     def after_trace(self, reason: str) -> "UnknownArchitectureError":
         """Return the same with the reason why a trace fails."""
-        return UnknownArchitectureError(self.fault, self.known, self.ways, trace=reason)
+        return UnknownArchitectureError(self._fault, self._known, self._ways, trace=reason)
 
 
 class UnreachableError(MemfitError):

@@ -182,8 +182,7 @@ def _pipeline(sized: SizedModel, ranks: Ranks, workload: Workload) -> RankedMode
     parts = _Parts(sized, ranks)
     split = ranks.split
     if split is None and len(set(ranks.devices)) > 1:
-        if sized.runtime_model.subject.traced:
-            raise UnsupportedError("for unequal machines the layers of this class need --split")
+        # For a class without a formula, with the workspace of all layers: the same at each rank.
         split = _Parts(sized.formula_view(), ranks).widest(workload)
     if split == even_split(count, ranks.size):
         split = None

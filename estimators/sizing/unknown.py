@@ -15,8 +15,8 @@ def unknown_architecture(
     kind = str(checkpoint.config.get("model_type"))
     like = kind if kind in FAMILIES else nearest(kind, FAMILIES, most=1) or "TYPE"
     ways = (
-        f"missing: KV cache and workspace; ways on: a newer mlx-lm with a class for it,"
-        f" --as {like} (an assumption), --method trace (mlx-lm's own class)"
+        "missing: KV cache and workspace; ways on: a newer mlx-lm with a class for it,"
+        f" --as {like} (an assumption)"
     )
     return UnknownArchitectureError(str(fault), _known(checkpoint, device), ways)
 

@@ -113,6 +113,21 @@ def test_other_commands_answer(memfit: Memfit, tmp_path: Path, arguments: tuple[
     assert "by formula" not in run.out
 
 
+def test_unequal_machines_get_a_split(memfit: Memfit, tmp_path: Path) -> None:
+    large = {**MOE, "num_hidden_layers": 12, "moe_intermediate_size": 2048, "n_routed_experts": 64}
+    path = write_config(tmp_path, large)
+    devices = ("--device", "m4-pro-24,m4-max-64", "--parallel", "pipeline", "--json")
+
+    def room(*split: str) -> int:
+        ranks = memfit("estimate", path, *devices, *split).json["ranks"]["ranks"]
+        return min(int(rank["working_set_bytes"] - rank["needed_bytes"]) for rank in ranks)
+
+    small, big = memfit("estimate", path, *devices).json["ranks"]["split"]
+    assert small + big == 12
+    # The workspace of a rank is not known before it is traced.
+    assert room() > room("--split", f"{small + 3},{big - 3}")
+
+
 def test_a_page_says_why_it_has_no_sliders(memfit: Memfit, tmp_path: Path) -> None:
     run = memfit("estimate", write_config(tmp_path, MOE), "--memory", "16GB", "--format", "html")
     assert "Other settings cannot be tried here" in run.out
