@@ -20,14 +20,43 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.devices import find_device
+from memfit.estimators.mlx.data.kernels import KERNELS
 from memfit.estimators.mlx.kernels import has_nax
-from memfit.estimators.mlx.versions import MlxVersions, parse_version
+from memfit.estimators.mlx.versions import MlxVersions, Version, parse_version
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.vision_model import TracedVisionModel
 from memfit.estimators.trace.vision_peak import VisionPeak, vision_peak
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "published" / "images"
+DTYPES = {"bfloat16": "BF16", "float16": "F16"}
 DEVICES = {"Apple M5 Max 128.0 GB": "m5-max-128"}
+# Between 0.32.0 and 0.32.1: width 96 was fused (#3943) before width 72 (#4330).
+_EARLIER = next(row for row in KERNELS["metal"] if row["since"] == (0, 32, 0))
+KERNELS["metal"].insert(
+    KERNELS["metal"].index(_EARLIER),
+    {
+        **_EARLIER,
+        "since": (0, 32, 0, 20260806),
+        "rules": (
+            {**_EARLIER["rules"][0], "widths": tuple((w, w) for w in (64, 80, 96, 128))},
+            *_EARLIER["rules"][1:],
+        ),
+    },
+)
+
+
+class Files(NamedTuple):
+    """The files of a sample's processor."""
+
+    contents: dict[str, Any]
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is such a file."""
+        return name in self.contents
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """Return a file; ``limit`` is that of files that users have."""
+        return json.dumps(self.contents[name]).encode()[:limit]
 
 
 class Compared(NamedTuple):
@@ -69,6 +98,17 @@ def main() -> None:
         )
 
 
+def development_version(text: str) -> Version:
+    """Return the release before a development build, and the day of the build.
+
+    >>> development_version("0.32.1.dev20260808+6539d1807")
+    (0, 32, 0, 20260808)
+    """
+    release, _, build = text.partition(".dev")
+    *numbers, last = parse_version(release)
+    return (*numbers, last - 1, int(build.partition("+")[0]))
+
+
 def line(each: Compared) -> str:
     """Return the row of a table."""
     row, peak = each.row, each.traced
@@ -87,9 +127,8 @@ def compared(row: dict[str, Any]) -> Compared:
         return Compared(row, None, "no config" if "image_wh" in row else "no size of an image")
     width, height = row["image_wh"]
     step = row["generate_kwargs"]["prefill_step_size"]
-    mlx = row["mlx"].partition(".dev")[0]
     try:
-        peak = _peak(path, width, height, row["prompt_tokens"], step, row["machine"], mlx)
+        peak = _peak(path, width, height, row["prompt_tokens"], step, row["machine"], row["mlx"])
         return Compared(row, peak)
     except MemfitError as error:
         return Compared(row, None, str(error))
@@ -99,7 +138,7 @@ def compared(row: dict[str, Any]) -> Compared:
 def _peak(
     path: Path, width: int, height: int, tokens: int, step: int, machine: str, mlx: str
 ) -> VisionPeak:
-    device, version = find_device(DEVICES[machine]), parse_version(mlx)
+    device, version = find_device(DEVICES[machine]), development_version(mlx)
     checkpoint, model = _model(path)
     plan = image_plan(checkpoint, Images(images=(ImageSize(width, height),)))
     target = TraceTarget(backend="metal", nax=has_nax(device), versions=MlxVersions(version))
@@ -110,8 +149,17 @@ def _peak(
 @cache
 def _model(path: Path) -> tuple[Checkpoint, TracedVisionModel]:
     published = json.loads(path.read_text())
-    checkpoint = Checkpoint(published["model"], "local", published["config"], path.name)
-    return checkpoint, TracedVisionModel(checkpoint.config, "metal", name=checkpoint.id)
+    checkpoint = Checkpoint(
+        id=published["model"],
+        source="local",
+        config=published["config"],
+        config_name=path.name,
+        others=Files(published.get("files", {})),
+    )
+    dtype = DTYPES[checkpoint.config.get("torch_dtype", "bfloat16")]
+    return checkpoint, TracedVisionModel(
+        checkpoint.config, "metal", name=checkpoint.id, dtype=dtype
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ def without_borders(
     # A border gives its arrays new numbers; without borders they have their first ones.
     same = _aliases(nodes)
     inside = _functions(nodes)
-    kept = [node for i, node in enumerate(nodes) if i not in inside and not _is_border(node)]
+    apart = inside.keys() - _read_outside(nodes, inside)
+    kept = [node for i, node in enumerate(nodes) if i not in apart and not _is_border(node)]
     # compile replaces a function by its fused nodes and leaves all other nodes alone.
     made = [_renamed(node, same) for node in kept]
     functions: dict[str, list[Node]] = {}
@@ -78,6 +79,27 @@ def _functions(nodes: Sequence[Node]) -> dict[int, list[str]]:
                 waiting += nodes[index].inputs
     # In the order of the recording: a node comes after those that make its inputs.
     return dict(sorted(inside.items()))
+
+
+def _read_outside(nodes: Sequence[Node], inside: Container[int]) -> set[int]:
+    """Return the nodes inside compiled functions that make what nodes outside read.
+
+    Export merges what both do to equal scalars; results of a function pass its border.
+    """
+    makers = {output: i for i, node in enumerate(nodes) for output in node.outputs}
+    found: set[int] = set()
+    waiting = [
+        array
+        for i, node in enumerate(nodes)
+        if i not in inside and not node.name.startswith(ENDS)
+        for array in node.inputs
+    ]
+    while waiting:
+        index = makers.get(waiting.pop())
+        if index is not None and index in inside and index not in found:
+            found.add(index)
+            waiting += nodes[index].inputs
+    return found
 
 
 def _renamed(node: Node, same: dict[int, int]) -> Node:

@@ -15,7 +15,7 @@ from memfit.estimators.images.plan import ImagePlan, InputArray
 from memfit.estimators.trace.graph_format import Array, Call
 from memfit.estimators.trace.isolation import ANSWERS, array_stubs, original
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
-from memfit.estimators.trace.leaves import Modules
+from memfit.estimators.trace.leaves import Leaf, Modules
 from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.loop_guard import LoopError, few_slices
 from memfit.estimators.trace.recording import GraphError, record_call
@@ -74,7 +74,7 @@ def record_vision(
         GraphError: when the class computes something from values that a trace does not have.
     """
     recorder = _Recorder(model, plan, workload, target)
-    leaves = list(modules.leaves())
+    leaves = [leaf for leaf in modules.leaves() if not _is_value(leaf)]
     recorder.weights = lambda: {id(leaf.owner[leaf.key]) for leaf in leaves}
     try:
         graph = record_call(recorder.run, leaves, computes=True)
@@ -93,6 +93,19 @@ def record_vision(
     pairs = zip(recorder.cuts, groups[::2], groups[1::2], strict=True)
     cuts = tuple(Cut(cut.kind, ends, tuple(dict.fromkeys(held))) for cut, ends, held in pairs)
     return VisionRun(unmerged(call), cuts)
+
+
+def _is_value(leaf: Leaf) -> bool:
+    """Whether it is a vector of the class itself, which keeps its values.
+
+    llava_next.py turns its image_newline into an array of NumPy.
+    """
+    import mlx.core as mx
+
+    if "." in leaf.name or len(leaf.array.shape) != 1:
+        return False
+    mx.eval(leaf.array)
+    return True
 
 
 class _Recorder:

@@ -258,6 +258,13 @@ def test_functions_are_fused_as_mlx_compiles_them(name: str) -> None:
     assert _recorded(module, function, arguments) == wanted
 
 
+def test_a_scalar_that_a_compiled_function_uses_too_stays_outside_of_it() -> None:
+    with tracing():
+        nn = library_for("cpu").load("mlx.nn")
+    found = _recorded_call(lambda rows: nn.gelu(mx.power(rows, 2)), [_rows(4, 8)])
+    assert found["Power"] == found["Broadcast"] == 1
+
+
 def _operations(labels: list[str]) -> Counter[str]:
     """Count nodes by what they compute, spelled as MLX exports it.
 

@@ -134,10 +134,11 @@ CASES = (
 )
 
 
-def _wide(name: str, config: dict[str, Any], width: int, height: int) -> Case:
+def _wide(name: str, config: dict[str, Any], width: int, height: int, dtype: str = "BF16") -> Case:
     """A model with the arrays of its own processor."""
     images = Images(images=(ImageSize(width, height),))
-    return Case(name, config, image_plan(Checkpoint(name, "local", config, "config.json"), images))
+    plan = image_plan(Checkpoint(name, "local", config, "config.json"), images)
+    return Case(name, config, plan, dtype=dtype)
 
 
 _TOWER: dict[str, Any] = {
@@ -158,6 +159,15 @@ _IDEFICS: dict[str, Any] = {
     "vision_config": {
         **_TOWER,
         **{"model_type": "idefics3_vision", "patch_size": 14, "image_size": 364},
+    },
+}
+_CLIP: dict[str, Any] = {
+    **{"image_token_index": IMAGE_TOKEN, "vocab_size": 8000},
+    "text_config": _LLAMA,
+    "vision_config": {
+        **_TOWER,
+        **{"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336},
+        **{"projection_dim": 64, "vocab_size": 8000},
     },
 }
 WIDE = (
@@ -233,20 +243,9 @@ WIDE = (
         640,
         480,
     ),
-    _wide(
-        "LLaVA",
-        {
-            **{"model_type": "llava", "image_token_index": IMAGE_TOKEN, "vocab_size": 8000},
-            "text_config": _LLAMA,
-            "vision_config": {
-                **_TOWER,
-                **{"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336},
-                **{"projection_dim": 64, "vocab_size": 8000},
-            },
-        },
-        640,
-        480,
-    ),
+    _wide("LLaVA", {"model_type": "llava", **_CLIP}, 640, 480),
+    # NumPy, which its class needs, takes no bfloat16.
+    _wide("LLaVA-NeXT", {"model_type": "llava_next", **_CLIP}, 640, 480, dtype="F16"),
     _wide(
         "Qwen3.5",
         {
