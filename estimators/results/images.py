@@ -22,6 +22,8 @@ class ImageAdvice(Struct, frozen=True):
     any_size: bool
     """Whether an image of any size fits, because the processor reduces it."""
     most: Count
-    """How many images such as the first one fit, at most 256."""
+    """How many images such as the first one fit, at most ``searched``."""
+    searched: Count
+    """How many images were tried: 256, or 8 where each number has to be traced."""
     smaller: tuple[SmallerImages, ...]
     """With sides of a half and of a quarter, where that lowers the peak."""

@@ -8,10 +8,13 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.ranks import chosen_parallel, share_of
+from memfit.estimators.arch.registry import FAMILIES
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
@@ -68,6 +71,21 @@ class MlxLm(RuntimeModel, frozen=True):
     on_mlx = True
     is_mlx_lm = True
     workspace_basis: ClassVar[tuple[Basis, int]] = ("derived", ERROR_PERCENT)
+
+    @classmethod
+    def loads(cls, checkpoint: Checkpoint) -> None:
+        """Do nothing when mlx-lm loads the checkpoint, as it is or converted.
+
+        Raises:
+            UnsupportedError: when it does not.
+        """
+        super().loads(checkpoint)
+        kind = checkpoint.config.get("model_type")
+        if isinstance(kind, str) and kind not in FAMILIES and _is_of_mlx_vlm(kind):
+            raise UnsupportedError(
+                f"{checkpoint.id}: {cls.defaults.name} has no class for model_type"
+                f" {printable(kind)}, and mlx-vlm has one; leave the runtime out"
+            )
 
     @classmethod
     def token_costs(
@@ -219,6 +237,13 @@ class MlxLm(RuntimeModel, frozen=True):
         yield from RuntimeModel.explain(self, workload, figures)
         yield from cache_lines(self.subject.model, workload, figures.kv.nbytes)
         yield from state_lines(self.subject.model, workload)
+
+
+def _is_of_mlx_vlm(model_type: str) -> bool:
+    # Imported where a type is not described: it looks into the packages that are installed.
+    from memfit.estimators.trace.libraries import only_mlx_vlm_has
+
+    return only_mlx_vlm_has(model_type)
 
 
 def _require_drafting(model: Model, workload: Workload) -> None:

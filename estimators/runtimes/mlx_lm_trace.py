@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import context_limit
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
@@ -24,12 +23,12 @@ from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions, parse_version, same_version
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
-from memfit.estimators.runtimes.interface import Figure, MemoryFigures
+from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, unquantised, weights_by_trace
+from memfit.estimators.runtimes.interface import Figure, MemoryFigures, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxLm
-from memfit.estimators.weights.derived import QuantizationPlan
-from memfit.estimators.weights.footprint import WeightFootprint, bounded
+from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import Conversion
-from memfit.estimators.weights.parts import part_of
 from memfit.estimators.workspace.peak import PeakMoment, with_load
 
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
     from memfit.estimators.trace.peak import TracedPeak
     from memfit.estimators.trace.traced_model import TracedModel, TracedShapes
 
-# Predicted against measured peaks: docs/accuracy.md.
-TRACE_ERROR_PERCENT = 10
-_QUANTIZATION = ("quantization", "quantization_config")
 _NAMED_ALIVE = 8
 MAX_SPANS = 240
 
@@ -78,6 +74,10 @@ class ClassTrace(Struct, frozen=True, eq=False):
         """Return the largest moment of a workload, None where its graphs cannot be recorded."""
         traced = self.run(workload, device, versions).peak
         return _moment(traced) if traced else None
+
+    def failure(self, workload: Workload, device: Device | None, versions: MlxVersions) -> str:
+        """Return why a workload has no moment, nothing where it has one."""
+        return self.run(workload, device, versions).failure
 
     def _followed(self, workload: Workload, machine: Device, versions: MlxVersions) -> "TracedRun":
         from memfit.estimators.trace.kernel_stubs import TraceTarget
@@ -167,7 +167,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
         config, name = self.checkpoint.config, self.checkpoint.config_name
         backend = (device or ANY_MAC).backend
         plain = TracedModel(
-            _unquantised(config), backend, name=name, dtype=self.dtype, rank=self.rank
+            unquantised(config), backend, name=name, dtype=self.dtype, rank=self.rank
         )
         model = plain.describe(self.built(backend).first_call())
         return replace(model, max_context=context_limit(config_fields(config, name)))
@@ -180,6 +180,22 @@ class MlxLmTrace(MlxLm, frozen=True):
 
     method = "trace"
     workspace_basis: ClassVar[tuple[Basis, int]] = ("traced", TRACE_ERROR_PERCENT)
+
+    @classmethod
+    def class_trace(
+        cls,
+        checkpoint: Checkpoint,
+        quantize: Quantization | None,
+        dtype: str,
+        adapter: "Adapter | None",
+    ) -> ClassTrace:
+        """Return the trace of a model that no family describes."""
+        return ClassTrace(checkpoint, quantize, dtype, is_described=False, adapter=adapter)
+
+    @classmethod
+    def of_class(cls, runtime: Runtime, subject: Subject, trace: ClassTrace) -> "MlxLmTrace":
+        """Return a model that its class describes."""
+        return cls(runtime, subject, trace)
 
     def _run(self, workload: Workload) -> "TracedRun":
         return self.trace.run(workload, self.subject.device, self.runtime.versions)
@@ -328,43 +344,6 @@ def traced_weights(
         )
         notes = (*notes, Note("warning", "methods-differ", text))
     return replace(footprint, sizes=Counter(weights.values()), notes=notes)
-
-
-def weights_by_trace(
-    trace: ClassTrace, model: Model, plan: QuantizationPlan | None, device: Device | None
-) -> WeightFootprint:
-    """Return the weights as the class of an undescribed model holds them; ``plan`` packs them."""
-    weights = trace.weights(device)
-    of_files = trace.quantize is None and trace.rank is None
-    tensors = trace.checkpoint.tensors if of_files else None
-    named = weights if tensors is None else {t.name: t.nbytes for t in tensors}
-    modules, parts = dict(model.all_modules()), {part.value: 0 for part in Part}
-    for name, nbytes in named.items():
-        module = modules.get(name.rpartition(".")[0]) or modules.get(name)
-        parts[(module.part if module else part_of(name)).value] += nbytes
-    footprint = WeightFootprint(
-        nbytes=sum(named.values()),
-        by_part=parts,
-        parameters=sum(module.elements + module.bias for module in modules.values()),
-        sizes=Counter(weights.values()),
-        basis="exact" if trace.checkpoint.tensors and not trace.quantize else "traced",
-        plan=plan,
-    )
-    method = None if trace.quantize else trace.unread_format(device)
-    if method is None:
-        return footprint
-    text = (
-        f"quantisation method {method!r}: how mlx-lm stores it is not described; the"
-        " weights are bounded by the unquantised model"
-    )
-    return bounded(footprint, "dequantised", text)
-
-
-def _unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {key: config[key] for key in config if key not in _QUANTIZATION}
-    if isinstance(text := plain.get("text_config"), Mapping):
-        plain["text_config"] = {key: text[key] for key in text if key not in _QUANTIZATION}
-    return plain
 
 
 def _moment(traced: "TracedPeak") -> PeakMoment:

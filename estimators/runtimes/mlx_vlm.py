@@ -8,6 +8,7 @@ from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, ceil_div
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.versions import MLX_VERSION
@@ -50,6 +51,16 @@ class MlxVlm(MlxLm, frozen=True):
     converter = "mlx_vlm.convert"
 
     @classmethod
+    def loads(cls, checkpoint: Checkpoint) -> None:
+        """Do nothing when mlx-vlm loads the checkpoint, as it is or converted.
+
+        Raises:
+            UnsupportedError: when it does not.
+        """
+        # Not by mlx-lm's rule: mlx-vlm has more classes.
+        super(MlxLm, cls).loads(checkpoint)
+
+    @classmethod
     def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:
         """Return the model under mlx-vlm.
 
@@ -90,6 +101,8 @@ class MlxVlm(MlxLm, frozen=True):
         if not workload.images:
             return figures
         self.require_tower()
+        if self.subject.traced:  # the images are among what is traced
+            return figures
         subject, versions = self.subject, self.runtime.versions
         plan = image_plan(subject.checkpoint, workload.images)
         work = vision_work(
@@ -148,8 +161,9 @@ class MlxVlm(MlxLm, frozen=True):
         if not self.tower_sizes:
             return
         if workload.images:
-            text = "the work of the vision tower is an upper bound by formula"
-            yield Note("info", "image-bound", text)
+            if not self.subject.traced:
+                text = "the work of the vision tower is an upper bound by formula"
+                yield Note("info", "image-bound", text)
             return
         text = (
             "the figures are for a text prompt: an image adds the work of the vision tower, as with"

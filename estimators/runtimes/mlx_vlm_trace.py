@@ -1,33 +1,51 @@
-"""mlx-vlm by trace: a prompt with images is run lazily through mlx-vlm's own class."""
+"""mlx-vlm by trace: a prompt, with images or without, is run lazily through mlx-vlm's own class."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
+from memfit.estimators.arch.fields import config_fields
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.registry import context_limit
 from memfit.estimators.base.errors import MachineError, UnsupportedError
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
+from memfit.estimators.mlx.cache_growth import capacity_at
 from memfit.estimators.mlx.kernels import has_nax
+from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_cache
+from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, unquantised
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
-from memfit.estimators.runtimes.mlx_lm import MlxLm
-from memfit.estimators.runtimes.mlx_lm_trace import TRACE_ERROR_PERCENT
 from memfit.estimators.runtimes.mlx_vlm import MlxVlm
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.weights.parts import part_of
 from memfit.estimators.workspace.peak import PeakMoment, with_load
 
 # The trace is imported where it runs, as that of mlx-lm is.
 if TYPE_CHECKING:
+    from memfit.estimators.checkpoint.adapters import Adapter
     from memfit.estimators.trace.vision_model import TracedVisionModel
     from memfit.estimators.trace.vision_peak import VisionPeak
 
 _NAMED_ALIVE = 8
+_NO_IMAGES = ImagePlan((), ())
+
+
+class TracedRun(NamedTuple):
+    """The largest moment of a workload, or why there is none."""
+
+    peak: "VisionPeak | None"
+    failure: str = ""
 
 
 class VisionTrace(Struct, frozen=True, eq=False):
@@ -35,56 +53,108 @@ class VisionTrace(Struct, frozen=True, eq=False):
 
     checkpoint: Checkpoint
     dtype: str
+    quantize: Quantization | None = None
+    rank: None = None
+    """mlx-vlm runs on one machine."""
     _built: dict[Backend, "TracedVisionModel"] = {}
-    _peaks: dict[tuple[Workload, object, MlxVersions], "VisionPeak | str"] = {}
-    """By workload, `Device.gpu` and versions; the reason where there is none."""
+    _runs: dict[tuple[Workload, ImagePlan, object, MlxVersions], TracedRun] = {}
+    """By workload, what its images become, `Device.gpu` and versions."""
+    _described: dict[Backend, Model] = {}
 
-    def peak(
-        self, workload: Workload, device: Device | None, versions: MlxVersions
-    ) -> "VisionPeak | str":
-        """Return the largest moments of a prompt with images, or why they cannot be traced."""
+    def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> TracedRun:
+        """Return the largest moments of a prompt, or why it cannot be traced."""
         machine = device or ANY_MAC
-        key = workload, machine.gpu, versions
-        if key not in self._peaks:
+        plan = image_plan(self.checkpoint, workload.images) if workload.images else _NO_IMAGES
+        # Images that the processor resizes to the same size are one.
+        key = replace(workload, images=UNSET, max_tokens=0), plan, machine.gpu, versions
+        if key not in self._runs:
             try:
-                self._peaks[key] = self._followed(workload, machine, versions)
+                self._runs[key] = TracedRun(self._followed(workload, plan, machine, versions))
             except (MachineError, UnsupportedError) as error:
-                self._peaks[key] = str(error)
-        return self._peaks[key]
+                self._runs[key] = TracedRun(None, str(error))
+        return self._runs[key]
 
-    def _followed(self, workload: Workload, machine: Device, versions: MlxVersions) -> "VisionPeak":
+    def moment(
+        self, workload: Workload, device: Device | None, versions: MlxVersions
+    ) -> PeakMoment | None:
+        """Return the largest moment of a workload, None where it cannot be traced."""
+        peak = self.run(workload, device, versions).peak
+        if peak is None:
+            return None
+        model = self.description(device)
+        kept = kv_cache(model, workload).nbytes + state_bytes(model, workload.batch)
+        return moment_of(peak, peak.weight_bytes, kept, _last_decode(peak, model, workload))
+
+    def failure(self, workload: Workload, device: Device | None, versions: MlxVersions) -> str:
+        """Return why a workload has no moment, nothing where it has one."""
+        return self.run(workload, device, versions).failure
+
+    def _followed(
+        self, workload: Workload, plan: ImagePlan, machine: Device, versions: MlxVersions
+    ) -> "VisionPeak":
         from memfit.estimators.trace.kernel_stubs import TraceTarget
-        from memfit.estimators.trace.vision_model import TracedVisionModel
         from memfit.estimators.trace.vision_peak import vision_peak
 
-        assert workload.images
         if workload.batch > 1:
-            raise UnsupportedError("several prompts at a time are not traced with images")
-        if workload.kv_bits is not None:
-            raise UnsupportedError("KV bits: a quantised cache is not traced with images")
-        plan = image_plan(self.checkpoint, workload.images)
-        backend = machine.backend
-        if backend not in self._built:
-            self._built[backend] = TracedVisionModel(
-                self.checkpoint.config,
-                backend,
-                name=self.checkpoint.config_name,
-                dtype=self.dtype,
-                tensors=self.checkpoint.tensors,
-            )
-        built = self._built[backend]
+            raise UnsupportedError("several prompts at a time are not traced with mlx-vlm")
         target = TraceTarget(
-            backend=backend,
+            backend=machine.backend,
             nax=has_nax(machine),
-            compute_capability=machine.generation if backend == "cuda" else None,
+            compute_capability=machine.generation if machine.backend == "cuda" else None,
             versions=versions,
         )
+        built = self.built(machine.backend)
         run = built.record(plan, workload, target)
         return vision_peak(run, built.weights, machine, versions.mlx)
 
+    def built(self, backend: Backend) -> "TracedVisionModel":
+        """Return the class as it is built on a backend's machine."""
+        from memfit.estimators.trace.vision_model import TracedVisionModel
+
+        if backend not in self._built:
+            checkpoint = self.checkpoint
+            self._built[backend] = TracedVisionModel(
+                checkpoint.config,
+                backend,
+                name=checkpoint.config_name,
+                dtype=self.dtype,
+                tensors=checkpoint.tensors if self.quantize is None else None,
+                quantize=self.quantize,
+            )
+        return self._built[backend]
+
+    def weights(self, device: Device | None) -> Mapping[str, int]:
+        """Return the bytes of each parameter by path."""
+        return self.built((device or ANY_MAC).backend).weights
+
+    def unread_format(self, device: Device | None) -> str | None:
+        """Return the declared quantisation method where the weights are not sized in it."""
+        return self.built((device or ANY_MAC).backend).unread_format
+
+    def versions(self) -> str:
+        """Return the versions of what was run."""
+        built = next(iter(self._built.values()))
+        return ", ".join(f"{name} {version}" for name, version in built.versions.items())
+
+    def description(self, device: Device | None) -> Model:
+        """Return what formulas and plans need of the model, from the class itself.
+
+        Raises:
+            UnsupportedError: for a cache or a list of experts that is not described.
+        """
+        from memfit.estimators.trace.vision_model import TracedVisionModel
+
+        backend = (device or ANY_MAC).backend
+        if backend not in self._described:
+            config, name = self.checkpoint.config, self.checkpoint.config_name
+            plain = TracedVisionModel(unquantised(config), backend, name=name, dtype=self.dtype)
+            limit = context_limit(config_fields(config, name))
+            self._described[backend] = replace(plain.describe(), max_context=limit)
+        return self._described[backend]
+
 
 class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
-    """mlx-vlm with images by trace; a text prompt is as by formula."""
+    """mlx-vlm by trace of its own class."""
 
     trace: VisionTrace
 
@@ -100,11 +170,37 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         """
         formula = MlxVlm.bound(runtime, subject)
         assert isinstance(formula, MlxVlm)
-        trace = VisionTrace(subject.checkpoint, subject.model.dtype)
+        plan = subject.footprint.plan
+        quantize = plan.default if plan and plan.converting else None
+        trace = VisionTrace(subject.checkpoint, subject.model.dtype, quantize)
         return cls(runtime, subject, formula.tower_sizes, trace=trace)
 
-    def _peak(self, workload: Workload) -> "VisionPeak | str":
-        return self.trace.peak(workload, self.subject.device, self.runtime.versions)
+    @classmethod
+    def class_trace(
+        cls,
+        checkpoint: Checkpoint,
+        quantize: Quantization | None,
+        dtype: str,
+        adapter: "Adapter | None",
+    ) -> VisionTrace:
+        """Return the trace of a model that no family describes.
+
+        Raises:
+            UnsupportedError: with an adapter.
+        """
+        if adapter:
+            raise UnsupportedError(f"{checkpoint.id}: adapters of mlx-vlm are not described")
+        return VisionTrace(checkpoint, dtype, quantize)
+
+    @classmethod
+    def of_class(cls, runtime: Runtime, subject: Subject, trace: VisionTrace) -> RuntimeModel:
+        """Return a model that its class describes."""
+        weights = trace.weights(subject.device)
+        towers = tuple(size for path, size in weights.items() if part_of(path) is Part.VISION)
+        return cls(runtime, subject, towers, trace=trace)
+
+    def _run(self, workload: Workload) -> TracedRun:
+        return self.trace.run(workload, self.subject.device, self.runtime.versions)
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes; by formula where it cannot be traced.
@@ -112,46 +208,46 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         Raises:
             UnsupportedError: when neither describes it.
         """
-        if not workload.images:
-            return MlxVlm.figures(self, workload)
-        self.require_tower()
-        peak = self._peak(workload)
-        if isinstance(peak, str):
+        if workload.images:
+            self.require_tower()
+        peak, failure = self._run(workload)
+        if peak is None:
             try:
                 return MlxVlm.figures(self, workload)
             except UnsupportedError as error:
-                raise UnsupportedError(f"{error}; by trace: {peak}") from None
-        text = MlxLm.figures(self, workload)
-        kept = text.kv.nbytes + text.ssm_bytes
-        moment = _moment(peak, text.moment, self.resident_bytes, kept)
-        return replace(text, moment=with_load(moment, self.load_bytes))
+                raise UnsupportedError(f"{error}; by trace: {failure}") from None
+        model = self.subject.model
+        kv, states = kv_cache(model, workload), state_bytes(model, workload.batch)
+        last = _last_decode(peak, model, workload)
+        moment = moment_of(peak, self.resident_bytes, kv.nbytes + states, last)
+        return MemoryFigures(kv, states, with_load(moment, self.load_bytes))
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
-        """Return a figure's basis; with images the workspace is traced."""
-        if figure == "workspace" and workload.images and not isinstance(self._peak(workload), str):
+        """Return a figure's basis."""
+        if figure == "workspace" and self._run(workload).peak:
             return self.workspace_basis
         return MlxVlm.basis(self, figure, workload)
 
     def formula_view(self) -> MlxVlm:
-        """Return mlx-vlm by formula."""
+        """Return mlx-vlm by formula, or between traced prompts where there is none."""
         return MlxVlm(self.runtime, self.subject, self.tower_sizes)
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
         """Yield the versions of what was run, and what an estimate assumes."""
-        if workload.images and not isinstance(self._peak(workload), str):
-            built = next(iter(self.trace._built.values()))
-            names = ", ".join(f"{name} {version}" for name, version in built.versions.items())
-            yield f"images are traced with {names}"
+        if self._run(workload).peak:
+            yield f"traced with {self.trace.versions()}"
         yield from MlxVlm.assumptions(self, workload, units)
 
     def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
         """Yield what the figures rest on where they are no trace."""
-        peak = self._peak(workload) if workload.images else ""
-        if isinstance(peak, str):
+        peak, failure = self._run(workload)
+        if peak is None:
             yield from MlxVlm.notes(self, workload, figures, units)
-            if peak:
-                yield Note("warning", "not-traced", f"images are not traced: {peak}")
-        elif peak.weight_bytes != self.resident_bytes:
+            yield Note("warning", "not-traced", f"not traced: {failure}")
+            return
+        if not workload.images:
+            yield from MlxVlm.notes(self, workload, figures, units)
+        if peak.weight_bytes != self.resident_bytes:
             text = (
                 f"weights: mlx-vlm's class holds {peak.weight_bytes} bytes, the headers and"
                 f" formulas say {self.resident_bytes}"
@@ -159,14 +255,17 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
             yield Note("warning", "methods-differ", text)
 
 
-def _moment(
-    peak: "VisionPeak", text: PeakMoment, resident_bytes: int, kept_bytes: int
+def moment_of(
+    peak: "VisionPeak", resident_bytes: int, kept_bytes: int, last_decode: int
 ) -> PeakMoment:
-    """The largest moment of a traced prompt, and of decoding as long as is asked."""
+    """Return the largest moment of a traced prompt, and of decoding as long as is asked.
+
+    ``last_decode`` is the most while the last token is decoded, with the weights of the class.
+    """
     # The weights that are shown, also where the class holds others.
     more = resident_bytes - peak.weight_bytes
     parts = {part: nbytes + more for part, nbytes in peak.parts.items()}
-    decode = max(parts["decode"], text.decode_bytes or 0)
+    decode = max(parts["decode"], last_decode + more)
     prefill = max(nbytes for part, nbytes in parts.items() if part != "decode")
     nbytes = max(prefill, decode)
     alive = ", ".join(f"{name} {size}" for name, size in peak.alive[:_NAMED_ALIVE])
@@ -183,3 +282,19 @@ def _moment(
         prefill_bytes=prefill,
         decode_bytes=decode,
     )
+
+
+def _last_decode(peak: "VisionPeak", model: Model, workload: Workload) -> int:
+    """Return a bound on the memory in use when the last token is decoded.
+
+    The first two tokens are traced. Until the last one caches grow, at the end by copying one.
+    """
+    if workload.max_tokens <= 2:
+        return peak.parts["decode"]
+    tokens = workload.total_tokens
+    ended, begun = kv_cache(model, workload), kv_cache(model, replace(workload, max_tokens=1))
+    copied = (
+        capacity_at(buffer, workload, tokens) * buffer_token_bytes(model, buffer, workload, tokens)
+        for buffer in set(kv_buffers(model, workload.max_kv_size))
+    )
+    return peak.parts["decode"] + max(0, ended.nbytes - begun.nbytes) + max(copied, default=0)

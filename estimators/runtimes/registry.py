@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -33,9 +33,11 @@ _CLASSES: dict[str, tuple[str, str]] = {
 }
 # Those that a model which is sized by trace is put under.
 _BY_TRACE: dict[str, tuple[str, str]] = {"mlx-vlm": ("mlx_vlm_trace", "MlxVlmTrace")}
+# Those that describe a model by its own class.
+_BY_CLASS = {**_BY_TRACE, "mlx-lm": ("mlx_lm_trace", "MlxLmTrace")}
 DEFAULT_RUNTIME = "mlx-lm"
 # Where a checkpoint is sized for no other runtime: the first that loads it.
-_NATIVE = (DEFAULT_RUNTIME, "llama.cpp")
+_NATIVE = (DEFAULT_RUNTIME, "mlx-vlm", "llama.cpp")
 _FOR_IMAGES = "mlx-vlm"
 
 
@@ -67,12 +69,14 @@ def list_runtimes() -> tuple[Runtime, ...]:
 
 def native_runtime(checkpoint: Checkpoint) -> Runtime:
     """Return the runtime that a checkpoint is for as it is."""
-    first, other = _NATIVE
-    try:
-        _class(first).loads(checkpoint)
-    except UnsupportedError:
-        return get_runtime(other)
-    return get_runtime(first)
+    *others, last = _NATIVE
+    for name in others:
+        try:
+            _class(name).loads(checkpoint)
+        except UnsupportedError:
+            continue
+        return get_runtime(name)
+    return get_runtime(last)
 
 
 def runtime_for_images(native: Runtime) -> Runtime:
@@ -126,6 +130,11 @@ def bind(runtime: Runtime, subject: Subject) -> RuntimeModel:
     found = _BY_TRACE.get(runtime.name) if subject.by_trace else None
     kind = _imported(*found) if found else _class(runtime.name)
     return kind.bound(runtime, subject)
+
+
+def class_of(runtime: Runtime) -> type[Any]:
+    """Return what describes a model by its own class for a runtime."""
+    return _imported(*_BY_CLASS[runtime.name])
 
 
 def token_costs(model: Model, runtime: Runtime, workload: Workload) -> "tuple[TokenCost, ...]":

@@ -6,18 +6,22 @@ the line between two prompts, and the one between two batches.
 """
 
 from bisect import bisect_left
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Phase
-from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.workspace.peak import PeakMoment
 
 _STEP = 256
@@ -35,6 +39,39 @@ _UNBOUNDED = 2**20
 _Target = tuple[Device | None, MlxVersions]
 
 
+class ModelTrace(Protocol):
+    """A runtime's class of a model, built once and run lazily for any workload."""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Return the checkpoint of the model."""
+
+    @property
+    def quantize(self) -> Quantization | None:
+        """Return the format that it is converted to."""
+
+    @property
+    def rank(self) -> Rank | None:
+        """Return the rank whose part of the class it is, None: the whole."""
+
+    def moment(
+        self, workload: Workload, device: Device | None, versions: MlxVersions
+    ) -> PeakMoment | None:
+        """Return the largest moment of a workload, None where it cannot be recorded."""
+
+    def failure(self, workload: Workload, device: Device | None, versions: MlxVersions) -> str:
+        """Return why a workload has no moment, nothing where it has one."""
+
+    def weights(self, device: Device | None) -> Mapping[str, int]:
+        """Return the bytes of each parameter by path."""
+
+    def unread_format(self, device: Device | None) -> str | None:
+        """Return the declared quantisation method where the weights are not sized in it."""
+
+    def description(self, device: Device | None) -> Model:
+        """Return what formulas and plans need of the model, from the class itself."""
+
+
 class _Traced(NamedTuple):
     workspace_bytes: int
     largest_buffer_bytes: int
@@ -48,7 +85,7 @@ _NOTHING = _Traced(0, 0, "", "prefill")
 class TracedWorkspace(Struct, frozen=True, eq=False):
     """The workspace of a class between traced prompts."""
 
-    trace: ClassTrace
+    trace: ModelTrace
     max_context: int | None
     """The longest context of the model, in tokens."""
 
@@ -100,7 +137,8 @@ class TracedWorkspace(Struct, frozen=True, eq=False):
     def _corners(self, workload: Workload) -> list[int]:
         """Return the prompts to trace, in ascending order; the last is not below the workload's."""
         # A chunk of its own length, a whole one, and one after others.
-        lengths = {_STEP, workload.prefill_step, 2 * workload.prefill_step}
+        step, images = workload.prefill_step, workload.image_tokens
+        lengths = {images + length for length in (_STEP, step, 2 * step)}
         if workload.kv_bits is not None:
             lengths.add(workload.quantized_kv_start + _STEP)
         limit = round_down(self.max_context or _UNBOUNDED, _STEP)
@@ -113,7 +151,7 @@ class TracedWorkspace(Struct, frozen=True, eq=False):
         if moment is None:
             step = workload.prefill_step // _SHORTER
             if step < _SHORTEST_STEP:
-                raise UnsupportedError(self.trace.run(workload, *target).failure)
+                raise UnsupportedError(self.trace.failure(workload, *target))
             # No array of a chunk grows faster than its tokens, with as many before its end.
             shorter = self._run(replace(workload, prefill_step=step), target)
             return _between(_NOTHING, shorter, _SHORTER, (0, 1))

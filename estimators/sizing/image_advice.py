@@ -13,14 +13,16 @@ from memfit.estimators.sizing.search import first_fitting, fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 
 MOST_IMAGES = 256
+# Each number of images is a trace of its own where no formula has the tower's work.
+_MOST_TRACED = 8
 LONGEST_SIDE = 16384
 SIDE_STEP = 32
 
 
 def image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
-    """Return the advice on the images of a workload, by formula; a trace of each takes too long.
+    """Return the advice on the images of a workload, by formula where there is one: it is faster.
 
-    It is None without images, without a machine, and where no formula has the tower's work.
+    It is None without images, without a machine, and where neither formula nor trace has them.
     """
     if not workload.images or not workload.images.images or sized.device is None:
         return None
@@ -37,10 +39,12 @@ def image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
         return first_fitting(range(limit, 0, -1), fits, monotone=True) or 0
 
     longest = most(LONGEST_SIDE // SIDE_STEP, lambda steps: _one(first, steps))
+    searched = _MOST_TRACED if sized.is_between_traces else MOST_IMAGES
     return ImageAdvice(
         largest=_one(first, longest).images[0] if longest else None,
         any_size=longest == LONGEST_SIDE // SIDE_STEP,
-        most=most(MOST_IMAGES, lambda count: Images((replace(first, count=count),))),
+        most=most(searched, lambda count: Images((replace(first, count=count),))),
+        searched=searched,
         smaller=tuple(_smaller(sized, workload)),
     )
 

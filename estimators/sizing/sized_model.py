@@ -27,7 +27,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Level, Note
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel, Subject
-from memfit.estimators.runtimes.registry import bind, native_runtime, with_versions
+from memfit.estimators.runtimes.registry import bind, class_of, native_runtime, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.unknown import unknown_architecture
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
@@ -307,7 +307,8 @@ def _size_safetensors(
     method: Method,
     versions: MlxVersions,
 ) -> RuntimeModel:
-    runtime = with_versions(native_runtime(checkpoint), mlx=versions.mlx, mlx_lm=versions.mlx_lm)
+    native = native_runtime(checkpoint)
+    runtime = with_versions(native, mlx=versions.mlx, mlx_lm=versions.mlx_lm, strict=False)
     try:
         model = as_of(_model_of(checkpoint, device), versions)
     except UnsupportedError as error:
@@ -340,32 +341,31 @@ def _size_by_class(
     undescribed: UnsupportedError,
     runtime: Runtime,
 ) -> RuntimeModel:
-    """A model that no family describes, as mlx-lm's own class describes it."""
-    from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace, weights_by_trace
-    from memfit.estimators.runtimes.traced_workspace import TracedWorkspace
+    """A model that no family describes, as its runtime's own class describes it."""
+    from memfit.estimators.runtimes.by_class import described_by_class
 
     config, name = checkpoint.config, checkpoint.config_name
     check_class(str(config.get("model_type")), runtime.versions.mlx_lm)
     dtype = dtype_of(config_fields(config, name), name)
-    trace = ClassTrace(checkpoint, quantize, dtype, is_described=False, adapter=adapter)
+    kind = class_of(runtime)
+    trace = kind.class_trace(checkpoint, quantize, dtype, adapter)
     try:
-        model = trace.description(device)
-        plan = QuantizationPlan(quantize, converting=True) if quantize else None
-        plan = plan or declared(config, model, name).plan
-        footprint = weights_by_trace(trace, model, plan, device)
+        subject = described_by_class(trace, device)
     except (MachineError, UnsupportedError) as error:
         if isinstance(undescribed, UnknownArchitectureError):
             raise undescribed.after_trace(f"by trace: {error}") from None
         raise UnsupportedError(f"{undescribed}; by trace: {error}") from None
     reason, _, _ = str(undescribed).partition(";")
-    text = f"{reason}; it is described by mlx-lm's own class, and mlx-lm's figures are by trace"
+    name = runtime.name
+    text = f"{reason}; it is described by {name}'s own class, and {name}'s figures are by trace"
     # A known type has a key that no family reads: the class may ignore it too.
     level: Level = "warning" if config.get("model_type") in FAMILIES else "info"
-    footprint = replace(footprint, notes=(*footprint.notes, Note(level, "own-class", text)))
-    workspace = TracedWorkspace(trace, model.max_context)
-    model, footprint = _with_adapter(model, footprint, adapter)
-    subject = Subject(checkpoint, model, footprint, device, workspace)
-    return MlxLmTrace(runtime, subject, trace)
+    notes = (*subject.footprint.notes, Note(level, "own-class", text))
+    footprint = replace(subject.footprint, notes=notes)
+    model, footprint = _with_adapter(subject.model, footprint, adapter)
+    subject = replace(subject, model=model, footprint=footprint)
+    made: RuntimeModel = kind.of_class(runtime, subject, trace)
+    return made
 
 
 def _with_adapter(

@@ -1,4 +1,4 @@
-"""A model as mlx-lm's class describes it: its parameters, its experts and what it keeps.
+"""A model as a class of mlx-lm or mlx-vlm describes it: parameters, experts and what it keeps.
 
 It is what a family of arch/families writes by hand, for a class that none describes. The
 operations are not among it: they are the trace's.
@@ -6,7 +6,9 @@ operations are not among it: they are the trace's.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -20,7 +22,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import DEFAULTS, Quantization
 from memfit.estimators.trace.cache_stepper import buffer_of, leaves
 from memfit.estimators.trace.leaves import caches_of
-from memfit.estimators.trace.libraries import public_names
+from memfit.estimators.trace.libraries import changed, public_names
 from memfit.estimators.weights.parts import part_of
 
 _FLOAT32_BYTES = 4
@@ -41,17 +43,72 @@ class FirstCall(NamedTuple):
     """The experts that a token took, by the path of the experts' matrices."""
 
 
-def describe(model: Any, first: FirstCall, *, model_type: str, dtype: str) -> Model:
+class DescribedClass(NamedTuple):
+    """A model of a class, and where it has what a description needs."""
+
+    model: Any
+    layers: list[Any]
+    makes_own_cache: bool
+    """Whether the class has a ``make_cache``."""
+    predicate: Callable[[str, Any], Any]
+    """What the converter asks of each module: whether, or how, to quantise it."""
+    has_towers: bool = False
+    """Whether modules are named as towers because they are, as in mlx-vlm."""
+
+
+def mlx_lm_class(model: Any) -> DescribedClass:
+    """Return a model of mlx-lm with its own predicate, which may be None."""
+    predicate = getattr(model, "quant_predicate", None) or (lambda *_: True)
+    return DescribedClass(model, model.layers, hasattr(model, "make_cache"), predicate)
+
+
+@contextmanager
+def counted_experts(switch: Any) -> Iterator[dict[int, int]]:
+    """Yield how many rows each matrix of experts was given last, by the id of its module.
+
+    ``switch`` is the module with their classes, switch_layers.py of mlx-lm or mlx-vlm.
+    """
+    taken: dict[int, int] = {}
+
+    def counting(call: Any) -> Any:
+        def counted(module: Any, x: Any, indices: Any, *rest: Any, **options: Any) -> Any:
+            # Of all tokens: many of them are sorted, and lose the axis of one token.
+            taken[id(module)] = indices.size
+            return call(module, x, indices, *rest, **options)
+
+        return counted
+
+    calls = (f"{kind}.__call__" for kind in ("SwitchLinear", "QuantizedSwitchLinear"))
+    with changed(switch, {call: counting(attrgetter(call)(switch)) for call in calls}):
+        yield taken
+
+
+def first_call(model: Any, caches: list[Any], taken: Mapping[int, int], tokens: int) -> FirstCall:
+    """Return what a call on ``tokens`` has shown, whose experts were ``taken``."""
+    # An adapter's module has the matrix as its ``linear`` (mlx-lm tuner/lora.py).
+    top_k = {
+        path.removesuffix(".linear"): taken[id(module)] // tokens
+        for path, module in model.named_modules()
+        if id(module) in taken
+    }
+    return FirstCall(caches, top_k)
+
+
+def describe(of: DescribedClass, first: FirstCall, *, model_type: str, dtype: str) -> Model:
     """Return the description of a model that was built unquantised, with parameters of ``dtype``.
+
+    Modules of towers are among those outside the layers, and not loaded: a runtime for images adds
+    them.
 
     Raises:
         UnsupportedError: for a cache or a list of experts that is not described, by its name.
     """
-    modules = tuple(_modules(model, dtype))
+    model = of.model
+    modules = tuple(_modules(of, dtype))
     # MLX promotes what a wider array touches, and with it keys and values.
     if any(_width(cache) == _FLOAT32_BYTES for cache in leaves(first.caches)):
         dtype = "F32"
-    root, count = _layers_root(model)
+    root, count = _layers_root(of)
     own: list[list[Module]] = [[] for _ in range(count)]
     outside: list[Module] = []
     for module in modules:
@@ -82,15 +139,15 @@ def describe(model: Any, first: FirstCall, *, model_type: str, dtype: str) -> Mo
         modules=tuple(sorted(outside, key=lambda m: m.part is not Part.EMBEDDING)),
         layers_path=root,
         first_layer=start,
-        makes_own_cache=hasattr(model, "make_cache"),
+        makes_own_cache=of.makes_own_cache,
         dtype=dtype,
     )
 
 
-def _layers_root(model: Any) -> tuple[str, int]:
+def _layers_root(of: DescribedClass) -> tuple[str, int]:
     """Return the path of the list of layers, the longer one of two, and the end of its numbers."""
-    paths = {id(module): path for path, module in model.named_modules()}
-    found = [_NUMBERED.fullmatch(paths.get(id(layer), "")) for layer in model.layers]
+    paths = {id(module): path for path, module in of.model.named_modules()}
+    found = [_NUMBERED.fullmatch(paths.get(id(layer), "")) for layer in of.layers]
     [(root, _)] = Counter(match[1] for match in found if match).most_common(1)
     # The layers of another rank are None in the list, and not in ``model.layers``.
     return root, 1 + max(int(match[2]) for match in found if match and match[1] == root)
@@ -103,12 +160,11 @@ def _inside(path: str, root: str) -> tuple[int | None, str]:
     return (int(number), rest) if inside else (None, path)
 
 
-def _modules(model: Any, dtype: str) -> Iterator[Module]:
+def _modules(of: DescribedClass, dtype: str) -> Iterator[Module]:
     from mlx.utils import tree_flatten
 
-    owners: dict[str, Any] = dict(model.named_modules())
-    answer = getattr(model, "quant_predicate", None) or (lambda *_: True)
-    flat: Any = tree_flatten(model.parameters())
+    owners: dict[str, Any] = dict(of.model.named_modules())
+    flat: Any = tree_flatten(of.model.parameters())
     arrays: dict[str, Any] = dict(flat)
     routed = tuple(f"{path}." for path, module in owners.items() if _is_routed(module))
     for name, array in arrays.items():
@@ -119,14 +175,17 @@ def _modules(model: Any, dtype: str) -> Iterator[Module]:
         is_weight = last == "weight"
         quantizable = is_weight and hasattr(owners.get(path), "to_quantized")
         bias = arrays.get(f"{path}.bias") if is_weight else None
+        is_tower = of.has_towers and part_of(name) is Part.VISION
+        part = Part.VISION if is_tower else _part(name, owners.get(path), routed)
         yield Module(
             path if is_weight else name,
             tuple(array.shape),
-            _part(name, owners.get(path), routed),
+            part,
             0 if bias is None else bias.size,
             quantizable,
-            _predicate(answer(path, owners[path])) if quantizable else True,
+            _predicate(of.predicate(path, owners[path])) if quantizable else True,
             _is_float32(array, dtype, name),
+            loaded=not is_tower,
         )
 
 

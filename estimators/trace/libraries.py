@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec, resolve_name
 from operator import attrgetter
@@ -64,6 +65,21 @@ def vision_versions() -> dict[str, str]:
         )
     own_version = PrivateLibrary("versions").load("mlx_vlm.version").__version__
     return {**versions(), "mlx-vlm": str(own_version)}
+
+
+@cache
+def only_mlx_vlm_has(model_type: str) -> bool:
+    """Whether mlx-vlm, as it is installed, has a class for a type of model and mlx-lm has none."""
+    return _has_class("mlx_vlm", model_type) and not _has_class("mlx_lm", model_type)
+
+
+def _has_class(package: str, model_type: str) -> bool:
+    found = find_spec(package)
+    if found is None or not found.submodule_search_locations or find_spec("mlx") is None:
+        return False
+    aliases = PrivateLibrary("types").load(f"{package}.utils").MODEL_REMAPPING
+    folders = [f"{folder}/models" for folder in found.submodule_search_locations]
+    return PathFinder.find_spec(aliases.get(model_type, model_type), folders) is not None
 
 
 def public_names(text: str) -> str:

@@ -7,7 +7,6 @@ Any thread may trace. Traces run one after another; other threads may use MLX an
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from memfit.estimators.arch.model import Model
@@ -20,12 +19,18 @@ from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace.cache_stepper import leaves, length_of
 from memfit.estimators.trace.call_recorder import Running
-from memfit.estimators.trace.class_description import FirstCall, describe
+from memfit.estimators.trace.class_description import (
+    FirstCall,
+    counted_experts,
+    describe,
+    first_call,
+    mlx_lm_class,
+)
 from memfit.estimators.trace.graph_format import Call, Trace
 from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.leaves import Modules
-from memfit.estimators.trace.libraries import changed, versions
+from memfit.estimators.trace.libraries import versions
 from memfit.estimators.trace.load_recorder import record_load, record_share
 from memfit.estimators.trace.model_builder import arrays_of, build, class_errors, unread_format
 from memfit.estimators.trace.ranks import as_rank, parallel_of
@@ -139,29 +144,11 @@ class TracedModel:
             running = Running(
                 self._model, self._modules, _FEW_TOKENS, TraceTarget(backend=self._backend)
             )
-            taken: dict[int, int] = {}
-
-            def counting(call: Any) -> Any:
-                def counted(module: Any, x: Any, indices: Any, *rest: Any, **options: Any) -> Any:
-                    # Of all tokens: many of them are sorted, and lose the axis of one token.
-                    taken[id(module)] = indices.size
-                    return call(module, x, indices, *rest, **options)
-
-                return counted
-
-            calls = (f"{kind}.__call__" for kind in ("SwitchLinear", "QuantizedSwitchLinear"))
-            with changed(switch, {call: counting(attrgetter(call)(switch)) for call in calls}):
+            with counted_experts(switch) as taken:
                 tokens = running.begin()
             # A call may leave other arrays in the modules (gemma3n.py).
             self._modules.restore()
-            named = self._model.named_modules()
-            # An adapter's module has the matrix as its ``linear`` (mlx-lm tuner/lora.py).
-            top_k = {
-                path.removesuffix(".linear"): taken[id(module)] // tokens
-                for path, module in named
-                if id(module) in taken
-            }
-            return FirstCall(running.caches, top_k)
+            return first_call(self._model, running.caches, taken, tokens)
 
     def describe(self, first: FirstCall) -> Model:
         """Return the description of a model that was built unquantised.
@@ -171,7 +158,8 @@ class TracedModel:
         """
         with self._tracing():
             model_type = str(self._config["model_type"])
-            return describe(self._model, first, model_type=model_type, dtype=self._dtype)
+            of = mlx_lm_class(self._model)
+            return describe(of, first, model_type=model_type, dtype=self._dtype)
 
     def shapes(self, workload: Workload) -> TracedShapes:
         """Return the bytes at the end of the workload; no graph is recorded."""

@@ -9,6 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.trace.class_description import DescribedClass
 from memfit.estimators.trace.libraries import PrivateLibrary, changed
 from memfit.estimators.trace.model_builder import (
     cast_parameters,
@@ -28,13 +32,16 @@ def build_vision(
     *,
     dtype: str,
     arrays: dict[str, Any] | None = None,
+    quantize: Quantization | None = None,
 ) -> Any:
     """Return mlx-vlm's model, loaded from ``arrays`` or, without them, converted to ``dtype``.
 
+    ``quantize`` then quantises it as mlx_vlm.convert would.
     ``name`` is the name of the config in messages. Call it inside `tracing`.
 
     Raises:
-        UnsupportedError: when mlx-vlm has no such class, or the class rejects config or tensors.
+        UnsupportedError: when mlx-vlm has no such class, the class rejects config or tensors, or
+            it does not generate text token by token.
     """
     reject_own_code(config, name)
     nn = library.load("mlx.nn")
@@ -42,8 +49,44 @@ def build_vision(
         utils = library.load("mlx_vlm.utils")
         settings = settings_of(utils, config)
         if arrays is not None:
-            return _loaded(utils, settings, arrays)
-        return made(utils, nn, settings, dtype)
+            model = _loaded(utils, settings, arrays)
+        else:
+            model = made(utils, nn, settings, dtype)
+        _require_language_model(library, model, config, name)
+        if quantize:
+            model, _ = library.load("mlx_vlm.quant_utils").quantize_model(
+                model,
+                {},
+                quantize.group_size,
+                quantize.bits,
+                mode=quantize.mode,
+                quant_predicate=mlx_vlm_class(utils, model).predicate,
+            )
+        return model
+
+
+def mlx_vlm_class(utils: Any, model: Any) -> DescribedClass:
+    """Return a model of mlx-vlm with what mlx_vlm.convert asks of each module (convert.py)."""
+    own = getattr(model, "quant_predicate", None) or (lambda *_: True)
+    language = model.language_model
+
+    def predicate(path: str, module: Any) -> Any:
+        return not utils.skip_multimodal_module(path) and own(path, module)
+
+    # Of some classes the layers are those of the model inside.
+    layers = language.layers if hasattr(language, "layers") else language.model.layers
+    return DescribedClass(model, layers, hasattr(language, "make_cache"), predicate, True)
+
+
+def _require_language_model(
+    library: PrivateLibrary, model: Any, config: Mapping[str, Any], name: str
+) -> None:
+    kind = printable(config.get("model_type"))
+    text = f"{name}: mlx-vlm's class for model_type {kind}"
+    if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
+        raise UnsupportedError(f"{text} has no language model")
+    if library.load("mlx_vlm.generate.diffusion").is_diffusion_model(model):
+        raise UnsupportedError(f"{text} generates by diffusion, which is not described")
 
 
 def _loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
@@ -68,13 +111,25 @@ def made(utils: Any, nn: Any, config: dict[str, Any], dtype: str) -> Any:
     settings = utils.update_module_configs(settings, module, config, _MODULES)
     model = module.Model(settings)
     cast_parameters(model, dtype)
-    block = config.get("quantization") or config.get("quantization_config")
-    if isinstance(block, Mapping) and "bits" in block and "group_size" in block:
+    if block := _packed(config):
         # Older conversions say there whether they have left the towers as they are.
         towers = (config["vision_config"] or {}).get("skip_vision") is False
         _quantize(utils, nn, model, block, towers=towers)
     model.eval()
     return model
+
+
+def _packed(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the block of a config that says how MLX packs its matrices."""
+    block = config.get("quantization") or config.get("quantization_config")
+    return block if isinstance(block, Mapping) and {"bits", "group_size"} <= block.keys() else None
+
+
+def unread_format(config: Mapping[str, Any]) -> str | None:
+    """Return the declared quantisation method whose packed layout is not MLX's, or None."""
+    block = config.get("quantization_config")
+    method = block.get("quant_method") if isinstance(block, Mapping) else None
+    return None if method is None or _packed(config) else str(method)
 
 
 def _quantize(utils: Any, nn: Any, model: Any, block: Mapping[str, Any], *, towers: bool) -> None:

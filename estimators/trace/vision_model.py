@@ -1,27 +1,33 @@
-"""mlx-vlm's class for a config, built once for many prompts with images."""
+"""mlx-vlm's class for a config, built once for many prompts, with images or without."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from memfit.estimators.arch.model import Model
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.machine.device import Backend
+from memfit.estimators.trace.class_description import counted_experts, describe, first_call
 from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import vision_versions
 from memfit.estimators.trace.model_builder import arrays_of, class_errors
 from memfit.estimators.trace.recording import GraphError
-from memfit.estimators.trace.vision_builder import build_vision
+from memfit.estimators.trace.vision_builder import build_vision, mlx_vlm_class, unread_format
 from memfit.estimators.trace.vision_recorder import VisionRun, record_vision
+
+_FEW_TOKENS = Workload(prompt_tokens=64)
+_NO_IMAGES = ImagePlan((), ())
 
 
 class TracedVisionModel:
     """mlx-vlm's class for a config, as mlx-vlm loads ``tensors`` or, without them, converts it.
 
-    ``name`` is the name of the config in messages.
+    ``name`` is the name of the config in messages. ``quantize`` then converts it.
 
     Raises:
         MachineError: when MLX, mlx-lm or mlx-vlm is not installed.
@@ -36,8 +42,11 @@ class TracedVisionModel:
         name: str = "config.json",
         dtype: str = "BF16",
         tensors: Iterable[Tensor] | None = None,
+        quantize: Quantization | None = None,
     ) -> None:
-        self._config, self._backend, self._name = config, backend, name
+        self._config, self._backend, self._name, self._dtype = config, backend, name, dtype
+        self.unread_format = None if tensors is not None else unread_format(config)
+        """The quantisation method that the config declares and the weights are not sized in."""
         self.versions = vision_versions()
         """The installed versions of MLX and mlx-vlm."""
         with self._tracing():
@@ -45,26 +54,53 @@ class TracedVisionModel:
 
             arrays = None if tensors is None else arrays_of(tensors)
             self._model = build_vision(
-                library_for(backend), config, name, dtype=dtype, arrays=arrays
+                library_for(backend), config, name, dtype=dtype, arrays=arrays, quantize=quantize
             )
             self._modules = Modules(self._model)
             flat: Any = tree_flatten(self._model.parameters())
             self.weights: Mapping[str, int] = {path: array.nbytes for path, array in flat}
             """Bytes of each parameter by path."""
 
+    def describe(self) -> Model:
+        """Return the description of a model that was built unquantised.
+
+        Raises:
+            UnsupportedError: also, for a cache or experts that are not described.
+        """
+        with self._tracing():
+            load = library_for(self._backend).load
+            caches = self._caches(_FEW_TOKENS)
+            with counted_experts(load("mlx_vlm.models.switch_layers")) as taken:
+                self._recorded(_NO_IMAGES, _FEW_TOKENS, TraceTarget(backend=self._backend), caches)
+            # The last call was on one token.
+            first = first_call(self._model, caches, taken, 1)
+            of = mlx_vlm_class(load("mlx_vlm.utils"), self._model)
+            model_type = str(self._config["model_type"])
+            return describe(of, first, model_type=model_type, dtype=self._dtype)
+
     def record(self, plan: ImagePlan, workload: Workload, target: TraceTarget) -> VisionRun:
-        """Return the run of a prompt with images until its second token.
+        """Return the run of a prompt until its second token.
 
         Raises:
             GraphError: when its graph cannot be recorded.
         """
         with self._tracing():
-            try:
-                return record_vision(self._model, self._modules, plan, workload, target)
-            except GraphError as error:
-                raise GraphError(f"{self._name}: {self._config['model_type']}: {error}") from None
-            finally:
-                self._modules.restore()
+            return self._recorded(plan, workload, target, self._caches(workload))
+
+    def _caches(self, workload: Workload) -> list[Any]:
+        cache = library_for(self._backend).load("mlx_vlm.models.cache")
+        made: list[Any] = cache.make_prompt_cache(self._model.language_model, workload.max_kv_size)
+        return made
+
+    def _recorded(
+        self, plan: ImagePlan, workload: Workload, target: TraceTarget, caches: list[Any]
+    ) -> VisionRun:
+        try:
+            return record_vision(self._model, self._modules, plan, workload, target, caches)
+        except GraphError as error:
+            raise GraphError(f"{self._name}: {self._config['model_type']}: {error}") from None
+        finally:
+            self._modules.restore()
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:

@@ -10,8 +10,11 @@ from copy import copy
 from types import FunctionType, ModuleType
 from typing import Any, Literal, NamedTuple
 
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.plan import ImagePlan, InputArray
+from memfit.estimators.trace.cache_stepper import Stepper
 from memfit.estimators.trace.graph_format import Array, Call
 from memfit.estimators.trace.isolation import ANSWERS, array_stubs, original
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
@@ -24,6 +27,8 @@ from memfit.estimators.trace.undo_cse import unmerged
 # The first token and the one after it: all others are alike.
 _TOKENS = 2
 _TEXT_TOKEN = 1
+# At each end of a prompt: a first chunk and one after others, a whole last one and what is left.
+_RECORDED_CHUNKS = 2
 # Placeholders of classes that look for other ids than their config names.
 _PLACEHOLDERS = {"phi3_v": -1}
 # Of generate_step by position; stream_generate passes the rest on to the class.
@@ -64,16 +69,21 @@ class _OpenCut(NamedTuple):
 
 
 def record_vision(
-    model: Any, modules: Modules, plan: ImagePlan, workload: Workload, target: TraceTarget
+    model: Any,
+    modules: Modules,
+    plan: ImagePlan,
+    workload: Workload,
+    target: TraceTarget,
+    caches: list[Any],
 ) -> VisionRun:
-    """Return the run of a prompt with images until its second token; call it inside `tracing`.
+    """Return the run of a prompt until its second token; call it inside `tracing`.
 
-    The model has to be restored afterwards.
+    ``caches`` are empty, and filled by it. The model has to be restored afterwards.
 
     Raises:
         GraphError: when the class computes something from values that a trace does not have.
     """
-    recorder = _Recorder(model, plan, workload, target)
+    recorder = _Recorder(model, plan, workload, target, caches)
     leaves = [leaf for leaf in modules.leaves() if not _is_value(leaf)]
     recorder.weights = lambda: {id(leaf.owner[leaf.key]) for leaf in leaves}
     try:
@@ -115,9 +125,15 @@ class _Recorder:
     """Return the placeholders, which are never freed."""
 
     def __init__(
-        self, model: Any, plan: ImagePlan, workload: Workload, target: TraceTarget
+        self,
+        model: Any,
+        plan: ImagePlan,
+        workload: Workload,
+        target: TraceTarget,
+        caches: list[Any],
     ) -> None:
         self._model, self._workload, self._target = model, workload, target
+        self._caches = caches
         self._library = library_for(target.backend)
         self._step = self._library.load("mlx_vlm.generate.ar").generate_step
         self.given = inputs(model, plan, workload)
@@ -127,6 +143,8 @@ class _Recorder:
         self._sampled: set[int] = set()
         self._made: list[Any] = []
         self._placeholders: set[int] = set()
+        self._stepper = Stepper(caches, workload)
+        self._chunks = 0
 
     def run(self) -> list[Any]:
         """Return the embeddings, then what each cut evaluates and what Python holds then."""
@@ -136,7 +154,7 @@ class _Recorder:
             "async_eval": self._hook("async_eval"),
             "clear_cache": self._hook("clear_cache"),
         }
-        core, kind = self._library.core, type(self._model)
+        core, kind, language = self._library.core, type(self._model), self._model.language_model
         methods = {name: self._computed(name) for name in ANSWERS}
         methods |= {name: self._apart(original(name)) for name in _AGAIN_BY_METHOD}
         embed = {"get_input_embeddings": self._embed(kind.get_input_embeddings)}
@@ -146,6 +164,7 @@ class _Recorder:
             array_stubs(methods),
             changed(core, hooks | {name: self._apart(getattr(core, name)) for name in _AGAIN}),
             changed(kind, embed),
+            changed(type(language), {"__call__": self._few_chunks(type(language).__call__)}),
         ):
             for _ in self._generate():
                 pass
@@ -167,8 +186,11 @@ class _Recorder:
             mask,
             max_tokens=_TOKENS,
             temperature=0.0,
+            prompt_cache=self._caches,
             prefill_step_size=workload.prefill_step,
-            max_kv_size=workload.max_kv_size,
+            kv_bits=workload.kv_bits,
+            kv_group_size=workload.kv_group_size,
+            quantized_kv_start=workload.quantized_kv_start,
             **rest,
         )
         return steps
@@ -207,6 +229,34 @@ class _Recorder:
             return out
 
         return watched
+
+    def _few_chunks(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the language model's call without the chunks in the middle of a long prompt.
+
+        None is larger than the last whole one, so that caches alone go on.
+        """
+        workload = self._workload
+        count = ceil_div(workload.prompt_tokens - 1, workload.prefill_step)
+        left_out = range(_RECORDED_CHUNKS, count - _RECORDED_CHUNKS)
+
+        def called(language: Any, *args: Any, **named: Any) -> Any:
+            nonlocal left_out
+            if "n_to_process" not in named or language is not self._model.language_model:
+                return call(language, *args, **named)
+            self._chunks += 1
+            chunk = self._chunks - 1
+            if left_out and chunk == left_out[0]:
+                try:
+                    self._stepper.learn()
+                except UnsupportedError:  # how a cache goes on is not known
+                    left_out = range(0)
+            if chunk not in left_out:
+                return call(language, *args, **named)
+            if chunk == left_out[-1]:
+                self._stepper.jump(left_out.stop * workload.prefill_step)
+            return None
+
+        return called
 
     def _computed(self, name: str) -> Callable[..., Any]:
         """Return a method of mx.array that computes what does not depend on a weight."""

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -19,7 +20,7 @@ from memfit.estimators.sizing.sized_model import SizedModel, size
 pytest.importorskip("mlx_lm")
 if find_spec("mlx_vlm") is None:  # its import takes seconds
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
-from tests.trace.vision_cases import QWEN3_VL
+from tests.trace.vision_cases import QWEN3_VL, WIDE
 
 SCREENSHOT = Images(images=(ImageSize(width=1280, height=800),))
 
@@ -40,7 +41,7 @@ def test_a_screenshot_is_traced_and_below_the_bound() -> None:
     assert figures.kv == bound.kv
     assert not list(sized.runtime_model.notes(workload, figures, Units.GB))
     assumed = list(sized.runtime_model.assumptions(workload, Units.GB))
-    assert any("images are traced with mlx" in each for each in assumed)
+    assert any("traced with mlx" in each for each in assumed)
 
 
 def test_what_is_not_traced_is_bounded_and_says_so() -> None:
@@ -59,3 +60,51 @@ def test_a_model_without_a_tower_is_refused() -> None:
     sized, workload = by_trace(config)
     with pytest.raises(UnsupportedError, match="no vision tower"):
         sized.figures_for(workload)
+
+
+IDEFICS = next(case.config for case in WIDE if case.name == "Idefics3")
+
+
+def test_a_class_that_only_mlx_vlm_has_is_sized_by_it() -> None:
+    checkpoint = Checkpoint("model", "local", IDEFICS, "config.json")
+    sized = size(checkpoint, device=find_device("m5-max-128"))
+    runtime_model = sized.runtime_model
+    assert (sized.runtime, runtime_model.method) == ("mlx-vlm", "trace")
+    text = Workload(prompt_tokens=3000, max_tokens=600)
+    figures = sized.figures_for(text)
+    # Two layers of keys and values, of two heads of 64, in bf16, for 3600 tokens in steps of 256.
+    assert figures.kv.nbytes == 2 * 2 * 2 * 64 * 2 * 3840
+    images = with_image_tokens(checkpoint, replace(text, images=SCREENSHOT))
+    seen = sized.figures_for(images)
+    assert seen.kv.nbytes > figures.kv.nbytes
+    assert seen.moment.nbytes > figures.moment.nbytes
+    assert sized.workspace_basis(images)[0] == "traced"
+    # A matrix of 4 bits has a scale and a bias of 16 bits for each 64; the towers stay.
+    fewer = size(checkpoint, device=None, quantize=Quantization(4, 64))
+    towers = runtime_model.loaded_bytes - sized.footprint.loaded_bytes
+    assert towers == fewer.runtime_model.loaded_bytes - fewer.footprint.loaded_bytes > 0
+    assert fewer.footprint.loaded_bytes * 3 < sized.footprint.loaded_bytes
+    assert sized.converted(4).resident_bytes == fewer.resident_bytes
+
+
+def test_between_traced_prompts_the_images_are_counted_too() -> None:
+    checkpoint = Checkpoint("model", "local", IDEFICS, "config.json")
+    sized = size(checkpoint, device=find_device("m5-max-128"))
+    asked = Workload(prompt_tokens=20_000, images=SCREENSHOT)
+    workload = with_image_tokens(checkpoint, asked)
+    traced = sized.figures_for(workload).moment.nbytes
+    between = sized.formula_view().figures_for(workload).moment.nbytes
+    assert traced <= between < traced + (traced - sized.resident_bytes) // 8
+
+
+def test_mlx_lm_has_no_class_for_it() -> None:
+    checkpoint = Checkpoint("model", "local", IDEFICS, "config.json")
+    sized = size(checkpoint, device=None)
+    with pytest.raises(UnsupportedError, match="mlx-lm has no class for model_type idefics3"):
+        sized.with_runtime(get_runtime("mlx-lm"))
+
+
+def test_what_generates_no_text_is_refused() -> None:
+    checkpoint = Checkpoint("model", "local", {"model_type": "yolo11"}, "config.json")
+    with pytest.raises(UnsupportedError, match="mlx-vlm's class for model_type"):
+        size(checkpoint, device=None)

@@ -26,7 +26,7 @@ pytest.importorskip("mlx_lm")
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.runtimes.traced_workspace import TracedWorkspace
 from memfit.estimators.trace import recording
-from memfit.estimators.trace.class_description import FirstCall, describe
+from memfit.estimators.trace.class_description import FirstCall, describe, mlx_lm_class
 from memfit.estimators.trace.traced_model import TracedModel
 from tests.oracle import Oracle
 from tests.selection import quick
@@ -167,7 +167,7 @@ def test_an_unknown_cache_is_rejected_by_its_name() -> None:
     filled.update_and_fetch(mx.zeros((1, 2, 8, 32)), mx.zeros((1, 2, 8, 32)))
     model = Oracle(BY_TYPE["gptj"]).model
     with pytest.raises(UnsupportedError, match=r"^mlx_lm\.models\.cache\.ConcatenateKVCache: "):
-        describe(model, FirstCall([filled], {}), model_type="gptj", dtype="F32")
+        describe(mlx_lm_class(model), FirstCall([filled], {}), model_type="gptj", dtype="F32")
 
 
 def test_experts_of_an_unknown_number_a_token_are_rejected() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.trace.kernel_stubs import TraceTarget
@@ -16,19 +15,18 @@ if find_spec("mlx_vlm") is None:  # its import takes seconds
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 from memfit.estimators.trace.vision_model import TracedVisionModel
 from memfit.estimators.trace.vision_peak import VisionPeak, vision_peak
-from tests.trace.vision_cases import CASES, GEMMA3, QWEN2_VL, WIDE, Case, grid
+from tests.trace.vision_cases import CASES, GEMMA3, QWEN2_VL, TEXT, WIDE, Case, grid
 from tests.trace.vision_runs import measured
 
 HOST = Device("this host", "cpu", 0, 0, None, "flag")
 # A run frees arrays early where the CPU is quicker than Python: the trace may be higher.
 LOWEST, HIGHEST = 0.96, 1.15
-QUICK = ("Qwen2-VL", "Gemma 3")
+QUICK = ("Qwen2-VL", "Gemma 3", "Gemma 3, text")
 
 
 def traced(case: Case) -> VisionPeak:
     model = TracedVisionModel(case.config, "cpu", dtype=case.dtype)
-    workload = Workload(prompt_tokens=case.prompt_tokens, prefill_step=case.prefill_step)
-    run = model.record(case.plan, workload, TraceTarget(backend="cpu"))
+    run = model.record(case.plan, case.workload, TraceTarget(backend="cpu"))
     return vision_peak(run, model.weights, HOST, MLX_VERSION)
 
 
@@ -41,8 +39,8 @@ def _marked(case: Case) -> Any:
 CONVERTS = [case for case in WIDE if case.name == "LLaVA-NeXT"]
 
 
-@pytest.mark.parametrize("case", [*map(_marked, (*CASES, *CONVERTS))])
-def test_a_prompt_with_images_takes_what_mlx_vlm_takes(case: Case) -> None:
+@pytest.mark.parametrize("case", [*map(_marked, (*CASES, *TEXT, *CONVERTS))])
+def test_a_prompt_takes_what_mlx_vlm_takes(case: Case) -> None:
     assert LOWEST < traced(case).nbytes / measured(case) < HIGHEST
 
 

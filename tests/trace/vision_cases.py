@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.plan import ImagePlan, InputArray, PlannedImage, TokenRun
 from memfit.estimators.images.processor import image_plan
@@ -46,6 +47,16 @@ class Case(NamedTuple):
     prefill_step: int = 2048
     dtype: str = "BF16"
     text_tokens: int = 30
+    kv_bits: int | None = None
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(
+            prompt_tokens=self.prompt_tokens,
+            prefill_step=self.prefill_step,
+            kv_bits=self.kv_bits,
+            quantized_kv_start=0,
+        )
 
     @property
     def prompt_tokens(self) -> int:
@@ -131,6 +142,12 @@ CASES = (
     Case("Qwen3-VL, two images", QWEN3_VL, grid(512, 384, 16, 2)),
     Case("Gemma 3", GEMMA3, square(448, 64)),
     Case("Gemma 3, three images", GEMMA3, square(448, 64, 3)),
+)
+TEXT = (
+    # Chunks in the middle of the first two are not recorded.
+    Case("Qwen3-VL, text", QWEN3_VL, ImagePlan((), ()), prefill_step=128, text_tokens=1500),
+    Case("Gemma 3, text", GEMMA3, ImagePlan((), ()), prefill_step=128, text_tokens=1500),
+    Case("Qwen2-VL, KV bits", QWEN2_VL, grid(448, 336, 14), text_tokens=700, kv_bits=4),
 )
 
 

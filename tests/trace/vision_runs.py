@@ -4,7 +4,6 @@ import copy
 from functools import cache
 from typing import Any
 
-from memfit.estimators.base.workload import Workload
 from memfit.estimators.trace.libraries import PrivateLibrary
 from memfit.estimators.trace.vision_builder import made
 from memfit.estimators.trace.vision_recorder import inputs
@@ -26,7 +25,7 @@ def measured(case: Case) -> int:
     utils, nn = library().load("mlx_vlm.utils"), library().load("mlx.nn")
     model = made(utils, nn, copy.deepcopy(case.config), case.dtype)
     mx.eval(model.parameters())
-    given: dict[str, Any] = inputs(model, case.plan, Workload(prompt_tokens=case.prompt_tokens))
+    given: dict[str, Any] = inputs(model, case.plan, case.workload)
     given = {name: mx.contiguous(array) for name, array in given.items()}
     mx.eval(given)
     mx.clear_cache()
@@ -37,11 +36,13 @@ def measured(case: Case) -> int:
     steps = loop.generate_step(
         given.pop("input_ids"),
         model,
-        given.pop("pixel_values"),
+        given.pop("pixel_values", None),
         given.pop("attention_mask"),
         max_tokens=2,
         temperature=0.0,
         prefill_step_size=case.prefill_step,
+        kv_bits=case.kv_bits,
+        quantized_kv_start=case.workload.quantized_kv_start,
         **given,
     )
     for _ in steps:

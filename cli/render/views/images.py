@@ -7,7 +7,6 @@ from memfit.cli.render.views.answer import size
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.results.images import ImageAdvice
-from memfit.estimators.sizing.image_advice import MOST_IMAGES
 
 
 def image_lines(result: Estimate, units: Units) -> Iterator[Text]:
@@ -32,7 +31,7 @@ def _advice(result: Estimate, advice: ImageAdvice, units: Units) -> Iterator[str
     else:
         yield f"the largest of this shape that fits: {advice.largest}"
     if advice.most:
-        many = f"{advice.most} or more" if advice.most == MOST_IMAGES else str(advice.most)
+        many = f"{advice.most} or more" if advice.most == advice.searched else str(advice.most)
         yield f"images of {first.width}x{first.height} that fit together: {many}"
     for each in advice.smaller:
         sides = f"{max(1, first.width // each.divisor)} {max(1, first.height // each.divisor)}"
