@@ -19,28 +19,12 @@ _FLATTENS = "Flatten"
 
 def unmerged(call: Call) -> Call:
     """Return the call with stretched scalars and flattenings made again for each use."""
-    arrays: list[Array] = list(call.arrays)
-    nodes: list[Node] = []
-    made_by: dict[int, Node] = {}
-    used: set[int] = set()
-
-    def own(array: int) -> int:
-        """Return an array of the same value that no other node uses."""
-        node = made_by.get(array)
-        if node is None:
-            return array
-        # The first user keeps the recorded node.
-        if array not in used:
-            used.add(array)
-            return array
-        arrays.append(arrays[array])
-        copy = len(arrays) - 1
-        # The copy's input may be such a node too: a cast below a broadcast.
-        nodes.append(Node(node.name, (own(node.inputs[0]),), (copy,), node.arguments))
-        return copy
-
+    copies = _Copies(call)
+    arrays, nodes, made_by = copies.arrays, copies.nodes, copies.made_by
     for node in call.nodes:
-        inputs = tuple(map(own, node.inputs)) if made_by.keys() & node.inputs else node.inputs
+        inputs = node.inputs
+        if made_by.keys() & inputs:
+            inputs = tuple(map(copies.own, inputs))
         changed = node if inputs == node.inputs else node._replace(inputs=inputs)
         nodes.append(changed)
         # What was made from an array stays one node: MLX runs it once.
@@ -48,6 +32,32 @@ def unmerged(call: Call) -> Call:
         if stretches or node.name == _FLATTENS:
             made_by[node.outputs[0]] = changed
     return replace(call, arrays=tuple(arrays), nodes=tuple(nodes))
+
+
+class _Copies:
+    """The arrays and nodes of a call; it refers to nothing that refers to it."""
+
+    def __init__(self, call: Call) -> None:
+        self.arrays: list[Array] = list(call.arrays)
+        self.nodes: list[Node] = []
+        self.made_by: dict[int, Node] = {}
+        """The stretches and flattenings, by their output."""
+        self._used: set[int] = set()
+
+    def own(self, array: int) -> int:
+        """Return an array of the same value that no other node uses."""
+        node = self.made_by.get(array)
+        if node is None:
+            return array
+        # The first user keeps the recorded node.
+        if array not in self._used:
+            self._used.add(array)
+            return array
+        self.arrays.append(self.arrays[array])
+        copy = len(self.arrays) - 1
+        # The copy's input may be such a node too: a cast below a broadcast.
+        self.nodes.append(Node(node.name, (self.own(node.inputs[0]),), (copy,), node.arguments))
+        return copy
 
 
 def _is_scalar(inputs: Sequence[int], arrays: list[Array], made_by: dict[int, Node]) -> bool:
