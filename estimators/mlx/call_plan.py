@@ -62,6 +62,47 @@ def planned_calls(
     return tuple(PlannedCall(*calls[position], position) for position in sorted(calls))
 
 
+class DraftRound(NamedTuple):
+    """A step of speculative decoding: tokens are drafted one by one, then checked at once."""
+
+    drafted: tuple[PlannedCall, ...]
+    """Of the draft model: its first call, and the one that all others are like."""
+    checked: PlannedCall
+    """Of the target."""
+
+
+def prompt_chunks(workload: Workload) -> tuple[PlannedCall, ...]:
+    """Return the chunks of a prompt of which the last token is left, by `planned_calls`."""
+    return tuple(call for call in planned_calls(workload) if call.phase in CHUNKS)
+
+
+def planned_rounds(workload: Workload, tokens: int) -> tuple[DraftRound, ...]:
+    """Return the steps that can hold the peak, in the order of mlx-lm's loop.
+
+    The first, the last that finds its caches full, and the last of all, with ``tokens`` drafted
+    in each. Where a step accepted all, the draft model's next begins with two tokens: it has not
+    read its last one. Source: mlx_lm/generate.py, speculative_generate_step.
+
+    >>> rounds = planned_rounds(Workload(prompt_tokens=100, max_tokens=300), 3)
+    >>> [round.checked[1:] for round in rounds]
+    [(4, 99), (4, 256), (4, 396)]
+    >>> [call[1:] for call in rounds[-1].drafted]
+    [(2, 395), (1, 397)]
+    """
+    first = workload.prompt_tokens - 1
+    drafted = min(tokens, workload.max_tokens or tokens)
+    last = workload.total_tokens - drafted - 1
+    positions = {first, *(p for p in (last - last % STEP, last) if p > first)}
+    return tuple(_round(position, drafted, first) for position in sorted(positions))
+
+
+def _round(position: int, drafted: int, first: int) -> DraftRound:
+    unread = int(position > first)
+    start = PlannedCall("decode", 1 + unread, position - unread)
+    others = (PlannedCall("decode", 1, position + 1),) if drafted > 1 else ()
+    return DraftRound((start, *others), PlannedCall("decode", drafted + 1, position))
+
+
 def held_samples(sampled: int) -> int:
     """Return of how many earlier tokens a step finds the log-probabilities held.
 

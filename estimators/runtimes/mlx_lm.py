@@ -188,9 +188,10 @@ class MlxLm(RuntimeModel, frozen=True):
             UnsupportedError: when mlx-lm rejects or ignores what is asked.
         """
         model = self.subject.model
-        if not self.is_mlx_lm or self.subject.traced or draft.subject.traced:
+        is_described = not (self.subject.traced or draft.subject.traced)
+        if not (self.is_mlx_lm and is_described and isinstance(draft, MlxLm)):
             return RuntimeModel.drafted(self, workload, draft, tokens)
-        _require_drafting(model, workload)
+        require_drafting(model, workload)
         from memfit.estimators.workspace.speculation import LoadedModel, speculative_moments
 
         target, other_model = (
@@ -207,8 +208,18 @@ class MlxLm(RuntimeModel, frozen=True):
         )
         moments = speculative_moments(target, other_model, workload, tokens)
         best = max(moments, key=lambda moment: moment.nbytes)
-        alone = MlxLm.figures(self, workload).moment.nbytes
-        return DraftFigures(best.nbytes - alone, "derived", best.phase, best.explanation)
+        found = DraftFigures(best.nbytes, "derived", best.phase, best.explanation)
+        return self._above_alone(found, draft, MlxLm.figures(self, workload))
+
+    def _above_alone(
+        self, both: DraftFigures, draft: "MlxLm", alone: MemoryFigures
+    ) -> DraftFigures:
+        """Return what a peak of both models is above this one's; they are loaded one by one."""
+        loading = self.resident_bytes + draft.load_bytes
+        if loading > both.nbytes:
+            both = DraftFigures(loading, both.basis, "load", "the draft model is loaded second")
+        # The load of this model alone is in its own peak.
+        return replace(both, nbytes=max(0, both.nbytes - alone.moment.nbytes))
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
         """Yield the versions with the rules that are followed, and what an estimate assumes."""
@@ -246,7 +257,12 @@ def _is_of_mlx_vlm(model_type: str) -> bool:
     return only_mlx_vlm_has(model_type)
 
 
-def _require_drafting(model: Model, workload: Workload) -> None:
+def require_drafting(model: Model, workload: Workload) -> None:
+    """Check that mlx-lm's loop takes a draft model for a target and a workload.
+
+    Raises:
+        UnsupportedError: when it rejects or ignores what is asked.
+    """
     if any(True for _ in model.states()):
         raise UnsupportedError(
             f"{model.model_type}: mlx-lm rejects a draft model for it, because recurrent states"

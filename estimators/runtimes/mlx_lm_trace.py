@@ -14,7 +14,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.units import Units
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.call_plan import PREFILL
@@ -24,8 +24,14 @@ from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions, parse_version, same_version
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, unquantised, weights_by_trace
-from memfit.estimators.runtimes.interface import Figure, MemoryFigures, Subject
-from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.interface import (
+    DraftFigures,
+    Figure,
+    MemoryFigures,
+    RuntimeModel,
+    Subject,
+)
+from memfit.estimators.runtimes.mlx_lm import MlxLm, require_drafting
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import Conversion
@@ -34,7 +40,8 @@ from memfit.estimators.workspace.peak import PeakMoment, with_load
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
-    from memfit.estimators.trace.peak import TracedPeak
+    from memfit.estimators.trace.kernel_stubs import TraceTarget
+    from memfit.estimators.trace.peak import Highest, TracedPeak
     from memfit.estimators.trace.traced_model import TracedModel, TracedShapes
 
 _NAMED_ALIVE = 8
@@ -80,22 +87,36 @@ class ClassTrace(Struct, frozen=True, eq=False):
         return self.run(workload, device, versions).failure
 
     def _followed(self, workload: Workload, machine: Device, versions: MlxVersions) -> "TracedRun":
-        from memfit.estimators.trace.kernel_stubs import TraceTarget
         from memfit.estimators.trace.peak import peak
         from memfit.estimators.trace.recording import GraphError
 
-        target = TraceTarget(
-            backend=machine.backend,
-            nax=has_nax(machine),
-            compute_capability=machine.generation if machine.backend == "cuda" else None,
-            versions=versions,
-        )
         built = self.built(machine.backend)
         try:
-            trace, shapes = built.record(workload, target)
+            trace, shapes = built.record(workload, _target(machine, versions))
         except GraphError as error:
             return TracedRun(built.shapes(workload), None, str(error))
         return TracedRun(shapes, peak(trace, machine))
+
+    def drafted(
+        self,
+        draft: "ClassTrace",
+        workload: Workload,
+        tokens: int,
+        device: Device,
+        versions: MlxVersions,
+    ) -> "Highest":
+        """Return the highest moment with a draft model that proposes ``tokens`` in each step.
+
+        Raises:
+            GraphError: when the graphs cannot be recorded.
+        """
+        from memfit.estimators.trace.gc_pause import not_collecting
+        from memfit.estimators.trace.speculation import speculative_peak
+
+        target, other = self.built(device.backend), draft.built(device.backend)
+        machine = _target(device, versions)
+        with not_collecting():
+            return speculative_peak(target, other, workload, tokens, machine=machine, device=device)
 
     def load_bytes(self, machine: Device, versions: MlxVersions) -> int | None:
         """Return the peak of the load, 0 if nothing is converted, None if it is not known."""
@@ -259,6 +280,27 @@ class MlxLmTrace(MlxLm, frozen=True):
             return ("bound", 0) if self.subject.traced else MlxLm.workspace_basis
         return MlxLm.basis(self, figure, workload)
 
+    def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
+        """Return what both classes take in mlx-lm's loop above this one; by formula without graphs.
+
+        Raises:
+            UnsupportedError: when mlx-lm rejects or ignores what is asked.
+        """
+        if not (self.is_mlx_lm and isinstance(draft, MlxLmTrace)):
+            return MlxLm.drafted(self, workload, draft, tokens)
+        require_drafting(self.subject.model, workload)
+        from memfit.estimators.trace.recording import GraphError
+
+        device, versions = self.subject.device or ANY_MAC, self.runtime.versions
+        try:
+            top = self.trace.drafted(draft.trace, workload, tokens, device, versions)
+        except GraphError:
+            return MlxLm.drafted(self, workload, draft, tokens)
+        phase: Phase = "prefill" if top.call.phase in PREFILL else "decode"
+        lines = "".join(_lines(top.nbytes, top.call.phase, top.operation, top.alive))
+        both = DraftFigures(top.nbytes, "traced", phase, lines)
+        return self._above_alone(both, draft, self.figures(workload))
+
     def formula_view(self) -> MlxLm:
         """Return mlx-lm by formula, with a workspace between traced prompts where none has it."""
         # The load does not depend on the workload, so it stays by trace.
@@ -346,19 +388,36 @@ def traced_weights(
     return replace(footprint, sizes=Counter(weights.values()), notes=notes)
 
 
+def _target(machine: Device, versions: MlxVersions) -> "TraceTarget":
+    from memfit.estimators.trace.kernel_stubs import TraceTarget
+
+    return TraceTarget(
+        backend=machine.backend,
+        nax=has_nax(machine),
+        compute_capability=machine.generation if machine.backend == "cuda" else None,
+        versions=versions,
+    )
+
+
+def _lines(
+    nbytes: int, phase: CallPhase, operation: str, alive: tuple[tuple[str, int], ...]
+) -> tuple[str, str]:
+    named = ", ".join(f"{name} {nbytes}" for name, nbytes in alive[:_NAMED_ALIVE])
+    return (
+        f"peak by trace = {nbytes} bytes in {phase}, at {operation}",
+        f"  alive then: {named}",
+    )
+
+
 def _moment(traced: "TracedPeak") -> PeakMoment:
     phase: Phase = "prefill" if traced.phase in PREFILL else "decode"
-    alive = ", ".join(f"{name} {nbytes}" for name, nbytes in traced.alive[:_NAMED_ALIVE])
     return PeakMoment(
         phase=phase,
         nbytes=traced.nbytes,
         workspace_bytes=traced.workspace_bytes,
         largest_buffer_bytes=traced.largest_buffer_bytes,
         largest_buffer=traced.operation,
-        explanation=(
-            f"peak by trace = {traced.nbytes} bytes in {traced.phase}, at {traced.operation}",
-            f"  alive then: {alive}",
-        ),
+        explanation=_lines(traced.nbytes, traced.phase, traced.operation, traced.alive),
         prefill_bytes=traced.prefill_bytes,
         decode_bytes=traced.decode_bytes,
     )

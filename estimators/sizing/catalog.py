@@ -123,23 +123,28 @@ class Catalog:
     ) -> "SizedModel":
         from memfit.estimators.sizing.sized_model import size
 
-        return size(
+        alone = size(
             self.checkpoint(reference),
             device=device,
             margin_bytes=margin_bytes,
             quantize=quantize,
             adapter=self._adapter(adapter) if adapter else None,
-            draft=self._drafting(draft, device, versions) if draft else None,
-            draft_tokens=draft.tokens if draft else DRAFT_TOKENS,
             method=method,
             as_type=as_type,
             versions=versions,
         )
-
-    def _drafting(self, draft: Draft, device: Device | None, versions: MlxVersions) -> "SizedModel":
+        if draft is None:
+            return alone
         native = native_runtime(self.checkpoint(draft.reference))
-        runtime = with_versions(native, mlx=versions.mlx, mlx_lm=versions.mlx_lm, strict=False)
-        return self.sized(draft.reference, quantize=draft.quantize, device=device, runtime=runtime)
+        other = self.sized(
+            draft.reference,
+            quantize=draft.quantize,
+            device=device,
+            runtime=with_versions(native, mlx=versions.mlx, mlx_lm=versions.mlx_lm, strict=False),
+            # The calls of both follow one another, so that both are traced or neither is.
+            method="trace" if alone.runtime_model.method == "trace" else method,
+        )
+        return alone.drafting(other, draft.tokens)
 
     def _adapter(self, directory: Path) -> "Adapter":
         from memfit.estimators.checkpoint.adapters import read_adapter

@@ -213,7 +213,7 @@ def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterato
     if drafted := sized.drafted(workload):
         yield (
             f"the draft model proposes {sized.draft_tokens} tokens in each step"
-            if drafted.basis == "derived"
+            if drafted.basis != "bound"
             else "the draft model's own peak is added: how the runtime drafts is not described"
         )
 

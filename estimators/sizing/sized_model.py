@@ -227,6 +227,19 @@ class SizedModel(Struct):
     def _under(self, runtime_model: RuntimeModel) -> "SizedModel":
         return replace(self, runtime_model=runtime_model, _answers={}, _drafts={})
 
+    def drafting(self, draft: "SizedModel", tokens: int) -> "SizedModel":
+        """Return the same with a draft model that proposes ``tokens`` in each step.
+
+        Raises:
+            UnsupportedError: for a model of another runtime.
+        """
+        if draft.runtime != self.runtime:
+            raise UnsupportedError(
+                f"{draft.checkpoint.id}: a draft for {draft.runtime} cannot serve a model that"
+                f" runs on {self.runtime}"
+            )
+        return replace(self, draft=draft, draft_tokens=tokens, _drafts={})
+
     def draft_bytes(self, workload: Workload) -> int:
         """Return what a draft model adds to the peak, 0 without one."""
         drafted = self.drafted(workload)
@@ -254,8 +267,6 @@ def size(
     margin_bytes: int = MARGIN_BYTES,
     quantize: Quantization | None = None,
     adapter: "Adapter | None" = None,
-    draft: SizedModel | None = None,
-    draft_tokens: int = DRAFT_TOKENS,
     method: Method = "auto",
     as_type: str | None = None,
     versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
@@ -281,12 +292,7 @@ def size(
         runtime_model = _size_gguf(checkpoint, device)
     else:
         runtime_model = _size_safetensors(checkpoint, device, quantize, adapter, method, versions)
-    if draft and draft.runtime != runtime_model.name:
-        raise UnsupportedError(
-            f"{draft.checkpoint.id}: a draft for {draft.runtime} cannot serve a model that"
-            f" runs on {runtime_model.name}"
-        )
-    return SizedModel(runtime_model, margin_bytes, draft, draft_tokens, adapter=adapter)
+    return SizedModel(runtime_model, margin_bytes, adapter=adapter)
 
 
 def _assumed(checkpoint: Checkpoint, as_type: str) -> Checkpoint:

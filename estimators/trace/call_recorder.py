@@ -1,11 +1,11 @@
 """One model of mlx-lm and its caches, run call by call as mlx-lm's loop would."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from memfit.estimators.base.workload import CallPhase, Workload
-from memfit.estimators.mlx.call_plan import planned_calls
+from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
 from memfit.estimators.trace.cache_stepper import Stepper, batched
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
@@ -27,14 +27,21 @@ _PROBES = (8, 16)
 class Running:
     """A built model under one workload; to be used inside `tracing`.
 
-    The model is first made what its ``modules`` were before any call.
+    The model is first made what its ``modules`` were before any call. ``sampled`` makes of logits
+    what is evaluated.
     """
 
     def __init__(
-        self, model: Any, modules: Modules, workload: Workload, target: TraceTarget
+        self,
+        model: Any,
+        modules: Modules,
+        workload: Workload,
+        target: TraceTarget,
+        sampled: "Sample | None" = None,
     ) -> None:
         self._model, self._modules = model, modules
         self._workload, self._target = workload, target
+        self._sampled = sampled or sampled_token
         self._reset()
 
     def _reset(self) -> None:
@@ -84,10 +91,10 @@ class Running:
             self._stepper.learn()
             self._is_first = False
 
-    def calls(self) -> Iterator[Call]:
-        """Yield the calls that decide the peak, in the order mlx-lm makes them."""
+    def calls(self, planned: Sequence[PlannedCall]) -> Iterator[Call]:
+        """Yield planned calls in their order, the first of them on empty caches."""
         # Only the first call finds the caches as they are; for the others they are set.
-        first, *others = planned_calls(self._workload, self._target.versions)
+        first, *others = planned
         yield self._first_call(*first)
         for phase, tokens, position in others:
             # planned_calls knows where a buffer may grow; the caches know whether it does.
@@ -133,7 +140,7 @@ class Running:
                 ends = _states(self.caches)
                 # The last token of the prompt is the first that is sampled from.
                 if position + tokens >= self._workload.prompt_tokens:
-                    ends = _sampled(logits)
+                    ends = self._sampled(logits)
             # What the caches hold is returned as well, or the export would drop what makes it.
             counts.append(len(ends))
             return ends + [leaf.array for leaf in caches_of(self.caches)]
@@ -192,7 +199,27 @@ def _states(caches: list[Any]) -> list[Any]:
     return found
 
 
-def _sampled(logits: Any) -> list[Any]:
+Sample = Callable[[Any], list[Any]]
+
+
+def checked_tokens(logits: Any) -> list[Any]:
+    """Return the tokens of all positions, and their log probabilities.
+
+    Source: mlx-lm generate.py, speculative_generate_step.
+    """
+    import mlx.core as mx
+
+    logits = logits.squeeze(0)
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    return [mx.argmax(logprobs, axis=-1), logprobs]
+
+
+def drafted_token(logits: Any) -> list[Any]:
+    """Return the token of the last position, the only thing that drafting keeps."""
+    return checked_tokens(logits[:, -1:, :])[:1]
+
+
+def sampled_token(logits: Any) -> list[Any]:
     """Return the token and the log probabilities; source: mlx-lm generate.py, _step."""
     import mlx.core as mx
 

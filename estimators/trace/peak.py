@@ -6,6 +6,7 @@ the freed buffers given back; the calls after that run into one another.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
+from copy import copy
 from itertools import chain
 from typing import NamedTuple
 
@@ -139,8 +140,16 @@ def _moments(trace: Trace, device: Device) -> Iterator[Highest]:
         reached = call.position + call.tokens
 
 
+class Placed(NamedTuple):
+    """A call that can begin: the order of its nodes, and its arrays."""
+
+    call: Call
+    order: list[int]
+    views: list[View]
+
+
 class Replay:
-    """Allocator and the device's stream over calls that follow one another."""
+    """Allocator and the device's stream over calls of one model that follow one another."""
 
     def __init__(self, device: Device, mlx: Version) -> None:
         self._memory = Allocator(device.backend)
@@ -153,9 +162,18 @@ class Replay:
             quantized_splits=splits_products(device.backend, MlxVersions(mlx)),
             compiled_copies=MlxVersions(mlx).has("compiled_copies"),
         )
+        self._begin()
+
+    def _begin(self) -> None:
         self._held: list[View] = []
         self._labels: Mapping[int, str] = {}
         self._samples: list[list[View]] = []
+
+    def beside(self) -> "Replay":
+        """Return the calls of another model on the same device."""
+        other = copy(self)
+        other._begin()
+        return other
 
     def follow(
         self,
@@ -171,21 +189,33 @@ class Replay:
         ``sampled`` calls before it have sampled a token. ``labels`` name the buffers of arrays, in
         place of the operation that made them.
         """
+        placed = self.place(call, jumped=jumped, held=held_samples(sampled))
+        return self.run(placed, labels=labels)
+
+    def place(self, call: Call, *, jumped: bool = False, held: int = 0) -> "Placed":
+        """Make what a call begins with, and keep what ``held`` calls before it have sampled."""
         memory = self._memory
-        self._labels = labels or {}
         order = evaluation_order(call)
         views = [view_of(array) for array in call.arrays]
         self._hand_over(call, views)
         if jumped:
             self.wait()
-        self._hold_samples(call, held_samples(sampled))
-        memory.begin(call.nodes[order[0]].name if order else "")
+        self._hold_samples(call, held)
+        first = call.nodes[order[0]].name if order else ""
+        memory.begin(first)
         self._place_inputs(call, views)
         _count_users(call, order, views)
         # What neither a node reads nor Python holds is dropped before evaluation begins.
         for view in views:
             if not view.references:
                 free(view, memory)
+        return Placed(call, order, views)
+
+    def run(self, placed: "Placed", *, labels: Mapping[int, str] | None = None) -> Highest:
+        """Evaluate a call; what it leaves in the caches is there for the next."""
+        memory = self._memory
+        self._labels = labels or {}
+        call, order, views = placed
         curve = [self._evaluate(call, position, views) for position in order]
         # The references of mx.eval end with it; the loop overwrites its tokens.
         for position in (*call.evaluated, *call.of_role("tokens")):

@@ -5,7 +5,7 @@ Any thread may trace. Traces run one after another; other threads may use MLX an
 (isolation.py, docs/formulas.md).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,8 +17,9 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
+from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
 from memfit.estimators.trace.cache_stepper import leaves, length_of
-from memfit.estimators.trace.call_recorder import Running
+from memfit.estimators.trace.call_recorder import Running, Sample
 from memfit.estimators.trace.class_description import (
     FirstCall,
     counted_experts,
@@ -192,16 +193,24 @@ class TracedModel:
         """
         with self._tracing():
             running = Running(self._model, self._modules, workload, target)
-            calls = self._calls(running)
-            trace = Trace(
-                model_type=str(self._config["model_type"]),
-                backend=self._backend,
-                versions=self._versions,
-                weights=self.weights,
-                calls=calls,
-                mlx_version=target.versions.mlx,
-            )
+            trace = self._trace(running, planned_calls(workload, target.versions), target)
             return trace, self._shapes(running.caches, workload)
+
+    def record_planned(
+        self,
+        workload: Workload,
+        target: TraceTarget,
+        planned: Sequence[PlannedCall],
+        sampled: Sample,
+    ) -> Trace:
+        """Return the graphs of calls that another loop makes of a workload.
+
+        Raises:
+            GraphError: also, when the graphs of the calls cannot be recorded.
+        """
+        with self._tracing():
+            running = Running(self._model, self._modules, workload, target, sampled)
+            return self._trace(running, planned, target)
 
     def record_training(
         self,
@@ -226,12 +235,22 @@ class TracedModel:
             finally:
                 self._modules.restore()
 
-    def _calls(self, running: Running) -> tuple[Call, ...]:
+    def _trace(
+        self, running: Running, planned: Sequence[PlannedCall], target: TraceTarget
+    ) -> Trace:
+        model_type = str(self._config["model_type"])
         try:
-            return tuple(running.calls())
+            calls = tuple(running.calls(planned))
         except GraphError as error:
-            model_type = self._config["model_type"]
             raise GraphError(f"{self._name}: {model_type}: {error}") from None
+        return Trace(
+            model_type=model_type,
+            backend=self._backend,
+            versions=self._versions,
+            weights=self.weights,
+            calls=calls,
+            mlx_version=target.versions.mlx,
+        )
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:

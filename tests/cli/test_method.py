@@ -140,3 +140,15 @@ def test_the_trace_of_a_quantised_config_has_the_bytes_of_the_block(
     weights = answer["components"]["weights"]
     assert weights["bytes"] == weights["loaded_bytes"]
     assert not [note for note in answer["notes"] if note["code"] == "methods-differ"]
+
+
+def test_a_draft_model_is_traced_where_its_target_is(memfit: Memfit, tmp_path: Path) -> None:
+    target = write_config(tmp_path / "target", UNDESCRIBED)
+    described = {**json.loads((CASES / "qwen3.json").read_text()), "vocab_size": 320}
+    draft = write_config(tmp_path / "draft", described)
+    prompt = ("--prompt-tokens", "300", "--max-tokens", "20", "--memory", "16GB", "--json")
+    data = memfit("estimate", target, "--draft", draft, *prompt).json
+    alone = memfit("estimate", draft, *prompt).json["components"]
+    added = data["components"]["draft"]
+    assert added["basis"] == "traced"
+    assert added["bytes"] >= alone["weights"]["bytes"] + alone["kv"]["bytes"]

@@ -1,4 +1,4 @@
-"""Speculative decoding: the formula against mlx-lm's own loop on the CPU."""
+"""Speculative decoding: formula and trace against mlx-lm's own loop on the CPU."""
 
 import json
 import subprocess
@@ -10,6 +10,9 @@ import pytest
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.trace.kernel_stubs import TraceTarget
+from memfit.estimators.trace.speculation import speculative_peak
+from memfit.estimators.trace.traced_model import TracedModel
 from memfit.estimators.weights import derive
 from memfit.estimators.workspace.peak import prepared_model
 from memfit.estimators.workspace.speculation import LoadedModel, speculative_moments
@@ -70,7 +73,10 @@ def loaded(config: dict[str, Any]) -> LoadedModel:
 def test_the_peak_is_that_of_mlx_lms_own_loop(workload: Workload, tokens: int) -> None:
     target, draft = loaded(TARGET), loaded(DRAFT)
     weights = target.resident_bytes + draft.resident_bytes
-    predicted = max(m.nbytes for m in speculative_moments(target, draft, workload, tokens))
+    by_formula = max(m.nbytes for m in speculative_moments(target, draft, workload, tokens))
+    classes = [TracedModel(config, "cpu", dtype="F32") for config in (TARGET, DRAFT)]
+    machine = TraceTarget(backend="cpu")
+    top = speculative_peak(classes[0], classes[1], workload, tokens, machine=machine, device=HOST)
     settings = {
         name: getattr(workload, name) for name in ("prompt_tokens", "max_tokens", "prefill_step")
     }
@@ -82,4 +88,5 @@ def test_the_peak_is_that_of_mlx_lms_own_loop(workload: Workload, tokens: int) -
         check=True,
         timeout=120,
     )
-    assert (predicted - weights) / (int(child.stdout) - weights) == pytest.approx(1, abs=0.06)
+    for predicted in (by_formula, top.nbytes):
+        assert (predicted - weights) / (int(child.stdout) - weights) == pytest.approx(1, abs=0.06)
