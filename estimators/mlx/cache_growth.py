@@ -31,8 +31,9 @@ def grown(buffer: KVBuffer, capacity: int, position: int, chunk: int) -> int:
     if buffer.growth is Growth.ROTATING and limit is not None:
         if chunk == 1:
             return grown_singly(buffer, capacity, position, 1)
-        # RotatingKVCache._update_concat: the window less one token, then the chunk.
-        return min(capacity, limit - 1) + chunk
+        # RotatingKVCache._update_concat: the window less one token, without unused room, then the
+        # chunk.
+        return min(position, limit - 1) + chunk
     if buffer.growth is Growth.CHUNKED and limit is not None:
         # The front is cut only when more than a chunk is held; the slack goes with it.
         capacity = limit if position > limit else capacity

@@ -132,7 +132,7 @@ Policy = Literal["reactive", "proactive", "hybrid"]
 
 
 class Simulation(Struct, frozen=True):
-    """The result of replaying a request trace; milliseconds are None without a speed."""
+    """The result of replaying a request trace; milliseconds are None where they are not known."""
 
     requests: Count
     agents: Count
@@ -150,10 +150,10 @@ class Simulation(Struct, frozen=True):
     saved_tokens: Tokens
     largest_hot_bytes: Bytes
     largest_disk_bytes: Bytes
-    read_ms: Count | None
-    write_ms: Count | None
-    prefill_ms: Count | None
-    uncached_prefill_ms: Count | None
+    read_ms: Count | None = None
+    write_ms: Count | None = None
+    prefill_ms: Count | None = None
+    uncached_prefill_ms: Count | None = None
     """Prefill time without any cache."""
 
 

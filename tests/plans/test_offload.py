@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import ANY_MAC, Device
@@ -13,7 +14,6 @@ from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.plans.offload.cache_tiers import milliseconds
 from memfit.estimators.plans.offload.plan import OffloadQuestion, Server, plan_offload
 from memfit.estimators.plans.offload.session_cache import (
-    LayerShape,
     Storage,
     longest_hot,
     storage_of,
@@ -24,13 +24,13 @@ from memfit.estimators.sizing.sized_model import size
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 # The review of DeepSeek-Coder-V2-Lite in agent-memory takes 27 layers of 8 heads of 256.
-REVIEWED = Storage((LayerShape(8, 256, 256),) * 27, state_bytes=0, plain_bytes=2)
+REVIEWED = Storage((KVBuffer(8, 256, 256),) * 27, state_bytes=0, plain_bytes=2)
 MIB = 2**20
 
 
-def storage(sample: str, bits: int = 4) -> Storage:
+def storage(sample: str, bits: int = 4, *, in_blocks: bool = False) -> Storage:
     sized = size(open_checkpoint(str(SAMPLES / f"{sample}.yaml")), device=None)
-    return storage_of(sized.model, bits=bits, group_size=64)
+    return storage_of(sized.model, bits=bits, group_size=64, in_blocks=in_blocks)
 
 
 def planned(kept: Storage, question: OffloadQuestion, device: Device | None = None) -> OffloadPlan:
@@ -41,16 +41,16 @@ def planned(kept: Storage, question: OffloadQuestion, device: Device | None = No
 @pytest.mark.parametrize(
     ("shape", "bits", "nbytes"),
     [
-        (LayerShape(8, 256, 256), 4, 589_824),
-        (LayerShape(8, 64, 64), 4, 147_456),
-        (LayerShape(8, 256, 256), 16, 2_097_152),
+        (KVBuffer(8, 256, 256), 4, 589_824),
+        (KVBuffer(8, 64, 64), 4, 147_456),
+        (KVBuffer(8, 256, 256), 16, 2_097_152),
     ],
 )
-def test_a_block_has_the_bytes_agent_memory_counts(
-    shape: LayerShape, bits: int, nbytes: int
-) -> None:
+def test_a_block_has_the_bytes_agent_memory_counts(shape: KVBuffer, bits: int, nbytes: int) -> None:
     # agent-memory, tests of ModelCacheSpec.
-    assert shape.nbytes(256, bits, 64) == nbytes
+    for in_blocks in (False, True):
+        kept = Storage((shape,), 0, 2, bits, in_blocks=in_blocks)
+        assert kept.block_bytes(shape) == kept.stored_bytes(256) == nbytes
 
 
 def test_four_bits_take_28_percent_and_save_71_9() -> None:
@@ -68,8 +68,8 @@ def test_the_pool_is_the_budget_in_whole_blocks() -> None:
 
 def test_deepseek_coder_v2_lite_has_16_heads_with_keys_of_192() -> None:
     kept = storage("deepseek-v2-lite")
-    assert len(kept.shapes) == 27
-    assert set(kept.shapes) == {LayerShape(16, 192, 128)}
+    assert len(kept.buffers) == 27
+    assert kept.kinds == ((KVBuffer(16, 192, 128), 27),)
     assert (kept.exact_bytes(1, 16), kept.exact_bytes(1, 4)) == (276_480, 77_760)
     assert round(kept.exact_bytes(18_000, 16) / 1e9, 2) == 4.98
 
@@ -177,18 +177,30 @@ def test_the_disk_needs_a_fifth_more_than_is_written() -> None:
 
 
 def test_a_window_stores_only_its_own_tokens() -> None:
-    kept = storage("gemma-3-27b")
+    kept = storage("gemma-3-27b", in_blocks=True)
     longer = kept.exact_bytes(9000, 16) - kept.exact_bytes(8000, 16)
-    full = [shape for shape in kept.shapes if shape.window is None]
-    assert longer == sum(shape.nbytes(1000, 16, 64) for shape in full)
+    full = [buffer for buffer in kept.buffers if buffer.limit is None]
+    assert longer == 1000 * sum(2 * buffer.elements_per_token for buffer in full)
     assert "windows" in {note.code for note in planned(kept, OffloadQuestion(1, 1)).notes}
+
+
+def test_mlx_lm_stores_a_window_exactly() -> None:
+    kept, blocks = (storage("gemma-3-27b", in_blocks=each) for each in (False, True))
+    windows = [buffer for buffer in kept.buffers if buffer.limit]
+    saved = sum(
+        2 * buffer.elements_per_token * 1024 - blocks.block_bytes(buffer) * 4 for buffer in windows
+    )
+    assert kept.exact_buffers == len(windows) == 52
+    assert kept.stored_bytes(9000) - blocks.stored_bytes(9000) == saved
+    assert kept.restore(9000, ANY_MAC)[1] > blocks.restore(9000, ANY_MAC)[1]
+    assert "stored-exactly" in {note.code for note in planned(kept, OffloadQuestion(1, 1)).notes}
 
 
 def test_recurrent_states_are_stored_unchanged() -> None:
     kept = storage("qwen3-next-80b-a3b-4bit")
     assert kept.state_bytes == 77_266_944
     assert kept.exact_bytes(1000, 16) == 77_266_944 + 24_576_000
-    assert kept.stored_bytes(1) == 77_266_944 + 12 * kept.block_bytes(kept.shapes[0])
+    assert kept.stored_bytes(1) == 77_266_944 + 12 * kept.block_bytes(kept.buffers[0])
 
 
 def test_a_model_with_recurrent_states_only_has_no_blocks() -> None:
@@ -207,7 +219,7 @@ def test_an_impossible_question_is_rejected(conversations: int, tokens: int) -> 
 @pytest.mark.parametrize(("bits", "group"), [(3, 64), (0, 64), (4, 48)])
 def test_an_unsupported_storage_format_is_rejected(bits: int, group: int) -> None:
     with pytest.raises(InputError):
-        Storage((LayerShape(8, 64, 64),), 0, 2, bits, group)
+        Storage((KVBuffer(8, 64, 64),), 0, 2, bits, group)
 
 
 def test_a_model_that_does_not_fit_is_reported_as_too_large() -> None:

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest, read_request_trace
 from memfit.estimators.plans.offload.cache_tiers import Tiers, simulate
-from memfit.estimators.plans.offload.session_cache import LayerShape, Storage
+from memfit.estimators.plans.offload.session_cache import Storage
 from memfit.estimators.results.offload import Speeds
 
-# One block of 256 tokens takes 2048 bytes.
-KEPT = Storage((LayerShape(1, 2, 2),), state_bytes=0, plain_bytes=2, bits=16)
+# One block of 256 tokens takes 2048 bytes, whatever the turns before.
+KEPT = Storage((KVBuffer(1, 2, 2),), state_bytes=0, plain_bytes=2, bits=16, in_blocks=True)
 BLOCK = 2048
 REQUESTS = st.lists(
     st.builds(TraceRequest, st.integers(1, 2000), st.integers(0, 500), st.sampled_from("abcd")),

@@ -16,6 +16,7 @@ from memfit.cli.options.workload import DEFAULT_CONTEXT
 from memfit.estimators.base.units import parse_count, parse_rate, parse_size
 
 if TYPE_CHECKING:
+    from memfit.estimators.arch.model import Model
     from memfit.estimators.machine.device import Device
     from memfit.estimators.plans.offload.plan import OffloadQuestion
     from memfit.estimators.plans.offload.session_cache import Storage
@@ -31,6 +32,14 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
     ] = None
     stored_bits: Annotated[int, typer.Option(help="Bits of a stored conversation: 4, 8 or 16.")] = 4
     stored_group_size: Annotated[int, typer.Option(help="Group size of --stored-bits.")] = 64
+    in_blocks: Annotated[
+        bool,
+        typer.Option(
+            "--in-blocks",
+            help="Quantise every layer, in whole blocks of 256 tokens, as agent-memory does; else"
+            " caches are stored as by mlx-lm.",
+        ),
+    ] = False
     cache_budget: Annotated[
         str | None,
         typer.Option(
@@ -84,6 +93,22 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
             requests=read_request_trace(self.requests, agents=True) if self.requests else (),
         )
 
+    def storage(self, model: "Model") -> "Storage":
+        """Return how conversations of a model are stored.
+
+        Raises:
+            InputError: for bits or a group size that are not stored.
+            UnsupportedError: when the model keeps nothing between tokens.
+        """
+        from memfit.estimators.plans.offload.session_cache import storage_of
+
+        return storage_of(
+            model,
+            bits=self.stored_bits,
+            group_size=self.stored_group_size,
+            in_blocks=self.in_blocks,
+        )
+
 
 @grouped
 def offload(
@@ -102,14 +127,13 @@ def offload(
     from memfit.cli.render.views.offload import to_document
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.offload.plan import Server, plan_offload
-    from memfit.estimators.plans.offload.session_cache import storage_of
     from memfit.estimators.sizing.estimate import device_summary
 
     question = asked.question()
     device = machine.chosen()
     sized = model.sized_for_mlx_lm(device, verbose=output.verbose, versions=versions)
     active = sized.requirement(Workload(prompt_tokens=question.tokens))
-    storage = storage_of(sized.model, bits=asked.stored_bits, group_size=asked.stored_group_size)
+    storage = asked.storage(sized.model)
     result = plan_offload(
         storage,
         question if model.quantization() else _with_measured(question, sized, storage, device),
@@ -146,4 +170,7 @@ def _with_measured(
         bits=storage.bits,
         group_size=storage.kept_group_size,
     )
+    if found and storage.in_blocks:
+        # The restores that were measured are of caches as mlx-lm stores them.
+        found = replace(found, bulk_bytes=None, streaming_bytes=None)
     return replace(question, measured=found)

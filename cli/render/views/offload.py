@@ -24,7 +24,8 @@ def to_document(result: OffloadPlan, units: Units, *, plot: bool) -> Document:
     """Return the document; ``plot`` adds a chart of all conversations by length."""
     tables = [Table(_SIZES, tuple(_size(row, units) for row in result.sizes), "One conversation")]
     if result.simulation:
-        tables.append(_simulated(result.simulation, units))
+        rows = simulation_rows(result.simulation, units)
+        tables.append(Table(("Requests", "Simulated"), rows, "Request trace"))
         tables.append(Table(_POLICIES, tuple(_policy(run, units) for run in result.policies)))
     return report(
         title=result.model,
@@ -69,8 +70,9 @@ def _size(row: SizeRow, units: Units) -> tuple[str, ...]:
     )
 
 
-def _simulated(run: Simulation, units: Units) -> Table:
-    rows = [
+def simulation_rows(run: Simulation, units: Units) -> tuple[tuple[str, str], ...]:
+    """Return the name and the value of each figure of a replayed request trace."""
+    return (
         ("Requests, agents", f"{run.requests}, {run.agents}"),
         ("Found in memory", str(run.hot)),
         ("Found on disk", str(run.warm)),
@@ -86,8 +88,7 @@ def _simulated(run: Simulation, units: Units) -> Table:
         ),
         ("Most in memory", format_bytes(run.largest_hot_bytes, units)),
         ("Most on disk", format_bytes(run.largest_disk_bytes, units)),
-    ]
-    return Table(("Requests", "Simulated"), tuple(rows), "Request trace")
+    )
 
 
 def _policy(run: PolicyRun, units: Units) -> tuple[str, ...]:

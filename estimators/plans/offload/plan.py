@@ -1,6 +1,6 @@
 """``memfit plan offload``: conversations of agents, cached in memory and on disk.
 
-The rules are agent-memory's, with one difference: its fixed threshold of 8192 tokens is replaced
+The tiers are agent-memory's, with one difference: its fixed threshold of 8192 tokens is replaced
 by the threshold that the budget allows.
 """
 
@@ -48,6 +48,7 @@ DISK_RESERVE = (6, 5)
 LARGEST_CHUNK, SMALLEST_CHUNK = 4096, 512  # agent-memory's defaults
 MAX_CONVERSATIONS = 10**6
 _UNBOUNDED = 2**20
+_NEVER_FULL = 2**62
 _FIRST_ROW = 1024
 
 
@@ -114,7 +115,7 @@ def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) ->
         tokens=question.tokens,
         bits=storage.bits,
         group_size=storage.group_size,
-        layers=len(storage.shapes),
+        layers=len(storage.buffers),
         state_bytes=storage.state_bytes,
         weight_bytes=server.weight_bytes,
         active_bytes=server.active_bytes,
@@ -168,9 +169,9 @@ def _size_row(storage: Storage, tokens: int, hot: int | None) -> SizeRow:
 
 
 def _pool(storage: Storage, hot: int | None) -> Pool | None:
-    if hot is None or not storage.shapes:
+    if hot is None or not storage.buffers:
         return None
-    block = max(storage.block_bytes(shape) for shape in storage.shapes)
+    block = max(map(storage.block_bytes, storage.buffers))
     return Pool(hot, block, hot // block)
 
 
@@ -216,11 +217,11 @@ def _disk(stored: int, question: OffloadQuestion) -> Disk:
     return Disk(
         stored_bytes=total,
         with_reserve_bytes=ceil_div(total * part, whole),
-        conversations=None if disk is None else _usable(disk) // stored,
+        conversations=None if disk is None else usable_disk(disk) // stored,
     )
 
 
-def _usable(disk_bytes: int) -> int:
+def usable_disk(disk_bytes: int) -> int:
     """Bytes that may be written so that the reserve stays free."""
     part, whole = DISK_RESERVE
     return disk_bytes * whole // part
@@ -248,7 +249,7 @@ def _policies(
     if hot is None:
         raise InputError("a request trace needs a budget: give a device or --cache-budget")
     disk = question.disk_bytes
-    tiers = Tiers(hot, _unlimited_disk(storage, question) if disk is None else _usable(disk))
+    tiers = Tiers(hot, _NEVER_FULL if disk is None else usable_disk(disk))
     most = threshold.tokens or FIXED_THRESHOLD
     kept: tuple[tuple[Policy, int | None], ...] = (
         ("reactive", None),
@@ -258,14 +259,6 @@ def _policies(
     for policy, tokens in kept:
         run = simulate(question.requests, storage, tiers, question.speeds, most_kept=tokens)
         yield PolicyRun(policy, tokens or None, run)
-
-
-def _unlimited_disk(storage: Storage, question: OffloadQuestion) -> int:
-    """Return the bytes of the longest conversation of every agent: a disk that is never full."""
-    longest: dict[str, int] = {}
-    for request in question.requests:
-        longest[request.agent] = max(request.total_tokens, longest.get(request.agent, 0))
-    return sum(map(storage.stored_bytes, longest.values()))
 
 
 def _notes(
@@ -283,23 +276,7 @@ def _notes(
             " every request reads its conversation from disk"
         )
         yield Note("warning", "no-hot", text)
-    if any(shape.window for shape in storage.shapes):
-        text = (
-            "layers with a sliding window keep only its tokens; agent-memory counts all tokens for"
-            " every layer"
-        )
-        yield Note("info", "windows", text)
-    if storage.state_bytes:
-        text = (
-            "recurrent states are not quantised and cannot be cut to a shorter prompt: a cached"
-            " conversation helps only when the next prompt continues it"
-        )
-        yield Note("info", "states", text)
-    dims = {dim for shape in storage.shapes for dim in (shape.key_dim, shape.value_dim)}
-    odd = sorted(dim for dim in dims if dim % storage.group_size)
-    if odd and storage.bits != PLAIN_BITS:
-        text = f"MLX cannot quantise rows of {odd[0]} in groups of {storage.group_size}"
-        yield Note("warning", "groups", text)
+    yield from _format_notes(storage)
     if question.speeds.prefill is None:
         text = "no prefill speed: give one to compare a reload with prefill"
         yield Note("info", "no-prefill-speed", text)
@@ -308,3 +285,32 @@ def _notes(
         "memory-limit",
         "mx.set_memory_limit is a guideline, not a cap: the server has to enforce the budget",
     )
+
+
+def _format_notes(storage: Storage) -> Iterator[Note]:
+    """Yield how the format treats layers that differ from plain keys and values."""
+    quantises = storage.bits != PLAIN_BITS
+    if storage.in_blocks and any(buffer.limit for buffer in storage.buffers):
+        text = (
+            "layers with a sliding window keep only its tokens; agent-memory counts all tokens for"
+            " every layer"
+        )
+        yield Note("info", "windows", text)
+    if quantises and storage.exact_buffers:
+        text = (
+            f"{storage.exact_buffers} of {len(storage.buffers)} layers are not quantised: mlx-lm"
+            " does not quantise rotating caches and those inside a list, and MLX has no group for"
+            " every width"
+        )
+        yield Note("info", "stored-exactly", text)
+    if storage.state_bytes:
+        text = (
+            "recurrent states are not quantised and cannot be cut to a shorter prompt: a cached"
+            " conversation helps only when the next prompt continues it"
+        )
+        yield Note("info", "states", text)
+    widths = {width for each in storage.buffers for width in (each.key_dim, each.value_dim)}
+    odd = sorted(width for width in widths if width % storage.group_size)
+    if odd and quantises and storage.in_blocks:
+        text = f"MLX cannot quantise rows of {odd[0]} in groups of {storage.group_size}"
+        yield Note("warning", "groups", text)

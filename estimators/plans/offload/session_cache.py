@@ -1,73 +1,64 @@
-"""Cached conversations: bytes in blocks as agent-memory stores them, and the peak of a restore."""
+"""Cached conversations: their bytes as a runtime stores them, and the peak of a restore."""
 
-from collections.abc import Sequence
-from itertools import chain
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 from msgspec import Struct
 
+from memfit.estimators.arch.caches import STEP, KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.base.units import ceil_div, round_down
+from memfit.estimators.base.reading.request_trace import TraceRequest
+from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.cache_growth import grown, grown_singly
+from memfit.estimators.mlx.kv_cache import KVFormat, is_convertible
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.runtimes.agent_memory import block_bytes
 from memfit.estimators.sizing.search import first_fitting
 from memfit.estimators.trace.dequantised_cache import Packing, StoredRows, dequantised_peak
 
-BLOCK_TOKENS = 256
+BLOCK_TOKENS = STEP
+"""Of agent-memory as of mlx-lm."""
 PLAIN_BITS = 16
 STORED_BITS = (4, 8, PLAIN_BITS)
-GROUP_SIZES = (32, 64, 128)
+GROUP_SIZES = (64, 32, 128)
+"""Those of MLX, mlx-lm's default first."""
 
 
-class LayerShape(Struct, frozen=True):
-    """Keys and values of one layer."""
+class Held(Struct, frozen=True):
+    """The cache of a conversation."""
 
-    heads: int
-    key_dim: int
-    value_dim: int
-    window: int | None = None
-    """The most tokens the layer keeps."""
-
-    def nbytes(self, tokens: int, bits: int, group_size: int, *, plain_bytes: int = 2) -> int:
-        """Return the bytes of ``tokens``; keys and values are quantised in separate groups.
-
-        ``plain_bytes`` is the size of an element that is not quantised.
-
-        >>> shape = LayerShape(8, 256, 256)
-        >>> shape.nbytes(256, 4, 64), shape.nbytes(256, 16, 64)
-        (589824, 2097152)
-        """
-        keys, values = (tokens * self.heads * dim for dim in (self.key_dim, self.value_dim))
-        if bits == PLAIN_BITS:
-            return (keys + values) * plain_bytes
-        return block_bytes(keys, values, bits=bits, group_size=group_size)
-
-    def rows(self, tokens: int) -> tuple[StoredRows, StoredRows]:
-        """Return keys and values of ``tokens`` as they are stored."""
-        rows = self.held(tokens) * self.heads
-        return StoredRows(rows, self.key_dim), StoredRows(rows, self.value_dim)
-
-    def held(self, tokens: int) -> int:
-        """Return how many of the tokens the layer keeps."""
-        return tokens if self.window is None else min(tokens, self.window)
+    tokens: int
+    rows: tuple[int, ...]
+    """Of each kind of buffer, with the room that is not used."""
+    nbytes: int
+    """As it is stored."""
 
 
-class Storage(Struct, frozen=True):
-    """How the conversations of a model are stored.
+class Storage(Struct, frozen=True, dict=True):
+    """How the conversations of a model are stored, in memory and on the disk.
+
+    mlx-lm quantises only the caches that have a ``to_quantized``, and stores a cache with its
+    unused room (cache.py, ``save_prompt_cache``). agent-memory quantises every layer.
 
     Raises:
-        InputError: for bits or a group size that agent-memory does not store.
+        InputError: for bits or a group size that are not stored.
     """
 
-    shapes: tuple[LayerShape, ...]
+    buffers: tuple[KVBuffer, ...]
     state_bytes: int
     """Recurrent states; they are not quantised."""
     plain_bytes: int
     """Bytes of an element that is not quantised."""
     bits: int = 4
     group_size: int = 64
+    in_blocks: bool = False
+    """Whether every layer is quantised, in whole blocks of 256 tokens, as agent-memory does."""
+    prefill_step: int = 2048
+    """Tokens of a prompt that mlx-lm adds to a cache at once: its caches grow by that."""
 
     def __post_init__(self) -> None:
         if self.bits not in STORED_BITS:
@@ -75,70 +66,163 @@ class Storage(Struct, frozen=True):
         if self.group_size not in GROUP_SIZES:
             raise InputError(f"group size {self.group_size}: MLX has groups of 32, 64 or 128")
 
+    @cached_property
+    def kinds(self) -> tuple[tuple[KVBuffer, int], ...]:
+        """Each kind of buffer, and how many layers have it."""
+        return tuple(Counter(self.buffers).items())
+
     @property
     def kept_group_size(self) -> int | None:
-        """Values that are quantised together, None where none are."""
-        return None if self.bits == PLAIN_BITS or not self.shapes else self.group_size
+        """Values that are quantised together; None: none are, or not the same in all layers."""
+        groups = {self.group_of(buffer, self.bits) for buffer in self.buffers} - {None}
+        return groups.pop() if len(groups) == 1 else None
+
+    @property
+    def exact_buffers(self) -> int:
+        """How many buffers are stored as they are."""
+        return sum(self.group_of(buffer, self.bits) is None for buffer in self.buffers)
+
+    def group_of(self, buffer: KVBuffer, bits: int) -> int | None:
+        """Return the values of a buffer that are quantised together, None when it is not."""
+        if bits == PLAIN_BITS:
+            return None
+        if self.in_blocks:
+            return self.group_size
+        if not is_convertible(buffer):
+            return None
+        widths = (buffer.key_dim, buffer.value_dim)
+        groups = dict.fromkeys((self.group_size, *GROUP_SIZES))
+        return next((size for size in groups if not any(width % size for width in widths)), None)
 
     def exact_bytes(self, tokens: int, bits: int) -> int:
-        """Return the bytes of a conversation at ``bits``, without rounding to blocks."""
-        return self.state_bytes + sum(self._layers(tokens, bits))
+        """Return the bytes of a conversation at ``bits``, without unused room."""
+        return self.state_bytes + sum(
+            count * self._row_bytes(buffer, buffer.held_tokens(tokens), bits)
+            for buffer, count in self.kinds
+        )
 
-    def block_bytes(self, shape: LayerShape) -> int:
+    def block_bytes(self, buffer: KVBuffer) -> int:
         """Return the bytes of one block of 256 tokens of a layer."""
-        return shape.nbytes(BLOCK_TOKENS, self.bits, self.group_size, plain_bytes=self.plain_bytes)
+        return self._row_bytes(buffer, BLOCK_TOKENS, self.bits)
 
     def blocks(self, tokens: int) -> int:
         """Return the blocks of a conversation, over all layers."""
-        return sum(ceil_div(shape.held(tokens), BLOCK_TOKENS) for shape in self.shapes)
-
-    def stored_bytes(self, tokens: int) -> int:
-        """Return the bytes of a conversation in whole blocks, as it is kept in memory."""
-        return self.state_bytes + sum(
-            ceil_div(shape.held(tokens), BLOCK_TOKENS) * self.block_bytes(shape)
-            for shape in self.shapes
+        return sum(
+            ceil_div(buffer.held_tokens(tokens), BLOCK_TOKENS) * count
+            for buffer, count in self.kinds
         )
 
-    def restore(self, tokens: int, device: Device) -> tuple[int, int]:
-        """Return the peaks of a restore in bulk, and layer by layer, of whole blocks.
+    def stored_bytes(self, tokens: int) -> int:
+        """Return the bytes of a conversation of one turn, as it is kept in memory."""
+        return self.after(None, TraceRequest(tokens, 0)).nbytes
 
-        mlx-lm stores a cache with its unused room (cache.py, KVCache.state), which grows by as many
-        tokens as a block has.
+    def plain_stored_bytes(self, held: Held) -> int:
+        """Return the bytes of a cache that is not quantised, with the room of the stored one."""
+        return self.state_bytes + sum(
+            count * self._row_bytes(buffer, rows, PLAIN_BITS)
+            for (buffer, count), rows in zip(self.kinds, held.rows, strict=True)
+        )
+
+    def reused(self, held: Held | None, prompt_tokens: int) -> int:
+        """Return the tokens of a conversation that a next prompt need not compute.
+
+        The last token of a prompt is always computed. A longer conversation is cut to the prompt,
+        which recurrent states and full windows cannot be (mlx-lm cache.py, ``is_trimmable``).
         """
-        tokens = BLOCK_TOKENS * ceil_div(tokens, BLOCK_TOKENS)
-        plain = self._layers(tokens, PLAIN_BITS)
-        stored = self._layers(tokens, self.bits)
-        if self.bits == PLAIN_BITS:
-            return self.state_bytes + sum(plain), self.state_bytes + sum(plain)
-        rows = [shape.rows(tokens) for shape in self.shapes]
-        how = Packing(self.bits, self.group_size, "F32" if self.plain_bytes == 4 else "BF16")
-        one = {each: dequantised_peak(each, how, device) for each in set(rows)}
-        bulk = sum(stored) + dequantised_peak(chain.from_iterable(rows), how, device)
-        streaming = streaming_peak(plain, stored, [one[each] for each in rows])
+        if held is None:
+            return 0
+        if held.tokens < prompt_tokens:
+            return held.tokens
+        is_cut = not self.state_bytes and all(
+            buffer.limit is None or held.tokens < buffer.limit for buffer, _ in self.kinds
+        )
+        return prompt_tokens - 1 if is_cut else 0
+
+    def after(self, held: Held | None, request: TraceRequest) -> Held:
+        """Return the cache of a conversation once a request has used and extended it.
+
+        mlx-lm computes a prompt in chunks, and its last token alone as those it generates.
+        """
+        reused = self.reused(held, request.prompt_tokens)
+        rows = held.rows if held and reused else (0,) * len(self.kinds)
+        extended = tuple(
+            self._extended(buffer, each, reused, request)
+            for (buffer, _), each in zip(self.kinds, rows, strict=True)
+        )
+        nbytes = self.state_bytes + sum(
+            count * self._row_bytes(buffer, each, self.bits)
+            for (buffer, count), each in zip(self.kinds, extended, strict=True)
+        )
+        return Held(request.total_tokens, extended, nbytes)
+
+    def restore(self, tokens: int, device: Device) -> tuple[int, int]:
+        """Return the peaks of a restore in bulk, and layer by layer, of a stored conversation."""
+        held = self.after(None, TraceRequest(tokens, 0))
+        rows = {kind: each for (kind, _), each in zip(self.kinds, held.rows, strict=True)}
+        plain = [self._row_bytes(each, rows[each], PLAIN_BITS) for each in self.buffers]
+        stored = [self._row_bytes(each, rows[each], self.bits) for each in self.buffers]
+        made = {kind: self._dequantised([kind], rows, device) for kind, _ in self.kinds}
+        bulk = sum(stored) + self._dequantised(self.buffers, rows, device)
+        streaming = streaming_peak(plain, stored, [made[each] for each in self.buffers])
         return self.state_bytes + bulk, self.state_bytes + streaming
 
-    def _layers(self, tokens: int, bits: int) -> list[int]:
-        return [
-            shape.nbytes(shape.held(tokens), bits, self.group_size, plain_bytes=self.plain_bytes)
-            for shape in self.shapes
-        ]
+    def _dequantised(
+        self, buffers: Iterable[KVBuffer], rows: Mapping[KVBuffer, int], device: Device
+    ) -> int:
+        """Return what one evaluation of all dequantised layers adds to the stored ones."""
+        groups: defaultdict[int, list[StoredRows]] = defaultdict(list)
+        for buffer in buffers:
+            if group := self.group_of(buffer, self.bits):
+                count = rows[buffer] * buffer.heads
+                groups[group] += (
+                    StoredRows(count, width) for width in (buffer.key_dim, buffer.value_dim)
+                )
+        dtype = "F32" if self.plain_bytes == 4 else "BF16"
+        return sum(
+            dequantised_peak(each, Packing(self.bits, group, dtype), device)
+            for group, each in groups.items()
+        )
+
+    def _extended(self, buffer: KVBuffer, rows: int, start: int, request: TraceRequest) -> int:
+        """Return the rows of a buffer after a request of which ``start`` tokens are there."""
+        if self.in_blocks:
+            return round_up(buffer.held_tokens(request.total_tokens), BLOCK_TOKENS)
+        end = request.prompt_tokens - 1
+        for position in range(start, end, self.prefill_step):
+            rows = grown(buffer, rows, position, min(self.prefill_step, end - position))
+        return grown_singly(buffer, rows, end, request.total_tokens - end)
+
+    def _row_bytes(self, buffer: KVBuffer, rows: int, bits: int) -> int:
+        group = self.group_of(buffer, bits)
+        if group is None:
+            return rows * buffer.elements_per_token * self.plain_bytes
+        if self.in_blocks:
+            keys, values = (
+                rows * buffer.heads * width for width in (buffer.key_dim, buffer.value_dim)
+            )
+            return block_bytes(keys, values, bits=bits, group_size=group)
+        return KVFormat(self.plain_bytes, bits, group).nbytes(rows * buffer.elements_per_token)
 
 
-def storage_of(model: Model, *, bits: int, group_size: int) -> Storage:
+def storage_of(
+    model: Model,
+    *,
+    bits: int,
+    group_size: int,
+    in_blocks: bool = False,
+    prefill_step: int = 2048,
+) -> Storage:
     """Return how conversations of a model are stored.
 
     Raises:
-        InputError: for bits or a group size that agent-memory does not store.
+        InputError: for bits or a group size that are not stored.
         UnsupportedError: when the model has neither a KV cache nor states.
     """
-    shapes = tuple(
-        LayerShape(buffer.heads, buffer.key_dim, buffer.value_dim, buffer.limit)
-        for buffer in model.kv_buffers()
-    )
-    states = state_bytes(model, 1)
-    if not shapes and not states:
+    buffers, states = tuple(model.kv_buffers()), state_bytes(model, 1)
+    if not buffers and not states:
         raise UnsupportedError(f"{model.model_type}: it keeps nothing between tokens")
-    return Storage(shapes, states, dtypes.nbytes(1, model.dtype), bits, group_size)
+    width = dtypes.nbytes(1, model.dtype)
+    return Storage(buffers, states, width, bits, group_size, in_blocks, prefill_step)
 
 
 def streaming_peak(plain: Sequence[int], stored: Sequence[int], made: Sequence[int]) -> int:
