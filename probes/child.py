@@ -108,11 +108,11 @@ class ExpertChild(Child):
 class CacheChild(Child):
     """Answers calls about the cache of a prompt."""
 
-    calls = ("versions", "prompt", "load", "store", "restore")
+    calls = ("versions", "prompt", "load", "store", "restore", "replay")
 
     def __init__(self, runner: CacheRunner) -> None:
         super().__init__(runner)
-        self.store, self.restore = runner.store, runner.restore
+        self.store, self.restore, self.replay = runner.store, runner.restore, runner.replay
 
 
 def _child(setup: dict[str, Any], report: ReportFigures) -> Child:

@@ -22,6 +22,7 @@ from memfit.estimators.trace.model_builder import class_errors
 from memfit.probes.batch_run import BatchRun
 from memfit.probes.loading import load_model, memory_errors
 from memfit.probes.run_monitor import (
+    OnPrompt,
     ReportFigures,
     RunMonitor,
     heartbeat,
@@ -154,9 +155,9 @@ class ModelRunner:
         return made
 
     def steps(
-        self, prompt: Any, workload: Workload, caches: list[Any], monitor: RunMonitor
+        self, prompt: Any, workload: Workload, caches: list[Any], on_prompt: OnPrompt
     ) -> Iterator[Any]:
-        """Return the library's own loop: one item for each token; it calls the monitor."""
+        """Return the library's own loop: one item for each token."""
         from mlx_lm.generate import generate_step
 
         steps: Iterator[Any] = generate_step(
@@ -168,7 +169,7 @@ class ModelRunner:
             kv_bits=workload.kv_bits,
             kv_group_size=workload.kv_group_size,
             quantized_kv_start=workload.quantized_kv_start,
-            prompt_progress_callback=monitor.on_prompt,
+            prompt_progress_callback=on_prompt,
         )
         return steps
 
@@ -195,7 +196,7 @@ class ModelRunner:
             monitor = RunMonitor(caches, self.report)
             mx.reset_peak_memory()
             monitor.start()
-            for _ in self.steps(prompt, workload, caches, monitor):
+            for _ in self.steps(prompt, workload, caches, monitor.on_prompt):
                 monitor.on_token()
         # MLX is asynchronous: the last step was started, but may still run.
         mx.synchronize(self.stream())

@@ -18,6 +18,8 @@ from memfit.probes.figures import FIGURES, Figure, Moment
 # Called with figures during a call, by name: bytes, tokens or nanoseconds. An empty mapping only
 # shows that the process is alive.
 ReportFigures = Callable[[dict[str, int]], None]
+# Called with the tokens of a prompt that are done, and all of them.
+OnPrompt = Callable[[int, int], None]
 _REPORT_EVERY_NS = 1_000_000_000
 
 

@@ -109,7 +109,7 @@ def tune(
                 request.checkpoint, device, workload, margin_bytes=request.margin_bytes
             )
             workload = vision_estimate.known_images(sized, workload)
-        _require_within_limit(sized, workload, force=request.force)
+        require_within_limit(sized, workload, force=request.force)
         save = vision_estimate.do_not_save if is_special(request) else sweeps.store.save
         session = MeasurementSession(sized, worker, save, progress.advance)
         if request.axes:
@@ -276,7 +276,12 @@ def _tokenized(worker: Worker, request: TuneRequest) -> TokenizedPrompt:
     return worker.prompt(request.prompt, tokens)
 
 
-def _require_within_limit(sized: SizedModel, workload: Workload, *, force: bool) -> None:
+def require_within_limit(sized: SizedModel, workload: Workload, *, force: bool) -> None:
+    """Require that a workload is not longer than the model's own limit.
+
+    Raises:
+        TooLongError: when it is, unless forced.
+    """
     limit = sized.model.max_context
     if limit and workload.total_tokens > limit and not force:
         raise TooLongError(

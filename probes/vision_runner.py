@@ -12,7 +12,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.probes.loading import codeless_config, memory_errors, one_line, weight_errors
 from memfit.probes.model_runner import ModelRunner
-from memfit.probes.run_monitor import ReportFigures, RunMonitor
+from memfit.probes.run_monitor import OnPrompt, ReportFigures
 
 
 class VisionRunner(ModelRunner):
@@ -80,7 +80,7 @@ class VisionRunner(ModelRunner):
         return made
 
     def steps(
-        self, prompt: Any, workload: Workload, caches: list[Any], monitor: RunMonitor
+        self, prompt: Any, workload: Workload, caches: list[Any], on_prompt: OnPrompt
     ) -> Iterator[Any]:
         """Yield the tokens of mlx-vlm's loop; its cache checkpoints report prompt progress."""
         from mlx_vlm.generate.ar import generate_step
@@ -98,12 +98,12 @@ class VisionRunner(ModelRunner):
             kv_bits=workload.kv_bits,
             kv_group_size=workload.kv_group_size,
             quantized_kv_start=workload.quantized_kv_start,
-            prompt_cache_checkpoint=lambda processed, _: monitor.on_prompt(processed, total),
+            prompt_cache_checkpoint=lambda processed, _: on_prompt(processed, total),
             prompt_cache_checkpoint_lengths=[total - 1],
             **prompt,
         )
         token = next(steps, None)
-        monitor.on_prompt(total, total)
+        on_prompt(total, total)
         if token is not None:
             yield token
         yield from steps

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.run import RunOptions, tokens_to_compare
 from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.render.output import require_writable
-from memfit.estimators.base.units import parse_counts
+from memfit.estimators.base.units import parse_counts, parse_size
 
 if TYPE_CHECKING:
     from memfit.probes.prompt_caches.tune import CacheRequest
@@ -38,19 +38,63 @@ class CacheOptions(OptionGroup, frozen=True, kw_only=True):
     ] = 95
 
 
+class ServingOptions(OptionGroup, frozen=True, kw_only=True):
+    """The conversations that share the memory and the disk."""
+
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Serve this CSV or JSONL of agent, prompt_tokens and completion_tokens, and"
+            " compare with memfit plan offload.",
+        ),
+    ] = None
+    conversations: Annotated[
+        int | None,
+        typer.Option(help="Number of conversations; with --requests those that begin first."),
+    ] = None
+    cache_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for them; by default 90 % of the working set minus the active peak.",
+        ),
+    ] = None
+    disk: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Disk space for them; by default all.")
+    ] = None
+
+    def asked(self) -> dict[str, Any]:
+        """Return the fields of `CacheRequest`.
+
+        Raises:
+            InputError: when a value or the file of requests cannot be read.
+        """
+        from memfit.estimators.base.reading.request_trace import read_request_trace
+
+        return {
+            "conversations": self.conversations,
+            "hot_bytes": parsed("--cache-budget", parse_size, self.cache_budget),
+            "disk_bytes": parsed("--disk", parse_size, self.disk),
+            "requests": read_request_trace(self.requests, agents=True) if self.requests else (),
+        }
+
+
 @grouped
 def tune_cache(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A model's directory, or org/name on the Hub.")
     ],
     cache: CacheOptions,
+    serving: ServingOptions,
     run: Annotated[RunOptions, Only("force", "memory_limit", "timeout", "download")],
     runtime: Annotated[RuntimeOptions, Only("margin")],
     output: PlanOutput,
 ) -> None:
     """Store the cache of prompts on the disk, and restore it.
 
-    Shows memory, time and agreement of each way to restore it, and what is worth storing.
+    Shows memory, time and agreement of each way to restore it, and what is worth storing. Requests
+    of several conversations are served under a budget.
     """
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.views.tune_cache import TuneCacheView
@@ -58,7 +102,7 @@ def tune_cache(
     from memfit.probes.prompt_caches.tune import tune_cache as answer
     from memfit.probes.store import user_store
 
-    asked = _asked(cache, run, runtime, output)
+    asked = partial(_asked(cache, run, runtime, output), **serving.asked())
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
         request = asked(checkpoint=checkpoint, path=path)
         start = run.start(CacheProcess, path)

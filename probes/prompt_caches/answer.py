@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, round_down
+from memfit.estimators.plans.offload.session_cache import BLOCK_TOKENS
 from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.prompt_caches.result import (
     CacheAnswer,
@@ -15,10 +16,26 @@ from memfit.probes.prompt_caches.result import (
 
 
 class Room(NamedTuple):
-    """Bytes for conversations."""
+    """What there is for conversations."""
 
     memory: int
+    """Next to the weights, for the active conversation and all others."""
+    left: int
+    """What the active one of the requests leaves, where some are served; else as ``memory``."""
+    budget: int | None
+    """For all others, where it is given."""
     disk: int
+    conversations: int
+    most_tokens: int | None
+    """The model's own limit, None without one."""
+
+    def hot_bytes(self, longest: Conversation, restore: CacheRestore | None) -> int:
+        """Return the memory that the active conversation leaves at its peak."""
+        if self.budget is not None:
+            return self.budget
+        restored = (restore.peak_bytes if restore else None) or 0
+        active = max(longest.prefill_peak_bytes, restored)
+        return max(0, min(self.left, self.memory - active))
 
 
 def cache_answer(
@@ -34,11 +51,15 @@ def cache_answer(
             way=None,
             shortest_tokens=None,
             agreement_percent=agreement_percent,
+            conversations=room.conversations,
+            hot_bytes=room.hot_bytes(longest, None),
+            hot_threshold_tokens=None,
             hot_conversations=None,
             warm_conversations=None,
             reasons=(reason,),
         )
     stored, restore = best
+    hot_bytes = room.hot_bytes(longest, restore)
     pairs = list(_times(conversations, stored.bits, restore.way))
     shortest = _shortest(pairs)
     return CacheAnswer(
@@ -46,7 +67,10 @@ def cache_answer(
         way=restore.way,
         shortest_tokens=shortest,
         agreement_percent=agreement_percent,
-        hot_conversations=max(0, room.memory) // max(1, restore.cache_bytes or 0),
+        conversations=room.conversations,
+        hot_bytes=hot_bytes,
+        hot_threshold_tokens=_hot_threshold(conversations, stored.bits, hot_bytes, room),
+        hot_conversations=hot_bytes // max(1, stored.held_bytes),
         warm_conversations=room.disk // max(1, stored.file_bytes),
         reasons=tuple(_reasons(longest, stored, restore, pairs, shortest, units)),
     )
@@ -105,6 +129,30 @@ def _shortest(pairs: Sequence[tuple[int, int, int]]) -> int | None:
         if loss >= 0:
             return short - (-(long - short) * loss // (loss - later))
     return losses[0][0]
+
+
+def _hot_threshold(
+    conversations: Sequence[Conversation], bits: int, hot_bytes: int, room: Room
+) -> int:
+    """Return a length at which all conversations stay in memory.
+
+    Bytes for each token shrink with the length, or stay as they are: those of the longest are a
+    bound for longer ones, and the longer one of two measured lengths for those between them.
+    """
+    each, found = hot_bytes // room.conversations, 0
+    for tokens, held in _held(conversations, bits):
+        if held <= each:
+            found = tokens
+            if tokens == conversations[-1].tokens:
+                found = max(found, round_down(tokens * each // max(1, held), BLOCK_TOKENS))
+    return min(found, room.most_tokens or found)
+
+
+def _held(conversations: Sequence[Conversation], bits: int) -> Iterator[tuple[int, int]]:
+    for conversation in conversations:
+        for stored in conversation.stored:
+            if stored.bits == bits:
+                yield conversation.tokens, stored.held_bytes
 
 
 def _reasons(

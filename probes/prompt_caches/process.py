@@ -7,9 +7,13 @@ from typing import Any
 from msgspec import Struct, convert, to_builtins
 
 from memfit.estimators.base.quantities import Bytes, Count, Positive
+from memfit.estimators.base.reading.request_trace import TraceRequest
+from memfit.estimators.plans.offload.cache_tiers import Found, Tiers
+from memfit.estimators.results.offload import Simulation
 from memfit.estimators.runtimes.measurement import Run, Way
 from memfit.probes.agreement import Agreement
 from memfit.probes.process import ModelProcess
+from memfit.probes.prompt_caches.conversations import StoredForm
 
 
 class CacheFile(Struct, frozen=True, kw_only=True):
@@ -24,8 +28,10 @@ class WrittenCache(Struct, frozen=True, kw_only=True):
     """What was written."""
 
     bits: Positive
+    held_bytes: Bytes
+    """In memory, before the file is written."""
     nbytes: Bytes | None
-    """None: no layer can be quantised, so that nothing was written."""
+    """Of the file; None: no layer can be quantised, so that nothing was written."""
     write_ns: Positive | None
     group_size: Positive | None
     """Of all quantised layers; None: there is none, or they differ."""
@@ -56,6 +62,17 @@ class Restored(Struct, frozen=True, kw_only=True):
     agreement: Agreement
     from_disk: bool
     """Whether the system forgot the file before."""
+
+
+class Served(Struct, frozen=True, kw_only=True):
+    """The requests of several conversations, served under a budget."""
+
+    simulation: Simulation
+    """As that of a plan, with what was counted and measured."""
+    peak_bytes: Bytes
+    """Without the weights."""
+    first_token_ns: dict[Found, Count]
+    """Of all requests together, by where their conversation was."""
 
 
 class CacheProcess(ModelProcess):
@@ -106,6 +123,25 @@ class CacheProcess(ModelProcess):
             fingerprint=fingerprint,
         )
         return convert(answer, Restored)
+
+    def replay(
+        self, requests: Sequence[TraceRequest], room: Tiers, form: StoredForm, directory: Path
+    ) -> Served:
+        """Serve requests, with their conversations kept in memory and in a directory.
+
+        Raises:
+            InputError: when a file cannot be written.
+            MachineError: when there is too little memory or disk space.
+        """
+        answer = self._call(
+            "replay",
+            requests=to_builtins(requests),
+            hot_bytes=room.hot_bytes,
+            disk_bytes=room.disk_bytes,
+            form=tuple(form),
+            directory=str(directory),
+        )
+        return convert(answer, Served)
 
     def _setup(self) -> dict[str, Any]:
         return {**super()._setup(), "stores_caches": True}

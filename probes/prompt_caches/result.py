@@ -3,7 +3,9 @@
 from msgspec import Struct
 
 from memfit.estimators.base.quantities import Bytes, Count, Number, Positive, Sha256
+from memfit.estimators.plans.offload.cache_tiers import Found
 from memfit.estimators.results.estimate import DeviceSummary, Note
+from memfit.estimators.results.offload import Simulation
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.agreement import Agreement
@@ -21,6 +23,9 @@ class CacheRestore(Struct, frozen=True, kw_only=True):
     reason: str | None
     peak_bytes: Bytes | None
     """Of the restore, without the weights."""
+    planned_peak_bytes: Bytes | None
+    """As ``memfit plan offload`` computes it, for ``lazy`` as for ``freeing``; a bound for the ways
+    that dequantise. None: not planned."""
     cache_bytes: Bytes | None
     """Held when it is restored."""
     read_bytes: Bytes | None
@@ -38,6 +43,10 @@ class StoredCache(Struct, frozen=True, kw_only=True):
     """A file with the cache of one conversation."""
 
     bits: Positive
+    held_bytes: Bytes
+    """In memory in these bits, with the unused room of the caches."""
+    planned_held_bytes: Bytes | None
+    """As ``memfit plan offload`` computes it; None: not planned."""
     file_bytes: Bytes
     sha256: Sha256
     write_ns: Count | None
@@ -77,12 +86,56 @@ class CacheAnswer(Struct, frozen=True, kw_only=True):
     no measured one is."""
     agreement_percent: Number
     """The least share of equal tokens that was allowed."""
+    conversations: Positive
+    """Those that the hot threshold is for."""
+    hot_bytes: Bytes
+    """Memory for conversations that are not active: as given, else what nine tenths of the working
+    set leave next to the weights and the peak of the longest measured one."""
+    hot_threshold_tokens: Count | None
+    """The length up to which all of them stay in memory, at least: 0 when the shortest measured
+    ones do not."""
     hot_conversations: Count | None
-    """Of the longest measured length, restored that way: those that nine tenths of the working set
-    hold next to the weights and the peak of such a prompt. All others are warm or cold."""
+    """Of the longest measured length, in these bits: those that the memory for conversations
+    holds. All others are warm or cold."""
     warm_conversations: Count | None
-    """Those that the free disk holds with its reserve, beyond which conversations are cold."""
+    """Those that the disk holds with its reserve, beyond which conversations are cold."""
     reasons: tuple[str, ...]
+
+
+class Served(Struct, frozen=True, kw_only=True):
+    """Requests by where their conversation was found."""
+
+    found: Found
+    requests: Positive
+    first_token_ns: Count
+    """Of one request in the mean, with the restore."""
+
+
+class Replay(Struct, frozen=True, kw_only=True):
+    """The requests of several conversations, served by the model under a budget.
+
+    The least recently used conversation leaves memory for the disk, and the disk, first.
+    """
+
+    bits: Positive
+    way: Way
+    hot_bytes: Bytes
+    """Memory for conversations."""
+    disk_bytes: Bytes
+    """Disk space that may be used."""
+    measured: Simulation
+    """Times are sums: of reloads, of files until they are on the disk, and of prompts until their
+    first token. Bytes in memory and on the disk are of caches, read and written ones of files."""
+    planned: Simulation | None
+    """By ``memfit plan offload`` for the same requests, its times by the measured speeds; None:
+    not planned."""
+    peak_bytes: Bytes
+    """Without the weights."""
+    planned_peak_bytes: Bytes | None
+    """A bound, without the weights."""
+    served: tuple[Served, ...]
+    differences: tuple[str, ...]
+    """Figures that are not as planned."""
 
 
 class CacheTuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune-cache/1"):
@@ -101,4 +154,8 @@ class CacheTuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune-cache/
     """The files stay here; None: they are removed."""
     conversations: tuple[Conversation, ...]
     answer: CacheAnswer
+    replay: Replay | None
+    """None: no requests were given."""
+    report: tuple[str, ...]
+    """Lines to paste into an issue when a cache is not as planned, or a restore takes more."""
     notes: tuple[Note, ...]

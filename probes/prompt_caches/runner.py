@@ -1,6 +1,5 @@
 """Fill a cache with a prompt, store it, and restore it in several ways: the child's part."""
 
-import hashlib
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -8,19 +7,26 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.plans.offload.cache_tiers import Tiers, replay
 from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.agreement import compared, greedy, prefill
 from memfit.probes.loading import memory_errors
 from memfit.probes.model_runner import ModelRunner
 from memfit.probes.prompt_caches import stored
+from memfit.probes.prompt_caches.conversations import (
+    ConversationFiles,
+    LiveConversations,
+    StoredForm,
+)
 from memfit.probes.run_monitor import moment_of, read_figures, run_of
 
 # Tokens of a run before each measurement, so that no kernel is compiled during it.
 _WARM_UP_TOKENS = 8
-FULL_BITS = 16
 
 
 class _Following(NamedTuple):
@@ -54,12 +60,17 @@ class CacheRunner(ModelRunner):
             caches = self._own()
             before = _reset_peak()
             start = perf_counter_ns()
-            prefill(self.model, caches, ids[:tokens], step, self.report)
+            # As mlx-lm's own loop: the last token alone, which cuts a rotating cache to its window.
+            for part in (ids[: tokens - 1], ids[tokens - 1 : tokens]):
+                prefill(self.model, caches, part, step, self.report)
             prefill_ns = perf_counter_ns() - start
             filled = moment_of(caches, tokens)
             after_prefill = read_figures(filled, lambda figure: figure.after_prefill)
             nbytes = sum(cache.nbytes for cache in caches)
-        rows = [self._write(caches, file, _metadata(fingerprint, ids)) for file in files]
+        rows = [
+            self._write(caches, file, stored.metadata_of(fingerprint, ids.tolist()))
+            for file in files
+        ]
         with self.errors(), memory_errors():
             _reset_peak()
             text = self._following(caches, ids[tokens:], generated, None)
@@ -90,7 +101,8 @@ class CacheRunner(ModelRunner):
             is_cold = stored.drop_from_page_cache(file)
             before, read_before = _reset_peak(), _read_bytes()
             start = perf_counter_ns()
-            caches = self._restored(file, way, own, _metadata(fingerprint, ids))
+            caches = stored.read(file, own, stored.metadata_of(fingerprint, ids.tolist()))
+            caches = stored.restored(caches, way, self.report)
             restore_ns = perf_counter_ns() - start
             peak, read_after = mx.get_peak_memory() - before, _read_bytes()
             nbytes = sum(cache.nbytes for cache in caches)
@@ -109,22 +121,40 @@ class CacheRunner(ModelRunner):
             "from_disk": is_cold,
         }
 
-    def _restored(self, file: Path, way: Way, own: list[Any], metadata: dict[str, str]) -> Any:
+    def replay(
+        self,
+        requests: Sequence[tuple[int, int, str]],
+        hot_bytes: int,
+        disk_bytes: int,
+        form: tuple[str, int, Way, int],
+        directory: str,
+    ) -> dict[str, Any]:
+        """Serve the requests of conversations that are kept within a budget."""
         import mlx.core as mx
 
-        caches = stored.read(file, own, metadata)
-        if way != "lazy":
-            mx.eval([cache.state for cache in caches])
-        self.report({})
-        if way == "bulk":
-            caches = [stored.dequantised(cache) for cache in caches]
-            mx.eval([cache.state for cache in caches])
-        elif way in ("freeing", "lazy"):
-            for index in range(len(caches)):
-                caches[index] = stored.dequantised(caches[index])
-                mx.eval(caches[index].state)
-                self.report({})
-        return caches
+        trace = [TraceRequest(*each) for each in requests]
+        longest = max(each.prompt_tokens for each in trace)
+        with self.errors(), memory_errors():
+            text = self.model_input(Workload(prompt_tokens=longest)).tolist()
+            self._warm_up(mx.array(text[: _WARM_UP_TOKENS + 1]))
+            files = ConversationFiles(Path(directory))
+            live = LiveConversations(self, files, StoredForm(*form), text)
+            before = _reset_peak()
+            run = replay(trace, live, Tiers(hot_bytes, disk_bytes))
+            peak = mx.get_peak_memory() - before
+        times = {
+            name: -(-nanoseconds // 10**6)
+            for name, nanoseconds in (
+                ("read_ms", live.reload_ns),
+                ("write_ms", live.write_ns),
+                ("prefill_ms", live.prefill_ns),
+            )
+        }
+        return {
+            "simulation": to_builtins(replace(run, **times)),
+            "peak_bytes": peak,
+            "first_token_ns": live.first_token_ns,
+        }
 
     def _write(
         self, caches: list[Any], file: dict[str, Any], metadata: dict[str, str]
@@ -132,11 +162,12 @@ class CacheRunner(ModelRunner):
         """Write one file; return its bytes, the time it took, and the layers kept exactly."""
         path, bits, layers = Path(file["path"]), file["bits"], len(caches)
         exact: list[str | None] = []
-        if bits != FULL_BITS:
+        if bits != stored.FULL_BITS:
             pairs = [stored.quantised(cache, bits) for cache in caches]
             caches, exact = [cache for cache, _ in pairs], [reason for _, reason in pairs]
         groups = {getattr(cache, "group_size", None) for cache in caches} - {None}
         row = {"bits": bits, "nbytes": None, "write_ns": None, "exact": exact, "layers": layers}
+        row["held_bytes"] = sum(cache.nbytes for cache in caches)
         row["group_size"] = groups.pop() if len(groups) == 1 else None
         if exact and all(exact):
             return row
@@ -178,11 +209,6 @@ class CacheRunner(ModelRunner):
         if self.model is None:
             raise InputError("a run needs a loaded model first")
         return self.caches(Workload(prompt_tokens=1))
-
-
-def _metadata(fingerprint: str, ids: Any) -> dict[str, str]:
-    prompt = hashlib.sha256(repr(ids.tolist()).encode()).hexdigest()
-    return {"model": fingerprint, "prompt": prompt}
 
 
 def _reset_peak() -> int:

@@ -3,6 +3,7 @@
 A file appears under its name when all of it, and its checksum, are on the disk.
 """
 
+import hashlib
 import os
 import re
 import tempfile
@@ -19,20 +20,34 @@ from memfit.estimators.base.files import (
     read_whole,
     write_atomically,
 )
+from memfit.estimators.plans.offload.session_cache import GROUP_SIZES
+from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.disk import require_free, sha256_of, sync, unwritable
+from memfit.probes.run_monitor import ReportFigures
 
+FULL_BITS = 16
 _SUFFIX = ".safetensors"
 _CHECKSUM = re.compile(rb"([0-9a-f]{64})  [^\n]+\n")
 _CHECKSUM_BYTES = 1024
 # Room for the header: it names a few arrays of each layer.
 _HEADER_BYTES = 2**20
-_GROUPS = (64, 32, 128)
-"""Rows that MLX quantises together; mlx-lm's default is the first."""
 
 
 def file_name(fingerprint: str, tokens: int, bits: int) -> str:
     """Return the name of a stored cache: its model, tokens and bits."""
     return f"{fingerprint[:12]}-{tokens}-{bits}bit{_SUFFIX}"
+
+
+def metadata_of(fingerprint: str, ids: Sequence[int]) -> dict[str, str]:
+    """Return what a stored cache says of itself: its model, and the tokens it is of."""
+    return {"model": fingerprint, "prompt": hashlib.sha256(repr(list(ids)).encode()).hexdigest()}
+
+
+def remove(path: Path) -> None:
+    """Remove a stored cache."""
+    path.unlink()
+    # The checksum goes last: a stored cache always has one.
+    _checksum_path(path).unlink(missing_ok=True)
 
 
 def save(path: Path, caches: Sequence[Any], metadata: dict[str, str]) -> None:
@@ -146,10 +161,28 @@ def quantised(cache: Any, bits: int) -> tuple[Any, str | None]:
     if cache.empty():
         return cache, f"{kind}: it is empty"
     widths = (cache.keys.shape[-1], cache.values.shape[-1])
-    group = next((size for size in _GROUPS if not any(width % size for width in widths)), None)
+    group = next((size for size in GROUP_SIZES if not any(width % size for width in widths)), None)
     if group is None:
         return cache, f"{kind}: MLX does not quantise rows of {widths[0]} and {widths[1]} values"
     return cache.to_quantized(group_size=group, bits=bits), None
+
+
+def restored(caches: list[Any], way: Way, report: ReportFigures) -> list[Any]:
+    """Return stored caches, which may not be read yet, as one of the ways restores them."""
+    import mlx.core as mx
+
+    if way != "lazy":
+        mx.eval([cache.state for cache in caches])
+    report({})
+    if way == "bulk":
+        caches = [dequantised(cache) for cache in caches]
+        mx.eval([cache.state for cache in caches])
+    elif way in ("freeing", "lazy"):
+        for index in range(len(caches)):
+            caches[index] = dequantised(caches[index])
+            mx.eval(caches[index].state)
+            report({})
+    return caches
 
 
 def dequantised(cache: Any) -> Any:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import (
     InputError,
@@ -19,13 +20,16 @@ from memfit.estimators.base.errors import (
 )
 from memfit.estimators.base.files import is_there
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
+from memfit.estimators.plans.offload.cache_tiers import Tiers
+from memfit.estimators.plans.offload.plan import MAX_CONVERSATIONS, usable_disk
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.budget import COMFORTABLE
+from memfit.estimators.runtimes.budget import COMFORTABLE, Need
 from memfit.estimators.runtimes.measurement import (
     Loaded,
     MeasuredCache,
@@ -35,22 +39,32 @@ from memfit.estimators.runtimes.measurement import (
 )
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.probes.disk import require_free, usable_bytes
-from memfit.probes.preflight import limited, require_room
+from memfit.probes.preflight import RefusedError, limited, memory_obstacle, require_room
 from memfit.probes.prompt_caches import stored
 from memfit.probes.prompt_caches.answer import Room, cache_answer
+from memfit.probes.prompt_caches.conversations import StoredForm
+from memfit.probes.prompt_caches.planned import CachePlan
 from memfit.probes.prompt_caches.process import CacheFile, CacheProcess, WrittenCache
 from memfit.probes.prompt_caches.result import (
+    CacheAnswer,
     CacheRestore,
     CacheTuneResult,
     Conversation,
+    Replay,
     StoredCache,
 )
-from memfit.probes.prompt_caches.runner import FULL_BITS
+from memfit.probes.prompt_caches.served import Service, of_first, serve, speeds_of
 from memfit.probes.session import new_measurement
 from memfit.probes.store import Store
-from memfit.probes.tune import measuring_device, require_loadable, sized_here
+from memfit.probes.tune import (
+    measuring_device,
+    require_loadable,
+    require_within_limit,
+    sized_here,
+)
 
-_BITS = (2, 3, 4, 5, 6, 8, FULL_BITS)
+_BITS = (2, 3, 4, 5, 6, 8, stored.FULL_BITS)
+CONVERSATIONS = 8
 _WAYS: tuple[Way, ...] = ("as-stored", "bulk", "freeing", "lazy")
 
 
@@ -66,6 +80,14 @@ class CacheRequest(Struct, frozen=True, kw_only=True):
     max_tokens: int = 32
     prefill_step: int = 2048
     agreement_percent: int = 95
+    conversations: int | None = None
+    """Those that the answer is for; None: those of the requests, else `CONVERSATIONS`."""
+    requests: tuple[TraceRequest, ...] = ()
+    """Of several conversations, to be served under a budget."""
+    hot_bytes: int | None = None
+    """Memory for conversations; None takes what the machine leaves."""
+    disk_bytes: int | None = None
+    """Disk space for conversations, with the reserve; None takes the free one."""
     memory_limit_bytes: int | None = None
     margin_bytes: int = 0
     force: bool = False
@@ -91,6 +113,8 @@ def tune_cache(
     """
     require_loadable(request.checkpoint)
     _check(request)
+    if request.conversations and request.requests:
+        request = replace(request, requests=of_first(request.requests, request.conversations))
     with _directory(request) as directory, tempfile.TemporaryDirectory(prefix="memfit-") as own:
         probe = _Probe(
             request, start, store, directory, Path(own), fingerprint_of(request.checkpoint)
@@ -122,6 +146,7 @@ class _Probe(Struct):
     versions: dict[str, str] = field(default_factory=dict)
     device: Device | None = None
     loaded: Loaded | None = None
+    plan: CachePlan | None = None
     checksums: dict[Path, str] = field(default_factory=dict)
     """Of the files that were there before."""
 
@@ -171,6 +196,13 @@ class _Probe(Struct):
         request = self.request
         if self.device is None or self.loaded is None:
             raise MachineError("nothing was measured")
+        room = self._room(self.device, self.loaded)
+        answer = cache_answer(
+            conversations,
+            room,
+            agreement_percent=request.agreement_percent,
+            units=request.units,
+        )
         return CacheTuneResult(
             model=request.checkpoint.id,
             model_type=str(request.checkpoint.config.get("model_type", "unknown")),
@@ -182,22 +214,48 @@ class _Probe(Struct):
             prefill_step=request.prefill_step,
             directory=str(request.directory) if request.directory else None,
             conversations=conversations,
-            answer=cache_answer(
-                conversations,
-                self._room(self.device, self.loaded, conversations[-1]),
-                agreement_percent=request.agreement_percent,
-                units=request.units,
-            ),
+            answer=answer,
+            replay=self._replayed(conversations[-1], answer, room),
+            report=self.plan.differences(conversations, self.versions) if self.plan else (),
             notes=tuple(dict.fromkeys(self.notes)),
         )
 
-    def _room(self, device: Device, loaded: Loaded, longest: Conversation) -> Room:
+    def _room(self, device: Device, loaded: Loaded) -> Room:
         """Return what is left for conversations, as ``memfit plan offload`` counts it."""
-        share, whole = COMFORTABLE
-        used = loaded.active_bytes + longest.prefill_peak_bytes
+        request, (share, whole) = self.request, COMFORTABLE
+        used, disk = loaded.active_bytes, request.disk_bytes
+        if self.plan and request.requests:
+            used = max(used, self._serving(self.plan).peak_bytes)
         return Room(
-            device.working_set_bytes * share // whole - used,
-            usable_bytes(self.directory),
+            memory=device.working_set_bytes * share // whole - loaded.active_bytes,
+            left=device.working_set_bytes * share // whole - used,
+            budget=request.hot_bytes,
+            disk=usable_bytes(self.directory) if disk is None else usable_disk(disk),
+            conversations=request.conversations
+            or len({each.agent for each in request.requests})
+            or CONVERSATIONS,
+            most_tokens=self.plan.sized.model.max_context if self.plan else None,
+        )
+
+    def _serving(self, plan: CachePlan) -> Need:
+        return plan.serving(self.request.requests, self.request.stored_bits)
+
+    def _replayed(self, longest: Conversation, answer: CacheAnswer, room: Room) -> Replay | None:
+        """Serve the requests as the answer says; without one, with the most bits."""
+        request = self.request
+        if not request.requests:
+            return None
+        bits, way = answer.bits or max(request.stored_bits), answer.way or "as-stored"
+        return serve(
+            Service(
+                requests=request.requests,
+                form=StoredForm(self.fingerprint, bits, way, request.prefill_step),
+                room=Tiers(answer.hot_bytes, room.disk),
+            ),
+            self.plan,
+            start=self.start,
+            directory=self.directory,
+            speeds=speeds_of(longest, answer),
         )
 
     def _stored(
@@ -205,19 +263,26 @@ class _Probe(Struct):
     ) -> StoredCache:
         path, quantised = self._file(tokens, written.bits), written.exact.count(None)
         digest = self.checksums.get(path) or stored.checked_sha256(path)
-        ways = _WAYS[:1] if written.bits == FULL_BITS else _WAYS
+        ways = _WAYS[:1] if written.bits == stored.FULL_BITS else _WAYS
         return StoredCache(
             bits=written.bits,
+            held_bytes=written.held_bytes,
+            planned_held_bytes=self.plan.held_bytes(tokens, written.bits) if self.plan else None,
             file_bytes=nbytes,
             sha256=digest,
             write_ns=written.write_ns,
             group_size=written.group_size,
             exact_layers=written.layers - quantised,
             quantised_layers=quantised,
-            restores=tuple(self._restored(tokens, path, way, reference) for way in ways),
+            restores=tuple(
+                self._restored(tokens, written.bits, path, way, reference) for way in ways
+            ),
         )
 
-    def _restored(self, tokens: int, path: Path, way: Way, reference: Path) -> CacheRestore:
+    def _restored(
+        self, tokens: int, bits: int, path: Path, way: Way, reference: Path
+    ) -> CacheRestore:
+        planned = self.plan.peak_bytes(tokens, bits, way) if self.plan else None
         try:
             with self.start() as process:
                 process.prompt(None, tokens + 1)
@@ -231,6 +296,7 @@ class _Probe(Struct):
                 status="failed",
                 reason=str(error),
                 peak_bytes=None,
+                planned_peak_bytes=planned,
                 cache_bytes=None,
                 read_bytes=None,
                 from_disk=False,
@@ -246,6 +312,7 @@ class _Probe(Struct):
             status="measured",
             reason=None,
             peak_bytes=found.peak_bytes,
+            planned_peak_bytes=planned,
             cache_bytes=found.cache_bytes,
             read_bytes=found.read_bytes,
             from_disk=found.from_disk,
@@ -287,17 +354,30 @@ class _Probe(Struct):
         """Require that the prompt fits this machine now, unless the user forces it."""
         request, self.versions = self.request, versions
         self.device = limited(measuring_device(versions), request.memory_limit_bytes)
-        if request.force:
-            return
         workload = self._workload(tokens)
         try:
             sized = sized_here(
                 request.checkpoint, self.device, workload, margin_bytes=request.margin_bytes
             )
-            require_room(sized, workload, request.units)
+            self.plan = CachePlan(sized, self.device, request.prefill_step)
+            require_within_limit(sized, workload, force=request.force)
+            if not request.force:
+                require_room(sized, workload, request.units)
+                self._require_room_for_requests(self.plan)
         except UnsupportedError as error:
             text = f"nothing was estimated before: {error}"
             self.notes.append(Note("warning", "no-plan", text))
+
+    def _require_room_for_requests(self, plan: CachePlan) -> None:
+        request = self.request
+        if not request.requests:
+            return
+        require_within_limit(plan.sized, plan.largest(request.requests), force=request.force)
+        need = self._serving(plan)
+        kept = min(request.hot_bytes or 0, plan.kept_bytes(request.requests, request.stored_bits))
+        need = replace(need, peak_bytes=need.peak_bytes + kept)
+        if found := memory_obstacle(need, plan.device, request.units):
+            raise RefusedError(f"{request.checkpoint.id}: to serve the requests is {found}")
 
     def _wanted(self, tokens: int, bits: int) -> CacheFile:
         path = self._file(tokens, bits)
@@ -343,8 +423,17 @@ def _check(request: CacheRequest) -> None:
         if bits not in _BITS:
             known = ", ".join(map(str, _BITS))
             raise InputError(f"stored bits {bits}: MLX stores a cache in {known}")
+    _check_conversations(request)
     if request.max_tokens < 1:
         raise InputError("generate at least 1 token, to compare it")
+
+
+def _check_conversations(request: CacheRequest) -> None:
+    asked, agents = request.conversations, len({each.agent for each in request.requests})
+    if asked is not None and not 1 <= asked <= MAX_CONVERSATIONS:
+        raise InputError(f"{asked} conversations: give from 1 to {MAX_CONVERSATIONS}")
+    if asked is not None and request.requests and asked > agents:
+        raise InputError(f"{asked} conversations: the requests have {agents}")
 
 
 @contextmanager

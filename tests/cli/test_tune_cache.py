@@ -63,7 +63,65 @@ def test_caches_are_stored_restored_and_restored_again(
     assert_one_line(damaged, 2, f"{file.name}: is cut short or was changed")
 
 
+TRACE = """agent,prompt_tokens,completion_tokens
+planner,60,4
+coder,90,3
+planner,80,2
+reviewer,30,1
+coder,100,0
+planner,40,3
+"""
+
+
+@pytest.mark.exhaustive
+def test_requests_are_served_and_compared_with_the_plan(
+    memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    trace, folder = tmp_path / "trace.csv", tmp_path / "caches"
+    trace.write_text(TRACE)
+    folder.mkdir()
+    model = checkpoints("sliding")
+    room = ("--cache-budget", "300kB", "--disk", "1MB", "--requests", trace)
+    stored = ("--stored-bits", "8", "--prompt-tokens", "40", "--dir", folder)
+    result = memfit("tune", "cache", model, *SHORT, *stored, *room, "--json").json
+    served, answer = result["replay"], result["answer"]
+    assert (served["differences"], result["report"]) == ([], [])
+    assert served["peak_bytes"] <= served["planned_peak_bytes"]
+    assert (answer["conversations"], answer["hot_bytes"]) == (3, 300_000)
+    assert answer["hot_threshold_tokens"] % 256 in (0, 40)
+    [file] = result["conversations"][0]["stored"]
+    assert file["held_bytes"] == file["planned_held_bytes"]
+    for restore in file["restores"]:
+        assert restore["peak_bytes"] <= restore["planned_peak_bytes"]
+    # Only the files of the prompt stay.
+    assert len(list(folder.iterdir())) == 2
+    plan = memfit("plan", "offload", model, "--stored-bits", "8", *room, "--json").json
+    untimed = ("read_bytes", "written_bytes", "read_ms", "write_ms", "prefill_ms")
+    for name in set(plan["simulation"]) - {*untimed, "uncached_prefill_ms"}:
+        assert plan["simulation"][name] == served["measured"][name]
+    first = ("--conversations", "1")
+    shown = memfit("tune", "cache", model, *SHORT, *stored, *room, *first)
+    assert "Served under a budget" in shown.out, shown.err
+    assert "3, 1" in shown.out
+
+
 BAD = {
+    "no requests": (("--prompt-tokens", "9", "--requests", "none.csv"), "none.csv: no such file"),
+    "requests in another format": (
+        ("--prompt-tokens", "9", "--requests", "file"),
+        "file: a request trace is a .csv or a .jsonl file",
+    ),
+    "requests without agents": (
+        ("--prompt-tokens", "9", "--requests", "trace.csv"),
+        "trace.csv:1: the header must name agent",
+    ),
+    "no conversations": (("--prompt-tokens", "9", "--conversations", "0"), "0 conversations"),
+    "more conversations than there are": (
+        ("--prompt-tokens", "9", "--conversations", "2", "--requests", "one.jsonl"),
+        "2 conversations: the requests have 1",
+    ),
+    "no size": (("--prompt-tokens", "9", "--cache-budget", "much"), "--cache-budget: "),
+    "no disk": (("--prompt-tokens", "9", "--disk", "4G/s"), "--disk: "),
     "no tokens": (("--prompt-tokens", "0"), "a prompt needs at least 1 token"),
     "a word": (("--prompt-tokens", "many"), "--prompt-tokens: 'many'"),
     "unknown bits": (("--prompt-tokens", "9", "--stored-bits", "7"), "stored bits 7: MLX stores"),
@@ -84,5 +142,8 @@ def test_bad_input_is_one_line_before_anything_is_loaded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
+    (tmp_path / "trace.csv").write_text("prompt_tokens,completion_tokens\n1,1\n")
+    request = '{"agent": "a", "prompt_tokens": 1, "completion_tokens": 1}'
+    (tmp_path / "one.jsonl").write_text(request)
     ran = memfit("tune", "cache", checkpoints("no-tokenizer"), *words)
     assert_one_line(ran, 2, text)

@@ -10,13 +10,20 @@ import pytest
 from msgspec import convert
 
 from memfit.estimators.base.errors import CheckpointError, InputError
+from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.plans.offload.cache_tiers import Tiers, simulate
+from memfit.estimators.plans.offload.session_cache import storage_of
+from memfit.estimators.results.offload import Speeds
 from memfit.estimators.runtimes.measurement import Way
+from memfit.estimators.sizing.sized_model import size
 from memfit.probes.agreement import Agreement
 from memfit.probes.prompt_caches import stored
 from memfit.probes.prompt_caches.answer import Room, cache_answer
-from memfit.probes.prompt_caches.process import Filled
+from memfit.probes.prompt_caches.planned import simulated_differences
+from memfit.probes.prompt_caches.process import Filled, Served
 from memfit.probes.prompt_caches.result import CacheRestore, Conversation, StoredCache
 from memfit.probes.prompt_caches.runner import CacheRunner
 from tests.checkpoints import CASES, Recipe, save_checkpoint
@@ -42,8 +49,9 @@ class Store:
         self.runner.prompt(None, TOKENS + 1)
         self.runner.load()
         files = [{"path": str(self.file(each)), "bits": each, "write": True} for each in bits]
-        answer = self.runner.store(TOKENS, STEP, GENERATED, files, str(self.reference), "model")
-        self.filled = convert(answer, Filled)
+        if files:
+            answer = self.runner.store(TOKENS, STEP, GENERATED, files, str(self.reference), "model")
+            self.filled = convert(answer, Filled)
 
     def file(self, bits: int) -> Path:
         return self.directory / stored.file_name("model", TOKENS, bits)
@@ -160,57 +168,144 @@ def test_nothing_is_left_where_a_cache_cannot_be_written(dense: Store, tmp_path:
     assert not list(tmp_path.glob(".unfinished-*"))
 
 
-# A process that is killed at each line of Python in turn, while it stores and restores a cache.
+# A process that is killed at some line of Python, while it stores, replaces, restores and removes
+# conversations. What it has finished is in its log.
 KILLED = """
-import os, signal, sys
+import os, shutil, signal, sys
 from pathlib import Path
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 from memfit.probes.prompt_caches import stored
+from memfit.probes.prompt_caches.conversations import ConversationFiles
 
-path, kills = Path(sys.argv[1]), 0
+directory, log, step = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+LEFT = {"one": {"0-8"}, "two": {"0-8", "1-8"}, "longer": {"0-16", "1-8"}, "less": {"0-16"}}
+BETWEEN = {"one": "two", "two": "longer", "longer": "less"}
 
-def store_and_restore(left):
+def caches(tokens):
+    rows = mx.ones((1, 2, tokens, 64))
+    return [KVCache.from_state((rows, rows, tokens))]
+
+def serve(line):
     def killing(frame, event, argument):
-        nonlocal left
+        nonlocal line
         name = frame.f_code.co_filename
         if event == "line" and ("memfit" in name or "mlx" in name):
-            left -= 1
-            if not left:
+            line -= 1
+            if not line:
                 os.kill(os.getpid(), signal.SIGKILL)
         return killing
 
-    caches = [KVCache.from_state((mx.ones((1, 2, 8, 64)), mx.zeros((1, 2, 8, 64)), 8))] * 2
+    def done(what):
+        with log.open("a") as file:
+            file.write(what + " ")
+
+    files, says = ConversationFiles(directory), {"a": "b"}
     sys.settrace(killing)
-    stored.save(path, caches, {"a": "b"})
-    stored.checked_sha256(path)
-    mx.eval([cache.state for cache in stored.read(path, caches, {"a": "b"})])
+    files.write("first", 8, caches(8), says)
+    done("one")
+    files.write("second", 8, caches(8), says)
+    done("two")
+    files.write("first", 16, caches(16), says)
+    done("longer")
+    stored.checked_sha256(files.path("first"))
+    mx.eval([cache.state for cache in stored.read(files.path("first"), [KVCache()], says)])
+    files.delete("second")
+    done("less")
     os._exit(0)
 
+line, kills = 1, 0
 while True:
+    directory.mkdir()
+    log.write_text("")
     if not (child := os.fork()):
-        store_and_restore(kills + 1)
+        serve(line)
     _, status = os.waitpid(child, 0)
-    if path.exists():
-        stored.checked_sha256(path)
-        path.unlink()
+    there = {path.stem for path in directory.glob("[0-9]*.safetensors")}
+    for name in there:
+        stored.checked_sha256(directory / f"{name}.safetensors")
+    finished = (log.read_text().split() or [""])[-1]
+    kept = LEFT.get(finished, set())
+    following = LEFT.get(BETWEEN.get(finished, ""), kept)
+    # Of what was stored, only what the next step replaces or removes may be gone, and a
+    # conversation that is replaced is there before and after.
+    assert there >= kept & following, (there, finished)
+    assert finished != "two" or there & {"0-8", "0-16"}, there
+    assert there <= kept | following | {"0-8"}, (there, finished)
+    shutil.rmtree(directory)
     if not status:
         break
     assert os.WTERMSIG(status) == signal.SIGKILL
-    kills += 1
+    kills, line = kills + 1, line + step
 print(kills)
 """
 
 
-@pytest.mark.exhaustive
-def test_a_killed_process_leaves_no_cache_that_is_cut_short(tmp_path: Path) -> None:
-    path = tmp_path / "cache.safetensors"
-    command = (sys.executable, "-c", KILLED, str(path))
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("step", "kills"), [(330, 3), pytest.param(6, 200, marks=pytest.mark.exhaustive)]
+)
+def test_a_killed_process_loses_no_stored_conversation(
+    tmp_path: Path, step: int, kills: int
+) -> None:
+    arguments = (str(tmp_path / "caches"), str(tmp_path / "log"), str(step))
+    ran = subprocess.run(
+        (sys.executable, "-c", KILLED, *arguments), capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
-    assert int(ran.stdout) >= 200
-    assert not path.exists()
+    assert int(ran.stdout) >= kills
+
+
+TURNS = [
+    TraceRequest(*turn)
+    for turn in (
+        *(
+            (60, 4, "a"),
+            (70, 2, "a"),
+            (90, 3, "b"),
+            (30, 0, "c"),
+            (80, 5, "a"),
+            (100, 3, "b"),
+            (31, 2, "c"),
+        ),
+        # Two that are cut, where that can be done.
+        *((50, 3, "a"), (110, 2, "b"), (20, 4, "c")),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "bits", "way"),
+    [
+        ("gemma3_text", 8, "freeing"),
+        pytest.param("qwen3", 16, "as-stored", marks=pytest.mark.exhaustive),
+        pytest.param("qwen3", 4, "as-stored", marks=pytest.mark.exhaustive),
+        pytest.param("qwen3_next", 8, "bulk", marks=pytest.mark.exhaustive),
+        pytest.param("deepseek_v2", 8, "lazy", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_conversations_are_served_as_they_are_planned(
+    case: str, bits: int, way: Way, tmp_path: Path
+) -> None:
+    runner = Store(case, tmp_path, ()).runner
+    model = size(open_checkpoint(str(tmp_path / case)), device=None).model
+    storage = storage_of(model, bits=bits, group_size=64, prefill_step=STEP)
+    largest = max(storage.stored_bytes(turn.total_tokens) for turn in TURNS)
+    room, directory = Tiers(largest * 3 // 2, 2 * largest), tmp_path / "conversations"
+    directory.mkdir()
+    form = ("model", bits, way, STEP)
+    found = convert(runner.replay(TURNS, *room, form, str(directory)), Served)
+    planned, served = simulate(TURNS, storage, room, Speeds()), found.simulation
+    assert simulated_differences(planned, served) == ()
+    assert min(served.hot, served.warm, served.cold) > 0
+    assert 0 < planned.read_bytes < served.read_bytes
+    assert found.peak_bytes >= served.largest_hot_bytes
+    assert set(found.first_token_ns) == {"hot", "warm", "cold", "new"}
+    left = {path.suffix for path in directory.iterdir()}
+    assert left <= {".safetensors", ".sha256"}
+
+
+ROOM = Room(110, 200, None, 100, 4, None)
 
 
 def conversation(tokens: int, warm: int, cold: int, same: int = 4, bits: int = 8) -> Conversation:
@@ -229,6 +324,7 @@ def conversation(tokens: int, warm: int, cold: int, same: int = 4, bits: int = 8
         status="measured",
         reason=None,
         peak_bytes=10,
+        planned_peak_bytes=10,
         cache_bytes=8,
         read_bytes=4,
         from_disk=True,
@@ -238,6 +334,8 @@ def conversation(tokens: int, warm: int, cold: int, same: int = 4, bits: int = 8
     )
     file = StoredCache(
         bits=bits,
+        held_bytes=8,
+        planned_held_bytes=8,
         file_bytes=4,
         sha256="0" * 64,
         write_ns=1,
@@ -268,14 +366,15 @@ def test_the_shortest_conversation_is_where_the_times_cross(
     points: tuple[tuple[int, int, int], ...], shortest: int | None
 ) -> None:
     given = [conversation(*point) for point in points]
-    found = cache_answer(given, Room(100, 100), agreement_percent=95, units=Units.GB)
+    found = cache_answer(given, ROOM, agreement_percent=95, units=Units.GB)
     assert (found.bits, found.way, found.shortest_tokens) == (8, "lazy", shortest)
-    # 8 bytes each in memory, 4 on the disk.
+    # 10 of 110 bytes are of the restore; a conversation takes 8 in memory, 4 on the disk.
+    assert found.hot_bytes == 100
     assert (found.hot_conversations, found.warm_conversations) == (12, 25)
 
 
 def test_bits_that_do_not_agree_are_not_the_answer() -> None:
     found = cache_answer(
-        [conversation(9, 1, 2, same=3)], Room(100, 100), agreement_percent=80, units=Units.GB
+        [conversation(9, 1, 2, same=3)], ROOM, agreement_percent=80, units=Units.GB
     )
     assert (found.bits, found.shortest_tokens) == (None, None)

@@ -4,18 +4,34 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memfit.cli.render.document import Document, Table, report
+from memfit.cli.render.views.offload import simulation_rows
 from memfit.cli.render.views.tune_text import NOTHING, seconds, size
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.prompt_caches.result import (
     CacheRestore,
     CacheTuneResult,
     Conversation,
+    Replay,
     StoredCache,
 )
 
-_STORED = ("Tokens", "Bits", "Cache", "File", "Written in", "Prefill", "Quantised", "Exact")
+_STORED = (
+    *("Tokens", "Bits", "Cache", "Stored", "Planned", "File", "Written in", "Prefill"),
+    *("Quantised", "Exact"),
+)
 _RESTORED = (
-    *("Tokens", "Bits", "Way", "Peak", "Held", "Read", "Restored in", "First token", "Cold"),
+    *(
+        "Tokens",
+        "Bits",
+        "Way",
+        "Peak",
+        "Planned",
+        "Held",
+        "Read",
+        "Restored in",
+        "First token",
+        "Cold",
+    ),
     *("Equal", "Divergence", "Perplexity"),
 )
 
@@ -41,13 +57,16 @@ class TuneCacheView(NamedTuple):
             facts=tuple(_facts(result, units)),
             tables=(
                 Table(_STORED, stored, "Stored"),
-                Table(_RESTORED, restored, "Restored; peaks are without weights", droppable=(5, 4)),
+                Table(_RESTORED, restored, "Restored; peaks are without weights", droppable=(6, 5)),
+                *_served(result.replay, units),
             ),
             verdict=_verdict(result),
             colour="green" if result.answer.shortest_tokens else "yellow",
             sections=(
-                ("Why", (*result.answer.reasons, *_tiers(result))),
+                ("Why", (*result.answer.reasons, *_tiers(result, units))),
+                ("Served", tuple(_replay_lines(result.replay, units))),
                 ("Not measured", tuple(_unmeasured(result))),
+                ("Not as planned; report these lines", result.report),
                 ("Notes", tuple(note.message for note in result.notes)),
             ),
         )
@@ -68,6 +87,8 @@ def _stored(each: Conversation, file: StoredCache, units: Units) -> tuple[str, .
         str(each.tokens),
         str(file.bits),
         size(each.cache_bytes, units),
+        size(file.held_bytes, units),
+        size(file.planned_held_bytes, units),
         size(file.file_bytes, units),
         _time(file.write_ns),
         seconds(each.prefill_ns),
@@ -85,6 +106,7 @@ def _restored(
         str(file.bits),
         restore.way,
         size(restore.peak_bytes, units) if restore.status == "measured" else restore.status,
+        size(restore.planned_peak_bytes, units),
         size(restore.cache_bytes, units),
         size(restore.read_bytes, units),
         _time(restore.restore_ns),
@@ -113,13 +135,54 @@ def _verdict(result: CacheTuneResult) -> str:
     return f"{how}; it pays from {answer.shortest_tokens} tokens."
 
 
-def _tiers(result: CacheTuneResult) -> Iterator[str]:
+def _tiers(result: CacheTuneResult, units: Units) -> Iterator[str]:
     answer, tokens = result.answer, result.conversations[-1].tokens
-    if answer.hot_conversations is not None:
+    if answer.hot_conversations is None or answer.hot_threshold_tokens is None:
+        return
+    yield (
+        f"conversations of {tokens} tokens: {answer.hot_conversations} hot in"
+        f" {format_bytes(answer.hot_bytes, units)} of memory, {answer.warm_conversations} warm on"
+        " the disk, the others cold"
+    )
+    many, shortest = answer.conversations, result.conversations[0].tokens
+    if answer.hot_threshold_tokens:
         yield (
-            f"conversations of {tokens} tokens: {answer.hot_conversations} hot in memory,"
-            f" {answer.warm_conversations} warm on the disk, the others cold"
+            f"hot threshold: {answer.hot_threshold_tokens} tokens, up to which all {many}"
+            f" conversations stay in memory; longer ones belong on the disk"
         )
+    else:
+        yield f"hot threshold: below {shortest} tokens for {many} conversations"
+
+
+def _served(replay: Replay | None, units: Units) -> Iterator[Table]:
+    if replay is None:
+        return
+    measured = simulation_rows(replay.measured, units)
+    planned = simulation_rows(replay.planned, units) if replay.planned else None
+    rows = [
+        (name, planned[index][1] if planned else NOTHING, value)
+        for index, (name, value) in enumerate(measured)
+    ]
+    rows.append(("Peak", size(replay.planned_peak_bytes, units), size(replay.peak_bytes, units)))
+    yield Table(("Requests", "Planned", "Measured"), tuple(rows), "Served under a budget")
+
+
+_PLACES = {"hot": "in memory", "warm": "on disk", "cold": "evicted before", "new": "new"}
+
+
+def _replay_lines(replay: Replay | None, units: Units) -> Iterator[str]:
+    if replay is None:
+        return
+    memory, disk = (format_bytes(each, units) for each in (replay.hot_bytes, replay.disk_bytes))
+    yield f"stored in {replay.bits} bits, restored {replay.way}; {memory} of memory, {disk} of disk"
+    for each in replay.served:
+        yield (
+            f"first token, {_PLACES[each.found]}: {seconds(each.first_token_ns)} in the mean of"
+            f" {each.requests}"
+        )
+    if replay.planned and not replay.differences:
+        yield "hits, evictions, tokens and bytes of the caches are as planned; files have headers"
+    yield from replay.differences
 
 
 def _unmeasured(result: CacheTuneResult) -> Iterator[str]:

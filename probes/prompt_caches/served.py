@@ -1,0 +1,91 @@
+"""Serve the requests of several conversations under a budget: the parent's part."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from memfit.estimators.base.reading.request_trace import TraceRequest
+from memfit.estimators.plans.offload.cache_tiers import Tiers
+from memfit.estimators.results.offload import Speeds
+from memfit.probes.prompt_caches.conversations import StoredForm
+from memfit.probes.prompt_caches.planned import CachePlan, simulated_differences
+from memfit.probes.prompt_caches.process import CacheProcess
+from memfit.probes.prompt_caches.result import CacheAnswer, Conversation, Replay, Served
+
+_SECOND = 10**9
+
+
+class Service(Struct, frozen=True, kw_only=True):
+    """What is served, and how the conversations are kept."""
+
+    requests: tuple[TraceRequest, ...]
+    form: StoredForm
+    room: Tiers
+
+
+def serve(
+    service: Service,
+    plan: CachePlan | None,
+    *,
+    start: Callable[[], CacheProcess],
+    directory: Path,
+    speeds: Speeds,
+) -> Replay:
+    """Run every request in one process, with files in a directory that is removed afterwards."""
+    requests, form, room = service.requests, service.form, service.room
+    longest = max(each.prompt_tokens for each in requests)
+    with (
+        tempfile.TemporaryDirectory(prefix="conversations-", dir=directory) as name,
+        start() as process,
+    ):
+        process.prompt(None, longest)
+        process.load()
+        found = process.replay(requests, room, form, Path(name))
+    run = found.simulation
+    planned = plan.simulation(requests, form.bits, room, speeds) if plan else None
+    return Replay(
+        bits=form.bits,
+        way=form.way,
+        hot_bytes=room.hot_bytes,
+        disk_bytes=room.disk_bytes,
+        measured=run,
+        planned=planned,
+        peak_bytes=found.peak_bytes,
+        planned_peak_bytes=planned.largest_hot_bytes + _active_bytes(plan, service)
+        if plan and planned
+        else None,
+        served=tuple(
+            Served(found=where, requests=count, first_token_ns=total // count)
+            for where, total in found.first_token_ns.items()
+            if (count := getattr(run, where))
+        ),
+        differences=simulated_differences(planned, run) if planned else (),
+    )
+
+
+def speeds_of(longest: Conversation, answer: CacheAnswer) -> Speeds:
+    """Return the speeds that were measured with the longest conversation, as it is restored."""
+    reads, writes = None, None
+    for file in longest.stored:
+        if file.bits == answer.bits:
+            writes = _rate(file.file_bytes, file.write_ns)
+            spans = (each.restore_ns for each in file.restores if each.way == answer.way)
+            reads = _rate(file.file_bytes, next(spans, None))
+    return Speeds(reads, writes, _rate(longest.tokens, longest.prefill_ns))
+
+
+def of_first(requests: Sequence[TraceRequest], conversations: int) -> tuple[TraceRequest, ...]:
+    """Return the requests of the conversations that begin first."""
+    first = list(dict.fromkeys(each.agent for each in requests))[:conversations]
+    return tuple(each for each in requests if each.agent in set(first))
+
+
+def _active_bytes(plan: CachePlan, service: Service) -> int:
+    need = plan.serving(service.requests, (service.form.bits,))
+    return need.peak_bytes - plan.sized.resident_bytes - plan.sized.margin_bytes
+
+
+def _rate(amount: int, nanoseconds: int | None) -> int | None:
+    return max(1, amount * _SECOND // nanoseconds) if nanoseconds else None
