@@ -143,8 +143,10 @@ class ClassTrace(Struct, frozen=True, eq=False):
         from memfit.estimators.trace.traced_model import TracedModel
 
         if backend not in self._built:
+            config = self.checkpoint.config
             self._built[backend] = TracedModel(
-                self.checkpoint.config,
+                # mlx-lm leaves packed matrices as they are: a conversion is of the original ones.
+                unquantised(config) if self.quantize else config,
                 backend,
                 name=self.checkpoint.config_name,
                 dtype=self.dtype,

@@ -3,6 +3,7 @@
 mx.export_function simplifies what it records (mlx/compile.cpp, compile_simplify), evaluation does
 not. A scalar stretched to a shape, and the flattening that every product begins with, are one node
 in the recording and one for each user in a run, each of which counts as work given to the device.
+So are the activations that each product with an adapter casts to its type.
 """
 
 from collections.abc import Sequence
@@ -15,12 +16,14 @@ from memfit.estimators.trace.graph_format import Array, Call, Node
 _STRETCHES = frozenset({"Broadcast", "AsType"})
 # matmul flattens the batch and the rows of its input to one axis (mlx ops.cpp).
 _FLATTENS = "Flatten"
+_PRODUCTS = frozenset({"Matmul", "GatherMM"})
 
 
 def unmerged(call: Call) -> Call:
     """Return the call with stretched scalars and flattenings made again for each use."""
     copies = _Copies(call)
     arrays, nodes, made_by = copies.arrays, copies.nodes, copies.made_by
+    promoted = _promoted(call)
     for node in call.nodes:
         inputs = node.inputs
         if made_by.keys() & inputs:
@@ -29,7 +32,7 @@ def unmerged(call: Call) -> Call:
         nodes.append(changed)
         # What was made from an array stays one node: MLX runs it once.
         stretches = node.name in _STRETCHES and _is_scalar(node.inputs, arrays, made_by)
-        if stretches or node.name == _FLATTENS:
+        if stretches or node.name == _FLATTENS or node.outputs[0] in promoted:
             made_by[node.outputs[0]] = changed
     return replace(call, arrays=tuple(arrays), nodes=tuple(nodes))
 
@@ -58,6 +61,24 @@ class _Copies:
         # The copy's input may be such a node too: a cast below a broadcast.
         self.nodes.append(Node(node.name, (self.own(node.inputs[0]),), (copy,), node.arguments))
         return copy
+
+
+def _promoted(call: Call) -> set[int]:
+    """Return the inputs that products with an adapter's first matrix have cast (mlx-lm lora.py)."""
+    matrices = {i for i, array in enumerate(call.arrays) if array.name.endswith(".lora_a")}
+    if not matrices:
+        return set()
+    seen_as = {
+        node.outputs[0]: node.inputs[0]
+        for node in call.nodes
+        if node.name in (_FLATTENS, "Transpose")
+    }
+    inputs = {
+        seen_as.get(node.inputs[0], node.inputs[0])
+        for node in call.nodes
+        if node.name in _PRODUCTS and seen_as.get(node.inputs[1], node.inputs[1]) in matrices
+    }
+    return {node.outputs[0] for node in call.nodes if node.name == "AsType"} & inputs
 
 
 def _is_scalar(inputs: Sequence[int], arrays: list[Array], made_by: dict[int, Node]) -> bool:

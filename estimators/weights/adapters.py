@@ -1,23 +1,32 @@
 """A model with an adapter: its tensors stay in memory, and each of its products takes workspace."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import LowRank, Module
 from memfit.estimators.base import dtypes
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.weights.footprint import WeightFootprint
 
+_WORD_BITS = 32
+
 
 def with_adapter(
     model: Model, footprint: WeightFootprint, adapter: Adapter
 ) -> tuple[Model, WeightFootprint]:
-    """Return a model and its weights with an adapter, in the layout that mlx-lm loads."""
+    """Return a model and its weights with an adapter, in the layout that mlx-lm loads.
+
+    Raises:
+        UnsupportedError: for matrices that mlx-lm's DoRA does not take.
+    """
     found = _low_rank(adapter)
+    _require_dora(model, footprint, found)
     layers = []
     for index, layer in enumerate(model.layers):
         prefix = f"{model.layers_path}.{index}."
@@ -51,6 +60,23 @@ def _low_rank(adapter: Adapter) -> dict[str, LowRank]:
             width = dtypes.nbytes(1, tensor.dtype)
             found[path] = LowRank(rank, width, f"{path}.m" in tensors)
     return found
+
+
+def _require_dora(model: Model, footprint: WeightFootprint, found: Mapping[str, LowRank]) -> None:
+    plan = footprint.plan
+    for path, module in model.all_modules():
+        low_rank = found.get(path)
+        if low_rank is None or not low_rank.rescales:
+            continue
+        # mlx-lm tuner/utils.py, to_lora, and tuner/dora.py, from_base.
+        if len(module.shape) > 2:
+            raise UnsupportedError(f"{path}: mlx-lm has no DoRA for stacked experts")
+        packing = plan.quantization(path, module) if plan else None
+        if packing and _WORD_BITS % packing.bits:
+            raise UnsupportedError(
+                f"{path}: mlx-lm's DoRA miscounts the columns of a matrix with {packing.bits} bits,"
+                " and fails; 2, 4, 8 and 16 bits work"
+            )
 
 
 def _marked(module: Module, low_rank: LowRank | None) -> Module:

@@ -16,7 +16,7 @@ from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape, Occupancy
 from memfit.estimators.workspace.layer_plan import MixerPlan
 from memfit.estimators.workspace.mx_fast import norm, rope
-from memfit.estimators.workspace.projections import project
+from memfit.estimators.workspace.projections import project, project_each
 from memfit.estimators.workspace.tape import Tape
 
 SCORES = "attention scores"
@@ -31,7 +31,7 @@ def record_attention(
     rows = call.rows
     # MLX walks the graph breadth first from its end, so keys and values come before queries.
     ahead = plan.inputs[1:] + plan.inputs[:1]
-    *others, queries = (project(tape, x, projection, rows) for projection in ahead)
+    *others, queries = project_each(tape, x, ahead, rows)
     apart = len(others) > 0
     # One packed qkv_proj is split into views of one product (mlx-lm phi3.py); gemma4_text.py can
     # use its keys as values too, so there may be one array for both.

@@ -1,11 +1,13 @@
 """The operations of dense and expert feed-forward blocks (mlx-lm models/switch_layers.py)."""
 
+from collections.abc import Iterable
+
 from memfit.estimators.arch.specs import DenseMLP, MixtureOfExperts
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import LayerPlan, Projection
-from memfit.estimators.workspace.projections import adapted, project
+from memfit.estimators.workspace.projections import adapted_each, project, project_each
 from memfit.estimators.workspace.tape import Tape
 
 # SwitchGLU sorts tokens by expert from this many on (switch_layers.py, do_sort).
@@ -31,7 +33,7 @@ def _dense(
     tape: Tape, x: int, projections: tuple[Projection, ...], call: CallShape, *, split: bool = False
 ) -> int:
     rows = call.rows
-    inner = [project(tape, x, projection, rows) for projection in projections[:-1]]
+    inner = project_each(tape, x, projections[:-1], rows)
     down = projections[-1]
     inputs = [p.outputs for p in projections[:-1]]
     if len(inner) == 2 and split:
@@ -128,24 +130,29 @@ def _switch(
     picked: int,
 ) -> int:
     *into, down = experts
-    inner = [_product(tape, gathered, indices, e, picked, ops.EXPERT_MATMUL) for e in into]
+    inner = _products(tape, gathered, indices, into, picked, ops.EXPERT_MATMUL)
     if len(inner) == 2:
         acted = tape.compiled(inner[0], inner[1])
     elif into and into[0].outputs == 2 * spec.intermediate:
         acted = tape.allocate((inner[0],), picked * spec.intermediate, counts=ops.PART_COPY)
     else:
         acted = tape.compiled(inner[0])
-    return _product(tape, acted, indices, down, picked, ops.EXPERT_MATMUL_DOWN)
+    (output,) = _products(tape, acted, indices, [down], picked, ops.EXPERT_MATMUL_DOWN)
+    return output
 
 
-def _product(
-    tape: Tape, x: int, indices: int, expert: Projection, picked: int, counts: ops.OperationCount
-) -> int:
-    y = tape.allocate(
-        (x, indices),
-        picked * expert.outputs,
-        weight=expert.touched,
-        counts=counts,
-        name="experts",
-    )
-    return adapted(tape, x, y, expert, picked)
+def _products(
+    tape: Tape,
+    x: int,
+    indices: int,
+    experts: Iterable[Projection],
+    picked: int,
+    counts: ops.OperationCount,
+) -> list[int]:
+    def product(expert: Projection) -> int:
+        elements = picked * expert.outputs
+        return tape.allocate(
+            (x, indices), elements, weight=expert.touched, counts=counts, name="experts"
+        )
+
+    return adapted_each(tape, x, experts, picked, product)

@@ -29,8 +29,8 @@ class Projection(Struct, frozen=True):
     """Elements of the matrix's arrays: packed words, scales and biases count as they are."""
     counts: OperationCount
     """Kernels and views of the product."""
-    group_size: int
-    """Weights with a common scale; 0 where they are not packed."""
+    packing: Quantization | None
+    """How the matrix is packed, None where it is not."""
     low_rank: LowRank | None
 
 
@@ -120,7 +120,7 @@ def _projection(prefix: str, module: Module, quantization: QuantizationOf | None
         outputs=outputs,
         touched=touched_elements(module, format_),
         counts=counts,
-        group_size=format_.group_size if format_ else 0,
+        packing=format_,
         low_rank=module.low_rank,
     )
 

@@ -7,7 +7,7 @@ from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import MixerPlan
 from memfit.estimators.workspace.mx_fast import norm
-from memfit.estimators.workspace.projections import project
+from memfit.estimators.workspace.projections import project, project_each
 from memfit.estimators.workspace.tape import Tape
 
 _FLOAT32 = 4
@@ -22,7 +22,7 @@ def record_gated_delta(
 ) -> int:
     """Record a gated delta net (mlx-lm models/qwen3_next.py, gated_delta.py)."""
     rows = call.rows
-    made = [project(tape, x, p, rows, counts=ops.STATE_PROJECTION) for p in plan.inputs]
+    made = project_each(tape, x, plan.inputs, rows, counts=ops.STATE_PROJECTION)
     values = rows * spec.value_heads * spec.value_dim
     # mx.contiguous copies the state out, so that the padded input does not outlive the call.
     mixed = _convolve(
@@ -63,7 +63,7 @@ def record_gated_delta(
 def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call: CallShape) -> int:
     """Record any other recurrence: convolution, mixing and gating at its inner width."""
     rows = call.rows
-    made = [project(tape, x, p, rows, counts=ops.STATE_PROJECTION) for p in plan.inputs]
+    made = project_each(tape, x, plan.inputs, rows, counts=ops.STATE_PROJECTION)
     inner = rows * spec.inner_dim
     viewed = sum(state.view_elements for state in spec.state if not state.survives_decode)
     mixed = _convolve(tape, tuple(made), viewed or spec.inner_dim, call, keep=viewed > 0)

@@ -112,8 +112,9 @@ def heads_of(core: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 KEYS_AND_VALUES = ((1, 2, KEYS, 48), (1, 2, KEYS, 48))
 QUERIES = (1, TOKENS, 4, 48)
-MATRIX = Projection("proj", 64, 96, 6144, MATMUL, group_size=0, low_rank=None)
-PACKED = Projection("proj", 64, 96, 960, QUANTIZED_MATMUL, group_size=32, low_rank=None)
+MATRIX = Projection("proj", 64, 96, 6144, MATMUL, packing=None, low_rank=None)
+PACKING = Quantization(4, 32)
+PACKED = Projection("proj", 64, 96, 960, QUANTIZED_MATMUL, packing=PACKING, low_rank=None)
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], Callable[[Tape], Any]]] = {
@@ -206,7 +207,6 @@ FEWER: dict[str, dict[str, Any]] = {
     "lfm2": {},
 }
 # Packed: Metal computes small plain products in parts, with more kernels than large ones.
-PACKING = Quantization(4, 32)
 
 
 def layer_kernels(config: dict[str, Any], operations: list[int]) -> int:

@@ -20,13 +20,14 @@ from tests.selection import quick
 
 HOST = Device("this host", "cpu", 0, 0, None, "flag")
 MAX = Device("a Max", "metal", 0, 0, None, "flag", "s", 16)
-WORKLOAD = Workload(prompt_tokens=513, max_tokens=2, prefill_step=256)
+WORKLOAD = Workload(prompt_tokens=257, max_tokens=2, prefill_step=128)
 SETTINGS = {"rank": 8, "scale": 20.0, "dropout": 0.0}
 CASES = Path(__file__).parents[1] / "arch" / "cases"
 
 
-def adapter(kind: str, *tensors: Tensor) -> Adapter:
-    config = {"fine_tune_type": kind, "num_layers": 99, "lora_parameters": SETTINGS}
+def adapter(kind: str, *tensors: Tensor, rank: int = 8) -> Adapter:
+    settings = {**SETTINGS, "rank": rank}
+    config = {"fine_tune_type": kind, "num_layers": 99, "lora_parameters": settings}
     return Adapter("an adapter", config, MLX_WEIGHTS, tensors, 0, 0)
 
 
@@ -74,7 +75,9 @@ def test_an_adapter_of_a_module_outside_of_the_layers_is_named() -> None:
     assert (note.code, note.message.partition(":")[0]) == ("adapter", "lm_head")
 
 
-@pytest.mark.parametrize("run", quick(["lora BF16", "dora BF16", "lora Q4"], ("lora BF16",)))
+@pytest.mark.parametrize(
+    "run", quick(["lora BF16", "dora BF16", "lora Q4", "dora Q4"], ("dora BF16",))
+)
 def test_peaks_with_an_adapter_equal_mlxs_measurement(run: str) -> None:
     pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
     import mlx.core as mx
@@ -99,7 +102,7 @@ def test_peaks_with_an_adapter_equal_mlxs_measurement(run: str) -> None:
     for _ in range(3):
         prompt = mx.zeros((WORKLOAD.prompt_tokens,), mx.int32)
         mx.reset_peak_memory()
-        for _ in generate_step(prompt, oracle.model, max_tokens=2, prefill_step_size=256):
+        for _ in generate_step(prompt, oracle.model, max_tokens=2, prefill_step_size=128):
             pass
         peaks.append(mx.get_peak_memory() - weights)
     added = adapter(
@@ -110,7 +113,9 @@ def test_peaks_with_an_adapter_equal_mlxs_measurement(run: str) -> None:
             if path.rpartition(".")[2] in ("lora_a", "lora_b", "m")
         ),
     )
-    methods: tuple[tuple[Method, int], ...] = (("trace", 5), ("formula", ERROR_PERCENT))
+    # The dequantised matrices of DoRA are 7 % too high on the CPU.
+    traced = 10 if run == "dora Q4" else 5
+    methods: tuple[tuple[Method, int], ...] = (("trace", traced), ("formula", ERROR_PERCENT))
     for method, percent in methods:
         quantize = Quantization(4, 32) if dtype == "Q4" else None
         sized = size(
@@ -119,6 +124,54 @@ def test_peaks_with_an_adapter_equal_mlxs_measurement(run: str) -> None:
         assert sized.footprint.loaded_bytes == sum(array.nbytes for _, array in parameters)
         predicted = sized.figures_for(WORKLOAD).moment.nbytes - sized.resident_bytes
         assert abs(predicted - max(peaks)) * 100 <= percent * max(peaks)
+
+
+@pytest.mark.parametrize("run", quick(["lora", "lora 4", "dora", "dora 4"], ("dora 4",)))
+@pytest.mark.parametrize("device", [HOST, MAX], ids=lambda device: device.backend)
+def test_workspaces_with_an_adapter_are_alike_by_both_methods(run: str, device: Device) -> None:
+    pytest.importorskip("mlx_lm", reason="the class is mlx-lm's")
+    kind, _, bits = run.partition(" ")
+    config = {**QWEN3_4B, "num_hidden_layers": 4}
+    layers = enumerate(by_formula(config, None).model.layers)
+    matrices = [
+        (f"model.layers.{layer}.{module.path}", module.shape)
+        for layer, its in layers
+        for module in its.modules
+        if module.quantizable
+    ]
+    for rank, prompt_tokens in ((64, 256), (8, 1025)):
+        tensors = [
+            tensor
+            for path, (outputs, inputs) in matrices
+            for tensor in (
+                *low_rank(path, inputs, outputs, rank=rank),
+                *([Tensor(f"{path}.m", "F32", (outputs,), 4 * outputs)] * (kind == "dora")),
+            )
+        ]
+        formula, trace = (
+            size(
+                checkpoint(config),
+                device=device,
+                quantize=Quantization(int(bits), 64) if bits else None,
+                adapter=adapter(kind, *tensors, rank=rank),
+                method=method,
+            )
+            .figures_for(Workload(prompt_tokens=prompt_tokens, max_tokens=2))
+            .moment.workspace_bytes
+            for method in ("formula", "trace")
+        )
+        # The CPU dequantises by many small operations; by formula they do not overtake others.
+        most = 40 if device is HOST and run == "dora 4" else ERROR_PERCENT
+        assert (100 - ERROR_PERCENT) * trace <= 100 * formula <= (100 + most) * trace
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6])
+def test_what_mlx_lm_rejects_of_dora_is_rejected_by_formula(bits: int) -> None:
+    path = "model.layers.0.self_attn.q_proj"
+    added = adapter("dora", *low_rank(path, 2560, 4096), Tensor(f"{path}.m", "F32", (4096,), 16384))
+    with pytest.raises(UnsupportedError, match=f"DoRA .* {bits} bits"):
+        size(checkpoint(QWEN3_4B), device=MAX, quantize=Quantization(bits, 64), adapter=added)
+    size(checkpoint(QWEN3_4B), device=MAX, quantize=Quantization(8, 64), adapter=added)
 
 
 def test_an_adapter_of_a_class_that_only_the_trace_knows_is_counted() -> None:

@@ -20,6 +20,7 @@ from memfit.estimators.base.errors import CheckpointError, ConfigError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.sizing.sized_model import Method, size
 from memfit.estimators.weights.derived import QuantizationPlan, derive
 from memfit.estimators.weights.footprint import (
     WeightFootprint,
@@ -189,6 +190,18 @@ def test_converting_a_quantised_checkpoint_notes_that_mlx_lm_would_not() -> None
     assert [note.code for note in notes] == ["already-quantised"]
     # FP8 is dequantised while mlx_lm.convert loads it.
     assert convert(model, plan, Declared("fp8")).notes == ()
+
+
+def test_a_conversion_of_a_quantised_checkpoint_is_of_the_original_weights_by_trace_too() -> None:
+    pytest.importorskip("mlx_lm", reason="the class is mlx-lm's")
+    config = small(quantization={"group_size": 64, "bits": 4})
+    checkpoint = Checkpoint(id="m", source="config", config=config, config_name="config.json")
+    methods: tuple[Method, ...] = ("formula", "trace")
+    formula, trace = (
+        size(checkpoint, device=None, quantize=Quantization(8, 64), method=method).footprint
+        for method in methods
+    )
+    assert trace.loaded_bytes == formula.loaded_bytes > footprint_of_config(config).loaded_bytes
 
 
 def test_headers_without_a_parameter_are_rejected() -> None:
