@@ -69,6 +69,11 @@ FAMILIES: Final[dict[str, Processor]] = {
 _TOWERS = ("vision_config", "vision_tower", "mm_vision_tower", "img_processor", "visual")
 
 
+def has_tower(checkpoint: Checkpoint) -> bool:
+    """Whether a config describes a vision tower."""
+    return any(checkpoint.config.get(key) for key in _TOWERS)
+
+
 def with_image_tokens(checkpoint: Checkpoint, workload: Workload) -> Workload:
     """Return a workload whose prompt has the tokens of its images besides those of text.
 
@@ -96,7 +101,7 @@ def image_plan(checkpoint: Checkpoint, images: Images) -> ImagePlan:
     """
     kind = checkpoint.config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
-    if family is None and not any(checkpoint.config.get(key) for key in _TOWERS):
+    if family is None and not has_tower(checkpoint):
         raise InputError(
             f"{printable(checkpoint.id)}: a model of type {printable(kind)} without a vision tower"
             " takes no images"

@@ -80,8 +80,8 @@ class Subject(Struct, frozen=True):
     """The workspace on MLX of a model with operations that no formula has."""
     rank: Rank | None = None
     """The rank whose part of the model it is, None: the whole model."""
-    by_trace: bool = False
-    """Whether the trace is asked for, where there is one."""
+    by_trace: bool | None = None
+    """Whether the trace is asked for, where there is one; None: where no formula is."""
 
     @property
     def backend(self) -> Backend:
@@ -156,6 +156,11 @@ class RuntimeModel(Struct, frozen=True):
         """
         cls.loads(subject.checkpoint)
         return cls(runtime, subject)
+
+    @classmethod
+    def needs_trace(cls, subject: Subject) -> bool:
+        """Whether no formula has a part of the model that the runtime loads."""
+        return False
 
     @classmethod
     def token_costs(

@@ -70,6 +70,8 @@ class MlxLm(RuntimeModel, frozen=True):
     defaults = MLX_LM
     on_mlx = True
     is_mlx_lm = True
+    sanitizes: ClassVar[bool] = True
+    """Whether it makes of a checkpoint's arrays what mlx-lm makes of them, while it loads them."""
     workspace_basis: ClassVar[tuple[Basis, int]] = ("derived", ERROR_PERCENT)
 
     @classmethod
@@ -135,7 +137,7 @@ class MlxLm(RuntimeModel, frozen=True):
     def load_bytes(self) -> int:
         """The peak of the load."""
         footprint, backend = self.subject.footprint, self.subject.backend
-        made = footprint.conversions if self.is_mlx_lm else ()
+        made = footprint.conversions if self.sanitizes else ()
         arrays = footprint.sizes.total()
         loaded = self.resident_bytes
         if footprint.cut:

@@ -43,6 +43,7 @@ class MlxMoe(MlxLm, frozen=True):
 
     defaults = MLX_MOE
     is_mlx_lm = False
+    sanitizes = False
 
     @classmethod
     def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:

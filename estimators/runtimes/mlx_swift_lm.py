@@ -43,6 +43,7 @@ class MlxSwiftLm(MlxLm, frozen=True):
 
     defaults = MLX_SWIFT_LM
     is_mlx_lm = False
+    sanitizes = False
 
     def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
         """Yield where its guide to wired memory is wrong."""

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.modules import Part, linear
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.images.processor import image_plan
+from memfit.estimators.images.processor import has_tower, image_plan
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.results.estimate import Basis, Note
@@ -19,7 +19,7 @@ from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.weights.derived import tensor_bytes
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment
-from memfit.estimators.workspace.vision import VisionWork, vision_work
+from memfit.estimators.workspace.vision import TRAITS, VisionWork, vision_work
 
 MLX_VLM = Runtime(
     name="mlx-vlm",
@@ -62,21 +62,20 @@ class MlxVlm(MlxLm, frozen=True):
 
     @classmethod
     def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:
-        """Return the model under mlx-vlm.
+        """Return the model under mlx-vlm; mlx_vlm.convert leaves its towers as they are.
 
         Raises:
-            UnsupportedError: when mlx-vlm cannot load it, or for a conversion of a model with
-                towers, which mlx_vlm.convert makes by rules of its own.
+            UnsupportedError: when mlx-vlm cannot load it.
         """
         cls.loads(subject.checkpoint)
-        sizes = tuple(_tower_sizes(subject))
-        plan = subject.footprint.plan
-        if sizes and plan and plan.converting:
-            raise UnsupportedError(
-                f"{subject.checkpoint.id}: conversions by mlx_vlm.convert are not described; size"
-                " the converted model"
-            )
-        return cls(runtime, subject, sizes)
+        return cls(runtime, subject, tuple(_tower_sizes(subject)))
+
+    @classmethod
+    def needs_trace(cls, subject: Subject) -> bool:
+        """Whether no formula has the tower of the model."""
+        described = subject.checkpoint.config.get("model_type") in TRAITS and not subject.traced
+        adapted = any(module.low_rank for _, module in subject.model.all_modules())
+        return has_tower(subject.checkpoint) and not described and not adapted
 
     def require_tower(self) -> None:
         """Check that the model has a tower.
@@ -84,10 +83,16 @@ class MlxVlm(MlxLm, frozen=True):
         Raises:
             UnsupportedError: when it has none.
         """
-        if not self.tower_sizes:
-            where = "config has" if self.subject.checkpoint.tensors is None else "files have"
+        checkpoint = self.subject.checkpoint
+        if not self.tower_sizes and checkpoint.tensors is None and has_tower(checkpoint):
             raise UnsupportedError(
-                f"{self.subject.checkpoint.id}: its {where} no vision tower, as after"
+                f"{checkpoint.id}: no formula has its vision tower; leave out --method formula,"
+                " with mlx-vlm installed"
+            )
+        if not self.tower_sizes:
+            where = "config has" if checkpoint.tensors is None else "files have"
+            raise UnsupportedError(
+                f"{checkpoint.id}: its {where} no vision tower, as after"
                 " mlx_lm.convert; take a model that mlx_vlm.convert has made"
             )
 
@@ -172,6 +177,10 @@ class MlxVlm(MlxLm, frozen=True):
         yield Note("warning", "image", text)
 
 
+# Classes with a head that ``sanitize`` makes of the embedding (mlx_vlm/models/gemma3/language.py).
+_TIED_HEADS = frozenset({"gemma3"})
+
+
 def _with_images(
     text: PeakMoment, work: VisionWork, resident_bytes: int, cached_bytes: int
 ) -> PeakMoment:
@@ -202,11 +211,17 @@ def _with_images(
 
 
 def _tower_sizes(subject: Subject) -> Iterator[int]:
-    """Yield the bytes of each array of the towers.
+    """Yield the bytes of each array that mlx-lm does not load: of the towers, and of a head.
 
     Headers give them exactly. From a config they have the model's type: mlx_vlm.convert leaves a
-    tower unquantised (mlx_vlm/utils.py, skip_multimodal_module).
+    tower unquantised (mlx_vlm/utils.py, skip_multimodal_module). It packs a head that is the
+    embedding a second time.
     """
+    model, plan = subject.model, subject.footprint.plan
+    packs = plan is not None and (plan.converting or subject.checkpoint.tensors is None)
+    if plan and packs and model.tied_head and model.model_type in _TIED_HEADS:
+        head = linear("lm_head", model.hidden_size, model.vocab_size, Part.HEAD)
+        yield from tensor_bytes(head, model.dtype, plan.default)
     if subject.checkpoint.tensors is not None:
         named = subject.checkpoint.tensors
         yield from (tensor.nbytes for tensor in named if part_of(tensor.name) is Part.VISION)

@@ -24,7 +24,11 @@ from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_ca
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Note
-from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, unquantised
+from memfit.estimators.runtimes.by_class import (
+    TRACE_ERROR_PERCENT,
+    described_by_class,
+    unquantised,
+)
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_vlm import MlxVlm
 from memfit.estimators.runtimes.runtime import Runtime
@@ -60,6 +64,7 @@ class VisionTrace(Struct, frozen=True, eq=False):
     _runs: dict[tuple[Workload, ImagePlan, object, MlxVersions], TracedRun] = {}
     """By workload, what its images become, `Device.gpu` and versions."""
     _described: dict[Backend, Model] = {}
+    _loads: dict[tuple[Device, MlxVersions], int | None] = {}
 
     def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> TracedRun:
         """Return the largest moments of a prompt, or why it cannot be traced."""
@@ -106,6 +111,21 @@ class VisionTrace(Struct, frozen=True, eq=False):
         built = self.built(machine.backend)
         run = built.record(plan, workload, target)
         return vision_peak(run, built.weights, machine, versions.mlx)
+
+    def load_bytes(self, machine: Device, versions: MlxVersions) -> int | None:
+        """Return the peak of the load, None where it is not known."""
+        from memfit.estimators.trace.kernel_stubs import TraceTarget
+        from memfit.estimators.trace.peak import load_peak
+
+        asked = machine, versions
+        if asked not in self._loads:
+            target = TraceTarget(backend=machine.backend, versions=versions)
+            try:
+                call = self.built(machine.backend).load(target)
+                self._loads[asked] = load_peak(call, machine, versions.mlx) if call else None
+            except (MachineError, UnsupportedError):
+                self._loads[asked] = None
+        return self._loads[asked]
 
     def built(self, backend: Backend) -> "TracedVisionModel":
         """Return the class as it is built on a backend's machine."""
@@ -173,6 +193,11 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         plan = subject.footprint.plan
         quantize = plan.default if plan and plan.converting else None
         trace = VisionTrace(subject.checkpoint, subject.model.dtype, quantize)
+        if cls.needs_trace(subject):
+            try:
+                return cls.of_class(runtime, described_by_class(trace, subject.device), trace)
+            except (MachineError, UnsupportedError):
+                return formula
         return cls(runtime, subject, formula.tower_sizes, trace=trace)
 
     @classmethod
@@ -201,6 +226,12 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
 
     def _run(self, workload: Workload) -> TracedRun:
         return self.trace.run(workload, self.subject.device, self.runtime.versions)
+
+    @property
+    def load_bytes(self) -> int:
+        """The peak of the load; by formula where its graph cannot be recorded."""
+        traced = self.trace.load_bytes(self.subject.device or ANY_MAC, self.runtime.versions)
+        return super().load_bytes if traced is None else max(traced, self.resident_bytes)
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes; by formula where it cannot be traced.

@@ -127,8 +127,9 @@ def bind(runtime: Runtime, subject: Subject) -> RuntimeModel:
     Raises:
         UnsupportedError: when the runtime cannot load or run it.
     """
-    found = _BY_TRACE.get(runtime.name) if subject.by_trace else None
-    kind = _imported(*found) if found else _class(runtime.name)
+    kind, by_trace = _class(runtime.name), subject.by_trace
+    if by_trace or (by_trace is None and kind.needs_trace(subject)):
+        kind = _imported(*_BY_TRACE.get(runtime.name, _CLASSES[runtime.name]))
     return kind.bound(runtime, subject)
 
 

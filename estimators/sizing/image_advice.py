@@ -36,7 +36,9 @@ def image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
         def fits(number: int) -> bool:
             return fits_comfortably(sized, with_images(sized, workload, of(number)))
 
-        return first_fitting(range(limit, 0, -1), fits, monotone=True) or 0
+        # The limit first: it fits most machines, and a trace takes a while.
+        others = range(limit - 1, 0, -1)
+        return first_fitting((limit,), fits) or first_fitting(others, fits, monotone=True) or 0
 
     longest = most(LONGEST_SIDE // SIDE_STEP, lambda steps: _one(first, steps))
     searched = _MOST_TRACED if sized.is_between_traces else MOST_IMAGES

@@ -188,7 +188,7 @@ class SizedModel(Struct):
         """Return the same model with other weights."""
         runtime_model = self.runtime_model
         subject = replace(runtime_model.subject, footprint=footprint)
-        return self._under(replace(runtime_model, subject=subject))
+        return self._under(type(runtime_model).bound(runtime_model.runtime, subject))
 
     def weight_bits(self) -> tuple[int, ...]:
         """Return the bits of mlx_lm.convert that are fewer than the weights have, most first."""
@@ -328,8 +328,8 @@ def _size_safetensors(
         footprint = load_footprint(checkpoint, model, block)
     if method != "trace":
         model, footprint = _with_adapter(model, footprint, adapter)
-        subject = Subject(checkpoint, model, footprint, device)
-        return bind(runtime, subject)
+        by_trace = False if method == "formula" else None
+        return bind(runtime, Subject(checkpoint, model, footprint, device, by_trace=by_trace))
     from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace, traced_weights
 
     trace = ClassTrace(checkpoint, quantize, model.dtype, is_described=True, adapter=adapter)

@@ -131,6 +131,8 @@ class PrivateLibrary:
             "mlx_lm.tuner.datasets": SimpleNamespace(CacheDataset=list),
             # What mlx-vlm imports to load a tokenizer and an adapter, and to draft tokens.
             **dict.fromkeys(_UNUSED, Absent),
+            # Its warnings are about files, which a trace has none of.
+            "logging": Absent,
         }
         self._modules["mlx"].core = self.core
 

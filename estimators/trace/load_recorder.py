@@ -1,41 +1,36 @@
-"""What mlx-lm does to the arrays of files until a model is loaded, as one recorded call.
+"""What a library does to the arrays of files until a model is loaded, as one recorded call.
 
-load_model (mlx-lm utils.py) builds a graph: files are read, ``sanitize`` stacks, splits and
-converts. mx.eval(model.parameters()) then runs all of it.
+load_model (utils.py of mlx-lm and mlx-vlm) builds a graph: files are read, ``sanitize`` stacks,
+splits and converts. mx.eval(model.parameters()) then runs all of it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.trace.graph_format import Call, Node
-from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
+from memfit.estimators.trace.kernel_stubs import TraceTarget, recorded
 from memfit.estimators.trace.leaves import Leaf, Modules
-from memfit.estimators.trace.model_builder import arrays_of, loaded, settings_of
+from memfit.estimators.trace.model_builder import arrays_of
 from memfit.estimators.trace.ranks import share
 from memfit.estimators.trace.recording import record_call
 from memfit.estimators.trace.streams import READ
 
 
 def record_load(
-    config: Mapping[str, Any],
-    tensors: Iterable[Tensor],
-    target: TraceTarget,
-    rank: Rank | None = None,
+    load: Callable[[dict[str, Any]], Any], tensors: Iterable[Tensor], target: TraceTarget
 ) -> Call:
-    """Return the load of a checkpoint, or of a rank's part; call it inside `tracing`.
+    """Return the load of a checkpoint by ``load``, from its arrays; call it inside `tracing`.
 
     Raises:
         GraphError: when the graph cannot be recorded.
     """
-    utils = library_for(target.backend).load("mlx_lm.utils")
     arrays = arrays_of(tensors)
 
     def run() -> list[Any]:
         with recorded(target):
-            model = loaded(utils, settings_of(utils, config), arrays)
-            share(model, rank)
+            model = load(arrays)
         return _parameters(model)
 
     leaves = [Leaf(array, "computed", name, arrays, name) for name, array in arrays.items()]

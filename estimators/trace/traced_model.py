@@ -33,8 +33,15 @@ from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import versions
 from memfit.estimators.trace.load_recorder import record_load, record_share
-from memfit.estimators.trace.model_builder import arrays_of, build, class_errors, unread_format
-from memfit.estimators.trace.ranks import as_rank, parallel_of
+from memfit.estimators.trace.model_builder import (
+    arrays_of,
+    build,
+    class_errors,
+    loaded,
+    settings_of,
+    unread_format,
+)
+from memfit.estimators.trace.ranks import as_rank, parallel_of, share
 from memfit.estimators.trace.recording import GraphError
 from memfit.estimators.trace.training_recorder import Training, record_training
 
@@ -129,6 +136,12 @@ class TracedModel:
             rank=rank,
         )
 
+    def _loaded(self, arrays: dict[str, Any]) -> Any:
+        utils = library_for(self._backend).load("mlx_lm.utils")
+        model = loaded(utils, settings_of(utils, self._config), arrays)
+        share(model, self._rank)
+        return model
+
     def parallel(self, asked: Parallel | None) -> Parallel:
         """Return how mlx-lm's sharded_load runs the class.
 
@@ -179,7 +192,7 @@ class TracedModel:
         """
         if self._load is None and self._unread:
             with self._tracing():
-                self._load = record_load(self._config, self._unread, target, self._rank)
+                self._load = record_load(self._loaded, self._unread, target)
         elif self._load is None and self._is_cut and self._rank:
             with self._tracing():
                 self._load = record_share(self._build(None, None), target, self._rank)

@@ -22,6 +22,8 @@ from memfit.estimators.trace.model_builder import (
     settings_of,
 )
 
+# Classes with a head that ``sanitize`` makes of the embedding where a checkpoint has none.
+_TIE_THE_HEAD = ("gemma3",)
 _MODULES = ("text", "vision", "perceiver", "projector", "audio")
 
 
@@ -49,7 +51,7 @@ def build_vision(
         utils = library.load("mlx_vlm.utils")
         settings = settings_of(utils, config)
         if arrays is not None:
-            model = _loaded(utils, settings, arrays)
+            model = loaded(utils, settings, arrays)
         else:
             model = made(utils, nn, settings, dtype)
         _require_language_model(library, model, config, name)
@@ -89,7 +91,7 @@ def _require_language_model(
         raise UnsupportedError(f"{text} generates by diffusion, which is not described")
 
 
-def _loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
+def loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
     """Return what mlx-vlm's load_model makes of ``arrays``, in place of those in files."""
     given = {
         "load_config": lambda *_, **__: config,
@@ -104,13 +106,19 @@ def _loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
 def made(utils: Any, nn: Any, config: dict[str, Any], dtype: str) -> Any:
     """Return a model of the class's own parameters, in the order of load_model and convert."""
     module, _ = utils.get_model_and_args(config)
+    has_audio = "audio_config" in config
     config.setdefault("text_config", config.pop("llm_config", {}))
     config.setdefault("vision_config", {})
     config.setdefault("audio_config", {})
     settings = module.ModelConfig.from_dict(config)
     settings = utils.update_module_configs(settings, module, config, _MODULES)
     model = module.Model(settings)
+    if not has_audio:  # load_model takes out what a checkpoint does not have
+        for name in [name for name in model if "audio" in name]:
+            setattr(model, name, None)
     cast_parameters(model, dtype)
+    if config["model_type"] in _TIE_THE_HEAD and config.get("tie_word_embeddings", True):
+        model.language_model.lm_head.weight = model.language_model.model.embed_tokens.weight
     if block := _packed(config):
         # Older conversions say there whether they have left the towers as they are.
         towers = (config["vision_config"] or {}).get("skip_vision") is False

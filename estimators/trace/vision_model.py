@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from memfit.estimators.arch.model import Model
@@ -11,13 +12,20 @@ from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace.class_description import counted_experts, describe, first_call
+from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import vision_versions
-from memfit.estimators.trace.model_builder import arrays_of, class_errors
+from memfit.estimators.trace.load_recorder import record_load
+from memfit.estimators.trace.model_builder import arrays_of, class_errors, settings_of
 from memfit.estimators.trace.recording import GraphError
-from memfit.estimators.trace.vision_builder import build_vision, mlx_vlm_class, unread_format
+from memfit.estimators.trace.vision_builder import (
+    build_vision,
+    loaded,
+    mlx_vlm_class,
+    unread_format,
+)
 from memfit.estimators.trace.vision_recorder import VisionRun, record_vision
 
 _FEW_TOKENS = Workload(prompt_tokens=64)
@@ -52,14 +60,30 @@ class TracedVisionModel:
         with self._tracing():
             from mlx.utils import tree_flatten
 
-            arrays = None if tensors is None else arrays_of(tensors)
+            self._tensors = None if tensors is None else list(tensors)
+            arrays = None if self._tensors is None else arrays_of(self._tensors)
             self._model = build_vision(
                 library_for(backend), config, name, dtype=dtype, arrays=arrays, quantize=quantize
             )
             self._modules = Modules(self._model)
             flat: Any = tree_flatten(self._model.parameters())
-            self.weights: Mapping[str, int] = {path: array.nbytes for path, array in flat}
-            """Bytes of each parameter by path."""
+            # A head may be the array of the embedding.
+            each = {id(array): (path, array.nbytes) for path, array in flat}
+            self.weights: Mapping[str, int] = dict(each.values())
+            """Bytes of each parameter by path, of one array once."""
+
+    def load(self, target: TraceTarget) -> Call | None:
+        """Return the load of the tensors, None without headers.
+
+        Raises:
+            GraphError: when its graph cannot be recorded.
+        """
+        if self._tensors is None:
+            return None
+        with self._tracing():
+            utils = library_for(self._backend).load("mlx_vlm.utils")
+            settings = settings_of(utils, self._config)
+            return record_load(partial(loaded, utils, settings), self._tensors, target)
 
     def describe(self) -> Model:
         """Return the description of a model that was built unquantised.

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
@@ -44,11 +43,15 @@ def test_a_text_model_needs_the_same_memory_as_in_mlx_lm() -> None:
     assert text.with_runtime(MLX_VLM).figures_for(workload) == text.figures_for(workload)
 
 
-def test_a_conversion_with_a_tower_is_rejected() -> None:
-    gemma = open_checkpoint(str(SAMPLES / "gemma-3-27b.yaml"))
-    converted = size(gemma, device=None, quantize=Quantization(4, 64))
-    with pytest.raises(UnsupportedError, match=r"mlx_vlm\.convert are not described"):
-        converted.with_runtime(MLX_VLM)
+def test_a_conversion_leaves_towers_as_they_are_and_packs_a_tied_head_again() -> None:
+    gemma = open_checkpoint(str(SAMPLES / "gemma-3-4b.yaml"))
+    plain = size(gemma, device=None).with_runtime(MLX_VLM)
+    text = size(gemma, device=None, quantize=Quantization(4, 64))
+    converted = text.with_runtime(MLX_VLM)
+    head = 262208 * 2560 * 9 // 16  # 4 bits, and a scale and a bias of 16 for each 64 elements
+    tower = plain.footprint.by_part["vision"]
+    assert converted.runtime_model.loaded_bytes == text.footprint.loaded_bytes + tower + head
+    assert plain.converted(4).resident_bytes == converted.resident_bytes
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx_vlm") is None, reason="mlx-vlm is not installed")

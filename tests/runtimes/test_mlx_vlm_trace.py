@@ -1,6 +1,7 @@
 """mlx-vlm with images by trace: what estimates get from it, and where it cannot run."""
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.machine.devices import find_device
+from memfit.estimators.runtimes.mlx_vlm_trace import MlxVlmTrace
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.sized_model import SizedModel, size
 
@@ -22,6 +25,7 @@ if find_spec("mlx_vlm") is None:  # its import takes seconds
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 from tests.trace.vision_cases import QWEN3_VL, WIDE
 
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
 SCREENSHOT = Images(images=(ImageSize(width=1280, height=800),))
 
 
@@ -108,3 +112,30 @@ def test_what_generates_no_text_is_refused() -> None:
     checkpoint = Checkpoint("model", "local", {"model_type": "yolo11"}, "config.json")
     with pytest.raises(UnsupportedError, match="mlx-vlm's class for model_type"):
         size(checkpoint, device=None)
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize(
+    "name", ["qwen3-vl-4b", pytest.param("gemma-3-4b", marks=pytest.mark.exhaustive)]
+)
+def test_weights_by_formula_are_those_of_mlx_vlms_class(name: str, bits: int | None) -> None:
+    checkpoint = open_checkpoint(str(SAMPLES / f"{name}.yaml"))
+    quantize = Quantization(bits, 64) if bits else None
+    sized = size(checkpoint, device=None, quantize=quantize, method="trace")
+    runtime_model = sized.with_runtime(get_runtime("mlx-vlm")).runtime_model
+    assert isinstance(runtime_model, MlxVlmTrace)
+    weights = runtime_model.trace.weights(None)
+    assert runtime_model.loaded_bytes == sum(weights.values())
+
+
+def test_images_of_a_model_without_a_formula_are_traced_unless_a_formula_is_asked_for() -> None:
+    llava = next(case.config for case in WIDE if case.name == "LLaVA")
+    # LLaVA's family reads the vocabulary of the text's section.
+    config = {key: value for key, value in llava.items() if key != "vocab_size"}
+    checkpoint = Checkpoint("model", "local", config, "config.json")
+    workload = with_image_tokens(checkpoint, Workload(prompt_tokens=500, images=SCREENSHOT))
+    sized = size(checkpoint, device=None).with_runtime(get_runtime("mlx-vlm"))
+    assert sized.workspace_basis(workload)[0] == "traced"
+    formula = size(checkpoint, device=None, method="formula").with_runtime(get_runtime("mlx-vlm"))
+    with pytest.raises(UnsupportedError, match="no formula has its vision tower"):
+        formula.figures_for(workload)
