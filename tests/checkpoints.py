@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 CASES = Path(__file__).parent / "arch" / "cases"
+UNDESCRIBED = {
+    config["model_type"]: config
+    for config in json.loads((CASES.parents[1] / "trace" / "cases.json").read_text())
+}
 SENTENCES = (
     "The quick brown fox jumps over the lazy dog.",
     "A model's memory is its weights, its cache and what is in flight.",
@@ -28,13 +32,17 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to create: a case by name, its bits (None: bf16), shard files and tokenizer."""
+    """What to create: a case by name, its bits (None: bf16), shard files and tokenizer.
+
+    As published: with the names and shapes of the Hub, in place of mlx-lm's.
+    """
 
     case: str
     bits: int | None = None
     shards: int = 1
     has_tokenizer: bool = True
     has_chat_template: bool = False
+    is_published: bool = False
 
 
 RECIPES = {
@@ -74,16 +82,30 @@ def save_checkpoint(path: Path, recipe: Recipe) -> None:
 
     from tests.oracle import Oracle
 
-    config = json.loads((CASES / f"{recipe.case}.json").read_text())
+    config = config_of(recipe.case)
     config |= {"torch_dtype": "bfloat16", "eos_token_id": 1, "vocab_size": VOCABULARY}
     mx.random.seed(0)
     oracle = Oracle(config)
     if recipe.bits:
         oracle.model, config = quantize_model(oracle.model, config, 32, recipe.bits)
-    save_weights(path, oracle.tensors(), recipe.shards)
+    tensors = oracle.tensors()
+    if recipe.is_published:
+        from tests.weights.hub_layout import hub_layout
+
+        tensors = hub_layout(tensors, config)
+    save_weights(path, tensors, recipe.shards)
     save_config(config, path / "config.json")
     if recipe.has_tokenizer:
         save_tokenizer(path, recipe.has_chat_template)
+
+
+def config_of(case: str) -> dict[str, Any]:
+    """Return the config of a case, or of a class that is not described by its model type."""
+    described = CASES / f"{case}.json"
+    if not described.exists():
+        return UNDESCRIBED[case]
+    config: dict[str, Any] = json.loads(described.read_text())
+    return config
 
 
 def save_weights(path: Path, tensors: dict[str, Any], shards: int = 1) -> None:

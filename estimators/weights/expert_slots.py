@@ -31,8 +31,11 @@ class Piece(NamedTuple):
     nbytes: int
     layer: int | None = None
     """The layer of an expert tensor, None for other tensors."""
-    stacked: bool = True
-    """Whether it has all experts of the layer, and has to be read whole to copy some."""
+    stack: str | None = None
+    """Of one expert's tensor the stack that it becomes a part of; a stack itself has none.
+
+    A stack has all experts of the layer, and has to be read whole to copy some.
+    """
 
 
 class ExpertLayer(Struct, frozen=True):
@@ -147,7 +150,7 @@ def startup_bytes(experts: Inventory, capacities: Sequence[int]) -> int:
         filled += sum(
             p.nbytes * kept[p.layer] // experts.experts for p in own if p.layer is not None
         )
-        most = max(most, filled + sum(piece.nbytes for piece in own if piece.stacked))
+        most = max(most, filled + sum(piece.nbytes for piece in own if not piece.stack))
     return experts.non_expert_bytes + most
 
 
@@ -155,17 +158,21 @@ def layered_startup_bytes(experts: Inventory, capacities: Sequence[int]) -> int:
     """Return the peak while ``memfit tune experts`` fills its slots.
 
     It reads one stacked tensor after another, the largest of a layer last, and copies the kept
-    experts out of it: what is kept so far and one whole tensor are in memory. An expert in a
-    tensor of its own is stacked with the others first, so both count.
+    experts out of it: what is kept so far and one whole tensor are in memory. Tensors of single
+    experts are stacked first: both forms are there before the kept ones are copied.
     """
     filled = most = 0
     for layer, kept in zip(experts.layers, capacities, strict=True):
         filled += kept * layer.slot_bytes
         own = [piece for piece in experts.pieces if piece.layer == layer.index]
-        stacked = max((piece.nbytes for piece in own if piece.stacked), default=0)
-        singles = sum(piece.nbytes for piece in own if not piece.stacked)
-        whole = 0 if kept == layer.experts and not singles else stacked + 2 * singles
-        most = max(most, filled + whole)
+        stacked = max((piece.nbytes for piece in own if not piece.stack), default=0)
+        stacks: Counter[str] = Counter()
+        for piece in own:
+            if piece.stack:
+                stacks[piece.stack] += piece.nbytes
+        joined = max(stacks.values(), default=0)
+        joining = max(joined, 2 * joined - joined * kept // layer.experts)
+        most = max(most, filled + max(joining, 0 if kept == layer.experts else stacked))
     return experts.non_expert_bytes + most
 
 
@@ -191,7 +198,8 @@ def _stored(model: Model, tensors: Iterable[Tensor]) -> Iterator[Piece]:
         if part is not Part.EXPERTS or layer is None:
             yield Piece(tensor.nbytes)
         elif layer < len(model.layers):  # later layers are multi-token prediction heads
-            yield Piece(tensor.nbytes, layer, not _SINGLE.search(tensor.name))
+            stack, count = _SINGLE.subn(".experts.", tensor.name)
+            yield Piece(tensor.nbytes, layer, stack if count else None)
 
 
 def _derived(model: Model, plan: QuantizationPlan | None) -> Iterator[Piece]:

@@ -1,8 +1,7 @@
 """Run a model with none, all or some of its experts in memory: the child's part."""
 
 import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from time import perf_counter_ns
@@ -11,7 +10,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import CheckpointError, InputError, UnsupportedError
+from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Run
@@ -198,33 +197,16 @@ class ExpertRunner(ModelRunner):
         saved: dict[str, Any] = to_builtins(prepacked.save(Path(directory), files, wanted))
         return saved
 
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Turn an exception of the model's class into an error of one line."""
-        try:
-            with super().errors():
-                yield
-        except UnsupportedError as error:
-            if self._setup.policy != "skip" or self._setup.mode != "slots":
-                raise
-            raise UnsupportedError(
-                f"{error}; its class weights experts in a way that --policy skip does not know,"
-                " --policy load runs it"
-            ) from None
-
     def _load_experts(self) -> None:
-        import mlx.core as mx
-
         setup = self._setup
         for place, switch in enumerate(self._switches):
             if setup.mode == "routers":
                 retyped(switch.module, RouterOnly, output_dims=switch.output_dims)
                 for linear, name, _ in list(switch.arrays()):
                     del linear[name]
-            elif setup.mode == "full":
-                mx.eval([linear[name] for linear, name, _ in switch.arrays()])
             else:
-                keep_only(switch, setup.kept[place])
+                kept = setup.kept[place] if setup.kept else range(switch.experts)
+                keep_only(switch, kept)
             self.report({})
 
     def _load_pack(self, model: Any, directory: Path) -> None:
@@ -276,7 +258,7 @@ def _described(switch: Switch, files: ExpertFiles) -> dict[str, Any]:
     unreadable = (
         full_name
         for linear, name, full_name in switch.arrays()
-        if not files.has(full_name, linear[name].shape, linear[name].dtype)
+        if not files.candidates(full_name, linear[name].shape, linear[name].dtype)
     )
     return {
         "unreadable": next(unreadable, None),

@@ -5,16 +5,24 @@
 A slot layer is mlx-lm's own module with fewer stacked experts, called with slot numbers.
 """
 
+import gc
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from types import FunctionType
 from typing import Any, Literal
 
 from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
 from memfit.estimators.trace.cache_stepper import leaves
-from memfit.probes.experts.expert_files import ExpertFiles
+from memfit.probes.experts.expert_files import ExpertFiles, ExpertRows
 from memfit.probes.experts.switches import Switch, retyped
 
 Policy = Literal["load", "skip", "fail"]
+NOT_STORED = (
+    "is not stored as the model has it, so that no single expert can be read; convert the model"
+    " with mlx_lm.convert, or use --policy skip"
+)
 
 
 class Slots:
@@ -34,6 +42,7 @@ class Slots:
         # The expert that was used longest ago is first.
         self.slot_of = {expert: slot for slot, expert in enumerate(kept)}
         self.pinned = frozenset(pinned)
+        self.rows: dict[str, ExpertRows] = {}
         self._set_table()
 
     @property
@@ -58,7 +67,11 @@ class Slots:
             return self._exact(forward, x, indices)
         self.steps.chosen.append((self, indices))
         y = forward(x, self.table[indices])
-        return Weighted(y, self.absent[indices]) if self.steps.policy == "skip" else y
+        if self.steps.policy != "skip":
+            return y
+        self.steps.unweighted.add(self.switch.layer)
+        weighted = partial(self.steps.unweighted.discard, self.switch.layer)
+        return outputs_class()(y, self.absent[indices], weighted)
 
     def _exact(self, forward: Callable[[Any, Any], Any], x: Any, indices: Any) -> Any:
         chosen = indices.flatten().tolist()
@@ -127,7 +140,7 @@ class Slots:
 
         read_bytes, wait_ns = self.files.read_bytes, self.files.wait_ns
         for linear, name, full_name in self.switch.arrays():
-            linear[name][slot] = self.files.row(full_name, expert)
+            linear[name][slot] = self.files.row(self.rows[full_name], expert)
         mx.eval([linear[name] for linear, name, _ in self.switch.arrays()])
         self.slot_of[expert] = slot
         self.steps.count_read(self.files.read_bytes - read_bytes, self.files.wait_ns - wait_ns)
@@ -141,19 +154,23 @@ class Slots:
         self.absent = mx.array([slot is None for slot in slots])
         mx.eval(self.table, self.absent)
 
-    def require_rows(self) -> None:
-        """Require that an expert read from the files is equal to the loaded one.
+    def find_rows(self) -> None:
+        """Find where the files have the experts: where every kept one has the loaded values.
 
         Raises:
-            UnsupportedError: naming the first tensor that is stored in another way.
+            UnsupportedError: naming the first parameter that is not stored as it is loaded.
         """
-        expert, slot = next(iter(self.slot_of.items()))
         for linear, name, full_name in self.switch.arrays():
-            shape = (self.experts, *linear[name].shape[1:])
-            if not self.files.has(full_name, shape, linear[name].dtype) or not _same(
-                self.files.row(full_name, expert), linear[name][slot]
-            ):
-                raise UnsupportedError(f"{full_name}: is not stored as the model has it")
+            stacked = linear[name]
+            shape = (self.experts, *stacked.shape[1:])
+            found = self.files.candidates(full_name, shape, stacked.dtype)
+            for expert, slot in self.slot_of.items():
+                found = [r for r in found if _same(self.files.row(r, expert), stacked[slot])]
+                if len(found) < 2 and slot:  # two experts agree
+                    break
+            if len(found) != 1:
+                raise UnsupportedError(f"{full_name}: {NOT_STORED}")
+            self.rows[full_name] = found[0]
 
 
 class Steps:
@@ -169,6 +186,7 @@ class Steps:
         self.policy, self.experts = policy, experts
         self.is_exact = False
         self.chosen: list[tuple[Slots, Any]] = []
+        self.unweighted: set[int] = set()
         self.counts: dict[str, Counter[str]] = {"prefill": Counter(), "decode": Counter()}
         self._phase = "prefill"
         self._expects_all = True
@@ -178,11 +196,13 @@ class Steps:
 
         Raises:
             MachineError: when an expert is missing, with the policy ``fail``.
+            UnsupportedError: when the class does not multiply outputs, with the policy ``skip``.
         """
         self._phase = "decode" if tokens == 1 else "prefill"
         self.counts[self._phase]["tokens"] += tokens
         if self.policy != "load":
             output = forward()
+            self._require_weighted()
             self._count_chosen()
             return output
         if self._expects_all and (undo := _undo(caches or [], tokens)):
@@ -222,6 +242,13 @@ class Steps:
         found = [(slots, indices.flatten().tolist()) for slots, indices in self.chosen]
         self.chosen.clear()
         return found
+
+    def _require_weighted(self) -> None:
+        if self.unweighted:
+            raise UnsupportedError(
+                f"layer {min(self.unweighted)}: its class weights experts in a way that --policy"
+                " skip does not know, --policy load runs it"
+            )
 
     def _all_present(self) -> bool:
         found = self._evaluated()
@@ -263,35 +290,46 @@ class SteppedModel:
         return self.steps.run(lambda: forward(inputs, cache=cache, **more), tokens, cache)
 
 
-class Weighted:
-    """The outputs of a token's experts, some missing; what is left gets the missing weight.
+@cache
+def outputs_class() -> Any:
+    """Return the class of the outputs of each token's experts, some of which are missing.
 
-    mlx-lm's classes multiply the outputs by the router's scores. The scores of the missing are
-    then divided among the others in the ratio of their scores.
+    mlx-lm's classes multiply them by the router's scores. The scores of the missing are then
+    divided among the others in the ratio of their scores, and ``on_weighted`` is called.
     """
+    import mlx.core as mx
 
-    def __init__(self, outputs: Any, absent: Any) -> None:
-        self._outputs, self._absent = outputs, absent
-        self.shape, self.dtype = outputs.shape, outputs.dtype
+    class Outputs(mx.array):
+        def __init__(self, outputs: Any, absent: Any, on_weighted: Callable[[], None]) -> None:
+            super().__init__(mx.where(absent[..., None], 0, outputs))
+            self.absent, self.on_weighted = absent, on_weighted
 
-    def astype(self, dtype: Any) -> "Weighted":
-        """Return the outputs in another type."""
-        return Weighted(self._outputs.astype(dtype), self._absent)
+        def astype(self, dtype: Any) -> Any:
+            return Outputs(super().astype(dtype), self.absent, self.on_weighted)
 
-    def squeeze(self, axis: int) -> Any:
-        """Return the outputs of the only expert of each token, zero where it is missing."""
-        import mlx.core as mx
+        def squeeze(self, axis: int) -> Any:
+            self.on_weighted()  # a token has one expert
+            return super().squeeze(axis)
 
-        return mx.where(self._absent[..., None], 0, self._outputs).squeeze(axis)
+        def __mul__(self, scores: Any) -> Any:
+            self.on_weighted()
+            left = mx.where(self.absent[..., None], 0, scores)
+            total, rest = (part.sum(axis=-2, keepdims=True) for part in (scores, left))
+            share = mx.where(rest == 0, 0, total / mx.where(rest == 0, 1, rest))
+            return super().__mul__((left * share).astype(scores.dtype))
 
-    def __mul__(self, scores: Any) -> Any:
-        """Return the outputs, multiplied by the scores of what is left."""
-        import mlx.core as mx
+        __rmul__ = __mul__
 
-        left = mx.where(self._absent[..., None], 0, scores)
-        total, rest = (part.sum(axis=-2, keepdims=True) for part in (scores, left))
-        share = mx.where(rest == 0, 0, total / mx.where(rest == 0, 1, rest))
-        return self._outputs * (left * share).astype(scores.dtype)
+    return Outputs
+
+
+def weigh_uncompiled(model: Any) -> None:
+    """Let a class call its own function instead of a compiled one, which only sees plain arrays."""
+    for module in {sys.modules[type(each).__module__] for each in model.modules()}:
+        function = getattr(module, "aggregate_expert_outputs", None)
+        if function and type(function) is not FunctionType:  # isfunction is true for a compiled one
+            originals = (each for each in gc.get_referents(function) if type(each) is FunctionType)
+            module.aggregate_expert_outputs = next(originals)  # type: ignore[attr-defined]
 
 
 def attach(
@@ -311,8 +349,10 @@ def attach(
     for switch, experts, never_leave in zip(switches, kept, pinned, strict=True):
         slots = Slots(switch, experts, never_leave, steps, files)
         if steps.policy == "load" and not slots.is_complete:
-            slots.require_rows()
+            slots.find_rows()
         retyped(switch.module, SlotExperts, slots=slots)
+    if steps.policy == "skip":
+        weigh_uncompiled(model)
     retyped(model, SteppedModel, steps=steps)
 
 
@@ -332,9 +372,10 @@ def keep_only(switch: Switch, kept: Sequence[int]) -> None:
         whole = linear[name]
         if whole.shape[0] != experts:
             raise CheckpointError(f"{full_name}: has no entry for each of the {experts} experts")
+        mx.eval(whole)  # tensors of single experts, once stacked, are freed before the copy
         if len(kept) < experts:
             whole = linear[name] = whole[chosen]
-        mx.eval(whole)
+            mx.eval(whole)
         del whole
         mx.clear_cache()
 
@@ -342,14 +383,14 @@ def keep_only(switch: Switch, kept: Sequence[int]) -> None:
 def _undo(caches: list[Any], tokens: int) -> Callable[[], None] | None:
     """Return a function that takes a step back from the caches, None where that is impossible."""
     undo: list[Callable[[], Any]] = []
-    for cache in leaves(caches):
-        kind = type(cache).__name__
+    for each in leaves(caches):
+        kind = type(each).__name__
         if kind == "ArraysCache":
-            undo.append(_restoring(cache, list(cache.cache)))
+            undo.append(_restoring(each, list(each.cache)))
         elif kind in ("KVCache", "QuantizedKVCache") or (
-            kind == "RotatingKVCache" and cache.offset + tokens < cache.max_size
+            kind == "RotatingKVCache" and each.offset + tokens < each.max_size
         ):
-            undo.append(_trimming(cache, tokens))
+            undo.append(_trimming(each, tokens))
         else:
             return None
 

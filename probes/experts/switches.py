@@ -61,7 +61,10 @@ def switches_of(model: Any) -> list[Switch]:
             raise UnsupportedError(f"{path}: a second module of experts in layer {layer}")
         found[layer] = Switch(layer, path, module)
     if not found:
-        raise InputError("no layer has routed experts; give a mixture of experts")
+        raise InputError(
+            "no layer has routed experts that its class stacks, as SwitchGLU does; give a mixture"
+            " of experts"
+        )
     return [found[layer] for layer in sorted(found)]
 
 

@@ -61,7 +61,7 @@ from memfit.probes.experts.result import (
     WarmStart,
 )
 from memfit.probes.experts.runner import ExpertSetup
-from memfit.probes.experts.slots import Policy
+from memfit.probes.experts.slots import NOT_STORED, Policy
 from memfit.probes.preflight import free_bytes, limited
 from memfit.probes.result import PointStatus
 from memfit.probes.session import REPEATS, new_measurement
@@ -237,10 +237,7 @@ class _Probe(Struct):
         rows = rows_of(layers, routing)
         unreadable = next((layer.unreadable for layer in layers if layer.unreadable), None)
         if unreadable and self.request.policy == "load":
-            raise UnsupportedError(
-                f"{printable(unreadable)}: is not stored as the model has it, so that no single"
-                " expert can be read; convert the model with mlx_lm.convert, or use --policy skip"
-            )
+            raise UnsupportedError(f"{printable(unreadable)}: {NOT_STORED}")
         return _Discovered(
             loaded,
             rows,

@@ -276,7 +276,7 @@ def test_headers_and_config_give_the_same_experts(tmp_path: Path, next_80b: Inve
     assert from_headers.basis == "exact"
     assert {layer.slot_bytes for layer in from_headers.layers} == {next_80b.slot_bytes}
     assert [layer.index for layer in from_headers.layers] == [0, 1, 2, 3]
-    assert all(piece.stacked for piece in from_headers.pieces)
+    assert all(piece.stack is None for piece in from_headers.pieces)
 
 
 def test_experts_in_a_hub_layout_are_read_one_by_one(tmp_path: Path) -> None:
