@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 CASES = Path(__file__).parent / "arch" / "cases"
-UNDESCRIBED = {
+UNDESCRIBED: dict[str, dict[str, Any]] = {
     config["model_type"]: config
     for config in json.loads((CASES.parents[1] / "trace" / "cases.json").read_text())
 }

@@ -51,6 +51,8 @@ class Plan(NamedTuple):
         less = experts.non_expert_bytes + experts.expert_bytes - weights
         moment = self.figures.moment
         more = _TABLE_BYTES * sum(layer.experts for layer in experts.layers)
+        if less:
+            more += experts.slot_bytes  # an expert while it is read
         more += self.copies * experts.held_bytes(capacities)
         return PlannedBytes(
             weights,

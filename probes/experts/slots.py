@@ -304,12 +304,12 @@ def outputs_class() -> Any:
             super().__init__(mx.where(absent[..., None], 0, outputs))
             self.absent, self.on_weighted = absent, on_weighted
 
-        def astype(self, dtype: Any) -> Any:
-            return Outputs(super().astype(dtype), self.absent, self.on_weighted)
+        def astype(self, dtype: Any, stream: Any = None) -> Any:
+            return Outputs(super().astype(dtype, stream), self.absent, self.on_weighted)
 
-        def squeeze(self, axis: int) -> Any:
+        def squeeze(self, axis: Any = None, stream: Any = None) -> Any:
             self.on_weighted()  # a token has one expert
-            return super().squeeze(axis)
+            return super().squeeze(axis, stream=stream)
 
         def __mul__(self, scores: Any) -> Any:
             self.on_weighted()
@@ -395,6 +395,10 @@ def _undo(caches: list[Any], tokens: int) -> Callable[[], None] | None:
             return None
 
     def all_back() -> None:
+        import mlx.core as mx
+
+        # A later step would else compute this one first, and hold the weights that it used.
+        mx.eval([cache.state for cache in caches])
         for each in undo:
             each()
 
