@@ -45,6 +45,12 @@ KERNELS["metal"].insert(
 )
 
 
+NOT_RUN = {
+    "diffusiongemma-26B-A4B-it-mxfp8": "generates by denoising, not by generate_step",
+    "Step-3.7-Flash-oQ2e": "the bits of its layers are not known",
+}
+
+
 class Files(NamedTuple):
     """The files of a sample's processor."""
 
@@ -82,7 +88,7 @@ def main() -> None:
     lines = (arguments.directory / "vlm_peaks.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if arguments.model in row["model"]]
     if arguments.version:
-        rows = [row for row in rows if row.get("mlx_vlm") == arguments.version]
+        rows = [row for row in rows if row.get("mlx_vlm", "unknown") == arguments.version]
     print("| model | image | tokens | mlx-vlm | published GB | traced GB | ratio | in |")
     print("|---|---|--:|---|--:|--:|--:|---|")
     found = []
@@ -123,8 +129,10 @@ def line(each: Compared) -> str:
 def compared(row: dict[str, Any]) -> Compared:
     """Trace a row on its own device, by the rules of its version of MLX."""
     path = CONFIGS / f"{row['model'].replace('/', '--')}.json"
-    if "image_wh" not in row or not path.exists():
-        return Compared(row, None, "no config" if "image_wh" in row else "no size of an image")
+    if "image_wh" not in row:
+        return Compared(row, None, "no size of an image")
+    if not path.exists():
+        return Compared(row, None, NOT_RUN.get(row["model"].rpartition("/")[2], "no config"))
     width, height = row["image_wh"]
     step = row["generate_kwargs"]["prefill_step_size"]
     try:
@@ -142,7 +150,8 @@ def _peak(
     checkpoint, model = _model(path)
     plan = image_plan(checkpoint, Images(images=(ImageSize(width, height),)))
     target = TraceTarget(backend="metal", nax=has_nax(device), versions=MlxVersions(version))
-    run = model.record(plan, Workload(prompt_tokens=tokens, prefill_step=step), target)
+    workload = Workload(prompt_tokens=tokens + plan.added, prefill_step=step)
+    run = model.record(plan, workload, target)
     return vision_peak(run, model.weights, device, version)
 
 

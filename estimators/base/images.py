@@ -29,6 +29,11 @@ class ImageSize(Struct, frozen=True, forbid_unknown_fields=True):
         if not 1 <= self.count <= MOST_IMAGES:
             raise InputError(f"{self}: give from 1 to {MOST_IMAGES} images")
 
+    @property
+    def pixels(self) -> int:
+        """Pixels of one image."""
+        return self.width * self.height
+
     def __str__(self) -> str:
         many = f" x{self.count}" if self.count > 1 else ""
         return f"{self.width}x{self.height}{many}"

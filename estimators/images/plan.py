@@ -40,6 +40,8 @@ class PlannedImage(Struct, frozen=True):
     """In their order in the prompt, without what the chat template adds."""
     tiles: int = 1
     """Images of this size that the vision tower is given: tiles, crops or frames."""
+    added: int = 0
+    """Positions by which the class lengthens the prompt: features for one placeholder."""
 
     @property
     def token_count(self) -> int:
@@ -48,8 +50,8 @@ class PlannedImage(Struct, frozen=True):
 
     @property
     def feature_count(self) -> int:
-        """Tokens that features of the vision tower replace."""
-        return sum(run.count for run in self.tokens if run.kind != "text")
+        """Tokens that features of the vision tower replace, and those that it adds."""
+        return self.added + sum(run.count for run in self.tokens if run.kind != "text")
 
 
 class ImagePlan(Struct, frozen=True):
@@ -68,3 +70,8 @@ class ImagePlan(Struct, frozen=True):
     def token_count(self) -> int:
         """Tokens of the prompt that are of its images."""
         return sum(image.token_count for image in self.images)
+
+    @property
+    def added(self) -> int:
+        """Positions by which the class lengthens the prompt."""
+        return sum(image.added for image in self.images)

@@ -9,10 +9,18 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.images.families.crops import (
+    DeepseekVL2,
+    InternVL,
+    Llama4,
+    LlavaOnevision,
+    Molmo,
+    Step3,
+)
 from memfit.estimators.images.families.gemma4 import Gemma4
 from memfit.estimators.images.families.patch_grids import PatchGrid
 from memfit.estimators.images.families.pixtral import Pixtral
-from memfit.estimators.images.families.squares import Clip, Square
+from memfit.estimators.images.families.squares import Clip, Expanded, Square
 from memfit.estimators.images.families.tiles import (
     Idefics3,
     KimiVL,
@@ -39,6 +47,7 @@ class Processor(Protocol):
 _QWEN2 = PatchGrid(14, (56 * 56, 14 * 14 * 4 * 16384))
 _QWEN3 = PatchGrid(16, (256 * 256, 4096 * 4096), stamps_frames=True)
 _GLM = PatchGrid(14, (112 * 112, 28 * 28 * 12288), counts_frames=True, takes_videos=False)
+_FAST = Expanded(1024, 64, sizes=True)
 FAMILIES: Final[dict[str, Processor]] = {
     "qwen2_vl": _QWEN2,
     "qwen2_5_vl": _QWEN2,
@@ -46,19 +55,29 @@ FAMILIES: Final[dict[str, Processor]] = {
     "qwen3_vl_moe": _QWEN3,
     "qwen3_5": _QWEN3,
     "qwen3_5_moe": _QWEN3,
+    "fastvlm": _FAST,
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
+    "deepseek_vl_v2": DeepseekVL2(),
     "gemma3": Square(896, 14, 256, "image_seq_length", before=2, after=2, crops=True),
     "gemma3n": Square(768, 16, 256, "image_seq_length", before=2, after=2),
     "gemma4": Gemma4(),
     "idefics3": Idefics3(1456, 364, 169),
+    "internvl": InternVL("image_seq_length", 256),
+    "internvl_chat": InternVL(),
     "kimi_vl": KimiVL(),
     "lfm2_vl": Lfm2(),
+    "llama4": Llama4(),
+    "llava-qwen2": Expanded(384, 14, most=1),
+    "llava_qwen2": _FAST,
     "llava": Clip(336, 14),
     "llava_next": LlavaNext(),
+    "llava_onevision": LlavaOnevision(),
     "mllama": Mllama(),
+    "molmo": Molmo(),
     "paligemma": Square(224, 14, 256, "image_seq_length"),
     "phi3_v": Phi3V(),
+    "step3p7": Step3(),
     "smolvlm": Idefics3(2048, 512, 64, patch=16),
     "pixtral": Pixtral(1024, 16, 1),
     "mistral3": Pixtral(1540, 14, 2),
@@ -82,7 +101,8 @@ def with_image_tokens(checkpoint: Checkpoint, workload: Workload) -> Workload:
     """
     if not workload.images:
         return workload
-    tokens = image_plan(checkpoint, workload.images).token_count
+    plan = image_plan(checkpoint, workload.images)
+    tokens = plan.token_count + plan.added
     return replace(
         workload,
         prompt_tokens=workload.prompt_tokens + tokens,

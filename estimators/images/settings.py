@@ -43,8 +43,8 @@ class Settings(Section):
                     return (place.count(edge, most=MAX_SIDE),) * 2
             return place.count("height", most=MAX_SIDE), place.count("width", most=MAX_SIDE)
         if isinstance(value, list) and len(value) in (1, 2):
-            first, *_, last = (self._checked(key, side, 1, MAX_SIDE) for side in value)
-            return first, last
+            sides = [self._checked(key, side, 1, MAX_SIDE) for side in value]
+            return sides[0], sides[-1]
         return (self._checked(key, value, 1, MAX_SIDE),) * 2
 
     def pixels(self, default: tuple[int, int]) -> tuple[int, int]:

@@ -283,7 +283,7 @@ def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
     for image in plan.images:
         for run in image.tokens:
             ids += [_token(model, run.kind)] * run.count
-    ids += [_TEXT_TOKEN] * max(1, workload.prompt_tokens - len(ids))
+    ids += [_TEXT_TOKEN] * max(1, workload.prompt_tokens - plan.added - len(ids))
     given: dict[str, Any] = {
         "input_ids": mx.array([ids]),
         "attention_mask": mx.ones((1, len(ids)), mx.int32),

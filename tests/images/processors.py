@@ -25,6 +25,10 @@ class Case(Struct, frozen=True):
     """Special tokens that the tokenizer has under a name, such as image_token."""
     others: int = 0
     """Tokens that the processor adds besides those of images."""
+    takes_one: bool = False
+    """Whether a prompt has one image at most."""
+    one_mark: bool = False
+    """Whether all images have their place at one mark."""
     words: tuple[str, ...] = ()
     """Other special tokens."""
 

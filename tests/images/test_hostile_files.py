@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfit.estimators.base.errors import ConfigError, InputError, MemfitError
+from memfit.estimators.base.errors import ConfigError, InputError, MemfitError, UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize, VideoSize
 from memfit.estimators.checkpoint.checkpoint_files import Directory
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -23,7 +23,12 @@ KEYS = (
     *("image_seq_len", "image_seq_length", "spatial_merge_size", "do_image_splitting"),
     *("vision_feature_select_strategy", "num_additional_image_tokens", "num_crops"),
     *("image_processor", "added_tokens_decoder", "additional_special_tokens", "num_img_tokens"),
+    *("image_size", "force_image_size", "downsample_ratio", "num_image_token", "use_thumbnail"),
+    *("min_dynamic_patch", "max_dynamic_patch", "num_image_tokens", "vision_aspect_ratio"),
+    *("candidate_resolutions", "max_patches", "base_image_input_size", "image_patch_size"),
+    *("max_crops", "image_token_length_h", "image_token_length_w"),
 )
+IMAGE = Images((ImageSize(64, 64),))
 numbers = st.sampled_from([0, 1, 2, 3, 14, 16, 224, 2**16, 2**31, 2**70, -1, 0.5, 1e300])
 values = st.recursive(
     numbers | st.none() | st.booleans() | st.sampled_from(["", "default", "<image>"]),
@@ -55,9 +60,7 @@ class Texts(Directory):
 
 
 def checkpoint(kind: str, **contents: Any) -> Checkpoint:
-    config: dict[str, Any] = {"model_type": kind}
-    if "vision_config" in contents:
-        config["vision_config"] = contents.pop("vision_config")
+    config: dict[str, Any] = {**contents.pop("config", {}), "model_type": kind}
     return Checkpoint("m", "local", config, "model/config.json", others=Texts(contents))
 
 
@@ -73,7 +76,7 @@ def test_any_file_gives_a_plan_or_one_line(
     kind: str, image: Any, processor: Any, tokenizer: Any, sides: tuple[int, int]
 ) -> None:
     contents = {IMAGE_FILE: image, PROCESSOR_FILE: processor, TOKENIZER_FILE: tokenizer}
-    found = checkpoint(kind, vision_config=image, **contents)
+    found = checkpoint(kind, config={**processor, "vision_config": image}, **contents)
     for asked in (
         Images((ImageSize(*sides), ImageSize(640, 480, 2))),
         Images(videos=(VideoSize(3, *sides),)),
@@ -99,8 +102,13 @@ def test_any_file_gives_a_plan_or_one_line(
 )
 def test_a_wrong_setting_is_named(contents: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as raised:
-        image_plan(checkpoint("qwen3_vl", **contents), Images((ImageSize(64, 64),)))
+        image_plan(checkpoint("qwen3_vl", **contents), IMAGE)
     assert str(raised.value).startswith("model/")
+
+
+def test_a_processor_that_is_not_described_is_named() -> None:
+    with pytest.raises(UnsupportedError, match="how a model of type florence2 takes images is not"):
+        image_plan(checkpoint("florence2", config={"vision_config": {"a": 1}}), IMAGE)
 
 
 def test_a_side_that_is_resized_to_nothing_is_refused() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize, VideoSize
 from tests.images.processors import Case, loaded, planned, save
 
@@ -24,6 +24,11 @@ OF_TEXT = (
     "labels",
     "_grid_shapes",
     "cross_attention_mask",
+    "image_token_index",
+    "images_seq_mask",
+    "num_patches_list",
+    "seq_lens",
+    "sft_format",
 )
 
 SIZES = ((320, 240), (150, 500), (1, 1), (57, 29), (1000, 65))
@@ -203,6 +208,75 @@ CASES = {
         others=2,
         words=("<image>",),
     ),
+    "internvl_chat": Case(
+        {
+            **{"model_type": "internvl_chat", "force_image_size": 56, "downsample_ratio": 0.5},
+            **{"max_dynamic_patch": 7, "vision_config": {"image_size": 112, "patch_size": 14}},
+        },
+        words=("<img>", "</img>", "<IMG_CONTEXT>"),
+    ),
+    "internvl": Case(
+        {
+            "model_type": "internvl",
+            "vision_config": {"model_type": "internvl_vision", "image_size": [56, 56]},
+        },
+        "<IMG_CONTEXT>",
+        processor={"image_seq_length": 5},
+        words=("<img>", "</img>", "<IMG_CONTEXT>"),
+    ),
+    "llava_onevision": Case(
+        {"model_type": "llava_onevision", "vision_aspect_ratio": "anyres_max_3"},
+        preprocessor={
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "size": {"height": 56, "width": 56},
+            "image_grid_pinpoints": [[56 * h, 56 * w] for h in range(1, 4) for w in range(1, 4)],
+        },
+        processor={"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+        words=("<image>",),
+    ),
+    "deepseek_vl_v2": Case(
+        {"model_type": "deepseek_vl_v2"},
+        processor={
+            **{"patch_size": 14, "downsample_ratio": 2},
+            "candidate_resolutions": [[70, 70], [70, 140], [140, 70], [210, 70], [140, 140]],
+        },
+        others=1,
+        words=("<image>",),
+    ),
+    "llama4": Case(
+        {"model_type": "llama4"},
+        "<|image|>",
+        preprocessor={"size": {"height": 56, "width": 56}, "max_patches": 3},
+        words=(
+            *("<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>"),
+            *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+        ),
+    ),
+    "molmo": Case(
+        {"model_type": "molmo"},
+        " ",
+        preprocessor={"max_crops": 5},
+        others=1,
+        takes_one=True,
+        words=("<im_patch>", "<im_col>", "<im_start>", "<im_end>"),
+    ),
+    "step3p7": Case(
+        {"model_type": "step3p7"},
+        "<im_patch>",
+        one_mark=True,
+        words=(
+            *("<im_patch>", "<im_start>", "<im_end>"),
+            *("<patch_start>", "<patch_end>", "<patch_newline>"),
+        ),
+    ),
+    "fastvlm": Case(
+        {"model_type": "fastvlm"},
+        preprocessor={
+            "size": {"shortest_edge": 128},
+            "crop_size": {"height": 128, "width": 128},
+        },
+        words=("<image>",),
+    ),
     "gemma4": Case(
         {"model_type": "gemma4"},
         "<image_soft_token>",
@@ -227,7 +301,12 @@ def test_images_are_as_the_models_own_processor_makes_them(name: str, tmp_path: 
     processor = loaded(save(case, tmp_path))
     for width, height in SIZES:
         check(processor, case, tmp_path, Images((ImageSize(width, height),)))
-    check(processor, case, tmp_path, Images((ImageSize(320, 240), ImageSize(150, 100, 2))))
+    many = Images((ImageSize(320, 240), ImageSize(150, 100, 2)))
+    if case.takes_one:
+        with pytest.raises(UnsupportedError, match="takes one image"):
+            planned(tmp_path, many)
+    else:
+        check(processor, case, tmp_path, many)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.video_prompt])
@@ -238,13 +317,24 @@ def test_videos_are_as_the_models_own_processor_makes_them(name: str, tmp_path: 
         check(processor, case, tmp_path, Images(videos=(video,)))
 
 
+def test_nanollava_puts_the_features_of_one_image_in_place_of_a_token(tmp_path: Path) -> None:
+    from mlx_vlm.models.llava_bunny.llava_bunny import ImageProcessor
+
+    case = Case({"model_type": "llava-qwen2"})
+    plan = planned(save(case, tmp_path), Images((ImageSize(320, 200),)))
+    (pixels,) = ImageProcessor().preprocess([Image.new("RGB", (320, 200))])
+    assert [array.shape for array in plan.arrays] == [(1, *pixels.shape)]
+    # llava_bunny.py asserts that there are 729.
+    assert (plan.token_count, plan.added) == (1, 728)
+
+
 def check(processor: Any, case: Case, directory: Path, asked: Images) -> None:
     """Compare one call of the processor, or its refusal, with the plan."""
     images = [Image.new("RGB", (size.width, size.height)) for size in asked.each_image()]
     videos = [np.zeros((v.frames, 3, v.height, v.width), np.uint8) for v in asked.videos]
     given = {"images": images} if images else {"videos": videos}
     prompts = (case.prompt.format(number) for number in range(1, len(images) + 1))
-    text = "".join(prompts) + case.video_prompt * len(videos)
+    text = (case.prompt if case.one_mark else "".join(prompts)) + case.video_prompt * len(videos)
     try:
         made = processor(text=text, **given)
     except ValueError:
@@ -255,7 +345,12 @@ def check(processor: Any, case: Case, directory: Path, asked: Images) -> None:
         return
     plan = planned(directory, asked)
     assert plan.token_count == np.asarray(made["input_ids"]).shape[1] - case.others
-    expected = {name: made[name] for name in made if name not in OF_TEXT}
+    # As mlx_vlm/utils.py, prepare_inputs, names them; numbers come in lists.
+    expected = {
+        "pixel_values" if name == "images" else name: _array(made[name])
+        for name in made
+        if name not in OF_TEXT
+    }
     assert expected.keys() == {array.name for array in plan.arrays}
     for name, value in expected.items():
         arrays = [array for array in plan.arrays if array.name == name]
@@ -264,3 +359,8 @@ def check(processor: Any, case: Case, directory: Path, asked: Images) -> None:
         assert {a.dtype for a in arrays} == {str(v.dtype).rpartition(".")[2] for v in values}
         for array, each in zip(arrays, values, strict=True):
             assert not array.values or np.array(each).tolist() == np.array(array.values).tolist()
+
+
+def _array(value: Any) -> Any:
+    is_numbers = isinstance(value, list) and isinstance(value[0], (int, tuple))
+    return np.asarray(value) if is_numbers else value

@@ -1,15 +1,18 @@
-"""Processors that make every image a square of one size: Gemma 3 and 3n, PaliGemma, LLaVA 1.5.
+"""Processors that make every image a square of one size: Gemma 3 and 3n, PaliGemma, LLaVA 1.5,
+FastVLM and nanoLLaVA.
 
 Sources: mlx_vlm/models/gemma3/processing_gemma3.py, gemma3n/processing_gemma3n.py,
-paligemma/processing_paligemma.py and llava/processing_llava.py; transformers'
-models/gemma3/image_processing_pil_gemma3.py.
+paligemma/processing_paligemma.py, llava/processing_llava.py, fastvlm/processing.py and
+llava_bunny/llava_bunny.py; transformers' models/gemma3/image_processing_pil_gemma3.py.
 """
 
 import math
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.images import MOST_IMAGES, Images, ImageSize
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
 from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
 
@@ -63,6 +66,34 @@ class Clip(Struct, frozen=True):
         strategy = files.processor.text("vision_feature_select_strategy", "default")
         features = (size[0] // patch) * (size[1] // patch) + added - (strategy == "default")
         return _squares(size, patch, (TokenRun("image", features),), [0] * len(asked.each_image()))
+
+
+class Expanded(Struct, frozen=True):
+    """FastVLM and nanoLLaVA: one token, in place of which the class puts all features."""
+
+    side: int
+    patch: int
+    """Pixels that become one feature, along an edge."""
+    most: int = MOST_IMAGES
+    """Images that the class takes."""
+    sizes: bool = False
+    """Whether the class is given the sizes of the images."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan of all images."""
+        reject_videos(files, asked)
+        count = len(asked.each_image())
+        if count > self.most:
+            raise UnsupportedError(
+                f"{files.config.reading.name}: mlx-vlm's class of this model takes one image"
+            )
+        side = files.image.pair("crop_size" if "crop_size" in files.image else "size", self.side)
+        features = (side[0] // self.patch) * (side[1] // self.patch)
+        planned = _squares(side, self.patch, (TokenRun("image", 1),), [0] * count)
+        images = tuple(replace(image, added=features - 1) for image in planned.images)
+        sizes = tuple((image.width, image.height) for image in asked.each_image())
+        shown = InputArray("image_sizes", (count, 2), "int64", sizes)
+        return ImagePlan(images, (*planned.arrays, *([shown] if self.sizes else [])))
 
 
 def _squares(

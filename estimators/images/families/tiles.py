@@ -1,17 +1,18 @@
 """Processors that divide an image into tiles of one size: Idefics 3, LLaVA-NeXT, Phi-3-vision,
-Llama 3.2 Vision, InternVL and LFM2-VL.
+Llama 3.2 Vision and LFM2-VL; crops.py has more.
 
 Sources: mlx_vlm/models/*/processing_*.py of idefics3, smolvlm, llava_next, phi3_v, mllama and
-lfm2_vl, internvl_chat/processor.py; transformers' image_processing_pil_*.py of idefics3 (also of
-smolvlm), llava_next and mllama.
+lfm2_vl; transformers' image_processing_pil_*.py of idefics3 (also of smolvlm), llava_next and
+mllama.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.images.families.fitting import best_resolution, closest_grid, unpadded
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
 from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
 
@@ -116,10 +117,12 @@ class LlavaNext(Struct, frozen=True):
         )
         images = []
         for image in asked.each_image():
-            height, width = _best_resolution(image, points)
+            height, width = best_resolution(image, points)
             tiles = 1 + (height // side) * (width // side)
-            features = _unpadded(image, height // side, width // side, side // patch)
-            features += (side // patch) ** 2 + added - (strategy == "default")
+            rows, columns = unpadded(image, height // side, width // side, side // patch)
+            features = (
+                rows * columns + rows + (side // patch) ** 2 + added - (strategy == "default")
+            )
             patches = tiles * (side // patch) ** 2
             run = (TokenRun("image", features),)
             images.append(PlannedImage(side, side, patches, run, tiles))
@@ -132,31 +135,6 @@ class LlavaNext(Struct, frozen=True):
                 InputArray("image_sizes", (len(images), 2), "int64", sizes),
             ),
         )
-
-
-def _best_resolution(image: ImageSize, points: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """The resolution that keeps the most of an image, then the one that wastes the least."""
-    best, most, least = (0, 0), 0, math.inf
-    for height, width in points:
-        scale = min(width / image.width, height / image.height)
-        scaled = int(image.width * scale) * int(image.height * scale)
-        kept = min(scaled, image.width * image.height)
-        wasted = width * height - kept
-        if kept > most or (kept == most and wasted < least):
-            best, most, least = (height, width), kept, wasted
-    return best
-
-
-def _unpadded(image: ImageSize, rows: int, columns: int, patches: int) -> int:
-    """Features of the tiles without the padding, and one at the end of each line."""
-    height, width = patches * rows, patches * columns
-    if image.width / image.height > width / height:
-        inner = int(round(image.height * (width / image.width), 7))
-        height -= (height - inner) // 2 * 2
-    else:
-        inner = int(round(image.width * (height / image.height), 7))
-        width -= (width - inner) // 2 * 2
-    return height * width + height
 
 
 class Phi3V(Struct, frozen=True):
@@ -253,7 +231,7 @@ class Lfm2(Struct, frozen=True):
             view = _view(image, unit, least, most)
             rows, columns = 1, 1
             if _rounded(image, unit, patch) > most * unit**2 * tolerance:
-                rows, columns = _tile_grid(image, tile)
+                columns, rows = _tile_grid(image, tile)
             tiles = rows * columns
             whole = -(-(view[0] // patch) // down) * -(-(view[1] // patch) // down)
             tokens: tuple[TokenRun, ...] = (_ONE, TokenRun("image", whole), _ONE)
@@ -297,21 +275,8 @@ def _rounded(image: ImageSize, unit: int, patch: int) -> int:
 
 
 def _tile_grid(image: ImageSize, tile: int) -> tuple[int, int]:
-    """Rows and columns of 2 to 10 tiles, closest to the image's own ratio."""
-    ratios = {
-        (w, h)
-        for n in range(2, 11)
-        for w in range(1, n + 1)
-        for h in range(1, n + 1)
-        if 2 <= w * h <= 10
-    }
-    aspect, best, closest = image.width / image.height, (1, 1), math.inf
-    for width, height in sorted(ratios, key=lambda ratio: ratio[0] * ratio[1]):
-        apart = abs(aspect - width / height)
-        larger = image.width * image.height > 0.5 * tile**2 * width * height
-        if apart < closest or (apart == closest and larger):
-            closest, best = min(apart, closest), (width, height)
-    return best[1], best[0]
+    """Columns and rows of 2 to 10 tiles."""
+    return closest_grid(image, 2, 10, lambda count, _: 2 * image.pixels > tile**2 * count)
 
 
 class KimiVL(Struct, frozen=True):

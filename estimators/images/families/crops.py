@@ -1,0 +1,350 @@
+"""Processors that crop an image to tiles of one size: InternVL, LLaVA-OneVision, DeepSeek-VL2,
+Llama 4, Molmo and Step-3.7.
+
+Sources: mlx_vlm/models/internvl_chat/processor.py (also of internvl), processing_*.py of
+llava_onevision, deepseek_vl_v2, llama4, molmo and step3p7; transformers'
+models/llava_onevision/image_processing_pil_llava_onevision.py.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from memfit.estimators.base.errors import ConfigError, UnsupportedError
+from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.base.units import ceil_div
+from memfit.estimators.images.families.fitting import best_resolution, closest_grid, unpadded
+from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.settings import ProcessorFiles, reject_videos
+
+_ONE = TokenRun("text", 1)
+_MOST_FEATURES = 2**20
+
+
+class InternVL(Struct, frozen=True):
+    """Up to 12 tiles in the ratio of the image, and the whole image as one more."""
+
+    features_key: str = "num_image_token"
+    """The key of processor_config.json with the features of a tile."""
+    features: int | None = None
+    """Without it; None: as many as the sizes of config.json leave."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; most settings are in config.json."""
+        reject_videos(files, asked)
+        vision = files.config.sub("vision_config")
+        side = vision.pair("image_size", 448)[0]
+        patch = vision.pair("patch_size", 14)[0]
+        least = files.config.count("min_dynamic_patch", 1, most=64)
+        most = files.config.count("max_dynamic_patch", 12, most=64)
+        adds_whole = files.config.flag("use_thumbnail", default=True)
+        if self.features is None:
+            side = files.config.count("force_image_size", side, most=4096)
+            side = files.processor.count("image_size", side, most=4096)
+            patch = files.processor.count("patch_size", patch, most=256)
+        ratio = files.config.ratio("downsample_ratio", 0.5)
+        ratio = files.processor.ratio("downsample_ratio", ratio)
+        features = self.features or int((side // patch) ** 2 * ratio**2)
+        features = files.processor.count(
+            self.features_key, max(1, features), least=1, most=_MOST_FEATURES
+        )
+        images = []
+        for image in asked.each_image():
+            tiles = math.prod(_grid_by_area(image, least, most, side))
+            tiles += adds_whole and tiles > 1
+            tokens = (_ONE, TokenRun("image", features * tiles), _ONE)
+            patches = tiles * ((side // patch) ** 2 + 1)
+            images.append(PlannedImage(side, side, patches, tokens, tiles))
+        return _one_array(images, (CHANNELS, side, side), leading=(1,))
+
+
+def _grid_by_area(image: ImageSize, least: int, most: int, side: int) -> tuple[int, int]:
+    def is_nearer(count: int, best: int) -> bool:
+        return abs(image.pixels - side**2 * count) < abs(image.pixels - side**2 * best)
+
+    return closest_grid(image, least, most, is_nearer)
+
+
+class LlavaOnevision(Struct, frozen=True):
+    """LLaVA-NeXT's tiles of the best resolution, their features reduced to a limit."""
+
+    side: int = 384
+    features: int = 729
+    limit: int = 9
+    tiles: int = 6
+    """Along an edge, of the published resolutions."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; each image has as many tiles as the largest one."""
+        reject_videos(files, asked)
+        side = files.image.edge("size", self.side)
+        each = files.processor.count("num_image_tokens", self.features, most=_MOST_FEATURES)
+        strategy = files.processor.text("vision_feature_select_strategy", "full")
+        aspect = files.config.text("vision_aspect_ratio", f"anyres_max_{self.limit}")
+        limit = aspect.removeprefix("anyres_max_")
+        if not limit.isdecimal() or not 0 < int(limit) <= _MOST_FEATURES:
+            raise files.config.fail("vision_aspect_ratio", f"expected anyres_max_9, got {aspect}")
+        edges = range(self.side, self.side * (self.tiles + 1), self.side)
+        points = files.image.sizes("image_grid_pinpoints", [[h, w] for h in edges for w in edges])
+        images = []
+        for image in asked.each_image():
+            height, width = best_resolution(image, points)
+            across = math.isqrt(each)
+            rows, columns = unpadded(image, height // side, width // side, across)
+            ratio = math.sqrt(rows * columns / (int(limit) * across**2))
+            if ratio > 1.1:
+                rows, columns = int(rows // ratio), int(columns // ratio)
+            features = rows * columns + rows + each - (strategy == "default")
+            tiles = 1 + (height // side) * (width // side)
+            run = (TokenRun("image", features),)
+            images.append(PlannedImage(side, side, tiles * each, run, tiles))
+        most = max(image.tiles for image in images)
+        sizes = tuple((image.height, image.width) for image in asked.each_image())
+        return ImagePlan(
+            images=tuple(images),
+            arrays=(
+                InputArray("pixel_values", (len(images), most, CHANNELS, side, side), "float32"),
+                InputArray("image_sizes", (len(images), 2), "int64", sizes),
+                InputArray("batch_num_images", (len(images),), "int64", (1,) * len(images)),
+            ),
+        )
+
+
+# Widths and heights of the published models, in tiles.
+_DEEPSEEK = (
+    *((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2), (1, 5), (5, 1), (1, 6)),
+    *((6, 1), (2, 3), (3, 2), (1, 7), (7, 1), (1, 8), (8, 1), (2, 4), (4, 2), (1, 9), (9, 1)),
+    (3, 3),
+)
+
+
+class DeepseekVL2(Struct, frozen=True):
+    """The whole image, and tiles of the best resolution of a list; one to three images."""
+
+    side: int = 384
+    patch: int = 14
+    down: int = 2
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; more than two images have one tile each besides the whole."""
+        reject_videos(files, asked)
+        published = [[w * self.side, h * self.side] for w, h in _DEEPSEEK]
+        points = files.processor.sizes("candidate_resolutions", published)
+        if not points:
+            raise files.processor.fail("candidate_resolutions", "there are none")
+        patch = files.processor.count("patch_size", self.patch, most=256)
+        down = files.processor.count("downsample_ratio", self.down, most=64)
+        side = points[0][0]
+        across = ceil_div(side // patch, down)
+        images, crops = [], []
+        for image in asked.each_image():
+            height, width = side, side
+            if len(asked.each_image()) <= 2:
+                height, width = best_resolution(image, [(h, w) for w, h in points])
+            columns, rows = width // side, height // side
+            features = across * (across + 1) + 1 + rows * across * (columns * across + 1)
+            tiles = ceil_div(width, side) * ceil_div(height, side) + 1
+            patches = tiles * (side // patch) ** 2
+            run = (TokenRun("image", features),)
+            images.append(PlannedImage(side, side, patches, run, tiles))
+            crops.append((columns, rows))
+        planned = _one_array(images, (CHANNELS, side, side), leading=(1,))
+        crop = InputArray("images_spatial_crop", (1, len(images), 2), "int32", (tuple(crops),))
+        return ImagePlan(planned.images, (*planned.arrays, crop))
+
+
+class Llama4(Struct, frozen=True):
+    """Tiles in one of eight ratios with separators; the whole image has tokens of its own."""
+
+    side: int = 336
+    patch: int = 14
+    shuffled: int = 4
+    """Patches that become one token."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan of all images."""
+        reject_videos(files, asked)
+        side = files.image.pair("size", self.side)[0]
+        most = files.image.count("max_patches", 16, most=256)
+        each = (side // self.patch) ** 2 // self.shuffled
+        images = []
+        for image in asked.each_image():
+            rows, columns = _least_stretched(image, side, most)
+            tiles = rows * columns
+            tokens: tuple[TokenRun, ...] = (_ONE, TokenRun("image", each), _ONE)
+            if tiles > 1:
+                line = (TokenRun("image", each), _ONE) * columns
+                tokens = (_ONE, *line * rows, *tokens)
+            else:
+                tokens = (_ONE, *tokens)
+            patches = tiles * ((side // self.patch) ** 2 + 1)
+            images.append(PlannedImage(side, side, patches, tokens, tiles))
+        return _one_array(images, (CHANNELS, side, side))
+
+
+def _least_stretched(image: ImageSize, side: int, most: int) -> tuple[int, int]:
+    """Rows and columns that the image, scaled to fit, fills best."""
+    grids = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1)]
+
+    def left(grid: tuple[int, int]) -> float:
+        height, width = grid[0] * side, grid[1] * side
+        scale = min(width / image.width, height / image.height)
+        return abs(image.width * scale - width) + abs(image.height * scale - height)
+
+    return min((grid for grid in grids if math.prod(grid) <= most), key=left)
+
+
+class Molmo(Struct, frozen=True):
+    """The whole image, and up to 12 crops that overlap; patches are pooled two by two."""
+
+    side: int = 336
+    patch: int = 14
+    crops: int = 12
+    margins: tuple[int, int] = (4, 4)
+    """Patches that a crop shares with its neighbours."""
+    pooled: int = 12
+    """Tokens of a row of the whole image, and rows."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan of one image.
+
+        Raises:
+            UnsupportedError: for several images, of which the processor makes a batch.
+        """
+        reject_videos(files, asked)
+        if len(asked.each_image()) > 1:
+            raise UnsupportedError(
+                f"{files.config.reading.name}: mlx-vlm's processor of this model takes one image"
+            )
+        (image,) = asked.each_image()
+        side = files.image.pair("base_image_input_size", self.side)[0]
+        patch = files.image.count("image_patch_size", self.patch, most=256)
+        most = files.image.count("max_crops", self.crops, most=64)
+        pooled = (
+            files.image.count("image_token_length_h", self.pooled, most=64),
+            files.image.count("image_token_length_w", self.pooled, most=64),
+        )
+        margin = sum(self.margins)
+        window = side // patch - margin
+        if window < 1:
+            raise ConfigError(f"{files.image.reading.name}: crops of {side} pixels leave nothing")
+        grid = _least_enlarged(image, window * patch, margin * patch, most)
+        rows, columns = (ceil_div(count * window + margin, 2) for count in grid)
+        tiles = math.prod(grid) + 1
+        patches = (side // patch) ** 2
+        tokens = (*_lines(*pooled), *_lines(rows, columns))
+        places = self._places(grid, window, pooled, columns)
+        shape = (tiles, patches)
+        return ImagePlan(
+            images=(PlannedImage(side, side, tiles * patches, tokens, tiles),),
+            arrays=(
+                InputArray("pixel_values", (*shape, CHANNELS * patch**2), "float32"),
+                InputArray("image_input_idx", (tiles, math.prod(pooled)), "int32", places),
+                InputArray("image_masks", shape, "float32"),
+            ),
+        )
+
+    def _places(
+        self, grid: tuple[int, int], window: int, pooled: tuple[int, int], columns: int
+    ) -> tuple[tuple[int, ...], ...]:
+        """The token that each feature of the whole and of each crop goes to, -100 for none."""
+        height, width = pooled
+        whole = tuple(1 + y * (width + 1) + x for y in range(height) for x in range(width))
+        first = 3 + height * (width + 1)
+        rows = [self._kept(crop, grid[0], window) for crop in range(grid[0])]
+        across = [self._kept(crop, grid[1], window) for crop in range(grid[1])]
+        # In the order of the image: lines of tokens go through all crops of a row.
+        cells = sorted(
+            (i, y, j, x)
+            for i, down in enumerate(rows)
+            for j, along in enumerate(across)
+            for y in down
+            for x in along
+        )
+        tokens = {
+            cell: first + index // columns * (columns + 1) + index % columns
+            for index, cell in enumerate(cells)
+        }
+        crops = (
+            tuple(tokens.get((i, y, j, x), -100) for y in range(height) for x in range(width))
+            for i in range(grid[0])
+            for j in range(grid[1])
+        )
+        return (whole, *crops)
+
+    def _kept(self, crop: int, crops: int, window: int) -> range:
+        """The rows or columns of a crop that no crop before it has, pooled."""
+        before, after = self.margins
+        start = before // 2 if crop else 0
+        length = window + before * (not crop) + after * (crop == crops - 1)
+        return range(start, start + ceil_div(length, 2))
+
+
+def _lines(rows: int, columns: int) -> Iterator[TokenRun]:
+    """Tokens of an image between a start and an end, each row with a break."""
+    yield _ONE
+    for _ in range(rows):
+        yield TokenRun("image", columns)
+        yield _ONE
+    yield _ONE
+
+
+def _least_enlarged(image: ImageSize, window: int, margin: int, most: int) -> tuple[int, int]:
+    """Rows and columns of crops: the least enlargement, else the least reduction, in float32."""
+    shapes = [(h, w) for h in range(1, most + 1) for w in range(1, most + 1) if h * w <= most]
+    shapes.sort(key=lambda shape: (math.prod(shape), shape[0]))
+    height, width = image.height - margin, image.width - margin
+    scales = array(
+        "f",
+        (min(_over(h * window, height), _over(w * window, width)) for h, w in shapes),
+    )
+    if all(scale < 1 for scale in scales):
+        return shapes[max(range(len(shapes)), key=scales.__getitem__)]
+    return shapes[min(range(len(shapes)), key=lambda i: math.inf if scales[i] < 1 else scales[i])]
+
+
+def _over(length: int, whole: int) -> float:
+    return length / whole if whole else math.inf
+
+
+class Step3(Struct, frozen=True):
+    """Windows of a square that the image is padded to, and the whole; settings are constants."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan of all images."""
+        reject_videos(files, asked)
+        images, counts = [], []
+        for image in asked.each_image():
+            across = _windows(max(image.width, image.height))
+            tokens: list[TokenRun] = []
+            for row in range(across):
+                tokens += (_ONE, TokenRun("image", 81), _ONE) * across
+                tokens += [_ONE] * (row < across - 1)  # a line break
+            tokens += (_ONE, TokenRun("image", 169), _ONE)
+            patches = across**2 * (504 // 14) ** 2 + (728 // 14) ** 2
+            images.append(PlannedImage(728, 728, patches, tuple(tokens), across**2 + 1))
+            counts.append(across**2)
+        whole = InputArray("pixel_values", (len(images), CHANNELS, 728, 728), "float32")
+        count = InputArray("num_patches", (len(images),), "int64", tuple(counts))
+        crops = InputArray("patch_pixel_values", (sum(counts), CHANNELS, 504, 504), "float32")
+        return ImagePlan(tuple(images), (whole, count, *([crops] if sum(counts) else [])))
+
+
+def _windows(side: int) -> int:
+    """Windows of 504 pixels along a square; a fifth of one more makes another."""
+    side = min(side, 3024)
+    if side <= 728:
+        return 0
+    whole = side / 504
+    return int(whole) + (whole - int(whole) > 0.2)
+
+
+def _one_array(
+    images: Iterable[PlannedImage], shape: tuple[int, ...], leading: tuple[int, ...] = ()
+) -> ImagePlan:
+    """All tiles of all images in one array."""
+    planned = tuple(images)
+    tiles = sum(image.tiles for image in planned)
+    return ImagePlan(planned, (InputArray("pixel_values", (*leading, tiles, *shape), "float32"),))
