@@ -41,7 +41,7 @@ from memfit.estimators.workspace.peak import PeakMoment, with_load
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
     from memfit.estimators.trace.kernel_stubs import TraceTarget
-    from memfit.estimators.trace.peak import Highest, TracedPeak
+    from memfit.estimators.trace.peak import Highest, Start, TracedPeak
     from memfit.estimators.trace.traced_model import TracedModel, TracedShapes
 
 _NAMED_ALIVE = 8
@@ -62,6 +62,8 @@ class ClassTrace(Struct, frozen=True, eq=False):
     _built: dict[Backend, "TracedModel"] = {}
     _runs: dict[tuple[Workload, Any, MlxVersions], "TracedRun"] = {}
     """By workload, `Device.gpu` and versions."""
+    _starts: dict[tuple[Any, MlxVersions], "Start | None"] = {}
+    """The first chunk of the last run, by `Device.gpu` and versions."""
     _loads: dict[tuple[Device, MlxVersions], int | None] = {}
 
     def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> "TracedRun":
@@ -87,7 +89,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
         return self.run(workload, device, versions).failure
 
     def _followed(self, workload: Workload, machine: Device, versions: MlxVersions) -> "TracedRun":
-        from memfit.estimators.trace.peak import peak
+        from memfit.estimators.trace.peak import followed_start, peak
         from memfit.estimators.trace.recording import GraphError
 
         built = self.built(machine.backend)
@@ -95,7 +97,11 @@ class ClassTrace(Struct, frozen=True, eq=False):
             trace, shapes = built.record(workload, _target(machine, versions))
         except GraphError as error:
             return TracedRun(built.shapes(workload), None, str(error))
-        return TracedRun(shapes, peak(trace, machine))
+        key = machine.gpu, versions
+        start = self._starts.get(key)
+        if start is None or start.call is not trace.calls[0]:
+            start = self._starts[key] = followed_start(trace, machine)
+        return TracedRun(shapes, peak(trace, machine, start))
 
     def drafted(
         self,

@@ -1,8 +1,10 @@
 """One model of mlx-lm and its caches, run call by call as mlx-lm's loop would."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
+
+from msgspec.structs import replace
 
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
@@ -22,13 +24,35 @@ from memfit.estimators.trace.recording import (
 _LEARNING_TOKENS = 32
 # Tokens of two short calls: their nodes show what a loop over tokens adds for each.
 _PROBES = (8, 16)
+# Nodes of the calls that are kept for other workloads: about 40 MB.
+_MAX_KEPT = 40_000
+
+
+class KeptCalls:
+    """Recorded calls of a model: runs of other prompts begin alike, other GPUs get the same."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Hashable, Call] = {}
+
+    def get(self, key: Hashable) -> Call | None:
+        """Return the call that was kept under a key."""
+        call = self._calls.pop(key, None)
+        if call is not None:
+            self._calls[key] = call
+        return call
+
+    def keep(self, key: Hashable, call: Call) -> None:
+        """Keep a call, and drop those that were not asked for longest while there are too many."""
+        self._calls[key] = call
+        while sum(len(each.nodes) for each in self._calls.values()) > _MAX_KEPT:
+            del self._calls[next(iter(self._calls))]
 
 
 class Running:
     """A built model under one workload; to be used inside `tracing`.
 
     The model is first made what its ``modules`` were before any call. ``sampled`` makes of logits
-    what is evaluated.
+    what is evaluated. Calls that are ``kept`` are not recorded again.
     """
 
     def __init__(
@@ -38,10 +62,12 @@ class Running:
         workload: Workload,
         target: TraceTarget,
         sampled: "Sample | None" = None,
+        kept: KeptCalls | None = None,
     ) -> None:
         self._model, self._modules = model, modules
         self._workload, self._target = workload, target
         self._sampled = sampled or sampled_token
+        self._kept = kept or KeptCalls()
         self._reset()
 
     def _reset(self) -> None:
@@ -93,14 +119,49 @@ class Running:
 
     def calls(self, planned: Sequence[PlannedCall]) -> Iterator[Call]:
         """Yield planned calls in their order, the first of them on empty caches."""
-        # Only the first call finds the caches as they are; for the others they are set.
-        first, *others = planned
-        yield self._first_call(*first)
-        for phase, tokens, position in others:
+        for call in planned:
+            # Only the first call finds the caches as they are; for the others they are set.
             # planned_calls knows where a buffer may grow; the caches know whether it does.
-            if phase != "growing" or self._stepper.grows_at(position):
-                self._stepper.jump(position)
-                yield self._call(phase, tokens, position)
+            if call.phase == "growing" and not self._stepper.grows_at(call.position):
+                continue
+            yield self._recorded(call, is_end=call is planned[-1])
+
+    def _recorded(self, planned: PlannedCall, *, is_end: bool) -> Call:
+        key, is_first = self._key(planned), self._is_first
+        call = self._kept.get(key)
+        if not is_first:
+            self._stepper.jump(planned.position)
+        if call is None:
+            call = self._first_call(*planned) if is_first else self._call(*planned)
+            self._kept.keep(key, call)
+        else:
+            # Later calls are made from what the first leaves, and the run ends as its last does.
+            if is_first or is_end:
+                given = self._given_modules()
+                self._push(planned.tokens)
+                # As a recorded call leaves them (record_call): gemma3n.py changes some.
+                for leaf in given:
+                    leaf.put(leaf.array)
+            self._tidy(call)
+        return call
+
+    def _key(self, planned: PlannedCall) -> Hashable:
+        """Return what a call depends on: of the prompt, where it begins and whether it samples."""
+        others = replace(self._workload, prompt_tokens=1, max_tokens=0)
+        samples = self._samples(planned.tokens, planned.position)
+        return others, self._target, planned, samples and self._sampled
+
+    def _samples(self, tokens: int, position: int) -> bool:
+        """Whether a token is sampled: from the last of the prompt on."""
+        return position + tokens >= self._workload.prompt_tokens
+
+    def _tidy(self, call: Call) -> None:
+        """Bring caches and counts to where they are when a call was recorded."""
+        import mlx.core as mx
+
+        self._stepper.quantize()
+        self._recorded_nodes += len(call.nodes)
+        self._stepper.forget(lambda array: mx.zeros(array.shape, array.dtype))
 
     def _first_call(self, phase: CallPhase, tokens: int, position: int) -> Call:
         try:
@@ -138,17 +199,14 @@ class Running:
                 self._learn()
                 self._stepper.quantize()
                 ends = _states(self.caches)
-                # The last token of the prompt is the first that is sampled from.
-                if position + tokens >= self._workload.prompt_tokens:
+                if self._samples(tokens, position):
                     ends = self._sampled(logits)
             # What the caches hold is returned as well, or the export would drop what makes it.
             counts.append(len(ends))
             return ends + [leaf.array for leaf in caches_of(self.caches)]
 
         graph = record_call(run, leaves, recorded_before=self._recorded_nodes)
-        self._recorded_nodes += len(graph.nodes)
-        self._stepper.forget(lambda array: mx.zeros(array.shape, array.dtype))
-        return Call(
+        call = Call(
             phase=phase,
             tokens=tokens,
             position=position,
@@ -157,6 +215,8 @@ class Running:
             evaluated=graph.outputs[: counts[0]],
             held=tuple(dict.fromkeys(graph.outputs)),
         )
+        self._tidy(call)
+        return call
 
     def _count(self, tokens: int) -> int:
         """Return the nodes of a first call of ``tokens``."""

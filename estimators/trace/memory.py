@@ -56,6 +56,12 @@ class Allocator:
             self.peak_operation = self.operation
         return buffer
 
+    def take(self, buffer: Allocation) -> None:
+        """Count a buffer that another run has left in use."""
+        buffer.born = self.clock
+        self.buffers.append(buffer)
+        self.active += buffer.nbytes
+
     def release(self, buffer: Allocation) -> None:
         """Drop one reference; the last one frees the buffer."""
         buffer.references -= 1

@@ -5,8 +5,8 @@ the freed buffers given back; the calls after that run into one another.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping
-from copy import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy, deepcopy
 from itertools import chain
 from typing import NamedTuple
 
@@ -76,11 +76,33 @@ class Highest(Struct, frozen=True):
     curve: tuple[int, ...]
 
 
-def peak(trace: Trace, device: Device) -> TracedPeak:
-    """Return the largest moment of a traced run on a device."""
+class Start(NamedTuple):
+    """The first chunk of a run on a device, followed once for all runs that begin with it."""
+
+    call: Call
+    highest: Highest
+    held: tuple[View, ...]
+    """What it leaves in the caches."""
+
+
+def followed_start(trace: Trace, device: Device) -> Start | None:
+    """Return the first chunk of a trace, None where others cannot begin with it."""
+    call = trace.calls[0]
+    # The CPU closes its tasks wherever calls begin, so that what follows depends on their count.
+    if call.phase not in CHUNKS or device.backend == "cpu":
+        return None
+    run = Replay(device, trace.mlx_version)
+    highest = run.follow(unmerged(call), jumped=True)
+    run.wait()
+    held = run.caches()
+    return Start(call, highest, held) if held else None
+
+
+def peak(trace: Trace, device: Device, start: Start | None = None) -> TracedPeak:
+    """Return the largest moment of a traced run on a device, which may begin with a ``start``."""
     # Each parameter is an allocation of its own, so each is rounded up.
     weights = sum(allocated(nbytes, device.backend) for nbytes in trace.weights.values())
-    moments = list(_moments(trace, device))
+    moments = list(_moments(trace, device, start))
     # The weights are alive all the time, so they do not change which moment is the top.
     top = max(moments, key=lambda moment: moment.nbytes)
     nbytes = weights + top.nbytes
@@ -126,18 +148,22 @@ def _sample(call: Call) -> tuple[int, ...]:
     return () if call.phase in CHUNKS else call.evaluated
 
 
-def _moments(trace: Trace, device: Device) -> Iterator[Highest]:
+def _moments(trace: Trace, device: Device, start: Start | None) -> Iterator[Highest]:
     run = Replay(device, trace.mlx_version)
     reached = -1
     last = trace.calls[-1].position
     first_token = next((c.position for c in trace.calls if c.phase not in CHUNKS), last)
     for call in trace.calls:
         jumped = call.position != reached
+        reached = call.position + call.tokens
+        if start and call is start.call:
+            run.resume(start.held)
+            yield start.highest
+            continue
         yield run.follow(unmerged(call), jumped=jumped, sampled=max(0, call.position - first_token))
         # mx.eval waits after a chunk; mx.async_eval after a token does not (generate_step).
         if call.phase in CHUNKS:
             run.wait()
-        reached = call.position + call.tokens
 
 
 class Placed(NamedTuple):
@@ -261,6 +287,18 @@ class Replay:
         self._stream.drain(self._memory)
         self._memory.clear_cache()
 
+    def caches(self) -> tuple[View, ...] | None:
+        """Return what the calls so far have left in the caches, None if more than it is in use."""
+        buffers = {id(b): b for view in self._held if (b := view.buffer)}.values()
+        is_all = sum(buffer.nbytes for buffer in buffers) == self._memory.active
+        return _copied(self._held) if is_all else None
+
+    def resume(self, held: Sequence[View]) -> None:
+        """Begin with what calls before have left in the caches; nothing is under way."""
+        self._held = list(_copied(held))
+        for buffer in {id(b): b for view in self._held if (b := view.buffer)}.values():
+            self._memory.take(buffer)
+
     def _hand_over(self, call: Call, views: list[View]) -> None:
         """Give the call the caches of the one before; what it does not take is gone.
 
@@ -314,6 +352,12 @@ class Replay:
 
 def view_of(array: Array) -> View:
     return View(array.shape, dtypes.BITS[array.dtype] // 8)
+
+
+def _copied(views: Iterable[View]) -> tuple[View, ...]:
+    """Return views of buffers of their own, which they share as the others do."""
+    # One call, so that a buffer of two views stays one.
+    return tuple(deepcopy(list(views)))
 
 
 def _name_buffers(views: list[View], name: str) -> None:

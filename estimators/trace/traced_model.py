@@ -19,7 +19,7 @@ from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
 from memfit.estimators.trace.cache_stepper import leaves, length_of
-from memfit.estimators.trace.call_recorder import Running, Sample
+from memfit.estimators.trace.call_recorder import KeptCalls, Running, Sample
 from memfit.estimators.trace.class_description import (
     FirstCall,
     counted_experts,
@@ -107,6 +107,7 @@ class TracedModel:
         self._rank = rank
         self._dtype, self._quantize, self._adapter = dtype, quantize, adapter
         self._load: Call | None = None
+        self._kept = KeptCalls()
         # Headers list the packed tensors, so that no format has to be assumed.
         self.unread_format = unread_format(config) if tensors is None else None
         # It raises, with what to install, before anything is built.
@@ -205,7 +206,7 @@ class TracedModel:
             GraphError: also, when the graphs of the calls cannot be recorded.
         """
         with self._tracing():
-            running = Running(self._model, self._modules, workload, target)
+            running = Running(self._model, self._modules, workload, target, kept=self._kept)
             trace = self._trace(running, planned_calls(workload, target.versions), target)
             return trace, self._shapes(running.caches, workload)
 

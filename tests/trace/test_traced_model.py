@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.devices import working_set_device
 
 pytest.importorskip("mlx_lm")
 
 from memfit.estimators.trace import loop_guard
 from memfit.estimators.trace.kernel_stubs import TraceTarget
+from memfit.estimators.trace.peak import followed_start, peak
 from memfit.estimators.trace.traced_model import TracedModel
 from tests.selection import quick
 from tests.trace.tracing import record
@@ -47,6 +49,20 @@ def test_earlier_workloads_do_not_change_an_answer(name: str) -> None:
     built.record(LONG, METAL)
     built.shapes(LONG)
     assert built.record(SHORT, METAL)[0] == record(case, SHORT, target=METAL)
+
+
+@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
+def test_a_run_that_begins_like_another_is_traced_as_if_it_were_alone(path: Path) -> None:
+    built, device = TracedModel(config(path), "metal"), working_set_device(10**12)
+    shorter, longer = (Workload(prompt_tokens=n, prefill_step=128) for n in (300, 700))
+    start = followed_start(built.record(shorter, METAL)[0], device)
+    again, shapes = built.record(longer, METAL)
+    assert start is not None
+    assert start.call is again.calls[0]
+    assert built.record(longer, METAL) == (again, shapes)
+    alone = TracedModel(config(path), "metal").record(longer, METAL)
+    assert (again, shapes) == alone
+    assert peak(again, device, start) == peak(again, device) == peak(alone[0], device)
 
 
 @pytest.mark.parametrize("name", ["rwkv7", "mamba", "jamba", "recurrent_gemma"])
