@@ -93,6 +93,11 @@ def has_tower(checkpoint: Checkpoint) -> bool:
     return any(checkpoint.config.get(key) for key in _TOWERS)
 
 
+def takes_images(checkpoint: Checkpoint) -> bool:
+    """Whether a model is of a family with images, or its config describes a vision tower."""
+    return checkpoint.config.get("model_type") in FAMILIES or has_tower(checkpoint)
+
+
 def with_image_tokens(checkpoint: Checkpoint, workload: Workload) -> Workload:
     """Return a workload whose prompt has the tokens of its images besides those of text.
 
@@ -121,7 +126,7 @@ def image_plan(checkpoint: Checkpoint, images: Images) -> ImagePlan:
     """
     kind = checkpoint.config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
-    if family is None and not has_tower(checkpoint):
+    if not takes_images(checkpoint):
         raise InputError(
             f"{printable(checkpoint.id)}: a model of type {printable(kind)} without a vision tower"
             " takes no images"

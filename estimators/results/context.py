@@ -1,6 +1,6 @@
 """A plan of contexts as data: renderers show it and compute nothing."""
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from memfit.estimators.base.quantities import Bytes, Count, Tokens
 from memfit.estimators.base.workload import Workload
@@ -11,6 +11,7 @@ from memfit.estimators.results.estimate import (
     RuntimeSummary,
     Verdict,
 )
+from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.results.result import Result
 
 
@@ -136,3 +137,5 @@ class ContextPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-context/1"
     traffic: TrafficPlan | None
     assumptions: tuple[str, ...]
     notes: tuple[Note, ...]
+    images: ImageAdvice | UnsetType = UNSET
+    """What the device has room for besides the text of a prompt with images."""

@@ -76,3 +76,5 @@ class Fits(Result, frozen=True, kw_only=True, tag="memfit.fits/1"):
     models: tuple[Fit, ...]
     """What fits, then what fits tightly, the largest first; then the rest, by the smallest Mac."""
     not_sized: tuple[NotSized, ...]
+    without_images: tuple[str, ...] = ()
+    """Names of models that take no images, where the prompt has some: they are not counted."""

@@ -125,6 +125,11 @@ class RuntimeModel(Struct, frozen=True):
         """The runtime's name."""
         return self.runtime.name
 
+    @property
+    def classes(self) -> str:
+        """The library with the class of the model whose operations the workspace follows."""
+        return "mlx-lm"
+
     @classmethod
     def configured(cls, environ: Mapping[str, str]) -> Runtime:
         """Return the runtime with the settings it takes from an environment.
@@ -291,7 +296,7 @@ class RuntimeModel(Struct, frozen=True):
             return
         yield f"{self.name}: {self.runtime.allocates}; keeps {self.runtime.keeps}"
         if self.on_mlx:
-            yield "the workspace follows the operations of mlx-lm's class of this model"
+            yield f"the workspace follows the operations of {self.classes}'s class of this model"
         else:
             yield "the workspace is a bound by the widest layer, without what kernels add to it"
         if self.loads_only_gguf and self.subject.checkpoint.source != "gguf":

@@ -1,5 +1,6 @@
 """mlx-vlm: the text model as in mlx-lm, the vision tower resident with it; images by a bound."""
 
+import shlex
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -15,11 +16,17 @@ from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.weights.derived import tensor_bytes
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment
-from memfit.estimators.workspace.vision import TRAITS, VisionWork, vision_work
+from memfit.estimators.workspace.vision import (
+    TRAITS,
+    VisionWork,
+    embedded_bytes,
+    vision_work,
+)
 
 MLX_VLM = Runtime(
     name="mlx-vlm",
@@ -34,7 +41,7 @@ MLX_VLM = Runtime(
     charges="its own caches",
     budget=Budget("working_set", 90),  # mlx_vlm/generate/common.py, wired_limit warns above it
     keeps="everything in unified memory, the vision tower included",
-    allocates="caches as mlx-lm's, of a text prompt",
+    allocates="caches as mlx-lm's, and the embeddings of the whole prompt at once",
     source="https://github.com/Blaizzy/mlx-vlm, mlx_vlm/generate and mlx_vlm/utils.py",
 )
 
@@ -77,6 +84,11 @@ class MlxVlm(MlxLm, frozen=True):
         adapted = any(module.low_rank for _, module in subject.model.all_modules())
         return has_tower(subject.checkpoint) and not described and not adapted
 
+    @property
+    def classes(self) -> str:
+        """The library with the class of the model."""
+        return self.name if self.subject.traced else "mlx-lm"
+
     def require_tower(self) -> None:
         """Check that the model has a tower.
 
@@ -102,14 +114,14 @@ class MlxVlm(MlxLm, frozen=True):
         Raises:
             UnsupportedError: when no formula has the work of the tower, or there is none.
         """
-        figures = MlxLm.figures(self, workload)
+        figures, subject = MlxLm.figures(self, workload), self.subject
+        if workload.images:
+            self.require_tower()
+        if subject.traced:  # of mlx-vlm's own class, with the images
+            return figures
         if not workload.images:
-            return figures
-        self.require_tower()
-        if self.subject.traced:  # the images are among what is traced
-            return figures
-        subject, versions = self.subject, self.runtime.versions
-        plan = image_plan(subject.checkpoint, workload.images)
+            return replace(figures, moment=_with_embeddings(figures.moment, subject, workload))
+        plan, versions = image_plan(subject.checkpoint, workload.images), self.runtime.versions
         work = vision_work(
             subject.checkpoint, subject.model, plan, workload, subject.device, versions
         )
@@ -119,9 +131,22 @@ class MlxVlm(MlxLm, frozen=True):
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return what a figure rests on; with images the workspace is a bound."""
-        if figure == "workspace" and workload.images:
+        if figure == "workspace" and workload.images and not self.subject.traced:
             return "bound", 0
         return MlxLm.basis(self, figure, workload)
+
+    def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
+        """Return the command of mlx_vlm.generate, which runs one prompt; files are the user's."""
+        if workload.batch > 1:
+            return ()
+        command = ["mlx_vlm.generate", *option("--model", model)]
+        if workload.images:
+            command += ["--image" if workload.images.images else "--video", "FILE"]
+        if workload.max_tokens:
+            command += ["--max-tokens", str(workload.max_tokens)]
+        if workload.max_kv_size is not None:
+            command += ["--max-kv-size", str(workload.max_kv_size)]
+        return (shlex.join([*command, *settings_flags(workload)]),)
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
         """Yield what images become, and where their processor's settings are from."""
@@ -179,6 +204,17 @@ class MlxVlm(MlxLm, frozen=True):
 
 # Classes with a head that ``sanitize`` makes of the embedding (mlx_vlm/models/gemma3/language.py).
 _TIED_HEADS = frozenset({"gemma3"})
+
+
+def _with_embeddings(text: PeakMoment, subject: Subject, workload: Workload) -> PeakMoment:
+    """The largest moment of a prompt of text, with its embeddings."""
+    kept = embedded_bytes(subject.model, workload)
+    line = f"embeddings of the whole prompt, kept to the end = {kept:,}"
+    return replace(
+        text.raised(kept),
+        workspace_bytes=text.workspace_bytes + kept,
+        explanation=(*text.explanation, line),
+    )
 
 
 def _with_images(

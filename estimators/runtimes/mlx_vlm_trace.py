@@ -224,6 +224,11 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         towers = tuple(size for path, size in weights.items() if part_of(path) is Part.VISION)
         return cls(runtime, subject, towers, trace=trace)
 
+    @property
+    def classes(self) -> str:
+        """The library with the class of the model."""
+        return self.name
+
     def _run(self, workload: Workload) -> TracedRun:
         return self.trace.run(workload, self.subject.device, self.runtime.versions)
 

@@ -8,6 +8,7 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.units import Units
 from memfit.estimators.checkpoint.local.kept_models import KeptModel
+from memfit.estimators.images.processor import takes_images
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.fits import Fit, Fits, NotSized
@@ -37,12 +38,17 @@ def fits(
     """
     found: list[Fit] = []
     not_sized: list[NotSized] = []
+    without_images: list[str] = []
     for each in kept:
         try:
+            if asked.values.images and not takes_images(catalog.checkpoint(each.reference)):
+                without_images.append(each.name)
+                continue
             found.append(_fit(catalog, each, device, asked, units))
         except MemfitError as error:
             not_sized.append(NotSized(*_shown(each), Unavailable(error.slug, str(error))))
-        progress.advance()
+        finally:
+            progress.advance()
     found.sort(key=_rank)
     return Fits(
         device=device_summary(device),
@@ -52,6 +58,7 @@ def fits(
         fitting=sum(row.verdict != "exceeds" for row in found),
         models=tuple(found),
         not_sized=tuple(sorted(not_sized, key=lambda row: row.name)),
+        without_images=tuple(sorted(without_images)),
     )
 
 

@@ -27,6 +27,7 @@ from memfit.estimators.workspace.schedule import formula_limits, transient_peak
 from memfit.estimators.workspace.tape import Program, Tape
 
 _BLOCK = re.compile(r"(?!.*(?:merger|audio))(.*?\.\d+)\.(.+)")
+_LAYER_INPUTS = "per_layer_model_projection"
 _FLOAT32 = 4
 _INT64 = 8
 # Widths that mlx_vlm/models/base.py, ensure_fused_sdpa, pads queries, keys and values to.
@@ -68,6 +69,17 @@ class VisionWork(NamedTuple):
     largest: int
     """The largest single allocation."""
     largest_name: str
+
+
+def embedded_bytes(model: Model, workload: Workload) -> int:
+    """Return the bytes of a prompt's embeddings, which mlx-vlm makes before its first chunk.
+
+    They stay to the end (mlx_vlm/generate/ar.py, generate_step), as do the inputs of each layer of
+    Gemma 3n and 4 (gemma4/language.py, project_per_layer_inputs).
+    """
+    each_layer = (m.shape[0] for m in model.modules if m.path.endswith(_LAYER_INPUTS))
+    elements = model.hidden_size + sum(each_layer)
+    return dtypes.nbytes(workload.batch * workload.prompt_tokens * elements, model.dtype)
 
 
 def vision_work(
@@ -130,8 +142,7 @@ class _Tower:
 
     def _kept(self) -> int:
         pixels = self._workload.batch * sum(map(array_bytes, self._plan.arrays))
-        tokens = self._workload.batch * self._workload.prompt_tokens
-        embeddings = tokens * self._model.hidden_size * self._width
+        embeddings = embedded_bytes(self._model, self._workload)
         stacked = sum("deepstack" in path and path.endswith("fc2") for path, *_ in self._others)
         features = sum(image.feature_count for image in self._plan.images)
         stack = stacked * self._workload.batch * features * self._model.hidden_size * self._width

@@ -31,6 +31,7 @@ def test_every_command_counts_images_alike(memfit: Memfit, tmp_path: Path) -> No
     assert matrix["cells"][0]["peak_bytes"] == estimate["peak_bytes"]
     context = memfit("plan", "context", *asked, "--context", "2k").json
     assert context["workload"] == estimate["workload"]
+    assert context["images"] == estimate["images"]
     policy = tmp_path / "memfit.yaml"
     policy.write_text(
         f"schema: memfit.policy/1\ntargets:\n  chat:\n    path: {SAMPLES / MODEL}.yaml\n"
@@ -39,6 +40,21 @@ def test_every_command_counts_images_alike(memfit: Memfit, tmp_path: Path) -> No
     )
     (target,) = memfit("gate", "--policy", policy, "--format", "json").json["targets"]
     assert target["figures"]["peak_bytes"] == estimate["peak_bytes"]
+
+
+@pytest.mark.exhaustive
+def test_fits_leaves_out_models_that_take_no_images(memfit: Memfit) -> None:
+    found = memfit("fits", "--memory", "16GB", "--image", "640x480", "--json").json
+    names = {row["name"] for row in (*found["models"], *found["not_sized"])}
+    assert "gemma-3-4b" in names
+    assert "qwen3-0.6b" in found["without_images"]
+    assert names.isdisjoint(found["without_images"])
+
+
+def test_plan_server_says_why_it_takes_no_images(memfit: Memfit) -> None:
+    run = memfit("plan", "server", MODEL, "--image", "640x480")
+    assert (run.code, run.out) == (3, "")
+    assert "mlx_lm.server takes no images; mlx_vlm.server, which does" in run.err
 
 
 @pytest.mark.parametrize(

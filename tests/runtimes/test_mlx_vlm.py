@@ -34,13 +34,29 @@ def test_the_tower_counts_as_loaded_and_resident() -> None:
     assert whole.runtime_model.unloaded_bytes == 0
     workload = Workload(prompt_tokens=4096)
     more = whole.figures_for(workload).moment.nbytes - text.figures_for(workload).moment.nbytes
-    assert more == whole.resident_bytes - text.resident_bytes
+    embeddings = 4096 * text.model.hidden_size * 2
+    assert more == whole.resident_bytes - text.resident_bytes + embeddings
 
 
-def test_a_text_model_needs_the_same_memory_as_in_mlx_lm() -> None:
+def test_a_text_model_needs_the_embeddings_of_the_whole_prompt_besides() -> None:
     text = size(open_checkpoint(str(SAMPLES / "qwen3-4b-4bit.yaml")), device=None)
     workload = Workload(prompt_tokens=4096)
-    assert text.with_runtime(MLX_VLM).figures_for(workload) == text.figures_for(workload)
+    figures, lm = text.with_runtime(MLX_VLM).figures_for(workload), text.figures_for(workload)
+    assert figures.kv == lm.kv
+    assert figures.moment.nbytes == lm.moment.nbytes + 4096 * 2560 * 2
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(importlib.util.find_spec("mlx_vlm") is None, reason="mlx-vlm is not installed")
+@pytest.mark.parametrize("name", ["qwen3-vl-4b", "gemma-4-e4b"])
+def test_long_texts_by_formula_are_near_mlx_vlms_class(name: str) -> None:
+    opened = open_checkpoint(str(SAMPLES / f"{name}.yaml"))
+    formula = size(opened, device=None).with_runtime(MLX_VLM)
+    traced = size(opened, device=None, method="trace").with_runtime(MLX_VLM)
+    for tokens in (4096, 131_072):
+        workload = Workload(prompt_tokens=tokens)
+        bytes_of = [each.figures_for(workload).moment.nbytes for each in (formula, traced)]
+        assert abs(bytes_of[0] - bytes_of[1]) * 50 < bytes_of[1]
 
 
 def test_a_conversion_leaves_towers_as_they_are_and_packs_a_tied_head_again() -> None:

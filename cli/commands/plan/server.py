@@ -12,7 +12,7 @@ from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.workload import CONTEXT, WorkloadOptions
-from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import parse_count, parse_size
 
 if TYPE_CHECKING:
@@ -40,15 +40,24 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
     ] = None
     traffic: Traffic = None
     method: MethodOption = "auto"
+    image: Annotated[list[str] | None, typer.Option(hidden=True)] = None
+    video: Annotated[list[str] | None, typer.Option(hidden=True)] = None
 
     def settings(self) -> "ServerSettings":
         """Return the flags.
 
         Raises:
             InputError: when one is out of range.
+            UnsupportedError: with images, which mlx_lm.server does not take.
         """
         from memfit.estimators.results.server import ServerSettings
 
+        if self.image or self.video:
+            # mlx_vlm/server/generation.py: a batch generator, queues and prompt caches of its own.
+            raise UnsupportedError(
+                "mlx_lm.server takes no images; mlx_vlm.server, which does, has batches and caches"
+                " that are not described: memfit plan context --image has one request at a time"
+            )
         for name, least in (
             ("prefill_step_size", 1),
             ("prompt_concurrency", 1),

@@ -76,15 +76,15 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
         """Return the model sized for mlx-lm on a machine, without a margin unless one is given.
 
         Raises:
-            UnsupportedError: for a GGUF file.
+            UnsupportedError: for a model that mlx-lm does not load, such as a GGUF file.
         """
         sized = self.sized(
             machine, verbose=verbose, method=method, margin_bytes=margin_bytes, versions=versions
         )
         if not sized.runtime_model.is_mlx_lm:
             raise UnsupportedError(
-                f"{sized.checkpoint.id}: this is planned for checkpoints of mlx-lm, not for GGUF"
-                " files"
+                f"{sized.checkpoint.id}: this is planned for mlx-lm, and the model is sized for"
+                f" {sized.runtime}"
             )
         return sized
 

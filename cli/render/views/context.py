@@ -14,6 +14,7 @@ from memfit.cli.render.document import (
     report,
 )
 from memfit.cli.render.views import text as estimate_text
+from memfit.cli.render.views.images import image_lines
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.plans.context.percentiles import PERCENTILES
 from memfit.estimators.results.context import ContextPlan, Distribution, MatrixCell, TrafficPlan
@@ -38,6 +39,7 @@ def to_document(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]
         colour=VERDICT_COLOURS[result.verdict],
         sections=(
             ("Requests", tuple(_requests(result))),
+            ("Images", image_lines(result, units)),
             ("Notes", tuple(_notes(result))),
         ),
         charts=(

@@ -59,6 +59,7 @@ class EstimateView(NamedTuple):
         facts = (answer.task(result), answer.peak(result, units), *answer.speed(result))
         heading, commands, others = answer.doing(result)
         grid = tuple(answer.grid_table(result, units))
+        images = image_lines(result, units)
         document = (
             Heading(result.model.id, only="page"),
             Verdict(answer.headline(result, units), colour),
@@ -69,7 +70,7 @@ class EstimateView(NamedTuple):
             *answer.grid_legend(result, units, grid),
             Commands(commands, heading),
             Text(others, mark="-", gap=not commands),
-            *image_lines(result, units),
+            *([Text(images, "Images", mark="-", gap=True)] if images else ()),
             *rank_table(result.ranks or None, units),
             *answer.ways(result, units),
             *self._sliders(),

@@ -2,28 +2,25 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.document import Text
 from memfit.cli.render.views.answer import size
+from memfit.estimators.base.images import ImageSize
 from memfit.estimators.base.units import Units
+from memfit.estimators.results.context import ContextPlan
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.results.images import ImageAdvice
 
 
-def image_lines(result: Estimate, units: Units) -> Iterator[Text]:
-    """Yield the lines of a prompt with images, nothing for one of text."""
+def image_lines(result: Estimate | ContextPlan, units: Units) -> tuple[str, ...]:
+    """Return the lines of a prompt with images, nothing for one of text."""
     asked = result.workload.images
     if not asked:
-        return
-    lines = [f"{asked}: {asked.tokens} of the {result.workload.prompt_tokens} tokens"]
-    if result.images:
-        lines += _advice(result, result.images, units)
-    yield Text(tuple(lines), "Images", mark="-", gap=True)
+        return ()
+    tokens = f"{asked}: {asked.tokens} of the {result.workload.prompt_tokens} tokens"
+    advice = _advice(asked.images[0], result.images, units) if result.images else ()
+    return (tokens, *advice)
 
 
-def _advice(result: Estimate, advice: ImageAdvice, units: Units) -> Iterator[str]:
-    asked = result.workload.images
-    assert asked
-    first = asked.images[0]
+def _advice(first: ImageSize, advice: ImageAdvice, units: Units) -> Iterator[str]:
     if advice.largest is None:
         yield "not even a small image fits with this prompt"
     elif advice.any_size:

@@ -72,6 +72,10 @@ def task(result: "Estimate | Comparison | ContextPlan") -> str:
 def prompt(work: Workload) -> str:
     """The tokens and the batch, which are the same for every runtime."""
     text = f"{work.prompt_tokens} prompt tokens"
+    if work.images:
+        # Before a model is known: each has as many tokens as its processor makes of them.
+        known = f"{work.images.tokens} of them of" if work.images.tokens else "and"
+        text += f", {known} {work.images}"
     if work.max_tokens:
         text += f" + {work.max_tokens} generated"
     return f"{text}, batch {work.batch}" if work.batch > 1 else text

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -30,6 +30,7 @@ from memfit.estimators.sizing.estimate import (
     model_summary,
     workload_notes,
 )
+from memfit.estimators.sizing.image_advice import image_advice
 from memfit.estimators.sizing.search import (
     UNBOUNDED_CONTEXT,
     context_lengths,
@@ -105,6 +106,7 @@ class _Plan(Struct, frozen=True):
             traffic=self._traffic(longest) if self.asked.traffic else None,
             assumptions=tuple(runtime_model.allocation_rules()),
             notes=(*self._notes(), *self._left_out(ceilings)),
+            images=image_advice(sized, workload) or UNSET,
         )
 
     def _ceilings(self) -> Ceilings:
