@@ -38,10 +38,10 @@ class BatchRun:
         """Run the prompts; with ``shortest`` their lengths are spread evenly."""
         work, generator = self._workload, self._generator
         lengths = prompt_lengths(work.prompt_tokens, work.batch, shortest)
-        # A sequence that ends frees its cache: none may end before the figures are read.
-        generator.insert(
-            [prompt[:length] for length in lengths], max_tokens=[work.max_tokens + 2] * work.batch
-        )
+        # A sequence that ends frees its cache: none may end before the figures are read, and a
+        # shorter prompt's generates while the longest prompt has chunks left.
+        most = work.max_tokens + 2 + len([*work.prefill_chunks()])
+        generator.insert([prompt[:length] for length in lengths], max_tokens=[most] * work.batch)
         self.monitor.start()
         done = dict.fromkeys(range(work.batch), 0)
         while min(done.values()) < max(1, work.max_tokens):

@@ -103,6 +103,11 @@ def tune(
         device = limited(measuring_device(worker.versions), request.memory_limit_bytes)
         prompt = _tokenized(worker, request)
         workload = replace(request.workload, prompt_tokens=prompt.tokens)
+        if (request.shortest_prompt or 0) > prompt.tokens:
+            raise InputError(
+                f"the shortest prompt of {request.shortest_prompt} tokens is longer than the"
+                f" longest, which has {prompt.tokens}"
+            )
         with _progress(progress, "estimating", 1):
             estimated = vision_estimate.sized_for_images if workload.images else sized_here
             sized = estimated(

@@ -108,6 +108,11 @@ def test_every_measured_byte_is_accounted_for(result: TuneResult) -> None:
     assert run.json["loaded"]["load_ns"] > 0
 
 
+def test_a_batch_has_no_shortest_prompt_above_the_longest(memfit: Memfit, dense: Path) -> None:
+    run = memfit("tune", dense, *SHORT, "--batch", "2", "--shortest-prompt", "71")
+    assert_one_line(run, 2, "71 tokens is longer than the longest, which has 70")
+
+
 def test_a_text_prompt_uses_the_chat_template(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
