@@ -133,7 +133,7 @@ def test_caches_and_states_of_a_batch_equal_the_estimate(
     # The generator copies the caches of the sequences that begin to generate. MLX's thread frees
     # a state before or after the next allocation.
     assert run.decode_peak_bytes == pytest.approx(traced.moment.decode_bytes, rel=0.07)
-    assert run.decode_peak_bytes == pytest.approx(figures.moment.decode_bytes, rel=0.1)
+    assert run.decode_peak_bytes == pytest.approx(figures.moment.decode_bytes, rel=0.12)
     # The first token cuts a rotating buffer that a chunk has filled beyond its window.
     cut = 30_720 if name == "sliding" else 0
     assert (run.prefill_kv_bytes - cut, run.kv_bytes) == (figures.kv.nbytes, figures.kv.nbytes)
