@@ -1,8 +1,9 @@
 """Change one key of a config at a time, and compare the formula with mlx-lm's class.
 
-Run from the checkout with mlx and mlx-lm installed: ``python -m benchmarks.mutations``. Each key of
-every config in tests/arch/cases is left out, made null, turned round or made larger. Where both the
-formula and the class answer, weights and caches must be equal, or a number is silently wrong.
+Run from the checkout with mlx and mlx-lm installed: ``python -m benchmarks.mutations [DIRECTORY]``.
+Each key of every config in a directory (JSON, or samples in YAML; by default tests/arch/cases) is
+left out, made null, turned round or made larger. Where both the formula and the class answer,
+weights and caches must be equal, or a number is silently wrong.
 """
 
 import argparse
@@ -10,16 +11,19 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.local.sample import read_sample
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.trace.traced_model import TracedModel
 from memfit.estimators.weights import derive
+from memfit.estimators.weights.quantization_plan import declared
 
 CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"
 WORKLOAD = Workload(prompt_tokens=300, max_tokens=2, prefill_step=256)
@@ -45,10 +49,13 @@ class Mutation(NamedTuple):
 def main() -> None:
     """Print the mutations with a silent wrong number, and how many of each outcome."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path, nargs="?", default=CASES)
     parser.add_argument("--only", default="")
+    parser.add_argument("--every", type=int, default=1, help="take one of so many")
     arguments = parser.parse_args()
     outcomes: Counter[Outcome] = Counter()
-    for mutation in mutations(arguments.only):
+    every = mutations(arguments.directory, arguments.only)
+    for mutation in islice(every, 0, None, arguments.every):
         found = outcome(mutation.config)
         outcomes[found] += 1
         if found == "different":
@@ -56,11 +63,12 @@ def main() -> None:
     print(", ".join(f"{count} {found}" for found, count in outcomes.items()))
 
 
-def mutations(only: str = "") -> Iterator[Mutation]:
-    """Yield every mutation of every case with ``only`` in its name."""
-    for path in sorted(CASES.glob("*.json")):
-        if only in path.stem:
-            config = json.loads(path.read_text())
+def mutations(directory: Path = CASES, only: str = "") -> Iterator[Mutation]:
+    """Yield every mutation of every config with ``only`` in its name."""
+    for path in sorted(directory.iterdir()):
+        if path.suffix in (".json", ".yaml") and only in path.stem:
+            is_sample = path.suffix == ".yaml"
+            config = dict(read_sample(path).config) if is_sample else json.loads(path.read_text())
             for place, value in _places(config):
                 for change, changed in _changes(value):
                     yield Mutation(path.stem, place, change, _with(config, place, changed))
@@ -68,10 +76,10 @@ def mutations(only: str = "") -> Iterator[Mutation]:
 
 def _places(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
     for key, value in values.items():
-        # Another class is another case.
-        if key != "model_type":
+        # Another class is another case; a path is of one module's quantisation.
+        if key != "model_type" and "." not in key:
             yield (*above, key), value
-        if isinstance(value, dict):
+        if isinstance(value, dict) and "." not in key:
             yield from _places(value, (*above, key))
 
 
@@ -102,7 +110,7 @@ def outcome(config: dict[str, Any]) -> Outcome:
     try:
         model = build_model(config, "config.json")
         derived = (
-            derive(model, None).loaded_bytes,
+            derive(model, declared(config, model, "config.json").plan).loaded_bytes,
             kv_cache(model, WORKLOAD).nbytes,
             state_bytes(model, WORKLOAD.batch),
         )

@@ -233,6 +233,7 @@ def mamba(
         kind="mamba",
         scan=Scan.STACKED if keeps_all_states else Scan.TOKEN_LOOP,
         inner_dim=inner,
+        kernel=kernel,
         state=(
             StateBuffer((kernel - 1) * inner, view_elements=inner),
             StateBuffer(
@@ -278,7 +279,10 @@ def mamba2(
         kind="mamba2",
         scan=Scan.MATRIX,
         inner_dim=inner,
+        kernel=kernel,
         heads=heads,
+        groups=groups,
+        normed=normed,
         state=(
             StateBuffer((kernel - 1) * conv, view_elements=conv),
             StateBuffer(inner * state, float32=True),
@@ -304,6 +308,7 @@ def short_convolution(fields: Fields) -> MixerBlock:
         kind="short_convolution",
         scan=Scan.KERNEL,
         inner_dim=3 * hidden,
+        kernel=kernel,
         state=(StateBuffer((kernel - 1) * hidden, view_elements=hidden),),
     )
     return spec, (

@@ -168,8 +168,14 @@ class Recurrent(Struct, frozen=True, kw_only=True):
     scan: Scan
     inner_dim: int
     """The width of its activations in prefill."""
+    kernel: int = 0
+    """Tokens under its convolution, 0: it has none."""
     heads: int = 0
     """Heads of Scan.MATRIX."""
+    groups: int = 0
+    """Heads with inputs and outputs of their own there; the others share them."""
+    normed: bool = False
+    """Whether its gated output is normalised."""
     state: tuple[StateBuffer, ...]
 
     def kv_buffers(self) -> tuple[KVBuffer, ...]:

@@ -179,18 +179,22 @@ def _index(
     buffer: KVBuffer,
 ) -> None:
     """The indexer scores every key and masks all but the best (deepseek_v32.py, Indexer)."""
-    rows, heads = call.rows, indexer.heads
+    rows, heads, keys = call.rows, indexer.heads, call.occupancy[buffer].keys
+
+    def held_keys() -> int:
+        fresh = project(tape, x, by_name["wk"], rows)
+        fresh = rope(tape, fresh, rows * indexer.dim, rows=call.tokens, dim=indexer.dim)
+        token = call.batch * indexer.dim
+        return write(tape, call.occupancy[buffer], fresh, token, Growth.STEPS)
+
+    # Indexer returns None: no key can be left out. Its keys are then read by the cache alone.
+    if keys <= indexer.top_k:
+        tape.defer(held_keys)
+        return
     queries = project(tape, low_rank, by_name["wq_b"], rows)
-    keys_new = project(tape, x, by_name["wk"], rows)
+    held = held_keys()
     wide = rows * heads * indexer.dim
     queries = rope(tape, queries, wide, rows=call.tokens, dim=indexer.dim)
-    keys_new = rope(tape, keys_new, rows * indexer.dim, rows=call.tokens, dim=indexer.dim)
-    occupancy = call.occupancy[buffer]
-    held = write(tape, occupancy, keys_new, call.batch * indexer.dim, Growth.STEPS)
-    keys = occupancy.keys
-    # Indexer returns None: no key can be left out.
-    if keys <= indexer.top_k:
-        return
     scores = tape.allocate(
         (queries, held), rows * heads * keys, counts=ops.INDEXER_SCORES, name="indexer scores"
     )

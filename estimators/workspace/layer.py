@@ -27,9 +27,17 @@ _PRE_NORMS = 2
 
 
 def layer_program(
-    plan: LayerPlan, call: CallShape, hidden: int, buffers: tuple[tuple[KVBuffer, ...], ...]
+    plan: LayerPlan,
+    call: CallShape,
+    hidden: int,
+    buffers: tuple[tuple[KVBuffer, ...], ...],
+    *,
+    is_last: bool = False,
 ) -> Program:
-    """Return the steps of a layer; ``buffers`` are those of each mixer."""
+    """Return the steps of a layer; ``buffers`` are those of each mixer.
+
+    Of the last layer that a chunk is evaluated to, only its caches and states are computed.
+    """
     elements = call.rows * hidden
     target = call.target
     tape = Tape(
@@ -44,8 +52,9 @@ def layer_program(
         x = _alternating(tape, plan, call, hidden, buffers)
     else:
         x = _blocks(tape, 0, plan, call, elements, buffers)
-    tape.retain(x)
-    return tape.program()
+    if not is_last:
+        tape.retain(x)
+    return tape.program(state_only=is_last)
 
 
 def _blocks(

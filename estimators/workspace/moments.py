@@ -139,6 +139,10 @@ class RunMoments:
         sequence = [order[index] for index in simulated_layers(order, window)]
         simulated = Counter(sequence)
         followed = [programs[number] for number in sequence]
+        if not has_head:
+            # mx.eval gets the caches alone, so the last layer makes no output (generate_step).
+            plan, buffers = prepared.plans[order[-1]], self.caches.of_plans[order[-1]]
+            followed[-1] = layer_program(plan, call, hidden, buffers, is_last=True)
         if has_head:
             vocabulary = prepared.model.vocab_size
             sampled = call.rows if decoding else call.batch

@@ -32,8 +32,8 @@ class PreparedModel(Struct, frozen=True):
     model: Model
     traits: BackendTraits
     """What decides which kernels the device has."""
-    limits: BatchLimits
-    """What closes a batch of its work."""
+    limits: BatchLimits | None
+    """What closes a batch of its work, None on the CPU."""
     plans: tuple[LayerPlan, ...]
     """The distinct plans of its layers."""
     order: tuple[int, ...]

@@ -26,7 +26,11 @@ def record_gated_delta(
     values = rows * spec.value_heads * spec.value_dim
     # mx.contiguous copies the state out, so that the padded input does not outlive the call.
     mixed = _convolve(
-        tape, (made[0], x), spec.conv_dim, call, copied=(spec.kernel - 1) * spec.conv_dim
+        tape,
+        (made[0], x),
+        (spec.conv_dim, spec.kernel),
+        call,
+        copied=(spec.kernel - 1) * spec.conv_dim,
     )
     queries, keys = (
         norm(tape, mixed, rows * spec.key_heads * spec.key_dim, shared=True) for _ in range(2)
@@ -49,11 +53,11 @@ def record_gated_delta(
             tape.allocate((a,), repeated, counts=ops.REPEATED_HEADS) for a in (queries, keys)
         )
         output = _token_loop(tape, (queries, keys, copied, gates), old, state, values, call)
-        _all_states(tape, output, state * call.tokens, width)
+        _all_states(tape, output, state, width, call)
     else:
         # One kernel has two outputs: the values of all tokens and the new state.
         output = tape.allocate((queries, keys, copied, gates, old), values)
-        tape.retain(tape.allocate((), state, nbytes=state * width, counts=ops.NO_KERNEL))
+        tape.retain(tape.allocate((output,), state, nbytes=state * width, counts=ops.NO_KERNEL))
     output = norm(tape, output, values, shared=True)
     gate = tape.allocate((made[0],), values)
     output = tape.compiled(output, gate)
@@ -66,7 +70,8 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
     made = project_each(tape, x, plan.inputs, rows, counts=ops.STATE_PROJECTION)
     inner = rows * spec.inner_dim
     viewed = sum(state.view_elements for state in spec.state if not state.survives_decode)
-    mixed = _convolve(tape, tuple(made), viewed or spec.inner_dim, call, keep=viewed > 0)
+    shape = (viewed or spec.inner_dim, spec.kernel)
+    mixed = _convolve(tape, tuple(made), shape, call, keep=viewed > 0)
     state_buffer = max(spec.state, key=lambda s: s.elements, default=StateBuffer(0))
     state = state_buffer.elements * call.batch
     width = _FLOAT32 if state_buffer.float32 else call.width
@@ -78,17 +83,18 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
             output = _stacked_states(tape, mixed, state_buffer, inner, call)
         case Scan.TOKEN_LOOP:
             output = _token_loop(tape, (mixed,), old, state, inner, call)
-            _all_states(tape, output, state * call.tokens, call.width)
+            _all_states(tape, output, state, call.width, call)
         case Scan.MATRIX:
-            _ssm_chunks(tape, mixed, (spec.heads, inner, state), old, call, width)
-            output = tape.allocate((mixed,), inner)
+            output = _ssm_chunks(tape, mixed, spec, old, call, width)
         case Scan.KERNEL:
             output = tape.allocate((mixed, old), inner)
-            _kept(tape, (old,), state, state * width)
+            _kept(tape, (output, old), state, state * width)
         case _:
             assert_never(scan)
     if made:
         output = tape.compiled(output, made[0])
+    if spec.normed:
+        output = norm(tape, output, inner, shared=False)
     return project(tape, output, plan.output, rows, counts=ops.STATE_PROJECTION)
 
 
@@ -112,7 +118,7 @@ def _stacked_states(tape: Tape, mixed: int, state: StateBuffer, inner: int, call
 def _convolve(
     tape: Tape,
     inputs: tuple[int, ...],
-    width: int,
+    shape: tuple[int, int],
     call: CallShape,
     *,
     keep: bool = False,
@@ -120,9 +126,11 @@ def _convolve(
 ) -> int:
     """Parts joined, the state put before them, a causal convolution and its activation.
 
-    With ``keep`` the next state is a slice of the padded input, which therefore stays; one of
-    ``copied`` elements is cut from it, at the end of the call.
+    ``shape`` are the channels and the tokens under the convolution. With ``keep`` the next state is
+    a slice of the padded input, which therefore stays; one of ``copied`` elements is cut from it,
+    at the end of the call.
     """
+    width, kernel = shape
     elements = call.rows * width
     joined = (
         tape.allocate(inputs, elements, counts=ops.CONVOLUTION_INPUT)
@@ -135,7 +143,14 @@ def _convolve(
         tape.retain(padded)
     if copied:
         tape.defer(lambda: _kept(tape, (padded,), copied * call.batch))
-    convolved = tape.allocate((padded,), elements)
+    temporary, counts = 0, ops.ELEMENTWISE
+    if tape.backend == "cpu" and kernel:
+        # conv.cpp, explicit_gemm_conv_1D_cpu: the input, all its windows, the weights and, unless
+        # it is the result, the product in float32.
+        windows = call.batch * (call.tokens + kernel - 1) + (call.rows + 1) * kernel
+        product = 0 if call.width == _FLOAT32 else elements
+        temporary, counts = (windows * width + product + 1) * _FLOAT32, ops.CPU_CONVOLUTION
+    convolved = tape.allocate((padded,), elements, temporary=temporary, counts=counts)
     return tape.compiled(convolved)
 
 
@@ -155,10 +170,14 @@ def _token_loop(
     return tape.allocate((*inputs, ahead), output, counts=ops.STACKED_OUTPUT)
 
 
-def _all_states(tape: Tape, output: int, elements: int, width: int) -> None:
+def _all_states(tape: Tape, output: int, state: int, width: int, call: CallShape) -> None:
     """A loop's outputs hang off its chain, so every token's state waits for the end of it."""
-    name = "states of all tokens"
-    tape.inplace(output, tape.allocate((), elements, nbytes=elements * width, name=name))
+    elements, name = state * call.tokens, "states of all tokens"
+    states = tape.allocate((), elements, nbytes=elements * width, name=name)
+    # One output after another is made of its state, before any further layer.
+    tape.inplace(output, states)
+    for _ in range(min(call.tokens, _LOOPED_TOKENS)):
+        tape.inplace(output, counts=ops.TOKEN_OUTPUT)
 
 
 def _kept(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int | None = None) -> None:
@@ -166,57 +185,63 @@ def _kept(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int | None
 
 
 def _ssm_chunks(
-    tape: Tape,
-    mixed: int,
-    sizes: tuple[int, int, int],
-    old: int,
-    call: CallShape,
-    width: int,
-) -> None:
-    """Mamba-2 in its matrix form: decays of every pair of tokens in a chunk.
+    tape: Tape, mixed: int, spec: Recurrent, old: int, call: CallShape, width: int
+) -> int:
+    """Mamba-2 in its matrix form: decays of every pair of tokens in a chunk; return its output.
 
-    ``sizes`` are the heads, the elements of the inputs and those of the state; ``width`` the bytes
-    of an element of the state.
+    ``width`` are the bytes of an element of the state.
     """
-    heads, inner, _ = sizes
+    inner = call.rows * spec.inner_dim
     step = call.tokens if call.target.versions.has("whole_ssm") else _SSM_CHUNK
     # dt is of the state's type, float32 since mlx-lm 0.31.2, so dt * x is too.
-    wide = tape.allocate((mixed,), inner, nbytes=inner * width)
+    wide = tape.allocate((mixed,), inner, nbytes=inner * width, counts=ops.TIME_STEPS)
+    outputs = []
     for start in range(0, call.tokens, step):
         tokens = min(step, call.tokens - start)
-        cells = call.batch * heads * tokens * tokens
+        pairs = call.batch * tokens * tokens
+        cells, part = pairs * spec.heads, call.batch * tokens * spec.inner_dim
         decays = tape.allocate((wide,), cells, nbytes=cells * width, counts=ops.CHUNK_DECAYS)
-        # segsum holds a number for every pair of tokens; each step writes over the one before.
-        for _ in ("lower", "sum", "exponential"):
-            tape.inplace(decays, counts=ops.CHUNK_DECAY_STEP)
-        products = tape.allocate((mixed,), cells, counts=ops.CHUNK_PRODUCTS)
+        # segsum holds a number for every pair of tokens; each step writes over the one before, but
+        # not the cumulative sum of the CPU (mlx backend/cpu/scan.cpp).
+        counts = ops.CHUNK_DECAY_STEP
+        if tape.backend == "cpu":
+            decays = tape.allocate((decays,), cells, nbytes=cells * width, counts=counts)
+        else:
+            tape.inplace(decays, counts=counts)
+        tape.inplace(decays, counts=counts)
+        product = tape.allocate((mixed,), pairs * spec.groups, counts=ops.CHUNK_PRODUCTS)
+        weights = tape.allocate((product,), cells, counts=ops.CHUNK_REPEATED)
         # CB * decay: the half-precision product is cast to float32, where the decays are.
-        weights = products
-        if width == _FLOAT32:
-            weights = tape.allocate((products,), cells, nbytes=cells * _FLOAT32)
+        if width != call.width:
+            weights = tape.allocate((weights,), cells, nbytes=cells * width)
         tape.inplace(weights, decays)
         tape.inplace(weights, counts=ops.CHUNK_WEIGHTS)
-        tape.allocate((weights, wide), inner * tokens // call.tokens, counts=ops.CHUNK_OUTPUT)
+        output = tape.allocate((weights, wide), part, nbytes=part * width, counts=ops.CHUNK_OUTPUT)
+        if width != call.width:
+            output = tape.allocate((output,), part)
+        outputs.append(output)
     # Only the next call needs the last state, so MLX runs it after all layers.
-    tape.defer(lambda: _last_state(tape, (mixed, wide, decays, old), sizes, tokens, call, width))
+    tape.defer(lambda: _last_state(tape, (mixed, wide, decays, old), spec, tokens, call, width))
+    skipped = tape.allocate((mixed,), inner, counts=ops.CHUNKS_OUTPUT)
+    return tape.inplace(skipped, *outputs)
 
 
 def _last_state(
     tape: Tape,
     arrays: tuple[int, int, int, int],
-    sizes: tuple[int, int, int],
+    spec: Recurrent,
     tokens: int,
     call: CallShape,
     width: int,
 ) -> None:
     """The state after the last chunk of Mamba-2 (mlx-lm models/ssm.py, next_state)."""
     mixed, wide, decays, old = arrays
-    heads, inner, state = sizes
-    spread = state * heads * call.rows // inner * tokens
+    state = call.batch * spec.state[1].elements
+    spread = state // spec.inner_dim * spec.heads * tokens
     repeated = tape.allocate((mixed,), spread, counts=ops.REPEATED_INPUT)
     if tape.width != width:
         repeated = tape.allocate((repeated,), spread, nbytes=spread * width)
-    part = inner * tokens // call.tokens
+    part = call.batch * tokens * spec.inner_dim
     decayed = tape.allocate((wide, decays), part, nbytes=part * width, counts=ops.DECAYED_INPUT)
     product = tape.retain(tape.allocate((decayed, repeated), state, nbytes=state * width))
     scaled = tape.allocate((old, decays), state, nbytes=state * width)

@@ -123,7 +123,7 @@ class RunCaches:
         """Return what values that are a view of one packed product keep alive besides their own.
 
         A first chunk that becomes the buffer is such a view until the buffer grows: in the layers
-        that have run in that chunk, and in all layers in the call after it.
+        that have run in that chunk, and in the call after it in those that have not run.
         """
         workload, total = self._workload, 0
         first = min(workload.prompt_tokens - 1, workload.prefill_step)
@@ -134,17 +134,18 @@ class RunCaches:
             ):
                 if len(mixer.inputs) > 1 or not mixer.mixer.owns_cache:
                     continue
+                outside = layers - simulated[number]
                 for buffer in buffers:
                     held = call.occupancy[buffer]
                     before = capacity_at(buffer, workload, position)
-                    if held.is_first_chunk:
-                        tokens = call.tokens * (layers - simulated[number])
-                    elif before == first == position and held.kv.bits is None:
-                        tokens = first * layers
-                    else:
-                        continue
                     packed = mixer.inputs[0].outputs - buffer.heads * buffer.value_dim
-                    total += tokens * packed
+                    if held.is_first_chunk:
+                        total += call.tokens * packed * outside
+                    elif before == first == position and held.kv.bits is None:
+                        # bytes_during has the other layers after they have run, if that is more.
+                        grown_by = (held.after - held.before) * buffer.elements_per_token
+                        total += first * packed * simulated[number]
+                        total += max(0, first * packed - grown_by) * outside
         return total * self._width * call.batch
 
     def view_bytes(self, call: CallShape, simulated: Counter[int], *, decoding: bool) -> int:

@@ -1,32 +1,33 @@
 """What the operations of a run keep alive at once, by the queue of mlx/scheduler.py."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.scheduler import (
     CPU_DISPATCHES_PER_TASK,
+    MAX_ACTIVE_TASKS,
     BatchLimits,
     BatchQueue,
+    TaskQueue,
     gpu_limits,
 )
 from memfit.estimators.workspace.tape import Program, Step
 
-_NO_LIMIT = 1 << 62
 LEAST_SIMULATED = 8
 """Layers followed up to the last of each kind: these or more, as many as can be in flight."""
 
 
-def formula_limits(device: Device) -> BatchLimits:
-    """Return the limits the formula uses: those of a GPU, and CPU tasks as batches."""
-    if device.backend == "cpu":
-        # A batch closes with MORE than its limit, a task with exactly its number of dispatches.
-        return BatchLimits(CPU_DISPATCHES_PER_TASK - 1, _NO_LIMIT)
-    return gpu_limits(device)
+def formula_limits(device: Device) -> BatchLimits | None:
+    """Return the limits of a GPU's batches, None for the CPU, which has tasks."""
+    return None if device.backend == "cpu" else gpu_limits(device)
 
 
-def transient_peak(layers: Iterable[tuple[Step, ...]], limits: BatchLimits) -> int:
+def transient_peak(layers: Iterable[tuple[Step, ...]], limits: BatchLimits | None) -> int:
     """Return the most bytes alive at once beyond those alive at the start, 0 at least."""
+    if limits is None:
+        return _peak_of_tasks(layers)
     queue: BatchQueue[int] = BatchQueue(limits)
     # Local names: this loop runs for each operation of each estimate.
     submit, batch = queue.submit, queue.open
@@ -48,11 +49,25 @@ def transient_peak(layers: Iterable[tuple[Step, ...]], limits: BatchLimits) -> i
     return peak
 
 
-def layers_in_flight(programs: Sequence[Program], limits: BatchLimits) -> int:
+def _peak_of_tasks(layers: Iterable[tuple[Step, ...]]) -> int:
+    queue: TaskQueue[int] = TaskQueue()
+    alive = peak = 0
+    for step in chain.from_iterable(layers):
+        alive += step.allocated
+        peak = max(peak, alive)
+        # The queue itself adds the empty task after each operation.
+        alive -= sum(queue.submit(step.released, step.dispatches - 1, step.elements))
+    return peak
+
+
+def layers_in_flight(programs: Sequence[Program], limits: BatchLimits | None) -> int:
     """Return how many layers can be in flight together: the cheapest ones, in every batch."""
+    dispatches = min(sum(step.dispatches for step in p.steps) for p in programs)
+    if limits is None:
+        tasks = (MAX_ACTIVE_TASKS + 1) * CPU_DISPATCHES_PER_TASK
+        return max(LEAST_SIMULATED, ceil_div(tasks, max(1, dispatches)))
     # Closed batches that have not run, and the open one.
     batches = limits.in_flight + 1
-    dispatches = min(sum(step.dispatches for step in p.steps) for p in programs)
     elements = min(sum(step.elements for step in p.steps) for p in programs)
     by_dispatches = ceil_div(batches * (limits.max_ops + 1), max(1, dispatches))
     by_elements = ceil_div(batches * (limits.max_mebi_elements + 1) << 20, max(1, elements))

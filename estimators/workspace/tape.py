@@ -45,8 +45,14 @@ class Program(Struct, frozen=True):
     """What those free."""
 
 
-# A step without what it releases, which only later operations show.
-_Unreleased = tuple[int, int, int, tuple[tuple[int, int], ...], int]
+class _Operation(NamedTuple):
+    arrays: tuple[int, ...]
+    """What it reads, and the one it writes into."""
+    written: int
+    allocated: int
+    weight: int
+    counts: OperationCount
+    temporary: int
 
 
 class Tape(Struct):
@@ -66,20 +72,13 @@ class Tape(Struct):
     """Of each array: batches count elements, not bytes."""
     retained: set[int] = field(default_factory=set)
     """Arrays that outlive the layer."""
-    deferred: list[Callable[[], None]] = field(default_factory=list)
+    deferred: list[Callable[[], object]] = field(default_factory=list)
     largest: int = 0
     largest_name: str = ""
-    _steps: list[_Unreleased] = field(default_factory=list)
-    _released: list[int] = field(default_factory=list)
-    _touched: dict[int, int] = field(default_factory=dict)
-    """At which step each array was touched last."""
-    _layer_steps: int = -1
-    """Steps before the deferred ones, while these are recorded."""
-    _awaited: list[int] = field(default_factory=list)
-    """Arrays of the layer that deferred steps read."""
+    _operations: list[_Operation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._touched[self.existing(self.input_elements)] = -1
+        self.existing(self.input_elements)
 
     def existing(self, elements: int, nbytes: int | None = None) -> int:
         """Number an array that was there before the layer; it is freed after its last use."""
@@ -102,14 +101,17 @@ class Tape(Struct):
         made = self.existing(elements, nbytes)
         if self.nbytes[made] > self.largest:
             self.largest, self.largest_name = self.nbytes[made], name
-        self._record((*inputs, made), self.nbytes[made], weight, counts, temporary)
+        allocated = self.nbytes[made]
+        self._operations.append(
+            _Operation((*inputs, made), made, allocated, weight, counts, temporary)
+        )
         return made
 
     def inplace(
         self, target: int, *inputs: int, weight: int = 0, counts: OperationCount = ELEMENTWISE
     ) -> int:
         """Record an operation that writes into ``target``."""
-        self._record((target, *inputs), 0, weight, counts, 0)
+        self._operations.append(_Operation((target, *inputs), target, 0, weight, counts, 0))
         return target
 
     def compiled(self, target: int, *inputs: int) -> int:
@@ -123,7 +125,7 @@ class Tape(Struct):
         self.retained.add(array)
         return array
 
-    def defer(self, record: Callable[[], None]) -> None:
+    def defer(self, record: Callable[[], object]) -> None:
         """Record operations that MLX runs at the end of the call, after all layers.
 
         Its tape is filled breadth first from what is evaluated (mlx transforms.cpp, eval_impl),
@@ -131,55 +133,80 @@ class Tape(Struct):
         """
         self.deferred.append(record)
 
-    def _record(
-        self,
-        arrays: tuple[int, ...],
-        allocated: int,
-        elements: int,
-        counts: OperationCount,
-        temporary: int,
-    ) -> None:
-        dispatches = counts.kernels
-        if self.backend == "cpu":
-            # One empty task after each operation, views included (mlx backend/cpu/eval.cpp).
-            dispatches += 1 + counts.views
-        touched, step = self._touched, len(self._steps)
-        repeated, longest_ago = [], 0
-        for array in arrays:
-            before = touched.get(array)
-            if before is None:
-                elements += self.elements[array]
-            elif before < self._layer_steps:
-                # From the layer into the deferred steps: all other layers are between.
-                elements += self.elements[array]
-                self._awaited.append(array)
-            elif before < step:
-                repeated.append((self.elements[array], step - before))
-                if step - before > longest_ago:
-                    longest_ago = step - before
-            touched[array] = step
-        # MLX holds temporaries until the batch has run, like the operation's inputs.
-        allocated += temporary
-        self._steps.append((allocated, dispatches, elements, tuple(repeated), longest_ago))
-        self._released.append(temporary)
+    def program(self, *, state_only: bool = False) -> Program:
+        """Return what was recorded, every array freed after its last use unless retained.
 
-    def program(self) -> Program:
-        """Return what was recorded, every array freed after its last use unless retained."""
-        early = len(self._steps)
-        self._layer_steps = early if self.deferred else -1
+        With ``state_only``, nothing that only the layer's output needs.
+        """
+        early = len(self._operations)
         for record_deferred in self.deferred:
             record_deferred()
-        released = self._released.copy()
-        for array, step in self._touched.items():
+        run, deferred = self._operations[:early], self._operations[early:]
+        if state_only:
+            needed = set(self.retained)
+            deferred, run = _needed(deferred, needed), _needed(run, needed)
+        steps, awaited = self._steps(run, deferred)
+        deferred_bytes = sum(self.nbytes[a] for a in awaited if a not in self.retained)
+        return Program(
+            tuple(steps[: len(run)]),
+            self.largest,
+            self.largest_name,
+            tuple(steps[len(run) :]),
+            deferred_bytes,
+        )
+
+    def _steps(
+        self, run: list[_Operation], deferred: list[_Operation]
+    ) -> tuple[list[Step], list[int]]:
+        """Return a step for each operation, and the arrays of the layer that deferred ones read."""
+        # The layer's input is touched before its first operation.
+        touched, awaited = {0: -1}, []
+        steps = []
+        for step, operation in enumerate((*run, *deferred)):
+            elements, repeated, longest_ago = operation.weight, [], 0
+            for array in operation.arrays:
+                before = touched.get(array)
+                if before is None:
+                    elements += self.elements[array]
+                elif before < len(run) <= step:
+                    # From the layer into the deferred steps: all other layers are between.
+                    elements += self.elements[array]
+                    awaited.append(array)
+                elif before < step:
+                    repeated.append((self.elements[array], step - before))
+                    longest_ago = max(longest_ago, step - before)
+                touched[array] = step
+            dispatches = operation.counts.kernels
+            if self.backend == "cpu":
+                # One empty task after each operation, views included (mlx backend/cpu/eval.cpp).
+                dispatches += 1 + operation.counts.views
+            # MLX holds temporaries until the batch has run, like the operation's inputs.
+            temporary = operation.temporary
+            steps.append(
+                Step(
+                    operation.allocated + temporary,
+                    temporary,
+                    dispatches,
+                    elements,
+                    tuple(repeated),
+                    longest_ago,
+                )
+            )
+        freed: dict[int, int] = {}
+        for array, step in touched.items():
             # The layer's input has step -1 while no operation of the layer has read it.
             if step >= 0 and array not in self.retained:
-                released[step] += self.nbytes[array]
-        steps = [
-            Step(allocated, freed, dispatches, elements, repeated, longest_ago)
-            for (allocated, dispatches, elements, repeated, longest_ago), freed in zip(
-                self._steps, released, strict=True
-            )
-        ]
-        deferred_bytes = sum(self.nbytes[a] for a in self._awaited if a not in self.retained)
-        run, deferred = tuple(steps[:early]), tuple(steps[early:])
-        return Program(run, self.largest, self.largest_name, deferred, deferred_bytes)
+                freed[step] = freed.get(step, 0) + self.nbytes[array]
+        for step, nbytes in freed.items():
+            steps[step] = steps[step]._replace(released=steps[step].released + nbytes)
+        return steps, awaited
+
+
+def _needed(operations: list[_Operation], needed: set[int]) -> list[_Operation]:
+    """Return the operations that write what is ``needed``, to which what they read is added."""
+    kept = []
+    for each in reversed(operations):
+        if each.written in needed:
+            needed.update(each.arrays)
+            kept.append(each)
+    return kept[::-1]

@@ -97,7 +97,7 @@ def test_published_peaks_on_cuda_are_below_the_bound(
 ) -> None:
     workload = Workload(prompt_tokens=1024, max_tokens=128)
     bound, _ = moment(config, workload, device=find_device(gpu))
-    assert 0.997 < bound.nbytes / (megabytes * 10**6) < over
+    assert 0.995 < bound.nbytes / (megabytes * 10**6) < over
 
 
 @pytest.mark.parametrize(("config", "quantization", "megabytes"), PUBLISHED)

@@ -68,6 +68,7 @@ def _recurrent(fields: Fields, hidden: int) -> blocks.MixerBlock:
         kind="rg_lru",
         scan=Scan.KERNEL,
         inner_dim=hidden,
+        kernel=_KERNEL,
         state=(StateBuffer((_KERNEL - 1) * hidden, view_elements=hidden), StateBuffer(hidden)),
     )
     modules = (
