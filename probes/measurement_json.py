@@ -52,6 +52,7 @@ def measurement_id(
     experts: MeasuredExperts | None = None,
     caches: Sequence[MeasuredCache] = (),
     training: MeasuredTraining | None = None,
+    mlx_vlm_version: str | None = None,
 ) -> str:
     """Return the id of a measurement, such as ``0f3c9a12-77c0de14``.
 
@@ -68,6 +69,7 @@ def measurement_id(
         *([to_builtins(experts)] if experts else []),
         *([sorted(cache.bits for cache in caches)] if caches else []),
         *([to_builtins(training.recipe)] if training else []),
+        *([mlx_vlm_version] if mlx_vlm_version else []),
     )
     text = json.dumps(key, sort_keys=True, separators=(",", ":"))
     return f"{fingerprint[:8]}-{hashlib.sha256(text.encode('utf-8')).hexdigest()[:8]}"
@@ -132,6 +134,7 @@ def _measurement(data: Any, reading: Reading, place: Place) -> Measurement:
         experts=found.experts,
         caches=found.caches,
         training=found.training,
+        mlx_vlm_version=found.mlx_vlm_version,
     )
     if found.id != expected:
         raise section.fail("id", f"expected {expected}, got {printable(found.id)}")

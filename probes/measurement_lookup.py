@@ -19,10 +19,11 @@ def with_measurement(
 ) -> SizedModel:
     """Return the sized model with this machine's valid measurement of its checkpoint, if any.
 
-    Measurements exist only for mlx-lm and checkpoints with headers.
+    Measurements exist only for mlx-lm, for images under mlx-vlm, and for checkpoints with headers.
     """
-    checkpoint = sized.checkpoint
-    if not sized.runtime_model.is_mlx_lm or not checkpoint.header_sha256:
+    checkpoint, runtime_model = sized.checkpoint, sized.runtime_model
+    is_measured = runtime_model.takes_images if workload.images else runtime_model.is_mlx_lm
+    if not is_measured or not checkpoint.header_sha256:
         return sized
     stored = store.of(fingerprint_of(checkpoint))
     warnings = tuple(Note("warning", "measurement", warning) for warning in stored.warnings)
@@ -37,7 +38,7 @@ def with_measurement(
     found = recall(
         measurements,
         device=host,
-        versions=installed_versions(),
+        versions=installed_versions(with_images=bool(workload.images)),
         workload=workload,
         model=checkpoint.id,
     )
@@ -47,21 +48,23 @@ def with_measurement(
 
 def contradiction(measurement: Measurement, sized: SizedModel) -> str | None:
     """Return why a measurement cannot be of a checkpoint with exact headers, None if it can."""
-    footprint, measured = sized.footprint, measurement.loaded.weights_bytes
-    if footprint.basis != "exact" or measurement.experts is not None:
+    measured, loaded = measurement.loaded.weights_bytes, sized.runtime_model.loaded_bytes
+    is_other = (measurement.mlx_vlm_version is None) != sized.runtime_model.is_mlx_lm
+    if sized.footprint.basis != "exact" or measurement.experts is not None or is_other:
         return None
-    if measured == footprint.loaded_bytes:
+    if measured == loaded:
         return None
     return (
         f"the measurement {measurement.id} is damaged and not used: its weights have {measured}"
-        f" bytes, the files have {footprint.loaded_bytes}; memfit measurements remove"
+        f" bytes, the files have {loaded}; memfit measurements remove"
         f" {measurement.id} removes it"
     )
 
 
-def installed_versions() -> Versions:
+def installed_versions(*, with_images: bool = False) -> Versions:
     """Return the installed versions of what runs a model."""
-    return Versions(_version("mlx"), _version("mlx-lm"))
+    vlm = (_version("mlx-vlm") or "none") if with_images else None
+    return Versions(_version("mlx"), _version("mlx-lm"), vlm)
 
 
 def _version(distribution: str) -> str | None:

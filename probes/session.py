@@ -127,6 +127,7 @@ class MeasurementSession(Struct):
             mlx_lm_version=versions["mlx_lm"],
             workload=workload,
             wired_limit_bytes=wired_limit_bytes,
+            mlx_vlm_version=versions.get("mlx_vlm"),
         )
 
     def _run(self, state: "_RunState", repeats: int) -> None:
@@ -232,6 +233,7 @@ def new_measurement(
         "experts": experts,
         "caches": caches,
         "training": training,
+        "mlx_vlm_version": versions.get("mlx_vlm"),
     }
     return Measurement(
         id=measurement_id(**key),

@@ -115,7 +115,8 @@ def tune(
             )
             workload = vision_estimate.known_images(sized, workload)
         require_within_limit(sized, workload, force=request.force)
-        save = vision_estimate.do_not_save if is_special(request) else sweeps.store.save
+        is_said = bool(workload.images) == request.has_image and request.shortest_prompt is None
+        save = sweeps.store.save if is_said else vision_estimate.do_not_save
         session = MeasurementSession(sized, worker, save, progress.advance)
         if request.axes:
             points, known = _sweep(request, session, workload, sweeps, progress)
@@ -133,9 +134,9 @@ def tune(
         return _result(request, session, device, _Findings(prompt, points, known, recommendation))
 
 
-def is_special(request: TuneRequest) -> bool:
-    """Whether a run is not what estimates are about: with an image, or with several lengths."""
-    return request.has_image or request.shortest_prompt is not None
+def is_of_text(request: TuneRequest) -> bool:
+    """Whether a run is of prompts of text with one length."""
+    return not request.has_image and request.shortest_prompt is None
 
 
 def _require_possible_batch(request: TuneRequest) -> None:
@@ -330,7 +331,7 @@ def _result(
         recommendation=found.recommendation,
         trade=speed_tradeoffs(points, request.units),
         flags=flags,
-        report=() if is_special(request) else difference_report(sized, points[0], versions),
+        report=difference_report(sized, points[0], versions) if is_of_text(request) else (),
         notes=tuple(_notes(request, session, found, has_flags=bool(flags))),
     )
 
@@ -372,8 +373,7 @@ def _notes(
         text = f"the measurement could not be saved: {session.save_error}"
         yield Note("warning", "not-kept", text)
     if request.has_image:
-        version, is_estimated = session.worker.versions["mlx_vlm"], bool(workload.images)
-        yield vision_estimate.image_note(version, is_estimated=is_estimated)
+        yield vision_estimate.image_note(sized, workload, session.worker.versions["mlx_vlm"])
     if sized.device and sized.device.budget == MEMORY_LIMIT:
         limit = format_bytes(sized.device.working_set_bytes, request.units)
         text = f"the verdict uses the memory limit of {limit}, not the working set"

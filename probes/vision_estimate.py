@@ -1,9 +1,11 @@
 """The estimate for a prompt with images, which mlx-vlm runs."""
 
+from functools import partial
+
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import image_plan
@@ -18,11 +20,15 @@ from memfit.estimators.sizing.sized_model import SizedModel
 def sized_for_images(
     checkpoint: Checkpoint, device: Device, workload: Workload, *, margin_bytes: int
 ) -> SizedModel:
-    """Return a model as mlx-vlm runs it, by formula."""
+    """Return a model as mlx-vlm runs it, by trace of its class where there is one."""
     catalog = Catalog()
     model = catalog.add(checkpoint)
     runtime = runtime_for_images(catalog.native_runtime(model))
-    return catalog.sized(model, device=device, runtime=runtime, margin_bytes=margin_bytes)
+    sized = partial(catalog.sized, model, device=device, runtime=runtime, margin_bytes=margin_bytes)
+    try:
+        return sized(method="trace")
+    except (MachineError, UnsupportedError):
+        return sized()
 
 
 def known_images(sized: SizedModel, workload: Workload) -> Workload:
@@ -42,15 +48,13 @@ def known_images(sized: SizedModel, workload: Workload) -> Workload:
 
 
 def do_not_save(measurement: Measurement) -> None:
-    """Save nothing: a measurement of mlx-vlm is not valid for mlx-lm."""
+    """Save nothing: the workload does not say all that was run."""
 
 
-def image_note(mlx_vlm_version: str, *, is_estimated: bool) -> Note:
+def image_note(sized: SizedModel, workload: Workload, mlx_vlm_version: str) -> Note:
     """Return the note on a measurement with an image."""
-    tower = "includes an upper bound of" if is_estimated else "is without"
-    return Note(
-        "info",
-        "image",
-        f"run by mlx-vlm {mlx_vlm_version}; the estimate {tower} the work of the vision tower, and"
-        " the measurement is not saved for estimates",
-    )
+    tower = "is without the work of the vision tower, and the measurement is not saved"
+    if workload.images:
+        basis, _ = sized.workspace_basis(workload)
+        tower = "is traced" if basis == "traced" else "is an upper bound by formula"
+    return Note("info", "image", f"run by mlx-vlm {mlx_vlm_version}; the estimate {tower}")

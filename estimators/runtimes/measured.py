@@ -30,6 +30,20 @@ class Measured(MlxLm, frozen=True):
     workspace_basis: ClassVar[tuple[Basis, int]] = ("measured", 0)
 
     @property
+    def classes(self) -> str:
+        """The library with the class of the model."""
+        return self.inner.classes
+
+    @property
+    def unloaded_bytes(self) -> int:
+        """Bytes of the checkpoint's tensors that the runtime does not keep."""
+        return self.inner.unloaded_bytes
+
+    def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
+        """Return the commands of the runtime."""
+        return self.inner.commands(workload, model, kept_caches)
+
+    @property
     def resident_bytes(self) -> int:
         """What MLX held after loading."""
         return self.measurement.loaded.active_bytes
@@ -70,8 +84,8 @@ class Measured(MlxLm, frozen=True):
         runs = f"the median of {len(peaks)} runs, {spread} apart" if len(peaks) > 1 else "one run"
         yield (
             f"measured on {taken.measured_at[:10]} on {taken.device} with mlx {taken.mlx_version}"
-            f" and mlx-lm {taken.mlx_lm_version}: {runs} ({taken.id}); --method formula ignores"
-            " it"
+            f" and {self.name} {taken.mlx_vlm_version or taken.mlx_lm_version}: {runs}"
+            f" ({taken.id}); --method formula ignores it"
         )
         yield from MlxLm.assumptions(self, workload, units)
 

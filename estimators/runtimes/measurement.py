@@ -153,6 +153,8 @@ class Measurement(
     """Of `memfit tune cache`, which computes the whole prompt before the first token."""
     training: MeasuredTraining | None = None
     """Of `memfit tune train`, which generates nothing."""
+    mlx_vlm_version: Line | None = None
+    """Of a prompt with images, which mlx-vlm runs in place of mlx-lm."""
 
     @property
     def all_runs(self) -> tuple[Run, ...]:
@@ -161,7 +163,7 @@ class Measurement(
 
     @property
     def is_usual(self) -> bool:
-        """Whether it is of mlx-lm's own loop with all experts."""
+        """Whether it is of mlx-lm's or mlx-vlm's own loop with all experts."""
         return self.experts is None and self.training is None and not self.caches
 
 

@@ -18,6 +18,13 @@ class Versions(NamedTuple):
 
     mlx: str | None
     mlx_lm: str | None
+    mlx_vlm: str | None = None
+    """Of a prompt with images; None for one that mlx-lm runs."""
+
+    def __str__(self) -> str:
+        """Return them in words."""
+        text = f"mlx {self.mlx or 'none'} and mlx-lm {self.mlx_lm or 'none'}"
+        return f"{text} and mlx-vlm {self.mlx_vlm}" if self.mlx_vlm else text
 
 
 class Remembered(NamedTuple):
@@ -41,7 +48,10 @@ def recall(
     notes say what was measured, and how ``model`` would be. Runs with a part of the experts, of the
     trainer, or by a loop that is not mlx-lm's, say nothing about it.
     """
-    measurements = [m for m in measurements if m.is_usual]
+    is_of_vlm = versions.mlx_vlm is not None
+    measurements = [
+        m for m in measurements if m.is_usual and (m.mlx_vlm_version is not None) == is_of_vlm
+    ]
     holding = [m for m in measurements if not _obstacles(m, device, versions)]
     same = [m for m in holding if m.workload == workload]
     if same:
@@ -85,6 +95,8 @@ def tune_command(model: str, workload: Workload) -> str:
     """
     usual = Workload(prompt_tokens=workload.prompt_tokens)
     words = ["memfit", "tune", model, "--prompt-tokens", str(workload.prompt_tokens)]
+    if workload.images:
+        words[3:] = ["--prompt", "TEXT", "--image", "FILE"]
     words += ["--max-tokens", str(workload.max_tokens)]
     for name in (
         "batch",
@@ -105,10 +117,9 @@ def _obstacles(measurement: Measurement, device: Device, versions: Versions) -> 
     here = machine_name(device)
     if (measurement.device, measurement.backend) != (here, device.backend):
         found.append(f"it is of {measurement.device}, this is {here}")
-    was = Versions(measurement.mlx_version, measurement.mlx_lm_version)
+    was = Versions(measurement.mlx_version, measurement.mlx_lm_version, measurement.mlx_vlm_version)
     if was != versions:
-        there = f"mlx {versions.mlx or 'none'} and mlx-lm {versions.mlx_lm or 'none'}"
-        found.append(f"it is of mlx {was.mlx} and mlx-lm {was.mlx_lm}, here is {there}")
+        found.append(f"it is of {was}, here is {versions}")
     return found
 
 
@@ -123,6 +134,8 @@ def workload_words(workload: Workload) -> str:
     """Return a workload's tokens, and its other settings where they are not the usual ones."""
     usual = Workload(prompt_tokens=1)
     text = f"{workload.prompt_tokens} + {workload.max_tokens} tokens"
+    if workload.images:
+        text += f" with {workload.images}"
     if workload.batch > 1:
         text += f" in a batch of {workload.batch}"
     if workload.prefill_step != usual.prefill_step:

@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,7 +137,25 @@ def test_the_whole_command_counts_the_tower(seeing: Path, image_file: Path, tmp_
     about = ("--prompt", TEXT, "--image", str(image_file), "--max-tokens", "3")
     row = tuned("seeing", seeing, tmp_path, about)
     assert row.is_exact
-    assert not list(tmp_path.rglob("*.json"))  # nothing is saved for estimates of mlx-lm
+    environment = {**os.environ, "MEMFIT_HOME": str(tmp_path)}
+    image = ("--image", str(image_file), "--device", "host", "--json")
+
+    def estimate(text_tokens: int, max_tokens: int) -> Any:
+        tokens = ("--prompt-tokens", str(text_tokens), "--max-tokens", str(max_tokens))
+        command = (sys.executable, "-m", "memfit", "estimate", str(seeing), *tokens, *image)
+        return json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE).stdout)
+
+    # The text and what the template adds are the user's to count.
+    measured = estimate(len(TEXT), 3)
+    assert measured["workload"]["prompt_tokens"] == len(TEXT) + 18
+    assert measured["components"]["workspace"]["basis"] == "measured"
+    assert measured["peak_bytes"] == row.figures["peak"].measured
+    assert any("and mlx-vlm" in line for line in measured["assumptions"])
+    other = estimate(len(TEXT), 4)
+    assert other["components"]["workspace"]["basis"] != "measured"
+    (note,) = (note for note in other["notes"] if note["code"] == "measured-otherwise")
+    assert "with 32x32" in note["message"]
+    assert "--prompt TEXT --image FILE" in note["message"]
 
 
 @needs_mlx_vlm
