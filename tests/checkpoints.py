@@ -5,7 +5,8 @@ has no 16-bit `gather_mm`.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ CHAT_TEMPLATE = (
 class Recipe:
     """What to create: a case by name, its bits (None: bf16), shard files and tokenizer.
 
-    As published: with the names and shapes of the Hub, in place of mlx-lm's.
+    As published: with the names and shapes of the Hub, in place of mlx-lm's. ``changes`` are keys
+    of the config in place of the case's.
     """
 
     case: str
@@ -43,6 +45,7 @@ class Recipe:
     has_tokenizer: bool = True
     has_chat_template: bool = False
     is_published: bool = False
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 RECIPES = {
@@ -84,6 +87,7 @@ def save_checkpoint(path: Path, recipe: Recipe) -> None:
 
     config = config_of(recipe.case)
     config |= {"torch_dtype": "bfloat16", "eos_token_id": 1, "vocab_size": VOCABULARY}
+    config |= recipe.changes
     mx.random.seed(0)
     oracle = Oracle(config)
     if recipe.bits:

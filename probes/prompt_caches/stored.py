@@ -61,7 +61,8 @@ def save(path: Path, caches: Sequence[Any], metadata: dict[str, str]) -> None:
 
     require_free(path.parent, sum(cache.nbytes for cache in caches) + _HEADER_BYTES)
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED, suffix=_SUFFIX)
+        prefix = _unfinished(os.getpid())
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=_SUFFIX)
     except OSError as error:
         raise unwritable(path, error) from None
     os.close(handle)
@@ -81,6 +82,12 @@ def save(path: Path, caches: Sequence[Any], metadata: dict[str, str]) -> None:
         raise unwritable(path, error) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(directory: Path, process: int) -> None:
+    """Remove what a process that was ended has left of a file."""
+    for path in directory.glob(f"{_unfinished(process)}*"):
+        path.unlink(missing_ok=True)
 
 
 def checked_sha256(path: Path) -> str:
@@ -197,6 +204,10 @@ def dequantised(cache: Any) -> Any:
         for packed, scales, biases in (cache.keys, cache.values)
     )
     return KVCache.from_state((keys, values, cache.offset))
+
+
+def _unfinished(process: int) -> str:
+    return f"{UNFINISHED}{process}-"
 
 
 def _checksum_path(path: Path) -> Path:

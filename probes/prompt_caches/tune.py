@@ -162,8 +162,9 @@ class _Probe(Struct):
         """Run one prompt, store its cache, and restore it in each way."""
         request, reference = self.request, self.own / f"{tokens}.safetensors"
         files = [self._wanted(tokens, bits) for bits in dict.fromkeys(request.stored_bits)]
-        with self.start() as process:
+        with self._writing() as process:
             self._require_room(process.versions, tokens)
+            self._require_disk(tokens, files)
             self._notes_of(process.prompt(None, tokens + 1).notes)
             self.loaded = process.load()
             filled = process.store(
@@ -190,6 +191,23 @@ class _Probe(Struct):
             stored=rows,
             measurement_id=self._saved_id(tokens, filled.run, rows),
         )
+
+    @contextmanager
+    def _writing(self) -> Iterator[CacheProcess]:
+        """Start a process; when it is ended while it writes, nothing half-written stays."""
+        process = self.start()
+        try:
+            with process:
+                yield process
+        finally:
+            if process.pid is not None:
+                stored.remove_unfinished(self.directory, process.pid)
+
+    def _require_disk(self, tokens: int, files: Sequence[CacheFile]) -> None:
+        """Require that the disk holds all files, before a prompt is run for them."""
+        if self.plan:
+            sizes = (self.plan.held_bytes(tokens, each.bits) for each in files if each.write)
+            require_free(self.directory, sum(size or 0 for size in sizes))
 
     def result(self, conversations: tuple[Conversation, ...]) -> CacheTuneResult:
         """Return everything that was measured, with the answer."""
@@ -374,10 +392,12 @@ class _Probe(Struct):
             return
         require_within_limit(plan.sized, plan.largest(request.requests), force=request.force)
         need = self._serving(plan)
-        kept = min(request.hot_bytes or 0, plan.kept_bytes(request.requests, request.stored_bits))
-        need = replace(need, peak_bytes=need.peak_bytes + kept)
+        most = plan.kept_bytes(request.requests, request.stored_bits)
+        need = replace(need, peak_bytes=need.peak_bytes + min(request.hot_bytes or 0, most))
         if found := memory_obstacle(need, plan.device, request.units):
             raise RefusedError(f"{request.checkpoint.id}: to serve the requests is {found}")
+        if request.disk_bytes is not None:
+            require_free(self.directory, min(usable_disk(request.disk_bytes), most))
 
     def _wanted(self, tokens: int, bits: int) -> CacheFile:
         path = self._file(tokens, bits)

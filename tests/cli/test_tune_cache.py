@@ -1,14 +1,30 @@
-"""``memfit tune cache``: a real model through the whole command, and every error."""
+"""``memfit tune cache``: a real model through the whole command, and every error.
 
+``python -m tests.cli.test_tune_cache`` writes a fresh run of the example into its page.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from msgspec import convert
 
+from memfit.cli.render.output import rendered
+from memfit.cli.render.views.tune_cache import TuneCacheView
+from memfit.estimators.base.units import Units
+from memfit.probes.prompt_caches.planned import COUNTED
+from memfit.probes.prompt_caches.result import CacheTuneResult
 from tests.checkpoints import Checkpoints
 from tests.cli.running import Memfit
 from tests.cli.test_bad_input import assert_one_line
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+ROOT = Path(__file__).parents[2]
 SHORT = ("--max-tokens", "2", "--timeout", "60", "--agreement", "0")
 
 
@@ -63,46 +79,59 @@ def test_caches_are_stored_restored_and_restored_again(
     assert_one_line(damaged, 2, f"{file.name}: is cut short or was changed")
 
 
-TRACE = """agent,prompt_tokens,completion_tokens
-planner,60,4
-coder,90,3
-planner,80,2
-reviewer,30,1
-coder,100,0
-planner,40,3
-"""
+PAGE = ROOT / "docs" / "tune-cache.md"
+EXAMPLE = re.compile(
+    r"(?<=```text\n)\$ memfit (tune cache [^\n]*)\n(.*?)(?=^```)", re.DOTALL | re.M
+)
+MODEL = "path/to/model"
+
+
+def example() -> tuple[list[str], str]:
+    """Return the words of the page's command, and what it shows."""
+    found = EXAMPLE.search(PAGE.read_text(encoding="utf-8"))
+    assert found
+    return shlex.split(found[1]), found[2]
+
+
+def table(text: str, title: str) -> list[str]:
+    """Return the rows of a table that are the same in each run: without times and peaks."""
+    rows = text[text.index(f"\n{title}\n") :].split("\n\n")[0].splitlines()
+    untimed = (re.sub(r"\d[\d.]* m?s\b", "time", row) for row in rows if "─" not in row)
+    return [" ".join(row.split()) for row in untimed if not row.startswith("Peak ")]
 
 
 @pytest.mark.exhaustive
-def test_requests_are_served_and_compared_with_the_plan(
-    memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
+def test_requests_are_served_as_planned_and_as_the_page_shows(
+    memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trace, folder = tmp_path / "trace.csv", tmp_path / "caches"
-    trace.write_text(TRACE)
-    folder.mkdir()
+    monkeypatch.chdir(ROOT)
+    words, shown = example()
     model = checkpoints("sliding")
-    room = ("--cache-budget", "300kB", "--disk", "1MB", "--requests", trace)
-    stored = ("--stored-bits", "8", "--prompt-tokens", "40", "--dir", folder)
-    result = memfit("tune", "cache", model, *SHORT, *stored, *room, "--json").json
+    # The shorter prompt is enough: the requests are the same.
+    changed = {MODEL: str(model), "256,1024": "256"}
+    command = [changed.get(word, word) for word in words]
+    result = memfit(*command, "--dir", tmp_path, "--json").json
+    text = rendered(
+        TuneCacheView(convert(result, CacheTuneResult), Units.GB), "table", to_file=False
+    )
+    for title in ("Stored", "Served under a budget"):
+        assert set(table(text, title)) <= set(table(shown, title))
     served, answer = result["replay"], result["answer"]
     assert (served["differences"], result["report"]) == ([], [])
     assert served["peak_bytes"] <= served["planned_peak_bytes"]
-    assert (answer["conversations"], answer["hot_bytes"]) == (3, 300_000)
-    assert answer["hot_threshold_tokens"] % 256 in (0, 40)
-    [file] = result["conversations"][0]["stored"]
-    assert file["held_bytes"] == file["planned_held_bytes"]
-    for restore in file["restores"]:
-        assert restore["peak_bytes"] <= restore["planned_peak_bytes"]
-    # Only the files of the prompt stay.
-    assert len(list(folder.iterdir())) == 2
+    assert (answer["conversations"], answer["hot_bytes"]) == (3, 900_000)
+    assert answer["hot_threshold_tokens"] == 256
+    for conversation in result["conversations"]:
+        for file in conversation["stored"]:
+            assert file["held_bytes"] == file["planned_held_bytes"]
+            for restore in file["restores"]:
+                assert restore["peak_bytes"] <= restore["planned_peak_bytes"]
+    # Only the files of the prompts stay.
+    assert len([path for path in tmp_path.iterdir() if path.name != "home"]) == 4
+    room = command[command.index("--requests") :]
     plan = memfit("plan", "offload", model, "--stored-bits", "8", *room, "--json").json
-    untimed = ("read_bytes", "written_bytes", "read_ms", "write_ms", "prefill_ms")
-    for name in set(plan["simulation"]) - {*untimed, "uncached_prefill_ms"}:
+    for name in COUNTED:
         assert plan["simulation"][name] == served["measured"][name]
-    first = ("--conversations", "1")
-    shown = memfit("tune", "cache", model, *SHORT, *stored, *room, *first)
-    assert "Served under a budget" in shown.out, shown.err
-    assert "3, 1" in shown.out
 
 
 BAD = {
@@ -147,3 +176,21 @@ def test_bad_input_is_one_line_before_anything_is_loaded(
     (tmp_path / "one.jsonl").write_text(request)
     ran = memfit("tune", "cache", checkpoints("no-tokenizer"), *words)
     assert_one_line(ran, 2, text)
+
+
+def rewrite() -> None:
+    """Run the page's command, and write what it prints into the page."""
+    words, shown = example()
+    with tempfile.TemporaryDirectory() as name:
+        model = Checkpoints(Path(name))("sliding")
+        command = [str(model) if word == MODEL else word for word in words]
+        environment = {**os.environ, "MEMFIT_HOME": f"{name}/home", "COLUMNS": "100"}
+        main = (sys.executable, "-m", "memfit")
+        ran = subprocess.run((*main, *command), env=environment, stdout=subprocess.PIPE, check=True)
+    fresh = "".join(f"{line.rstrip()}\n" for line in ran.stdout.decode().splitlines())
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(text.replace(shown, fresh.replace(str(model), MODEL)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    rewrite()
