@@ -1,10 +1,11 @@
 """What was measured of stored caches on this machine, for the plan of conversations."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.offload import MeasuredStorage
 from memfit.estimators.runtimes.measurement import (
     MeasuredCache,
@@ -13,41 +14,56 @@ from memfit.estimators.runtimes.measurement import (
     Way,
 )
 from memfit.estimators.sizing.measurement_lookup import is_of
-from memfit.probes.measurement_lookup import installed_versions
+from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.probes.measurement_lookup import contradiction, installed_versions
 from memfit.probes.store import Store
 
 _SECOND = 10**9
 
 
+class Saved(NamedTuple):
+    """What is used of the store."""
+
+    storage: MeasuredStorage | None
+    warnings: tuple[Note, ...]
+    """About measurements that cannot be used."""
+
+
 def saved_storage(
-    checkpoint: Checkpoint,
+    sized: SizedModel,
     device: Device | None,
     store: Store,
     *,
     tokens: int,
     bits: int,
     group_size: int | None,
-) -> MeasuredStorage | None:
+) -> Saved:
     """Return what was measured of a checkpoint on a device, of the length nearest to ``tokens``.
 
     Files with ``bits`` go before others, then the newest. ``group_size`` is None for 16 bits.
     """
+    checkpoint = sized.checkpoint
     if device is None or not checkpoint.header_sha256:
-        return None
-    found = [
-        (_stored_tokens(each), cache, each)
-        for each in store.of(fingerprint_of(checkpoint)).measurements
-        if is_of(each, device, installed_versions())
-        for cache in each.caches
-    ]
+        return Saved(None, ())
+    there = store.of(fingerprint_of(checkpoint))
+    texts, found = list(there.warnings), []
+    for each in there.measurements:
+        if not each.caches or not is_of(each, device, installed_versions()):
+            continue
+        if fault := contradiction(each, sized):
+            texts.append(fault)
+        else:
+            found += [(_stored_tokens(each), cache, each) for cache in each.caches]
+    warnings = tuple(Note("warning", "measurement", text) for text in texts)
     if not found:
-        return None
+        return Saved(None, warnings)
     length, cache, measurement = min(
         reversed(found),
         key=lambda one: (one[1].bits != bits, abs(one[0] - tokens), -one[1].bits),
     )
     same = (length, cache.bits, cache.group_size) == (tokens, bits, group_size)
-    return _measured(length, cache, measurement, restores=cache.restores if same else ())
+    restores = cache.restores if same else ()
+    return Saved(_measured(length, cache, measurement, restores=restores), warnings)
 
 
 def _measured(

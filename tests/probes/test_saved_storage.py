@@ -14,10 +14,12 @@ from memfit.estimators.machine.host import detect_host
 from memfit.estimators.results.offload import MeasuredStorage, Speeds
 from memfit.estimators.runtimes.measurement import MeasuredCache, MeasuredRestore, Measurement, Way
 from memfit.estimators.sizing.measurement_lookup import machine_name, recall
+from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.probes.measurement_json import parse_measurement, to_text
 from memfit.probes.measurement_lookup import installed_versions
 from memfit.probes.prompt_caches.saved import saved_storage
 from memfit.probes.store import Store
+from tests.checkpoints import Checkpoints
 from tests.probes.measurements import RUN, measurement
 
 SAMPLE = Path(__file__).parents[2] / "sample_configs" / "qwen3-8b-4bit.yaml"
@@ -51,6 +53,10 @@ def checkpoint() -> Checkpoint:
     return replace(open_checkpoint(str(SAMPLE)), header_sha256="a" * 64)
 
 
+def sized(checkpoint: Checkpoint) -> SizedModel:
+    return size(checkpoint, device=None)
+
+
 def measured(
     checkpoint: Checkpoint, host: Device, tokens: int, *caches: MeasuredCache
 ) -> Measurement:
@@ -78,10 +84,10 @@ def test_the_nearest_length_with_the_bits_of_the_plan_is_taken(
 
     def found(tokens: int, bits: int, group_size: int | None = 64) -> MeasuredStorage:
         taken = saved_storage(
-            checkpoint, host, store, tokens=tokens, bits=bits, group_size=group_size
+            sized(checkpoint), host, store, tokens=tokens, bits=bits, group_size=group_size
         )
-        assert taken is not None
-        return taken
+        assert taken.storage is not None
+        return taken.storage
 
     same = found(100, 8)
     assert (same.bulk_bytes, same.streaming_bytes) == (2000, 3000)
@@ -102,9 +108,24 @@ def test_other_machines_and_plain_runs_are_not_taken(
     store = Store(tmp_path)
     store.save(measured(checkpoint, replace(host, name="another"), 100, stored(8)))
     store.save(measured(checkpoint, host, 100))
-    wanted = {"tokens": 100, "bits": 8}
-    assert saved_storage(checkpoint, host, store, **wanted, group_size=64) is None
-    assert saved_storage(checkpoint, None, store, **wanted, group_size=64) is None
+    for device in (host, None):
+        model = sized(checkpoint)
+        found = saved_storage(model, device, store, tokens=100, bits=8, group_size=64)
+        assert found == (None, ())
+
+
+def test_a_measurement_that_contradicts_the_files_is_named_and_not_used(
+    tmp_path: Path, checkpoints: Checkpoints, host: Device
+) -> None:
+    checkpoint = open_checkpoint(str(checkpoints("no-tokenizer")))
+    store, model = Store(tmp_path), sized(checkpoint)
+    kept = measured(checkpoint, host, 100, stored(8))
+    kept = replace(kept, loaded=replace(kept.loaded, weights_bytes=1))
+    store.save(kept)
+    found = saved_storage(model, host, store, tokens=100, bits=8, group_size=64)
+    assert found.storage is None
+    [warning] = found.warnings
+    assert f"the measurement {kept.id} is damaged and not used" in warning.message
 
 
 def test_a_stored_cache_is_kept_with_its_bits_and_says_nothing_of_estimates(

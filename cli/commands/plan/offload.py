@@ -162,8 +162,8 @@ def _with_measured(
     from memfit.probes.prompt_caches.saved import saved_storage
     from memfit.probes.store import user_store
 
-    found = saved_storage(
-        sized.checkpoint,
+    found, warnings = saved_storage(
+        sized,
         device or detect_host(),
         user_store(),
         tokens=question.tokens,
@@ -173,4 +173,4 @@ def _with_measured(
     if found and storage.in_blocks:
         # The restores that were measured are of caches as mlx-lm stores them.
         found = replace(found, bulk_bytes=None, streaming_bytes=None)
-    return replace(question, measured=found)
+    return replace(question, measured=found, warnings=warnings)

@@ -71,6 +71,8 @@ class OffloadQuestion(Struct, frozen=True):
     """A request trace to simulate, if any."""
     measured: MeasuredStorage | None = None
     """What was measured on the same machine, if anything."""
+    warnings: tuple[Note, ...] = ()
+    """About measurements that cannot be used."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.conversations <= MAX_CONVERSATIONS:
@@ -264,6 +266,7 @@ def _policies(
 def _notes(
     storage: Storage, question: OffloadQuestion, server: Server, hot: int | None
 ) -> Iterator[Note]:
+    yield from question.warnings
     device = server.device
     longest = max((each.total_tokens for each in question.requests), default=0)
     yield from limit_notes(server.max_context, max(question.tokens, longest))
