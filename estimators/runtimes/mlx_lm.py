@@ -12,7 +12,7 @@ from memfit.estimators.arch.registry import FAMILIES
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
-from memfit.estimators.base.units import Units
+from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
@@ -236,12 +236,27 @@ class MlxLm(RuntimeModel, frozen=True):
 
         yield from RuntimeModel.notes(self, workload, figures, units)
         if self.subject.backend == "cuda":
-            text = (
-                "on CUDA the workspace is an upper bound, without those of cuBLAS: how many of the"
-                " graphs under way have run depends on the speed of GPU and CPU"
-            )
-            yield Note("info", "cuda-bound", text)
+            yield Note("info", "cuda-bound", self._bound_of_cuda(workload, units))
         yield from version_notes(self, workload, figures, units)
+
+    def _bound_of_cuda(self, workload: Workload, units: Units) -> str:
+        text = (
+            "on CUDA the workspace is an upper bound, without what cuBLAS and cuDNN add: how many"
+            " of the graphs under way have run depends on the speed of GPU and CPU"
+        )
+        subject = self.subject
+        if subject.traced:
+            return text
+        least = peak(
+            subject.model,
+            workload,
+            resident_bytes=self.resident_bytes,
+            plan=subject.footprint.plan,
+            device=subject.device,
+            versions=self.runtime.versions,
+            keeps_up=True,
+        ).nbytes
+        return f"{text}; the peak is about {format_bytes(least, units)} where the GPU keeps up"
 
     def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
         """Yield the lines that derive resident weights, caches and states."""

@@ -6,7 +6,13 @@ The tables say which primitive follows which rule. Read at mlx 0.32.
 from collections.abc import Mapping
 
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.trace import cpu_rules, elementwise, metal_convolution, metal_rules
+from memfit.estimators.trace import (
+    cpu_rules,
+    cuda_rules,
+    elementwise,
+    metal_convolution,
+    metal_rules,
+)
 from memfit.estimators.trace import view_ops as viewing
 from memfit.estimators.trace import write_ops as writing
 from memfit.estimators.trace.operation import Rule, fresh
@@ -91,11 +97,19 @@ _METAL: Mapping[str, Rule] = {
     **_names(metal_rules.attention, "ScaledDotProductAttention"),
 }
 
-# The CUDA backend shares the front half of Metal's; its own temporaries were not read.
+_CUDA: Mapping[str, Rule] = {
+    **_METAL,
+    **_names(cuda_rules.sort, "ArgPartition ArgSort Partition Sort"),
+    **_names(cuda_rules.matmul, "Matmul AddMM"),
+    **_names(cuda_rules.gather_matmul, "GatherMM"),
+    **_names(cuda_rules.rope, "RoPE"),
+    **_names(cuda_rules.attention, "ScaledDotProductAttention"),
+}
+
 _RULES: Mapping[str, Mapping[str, Rule]] = {
     "cpu": _CPU,
     "metal": _METAL,
-    "cuda": _METAL,
+    "cuda": _CUDA,
 }
 
 

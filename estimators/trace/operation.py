@@ -25,6 +25,7 @@ class Operation:
         "nax_splits",
         "outputs",
         "quantized_splits",
+        "ropes_in_place",
         "temporaries",
         "temporary_elements",
     )
@@ -38,6 +39,7 @@ class Operation:
         nax_splits: bool = False,
         quantized_splits: bool = False,
         compiled_copies: bool = False,
+        ropes_in_place: bool = False,
     ) -> None:
         self.memory = memory
         self.gpu_class = gpu_class
@@ -46,6 +48,7 @@ class Operation:
         self.quantized_splits = quantized_splits
         # Some versions of MLX write over no input of a compiled function: mlx/data/changes.py.
         self.compiled_copies = compiled_copies
+        self.ropes_in_place = ropes_in_place
         self.name = ""
         self.arguments: tuple[Any, ...] = ()
         self.inputs: list[View] = []

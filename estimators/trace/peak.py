@@ -187,6 +187,7 @@ class Replay:
             nax_splits=MlxVersions(mlx).has("nax_split_k"),
             quantized_splits=splits_products(device.backend, MlxVersions(mlx)),
             compiled_copies=MlxVersions(mlx).has("compiled_copies"),
+            ropes_in_place=MlxVersions(mlx).has("cuda_rope_in_place"),
         )
         self._begin()
 

@@ -118,12 +118,15 @@ def attend(
     )
     if kernel:
         rows = call.batch * spec.heads * kernel.block
-        return tape.allocate(
+        output = tape.allocate(
             (queries, held_keys, held_values),
             wide,
             nbytes=wide * call.width,
             temporary=rows * kernel.scratch_row(keys, spec.key_dim) * call.width,
         )
+        if call.target.joins_fused_heads and call.tokens > 1:
+            output = tape.allocate((output,), wide, counts=ops.JOINED_HEADS)
+        return output
     # From here the fallback of mlx/fast.cpp, scaled_dot_product_attention. For a quantised cache
     # mlx-lm models/base.py takes the same steps with quantized_matmul.
     tape.inplace(queries, counts=ops.SCALED_QUERIES)

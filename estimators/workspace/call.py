@@ -24,6 +24,14 @@ class BackendTraits(Struct, frozen=True):
         return self.versions.has("compiled_copies")
 
     @property
+    def joins_fused_heads(self) -> bool:
+        """Whether the heads of fused attention are copied to be joined.
+
+        cuDNN's result lies as the queries do, which rope wrote head by head (cuda/rope.cu).
+        """
+        return self.backend == "cuda" and not self.versions.has("cuda_rope_in_place")
+
+    @property
     def splits_products(self) -> bool:
         """Whether products with packed weights are summed from parts."""
         return splits_products(self.backend, self.versions)

@@ -66,15 +66,20 @@ def peak(
     plan: QuantizationPlan | None,
     device: Device | None,
     versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
+    keeps_up: bool = False,
 ) -> PeakMoment:
     """Return the largest moment of a run with weights of ``resident_bytes``.
 
-    What depends on the model alone is computed once for each (model, plan, device, versions).
+    What depends on the model alone is computed once for each (model, plan, device, versions). A
+    GPU that ``keeps_up`` has run each batch of work when the next is given.
 
     Raises:
         UnsupportedError: when MLX is older than the oldest kernels described.
     """
     prepared = prepared_model(model, plan, device, versions)
+    if keeps_up and prepared.limits:
+        limits = replace(prepared.limits, in_flight=0)
+        prepared = replace(prepared, limits=limits, followed={})
     run = RunMoments(prepared, workload, resident_bytes)
     moments = list(run.moments())
     best = max(moments, key=lambda moment: moment.nbytes)

@@ -1,14 +1,21 @@
-"""Traced peaks, compared with mlx-lm's published ones for Metal: BENCHMARKS.md, M4 Max 64 GB."""
+"""Traced peaks, compared with published ones.
+
+For Metal mlx-lm's BENCHMARKS.md, an M4 Max with 64 GB; for CUDA mlx pull request 3077.
+"""
 
 from typing import Any
 
 import pytest
 
 from benchmarks.accuracy import M4_MAX, PUBLISHED, published_run
+from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import peak
+from memfit.estimators.weights import derive
+from memfit.estimators.workspace.peak import peak as formula_peak
 from tests.trace.tracing import record
 
 pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
@@ -76,3 +83,35 @@ def test_compiled_functions_that_overwrite_inputs_need_less() -> None:
         for version in ((0, 30, 0), (0, 30, 1))
     )
     assert since < before
+
+
+def _on_cuda(model: str, gpu: str) -> int:
+    device, versions = find_device(gpu), MlxVersions(mlx=(0, 31, 0))
+    target = TraceTarget(backend="cuda", compute_capability=device.generation, versions=versions)
+    workload = Workload(prompt_tokens=1024, max_tokens=128)
+    return peak(record(CONFIGS[model], workload, target=target), device).nbytes
+
+
+@pytest.mark.parametrize("gpu", ["h100-80", pytest.param("b200", marks=pytest.mark.exhaustive)])
+def test_a_published_peak_is_reproduced_where_mlx_waits_for_the_gpu(gpu: str) -> None:
+    assert _on_cuda("qwen3_moe", gpu) == pytest.approx(64.219e9, abs=0.5e6)
+
+
+def test_a_gpu_that_runs_graphs_before_mlx_waits_stays_below_the_trace() -> None:
+    device, versions = find_device("h100-80"), MlxVersions(mlx=(0, 31, 0))
+    model = build_model({**CONFIGS["qwen3"], "torch_dtype": "bfloat16"}, "config.json")
+    workload = Workload(prompt_tokens=1024, max_tokens=128)
+    least, most = (
+        formula_peak(
+            model,
+            workload,
+            resident_bytes=derive(model, None).loaded_bytes,
+            plan=None,
+            device=device,
+            versions=versions,
+            keeps_up=keeps_up,
+        ).nbytes
+        for keeps_up in (True, False)
+    )
+    assert least < 10.007e9 < most
+    assert _on_cuda("qwen3", "h100-80") == pytest.approx(most, rel=0.01)

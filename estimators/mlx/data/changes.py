@@ -26,6 +26,12 @@ CHANGES: dict[str, dict[str, Any]] = {
         "since": (0, 31, 2),
         "source": "mlx/backend/metal/quantized.cpp, qmm_splitk: 38ad25708 (#3120)",
     },
+    # Heads that are not in rows are rotated where they are.
+    "cuda_rope_in_place": {
+        "package": "mlx",
+        "since": (0, 32, 0),
+        "source": "mlx/backend/cuda/rope.cu: 39886de46 (#3704)",
+    },
     # The last chunk of a prompt held its last token too, and logits were made of all of it.
     "logits_of_last_chunk": {
         "package": "mlx-lm",
