@@ -75,7 +75,8 @@ def _mlx(block: Mapping[str, Any], name: str, key: str) -> Declared:
     default = _format(block, name, key)
     overrides: dict[str, Quantization | None] = {}
     for path, value in block.items():
-        if isinstance(value, bool):
+        # MLX's nn.quantize leaves a module alone for null as it does for false.
+        if value is None or isinstance(value, bool):
             overrides[path] = default if value else None
         # By path: settings of one layer, as mixed quantisations have them.
         elif isinstance(value, Mapping):
