@@ -22,6 +22,7 @@ from tests.checkpoints import (  # noqa: E402
     CASES,
     SENTENCES,
     VOCABULARY,
+    plant_routers,
     save_tokenizer,
     save_weights,
 )
@@ -96,7 +97,7 @@ def save(path: Path, name: str, bits: int | None, shards: int) -> int:
         config["layer_types"] = ["sliding_attention", "full_attention"] * half
     mx.random.seed(0)
     oracle = Oracle(config)
-    _plant(oracle)
+    plant_routers(oracle)
     if bits:
         oracle.model, config = quantize_model(oracle.model, config, 32, bits)
     tensors = oracle.tensors()
@@ -104,20 +105,6 @@ def save(path: Path, name: str, bits: int | None, shards: int) -> int:
     save_config(config, path / "config.json")
     save_tokenizer(path, has_chat_template=False)
     return sum(tensor.nbytes for tensor in tensors.values())
-
-
-def _plant(oracle: Any) -> None:
-    """Give the first experts larger router weights, so that they are chosen more often."""
-    import mlx.core as mx
-
-    planted = []
-    for name, tensor in oracle.tensors().items():
-        if name.endswith((".gate.weight", ".router.weight")):
-            order = mx.arange(tensor.shape[0])
-            strength = 4 / (1 + order / 6)
-            fresh = mx.random.normal(tensor.shape) * strength[:, None] / tensor.shape[1] ** 0.5
-            planted.append((name, fresh.astype(tensor.dtype)))
-    oracle.model.load_weights(planted, strict=False)
 
 
 def measured(path: Path, prompts: Path, held_out: Path, capacities: str) -> dict[str, Any]:

@@ -86,16 +86,17 @@ def _facts(result: ExpertsTuneResult, units: Units) -> Iterator[str]:
     share = (
         ""
         if found.agreement_percent is None
-        else (f"; it predicts {found.agreement_percent:.1f} % of the routing")
+        else f"; {found.agreement_percent:.1f} % of their choices are the full model's"
     )
     yield (
         f"routers alone: {format_bytes(found.peak_bytes, units)} to load, no expert is read{share}"
     )
     whose = "the full model" if result.profile_of_full_model else "the routers alone"
-    measured = f"{result.held_out_prompts} held-out" if result.held_out_prompts else "the same"
+    held_out = result.held_out_prompts
+    measured = f"held-out prompts: {held_out}" if held_out else "the same prompts are measured"
     yield (
         f"profile of {whose}: {result.profiled_prompts} prompts, {result.profiled_tokens} tokens,"
-        f" {result.universal_experts} universal experts; {measured} prompts are measured"
+        f" {result.universal_experts} universal experts; {measured}"
     )
 
 
