@@ -123,11 +123,12 @@ def _child(setup: dict[str, Any], report: ReportFigures) -> Child:
         )
     if setup.get("stores_caches"):
         return CacheChild(CacheRunner(path, limit, report))
-    if not setup["images"]:
+    images, videos = setup.get("images"), setup.get("videos")
+    if not (images or videos):
         runner = ModelRunner(path, limit, report)
         runner.shortest_prompt = setup.get("shortest_prompt")
         return Child(runner)
-    return Child(VisionRunner(path, setup["images"], limit, report))
+    return Child(VisionRunner(path, images or [], videos or [], limit, report))
 
 
 def main() -> None:

@@ -93,16 +93,17 @@ class ModelProcess:
         memory_limit_bytes: int | None = None,
         timeout_seconds: float,
         images: tuple[Path, ...] = (),
+        videos: tuple[Path, ...] = (),
         shortest_prompt: int | None = None,
     ) -> None:
-        """Take the model's directory; with ``images`` mlx-vlm runs the model.
+        """Take the model's directory; with images, or folders of ``videos``, mlx-vlm runs it.
 
         ``timeout_seconds`` is the longest time without a message. The process sends one after
         each call and each chunk of a prompt, each second of decode, and each second in which it
         read weights.
         """
         self._path, self.timeout_seconds = path, timeout_seconds
-        self._images, self._limit = images, memory_limit_bytes
+        self._images, self._videos, self._limit = images, videos, memory_limit_bytes
         self._shortest_prompt = shortest_prompt
         self._codeless: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[str] | None = None
@@ -118,7 +119,7 @@ class ModelProcess:
                 Python cannot be started.
             CheckpointError: when an image does not exist.
         """
-        require_installed(has_image=bool(self._images))
+        require_installed(has_image=bool(self._images or self._videos))
         for image in self._images:
             regular_file_bytes(image)
         self._stderr = tempfile.TemporaryFile()
@@ -226,12 +227,13 @@ class ModelProcess:
 
     def _setup(self) -> dict[str, Any]:
         path = self._path
-        if self._images:
+        if self._images or self._videos:
             self._codeless = tempfile.TemporaryDirectory(prefix="memfit-")
             path = _without_code(path, Path(self._codeless.name))
         return {
             "path": str(path),
             "images": [str(image.absolute()) for image in self._images],
+            "videos": [str(video.absolute()) for video in self._videos],
             "memory_limit_bytes": self._limit,
             "shortest_prompt": self._shortest_prompt,
         }

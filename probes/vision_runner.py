@@ -10,6 +10,7 @@ from memfit.estimators.base.errors import InputError, MemfitError, UnsupportedEr
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.config import CONFIG
+from memfit.estimators.images.sizes import frame_files
 from memfit.probes.loading import codeless_config, memory_errors, one_line, weight_errors
 from memfit.probes.model_runner import ModelRunner
 from memfit.probes.run_monitor import OnPrompt, ReportFigures
@@ -22,10 +23,15 @@ class VisionRunner(ModelRunner):
     """
 
     def __init__(
-        self, path: Path, images: list[str], memory_limit_bytes: int | None, report: ReportFigures
+        self,
+        path: Path,
+        images: list[str],
+        videos: list[str],
+        memory_limit_bytes: int | None,
+        report: ReportFigures,
     ) -> None:
         super().__init__(path, memory_limit_bytes, report)
-        self._images = images
+        self._images, self._videos = images, videos
         self._inputs: dict[str, Any] = {}
 
     def versions(self) -> dict[str, str]:
@@ -45,10 +51,13 @@ class VisionRunner(ModelRunner):
         with self.errors():
             _require_class(self.config)
         try:
-            self._inputs = _processed(self.path, self.config, text, self._images)
+            self._inputs = _processed(self.path, self.config, text, self._images, self._videos)
+        except MemfitError:
+            raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a processor may raise anything
+            given = printable(", ".join(self._images + self._videos))
             raise InputError(
-                f"{printable(', '.join(self._images))}: the model's processor does not accept it"
+                f"{given}: the model's processor does not accept it"
                 f" ({type(error).__name__}: {one_line(error)})"
             ) from None
         return self._tokens, ()
@@ -131,8 +140,11 @@ class VisionRunner(ModelRunner):
         return int(self._inputs["input_ids"].shape[1])
 
 
-def _processed(path: Path, config: dict[str, Any], text: str, images: list[str]) -> dict[str, Any]:
+def _processed(
+    path: Path, config: dict[str, Any], text: str, images: list[str], videos: list[str]
+) -> dict[str, Any]:
     """Return ids, pixels and the class's other inputs; source: mlx-vlm generate/dispatch.py."""
+    from mlx_vlm.generate.video import processor_handles_video
     from mlx_vlm.prompt_utils import apply_chat_template
     from mlx_vlm.utils import load_image_processor, load_processor, prepare_inputs
     from mlx_vlm.utils import should_add_special_tokens as adds_special_tokens
@@ -141,14 +153,29 @@ def _processed(path: Path, config: dict[str, Any], text: str, images: list[str])
     image_processor = load_image_processor(path, trust_remote_code=False)
     if image_processor is not None:
         processor.image_processor = image_processor
+    if videos and not processor_handles_video(processor):
+        raise UnsupportedError(
+            "mlx-vlm's processor of this model takes no videos: give its frames with --image"
+        )
+    asked = {"video": videos, "fps": [1] * len(videos)} if videos else {}
     inputs: dict[str, Any] = prepare_inputs(
         processor,
-        images=images,  # absolute paths, which are never taken for URLs
-        prompts=apply_chat_template(processor, config, text, num_images=len(images)),
+        images=images or None,  # absolute paths, which are never taken for URLs
+        videos=list(map(_frames, videos)) or None,
+        prompts=apply_chat_template(processor, config, text, num_images=len(images), **asked),
         image_token_index=config.get("image_token_index"),
         add_special_tokens=adds_special_tokens(config["model_type"], processor),
     )
     return inputs
+
+
+def _frames(folder: str) -> Any:
+    """Return the pixels of a video's frames: (frames, channels, height, width), as load_video."""
+    import numpy as np
+    from PIL import Image
+
+    opened = (Image.open(each).convert("RGB") for each in frame_files(Path(folder)))
+    return np.stack([np.asarray(each).transpose(2, 0, 1) for each in opened])
 
 
 def _require_class(config: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from memfit.probes.tune import TuneRequest
 
 _PROMPT = Only(
-    *("prompt", "prompt_tokens", "image", "max_tokens", "batch", "shortest_prompt"),
+    *("prompt", "prompt_tokens", "image", "video", "max_tokens", "batch", "shortest_prompt"),
     *(*RUNTIME_DEFAULTS, "max_kv_size"),
 )
 
@@ -55,6 +55,12 @@ class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
             metavar="FILE", help="An image for the prompt; can be repeated; needs mlx-vlm."
         ),
     ] = None
+    video: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR", help="A video for the prompt, a folder of its frames; can be repeated."
+        ),
+    ] = None
     max_tokens: Annotated[str | None, typer.Option(help="Tokens to generate.")] = "32"
     shortest_prompt: Annotated[
         str | None,
@@ -69,8 +75,10 @@ class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
         """
         if (self.prompt is None) == (self.prompt_tokens is None):
             raise InputError("give either --prompt TEXT|@FILE|- or --prompt-tokens N")
-        if self.image and self.prompt is None:
-            raise InputError("--image also needs a text: give --prompt")
+        if (self.image or self.video) and self.prompt is None:
+            raise InputError("--image and --video also need a text: give --prompt")
+        if self.image and self.video:
+            raise InputError("mlx-vlm's prompts have images or videos: leave out one")
         return replace(self, prompt_tokens=self.prompt_tokens or "1").partial().values
 
     def shortest(self) -> int | None:
@@ -135,8 +143,12 @@ def tune(
     with measuring(reference, run, verbose=output.verbose, check=check) as model_run:
         checkpoint, path, progress = model_run
         request = asked(model=_command_model(checkpoint, path), checkpoint=checkpoint)
-        images = tuple(map(Path, prompt.image or ()))
-        process = partial(ModelProcess, images=images, shortest_prompt=request.shortest_prompt)
+        process = partial(
+            ModelProcess,
+            images=tuple(map(Path, prompt.image or ())),
+            videos=tuple(map(Path, prompt.video or ())),
+            shortest_prompt=request.shortest_prompt,
+        )
         result = answer(request, start=run.start(process, path), sweeps=sweeps, progress=progress)
     _deliver(result, output)
     sweeps.finish()

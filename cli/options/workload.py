@@ -103,7 +103,10 @@ class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
     ] = None
     video: Annotated[
         list[str] | None,
-        Option(metavar="FxWxH", help="A video of so many frames, such as 16x448x448."),
+        Option(
+            metavar="FxWxH|DIR",
+            help="A video of so many frames, such as 16x448x448, or a folder of its frames.",
+        ),
     ] = None
 
     def partial(self) -> PartialWorkload:

@@ -4,12 +4,13 @@ import os
 import re
 import struct
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import open_regular, printable
-from memfit.estimators.base.images import ImageSize, VideoSize
+from memfit.estimators.base.images import MOST_IMAGES, ImageSize, VideoSize
 
 _IMAGE = re.compile(r"(\d{1,9})[x×](\d{1,9})(?: ?[x×](\d{1,9}))?", re.ASCII)
 _VIDEO = re.compile(r"(\d{1,9})[x×](\d{1,9})[x×](\d{1,9})", re.ASCII)
@@ -39,18 +40,43 @@ def read_image(text: str) -> ImageSize:
 
 
 def read_video(text: str) -> VideoSize:
-    """Return the size of a text such as 16x448x448: frames, width and height.
+    """Return the size of a text such as 16x448x448, or of a folder with a video's frames.
 
     Raises:
-        InputError: when it is none, or the size is out of range.
+        CheckpointError: when a frame cannot be read.
+        InputError: when it is neither, frames differ, or the size is out of range.
     """
-    size = _VIDEO.fullmatch(text.strip())
-    if size is None:
+    if size := _VIDEO.fullmatch(text.strip()):
+        frames, width, height = map(int, size.groups())
+        return VideoSize(frames, width, height)
+    path = Path(os.path.expanduser(text))
+    if not text or not path.is_dir():
         raise InputError(
-            f"{printable(text)!r}: write a video as FRAMESxWIDTHxHEIGHT, such as 16x448x448"
+            f"{printable(text)!r}: write a video as FRAMESxWIDTHxHEIGHT, such as 16x448x448, or"
+            " give a folder with its frames as images"
         )
-    frames, width, height = map(int, size.groups())
-    return VideoSize(frames, width, height)
+    files = frame_files(path)
+    sizes = {image_file_size(each) for each in files}
+    if len(sizes) > 1:
+        raise InputError(f"{printable(path)}: its frames are of {len(sizes)} sizes; give one")
+    (pixels,) = sizes
+    return VideoSize(len(files), *pixels)
+
+
+def frame_files(folder: Path) -> list[Path]:
+    """Return the frames in a folder in the order of their names, which is that of the video.
+
+    Raises:
+        InputError: when there are none or too many, or the folder cannot be read.
+    """
+    try:
+        names = [entry.name for entry in islice(os.scandir(folder), MOST_IMAGES + 1)]
+    except OSError as error:
+        raise InputError(f"{printable(folder)}: {error.strerror}") from None
+    files = sorted(folder / name for name in names if not name.startswith("."))
+    if not 1 <= len(names) <= MOST_IMAGES or not files:
+        raise InputError(f"{printable(folder)}: give a folder with 1 to {MOST_IMAGES} frames")
+    return files
 
 
 def image_file_size(path: Path) -> tuple[int, int]:

@@ -76,3 +76,19 @@ def test_what_is_no_video_is_refused() -> None:
             read_video(text)
     with pytest.raises(InputError, match="from 1 to 4096 frames"):
         read_video("5000x4x4")
+
+
+def test_a_folder_of_frames_is_a_video(tmp_path: Path) -> None:
+    header = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+    with pytest.raises(InputError, match="give a folder with 1 to 4096 frames"):
+        read_video(str(tmp_path))
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(header + struct.pack(">II", 64, 48))
+    (tmp_path / ".hidden").write_text("of the system")
+    assert read_video(str(tmp_path)) == VideoSize(3, 64, 48)
+    (tmp_path / "9.png").write_bytes(header + struct.pack(">II", 48, 64))
+    with pytest.raises(InputError, match="its frames are of 2 sizes"):
+        read_video(str(tmp_path))
+    (tmp_path / "note.txt").write_text("no frame")
+    with pytest.raises(InputError, match=r"note\.txt: no PNG"):
+        read_video(str(tmp_path))

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_
 TEMPLATE = (
     "{% for message in messages %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
 )
 TEXT = "Every byte has a reason."
@@ -156,6 +158,20 @@ def test_the_whole_command_counts_the_tower(seeing: Path, image_file: Path, tmp_
     (note,) = (note for note in other["notes"] if note["code"] == "measured-otherwise")
     assert "with 32x32" in note["message"]
     assert "--prompt TEXT --image FILE" in note["message"]
+
+
+@needs_mlx_vlm
+@pytest.mark.exhaustive
+def test_a_folder_of_frames_is_a_video(seeing: Path, image_file: Path, tmp_path: Path) -> None:
+    frames = tmp_path / "frames"
+    frames.mkdir()
+    for number in range(4):
+        shutil.copy(image_file, frames / f"{number}.png")
+    about = ("--prompt", TEXT, "--video", str(frames), "--max-tokens", "3")
+    row = tuned("seeing", seeing, tmp_path, about)
+    assert row.is_exact
+    peak = row.figures["peak"]
+    assert abs(peak.estimated - peak.measured) * 10 < peak.measured
 
 
 @needs_mlx_vlm
