@@ -19,6 +19,11 @@ class Growth(Enum):
     CHUNKED = "chunked"  # ChunkedKVCache: trimmed to a chunk before each call
     ROWS = "rows"  # deepseek_v41.py, LayerCache: as many rows as are needed
 
+    @property
+    def merges(self) -> bool:
+        """Whether mlx-lm's batch generator takes such caches (generate.py, _merge_caches)."""
+        return self in (Growth.STEPS, Growth.ROTATING)
+
 
 class KVBuffer(Struct, frozen=True):
     """Keys and values of one layer: (batch, heads, tokens, key_dim + value_dim)."""

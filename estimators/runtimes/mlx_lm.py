@@ -16,6 +16,7 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
+from memfit.estimators.mlx.batches import merges_caches, require_batch
 from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
@@ -109,6 +110,8 @@ class MlxLm(RuntimeModel, frozen=True):
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes, e.g. no KV bits on a rotating cache."""
         subject = self.subject
+        if self.is_mlx_lm:
+            require_batch(subject.model, workload.batch)
         kv, states = kv_cache(subject.model, workload), state_bytes(subject.model, workload.batch)
         if subject.traced:
             kept, versions = self.resident_bytes + kv.nbytes + states, self.runtime.versions
@@ -238,6 +241,13 @@ class MlxLm(RuntimeModel, frozen=True):
         if self.subject.backend == "cuda":
             yield Note("info", "cuda-bound", self._bound_of_cuda(workload, units))
         yield from version_notes(self, workload, figures, units)
+        model = self.subject.model
+        if self.is_mlx_lm and workload.batch > 1 and not merges_caches(model):
+            text = (
+                f"mlx-lm batches no caches of {model.model_type}: mlx_lm.server answers one request"
+                " at a time"
+            )
+            yield Note("warning", "no-batch", text)
 
     def _bound_of_cuda(self, workload: Workload, units: Units) -> str:
         text = (

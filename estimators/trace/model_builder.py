@@ -142,14 +142,21 @@ def settings_of(utils: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def class_errors(name: str, config: Mapping[str, Any], by: str = "mlx-lm") -> Iterator[None]:
-    """Turn any error of a model class inside the block into one line that names the class."""
+def class_errors(
+    name: str, config: Mapping[str, Any], by: str = "mlx-lm", *, batch: int = 1
+) -> Iterator[None]:
+    """Turn any error of a model class inside the block into one line that names the class.
+
+    ``batch`` is how many sequences it runs there.
+    """
     try:
         yield
     except MemfitError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a class may raise anything
         where = _where(error, config, by)
+        if batch > 1:
+            name += f": {by}'s class fails on a batch of {batch} sequences"
         raise UnsupportedError(f"{name}: {where}: {_what(error)}") from None
 
 

@@ -180,7 +180,7 @@ class TracedModel:
         """Return the bytes at the end of the workload; no graph is recorded."""
         # Shapes do not depend on which kernels are fused.
         target = TraceTarget(backend=self._backend)
-        with self._tracing():
+        with self._tracing(workload):
             running = Running(self._model, self._modules, workload, target)
             running.finish()
             return self._shapes(running.caches, workload)
@@ -205,7 +205,7 @@ class TracedModel:
         Raises:
             GraphError: also, when the graphs of the calls cannot be recorded.
         """
-        with self._tracing():
+        with self._tracing(workload):
             running = Running(self._model, self._modules, workload, target, kept=self._kept)
             trace = self._trace(running, planned_calls(workload, target.versions), target)
             return trace, self._shapes(running.caches, workload)
@@ -267,11 +267,11 @@ class TracedModel:
         )
 
     @contextmanager
-    def _tracing(self) -> Iterator[None]:
+    def _tracing(self, workload: Workload = _FEW_TOKENS) -> Iterator[None]:
         with (
             tracing(),
             as_rank(library_for(self._backend), self._rank),
-            class_errors(self._name, self._config),
+            class_errors(self._name, self._config, batch=workload.batch),
         ):
             yield
 

@@ -28,11 +28,11 @@ class RunCaches:
             self.of_plans = self._limited(workload.max_kv_size)
         self._layers = self._owners()
         self.state_bytes = prepared.state_bytes * workload.batch
-        # mlx-lm generate.py, BatchGenerator: it has no KV bits, and ChunkedKVCache no merge().
+        # mlx-lm generate.py, BatchGenerator: it has no KV bits.
         self.is_batched = (
             workload.batch > 1
             and workload.kv_bits is None
-            and all(buffer.growth is not Growth.CHUNKED for buffer in self._layers)
+            and all(buffer.growth.merges for buffer in self._layers)
         )
 
     def _limited(self, max_kv_size: int) -> tuple[tuple[tuple[KVBuffer, ...], ...], ...]:

@@ -27,7 +27,7 @@ CASES = {
     "hybrid": "falcon-h1-7b.yaml --memory 16GB",
     "no-mac": "kimi-k2-4bit.yaml --memory 512GB --context 128k",
     "gguf": "qwen3.gguf --memory 8GB",
-    "cuda": "gemma-2-2b.yaml --device rtx-4090 --max-tokens 500 --batch 2",
+    "cuda": "llama-3.2-3b.yaml --device rtx-4090 --max-tokens 500 --batch 2",
     **{
         f"under-{name}": f"qwen3-30b-a3b-4bit.yaml --memory 24GB --context 32k --runtime {name}"
         for name in ("mlx-swift-lm", "mlx-vlm", "mlx-moe", "agent-memory", "zinc", "llama.cpp")
