@@ -120,7 +120,7 @@ def tune_cache(
             request, start, store, directory, Path(own), fingerprint_of(request.checkpoint)
         )
         lengths = sorted(set(request.prompt_tokens))
-        probe.check_stored(lengths)
+        probe.check_stored()
         progress.begin("measuring", len(lengths))
         try:
             conversations = []
@@ -150,9 +150,9 @@ class _Probe(Struct):
     checksums: dict[Path, str] = field(default_factory=dict)
     """Of the files that were there before."""
 
-    def check_stored(self, lengths: list[int]) -> None:
+    def check_stored(self) -> None:
         """Require that the files that are there already are as they were stored."""
-        for tokens in lengths:
+        for tokens in set(self.request.prompt_tokens):
             for bits in self.request.stored_bits:
                 path = self._file(tokens, bits)
                 if is_there(path):
@@ -161,10 +161,10 @@ class _Probe(Struct):
     def conversation(self, tokens: int) -> Conversation:
         """Run one prompt, store its cache, and restore it in each way."""
         request, reference = self.request, self.own / f"{tokens}.safetensors"
-        files = [self._wanted(tokens, bits) for bits in dict.fromkeys(request.stored_bits)]
+        files = self._files(tokens)
         with self._writing() as process:
-            self._require_room(process.versions, tokens)
-            self._require_disk(tokens, files)
+            if self.device is None:
+                self._require_room(process.versions)
             self._notes_of(process.prompt(None, tokens + 1).notes)
             self.loaded = process.load()
             filled = process.store(
@@ -202,12 +202,6 @@ class _Probe(Struct):
         finally:
             if process.pid is not None:
                 stored.remove_unfinished(self.directory, process.pid)
-
-    def _require_disk(self, tokens: int, files: Sequence[CacheFile]) -> None:
-        """Require that the disk holds all files, before a prompt is run for them."""
-        if self.plan:
-            sizes = (self.plan.held_bytes(tokens, each.bits) for each in files if each.write)
-            require_free(self.directory, sum(size or 0 for size in sizes))
 
     def result(self, conversations: tuple[Conversation, ...]) -> CacheTuneResult:
         """Return everything that was measured, with the answer."""
@@ -368,23 +362,33 @@ class _Probe(Struct):
             prefill_step=request.prefill_step,
         )
 
-    def _require_room(self, versions: dict[str, str], tokens: int) -> None:
-        """Require that the prompt fits this machine now, unless the user forces it."""
+    def _require_room(self, versions: dict[str, str]) -> None:
+        """Require that all that was asked fits this machine now, unless the user forces it."""
         request, self.versions = self.request, versions
         self.device = limited(measuring_device(versions), request.memory_limit_bytes)
-        workload = self._workload(tokens)
+        workload = self._workload(max(request.prompt_tokens))
         try:
             sized = sized_here(
                 request.checkpoint, self.device, workload, margin_bytes=request.margin_bytes
             )
-            self.plan = CachePlan(sized, self.device, request.prefill_step)
+            plan = self.plan = CachePlan(sized, self.device, request.prefill_step)
             require_within_limit(sized, workload, force=request.force)
             if not request.force:
                 require_room(sized, workload, request.units)
-                self._require_room_for_requests(self.plan)
+                self._require_room_for_requests(plan)
         except UnsupportedError as error:
             text = f"nothing was estimated before: {error}"
             self.notes.append(Note("warning", "no-plan", text))
+        else:
+            require_free(self.directory, self._bytes_to_write(plan))
+
+    def _bytes_to_write(self, plan: CachePlan) -> int:
+        return sum(
+            plan.held_bytes(tokens, file.bits) or 0
+            for tokens in set(self.request.prompt_tokens)
+            for file in self._files(tokens)
+            if file.write
+        )
 
     def _require_room_for_requests(self, plan: CachePlan) -> None:
         request = self.request
@@ -399,9 +403,12 @@ class _Probe(Struct):
         if request.disk_bytes is not None:
             require_free(self.directory, min(usable_disk(request.disk_bytes), most))
 
-    def _wanted(self, tokens: int, bits: int) -> CacheFile:
-        path = self._file(tokens, bits)
-        return CacheFile(path=str(path), bits=bits, write=path not in self.checksums)
+    def _files(self, tokens: int) -> list[CacheFile]:
+        paths = {bits: self._file(tokens, bits) for bits in self.request.stored_bits}
+        return [
+            CacheFile(path=str(path), bits=bits, write=path not in self.checksums)
+            for bits, path in paths.items()
+        ]
 
     def _file(self, tokens: int, bits: int) -> Path:
         return self.directory / stored.file_name(self.fingerprint, tokens, bits)

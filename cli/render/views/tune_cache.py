@@ -148,7 +148,7 @@ def _tiers(result: CacheTuneResult, units: Units) -> Iterator[str]:
     if answer.hot_threshold_tokens:
         yield (
             f"hot threshold: {answer.hot_threshold_tokens} tokens, up to which all {many}"
-            f" conversations stay in memory; longer ones belong on the disk"
+            " conversations stay in memory"
         )
     else:
         yield f"hot threshold: below {shortest} tokens for {many} conversations"
