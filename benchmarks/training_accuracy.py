@@ -31,6 +31,11 @@ DENSE = (
     *("granite", "cohere", "starcoder2", "stablelm", "gpt_neox", "glm4", "smollm3", "exaone4"),
     *("internlm3", "helium", "seed_oss", "lfm2", "minicpm", "gpt2", "olmo3", "ministral3"),
 )
+# The first six loop over tokens when they are trained.
+RECURRENT = (
+    *("qwen3_5", "qwen3_next", "kimi_linear", "mamba", "jamba", "rwkv7"),
+    *("falcon_h1", "mamba2", "nemotron_h", "granitemoehybrid"),
+)
 EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "deepseek_v2_lite", "gpt_oss", "granitemoe", "glm4_moe")
 
 
@@ -67,6 +72,9 @@ def cases() -> Iterator[Case]:
     )
     for index, recipe in enumerate(settings * 2):
         yield Case(("llama", "gemma3_text", "qwen3", "olmo2")[index % 4], recipe)
+    for name in RECURRENT:
+        for checkpointed in (False, True):
+            yield Case(name, {"grad_checkpoint": True} if checkpointed else {}, dtype="F32")
     for name in ("qwen3", "gemma2", "mistral", "qwen3_moe"):
         yield Case(name, {"grad_checkpoint": True}, bits=4, dtype="F32", tokens=257)
         yield Case(name, {}, bits=4, dtype="F32")
@@ -119,7 +127,7 @@ def _recipe(case: Case) -> Recipe:
 
 
 def predict(case: Case) -> int:
-    """Return the traced peak of the later steps."""
+    """Return the traced peak of the largest step."""
     built = TracedModel(
         _config(case),
         "cpu",
@@ -129,7 +137,7 @@ def predict(case: Case) -> int:
     run = built.record_training(
         _recipe(case), case.tokens, TraceTarget(backend="cpu"), validated=None
     )
-    return training_peak(run, HOST, MLX_VERSION).later.nbytes
+    return max(moment.nbytes for moment in training_peak(run, HOST, MLX_VERSION).moments)
 
 
 def measure(case: Case) -> int:

@@ -71,9 +71,8 @@ class TracedSteps:
             UnsupportedError: as `peak`.
         """
         tokens = recipe.max_seq_length
-        peak = self.peak(recipe, tokens, validated=tokens, quantize=quantize)
-        moments = [moment.nbytes for moment in (peak.later, peak.validation) if moment]
-        return max(self.load_bytes(quantize), *moments)
+        peak = self.peak(recipe, tokens, validated=tokens, is_whole=True, quantize=quantize)
+        return max(self.load_bytes(quantize), *(moment.nbytes for moment in peak.moments))
 
     def load_bytes(self, quantize: Quantization | None) -> int:
         """Return the peak of the load, 0 where the weights are kept as they are in files."""

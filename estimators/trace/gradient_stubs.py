@@ -162,7 +162,9 @@ def resolved(
     """
     marks = _Marks(nodes, arrays)
     made = [found for node in nodes for found in marks.resolve(node)]
-    renamed = [node._replace(inputs=tuple(map(marks.first, node.inputs))) for node in made]
+    renamed = [
+        marks.merged(node._replace(inputs=tuple(map(marks.first, node.inputs)))) for node in made
+    ]
     ends = list(map(marks.first, outputs))
     return depth_first(makers_of(renamed), ends), ends
 
@@ -174,6 +176,7 @@ class _Marks:
         self._arrays = arrays
         self._makers = {output: node for node in nodes for output in node.outputs}
         self._same: dict[int, int] = {}
+        self._known: dict[Any, int] = {}
         self._results: dict[tuple[int, ...], tuple[int, ...]] = {}
         # By the array that they are the gradients of: the operands in their order.
         self._gradients: defaultdict[int, dict[int, Node]] = defaultdict(dict)
@@ -189,6 +192,19 @@ class _Marks:
         while array in self._same:
             array = self._same[array]
         return array
+
+    def merged(self, node: Node) -> Node:
+        """Return a node; what equals it from now on is read in its place.
+
+        MLX merges equal operations three times at most (compile.cpp, compile_simplify), which the
+        marks of a checkpoint use up in the recording.
+        """
+        if self._results and node.inputs and len(node.outputs) == 1:
+            key = node.name, node.inputs, node.arguments
+            if key in self._known:
+                self._same[node.outputs[0]] = self._known[key]
+            self._known.setdefault(key, node.outputs[0])
+        return node
 
     def resolve(self, node: Node) -> Iterable[Node]:
         """Return what takes the place of a node."""

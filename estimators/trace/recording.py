@@ -29,6 +29,10 @@ class GraphError(UnsupportedError):
     """The graphs of a run are too large to record, or MLX does not export one of them."""
 
 
+class TooLargeError(GraphError):
+    """The graphs of a run are too large to record."""
+
+
 class RecordedGraph(NamedTuple):
     """The graph of one exported call."""
 
@@ -95,8 +99,8 @@ def reject_large_loop(nodes: int) -> None:
         raise _too_large(f"would have about {nodes} operations, above the {MAX_LOOP_NODES}")
 
 
-def _too_large(found: str) -> GraphError:
-    return GraphError(
+def _too_large(found: str) -> TooLargeError:
+    return TooLargeError(
         f"the graphs of the run {found} that are traced; shorten the prompt or the prefill step"
     )
 

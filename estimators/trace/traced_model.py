@@ -7,6 +7,7 @@ Any thread may trace. Traces run one after another; other threads may use MLX an
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from memfit.estimators.arch.model import Model
@@ -43,7 +44,11 @@ from memfit.estimators.trace.model_builder import (
 )
 from memfit.estimators.trace.ranks import as_rank, parallel_of, share
 from memfit.estimators.trace.recording import GraphError
-from memfit.estimators.trace.training_recorder import Training, record_training
+from memfit.estimators.trace.training_recorder import (
+    TokenLoopError,
+    Training,
+    record_training,
+)
 
 _FEW_TOKENS = Workload(prompt_tokens=64)
 
@@ -108,6 +113,8 @@ class TracedModel:
         self._dtype, self._quantize, self._adapter = dtype, quantize, adapter
         self._load: Call | None = None
         self._kept = KeptCalls()
+        self.loops_in_training = False
+        """Whether the class loops over tokens when it is trained, known once it was recorded."""
         # Headers list the packed tensors, so that no format has to be assumed.
         self.unread_format = unread_format(config) if tensors is None else None
         # It raises, with what to install, before anything is built.
@@ -237,15 +244,24 @@ class TracedModel:
     ) -> Training:
         """Return the steps of mlx-lm's trainer, as `training_recorder.record_training`.
 
+        Those of a class that loops over tokens are always whole: an operation more or less changes
+        the order of all, and the first step may be the largest.
+
         Raises:
             GraphError: also, when a step cannot be recorded.
         """
+        loops = self.loops_in_training
+        record = partial(record_training, self._model, recipe, tokens, target, validated=validated)
         with self._tracing():
             self._modules.restore()
             try:
-                return record_training(
-                    self._model, recipe, tokens, target, validated=validated, is_whole=is_whole
-                )
+                return record(is_whole=is_whole or loops, loops=loops)
+            except TokenLoopError:
+                if loops:
+                    raise
+                self.loops_in_training = True
+                self._modules.restore()
+                return record(is_whole=True, loops=True)
             finally:
                 self._modules.restore()
 

@@ -32,6 +32,12 @@ class TrainingPeak(NamedTuple):
     later: TrainingMoment
     largest_parameter_bytes: int
 
+    @property
+    def moments(self) -> tuple[TrainingMoment, ...]:
+        """What was recorded of the validation, the first step and the later ones."""
+        found = self.later, self.first, self.validation
+        return tuple(moment for moment in found if moment)
+
 
 def training_peak(training: Training, device: Device, mlx_version: Version) -> TrainingPeak:
     """Return the largest moments of a recorded run on a device."""

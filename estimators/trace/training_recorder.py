@@ -12,12 +12,17 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.trace.fusion import fuse
 from memfit.estimators.trace.gradient_stubs import evaluated_checkpoint, resolved, training_stubs
-from memfit.estimators.trace.graph_format import Call
+from memfit.estimators.trace.graph_format import Array, Call, Node
 from memfit.estimators.trace.kernel_stubs import RANDOM, TraceTarget, library_for, recorded
 from memfit.estimators.trace.leaves import Leaf, leaves_of
 from memfit.estimators.trace.libraries import changed
-from memfit.estimators.trace.loop_guard import LoopError, few_slices
-from memfit.estimators.trace.recording import GraphError, RecordedGraph, record_call
+from memfit.estimators.trace.loop_guard import (
+    MAX_SLICES,
+    MAX_TRAINED_SLICES,
+    LoopError,
+    few_slices,
+)
+from memfit.estimators.trace.recording import RecordedGraph, TooLargeError, record_call
 from memfit.estimators.trace.undo_cse import unmerged
 
 # Steps with an accumulation are of three kinds, whatever their number.
@@ -34,7 +39,7 @@ TrainingPhase = Literal["validation", "first", "later"]
 GRADIENTS, LOGITS = "gradients", "logits and loss"
 
 
-class TokenLoopError(GraphError):
+class TokenLoopError(TooLargeError):
     """The class loops over tokens when it is trained, and the graph of a step is too large."""
 
 
@@ -63,23 +68,27 @@ def record_training(
     *,
     validated: int | None = None,
     is_whole: bool = False,
+    loops: bool = False,
 ) -> Training:
     """Return the steps of a run on batches of ``tokens`` tokens; call it inside `tracing`.
 
     ``validated`` is the length of the longest batch of the validation, None without one. The steps
-    until the first update are there if it ``is_whole``: they are never the largest. The model has
-    to be restored afterwards.
+    until the first update are there if it ``is_whole``: they are hardly larger, without a loop.
+    A class that ``loops`` over tokens is traced with fewer of its frozen layers, of which only one
+    is computed at a time. The model has to be restored afterwards.
 
     Raises:
         GraphError: when a step cannot be recorded.
         UnsupportedError: when there are fewer layers than the recipe trains, or nothing to train.
     """
     library = library_for(target.backend)
+    repeated = _repeated_layers(model.layers, recipe) if loops else 0
     optimizer = prepare(library.load, model, recipe)
-    run = _Run(library, model, recipe, target)
+    run = _Run(library, model, recipe, target, MAX_TRAINED_SLICES if loops else MAX_SLICES)
     with _refusals(model):
         checked = () if validated is None else (run.validation(validated),)
-        steps = tuple(run.steps(optimizer, tokens, is_whole=is_whole))
+        with _without_first(model, repeated):
+            steps = tuple(run.steps(optimizer, tokens, is_whole=is_whole))
     frozen, trained = _parameters(model)
     state = {leaf.name: leaf.array.nbytes for leaf in leaves_of({"": optimizer.state}, "", "cache")}
     return Training(frozen, trained, state, (*checked, *steps))
@@ -99,6 +108,33 @@ def _refusals(model: Any) -> Iterator[None]:
             raise
         text = f"{kind}: mlx-lm cannot train it: one of its operations has no gradient"
         raise UnsupportedError(text) from None
+
+
+def _repeated_layers(layers: Any, recipe: Recipe) -> int:
+    """Return how many of the first layers are frozen, and are there again in the same order."""
+    from mlx.utils import tree_flatten
+
+    flat: Any = [tree_flatten(layer.parameters()) for layer in layers]
+    kinds = [[(path, array.shape, array.dtype) for path, array in each] for each in flat]
+    # Each kind of layer has to stay; with all layers trained none can go.
+    trained = recipe.num_layers if recipe.num_layers > 0 else len(kinds)
+    repeats = (count for count in range(1, len(kinds)) if kinds[count:] == kinds[:-count])
+    period = next(repeats, len(kinds))
+    return max(0, len(kinds) - max(trained, period)) // period * period
+
+
+@contextmanager
+def _without_first(model: Any, count: int) -> Iterator[None]:
+    """Take the first layers out of the list of all, of which ``model.layers`` may be a copy."""
+    last = model.layers[-1]
+    children = (child for module in model.modules() for child in module.values())
+    layers = next(child for child in children if isinstance(child, list) and last is child[-1])
+    removed = layers[:count]
+    del layers[:count]
+    try:
+        yield
+    finally:
+        layers[:0] = removed
 
 
 def prepare(load: Callable[[str], Any], model: Any, recipe: Recipe) -> Any:
@@ -142,9 +178,11 @@ def _parameters(model: Any) -> tuple[dict[str, int], dict[str, int]]:
 class _Run:
     """The trainer of one recipe."""
 
-    def __init__(self, library: Any, model: Any, recipe: Recipe, target: TraceTarget) -> None:
+    def __init__(
+        self, library: Any, model: Any, recipe: Recipe, target: TraceTarget, slices: int
+    ) -> None:
         self._library, self._model, self._recipe = library, model, recipe
-        self._target = target
+        self._target, self._slices = target, slices
         self._trainer = library.load("mlx_lm.tuner.trainer")
         self._random: list[Any] = []
         # Steps until the first update of the optimizer.
@@ -161,7 +199,11 @@ class _Run:
         self._model.eval()
 
         def run() -> list[Any]:
-            with few_slices(), recorded(self._target), changed(self._library.core, stubs):
+            with (
+                few_slices(self._slices),
+                recorded(self._target),
+                changed(self._library.core, stubs),
+            ):
                 loss, count = self._trainer.default_loss(self._model, *given["batch"])
             return [loss * count, count]
 
@@ -264,7 +306,7 @@ class _Run:
         self._gradients = []
 
         def run() -> list[Any]:
-            with few_slices():
+            with few_slices(self._slices):
                 loss, count, left["gradients"] = step(given["batch"], given["gradients"], updates)
             # In the order of a compiled function: its results, then its state.
             results = [loss, count, *_arrays(left["gradients"])]
@@ -276,8 +318,9 @@ class _Run:
         arrays = list(graph.arrays)
         nodes, ends = resolved(graph.nodes, graph.outputs[: count + left["state"]], arrays)
         nodes = fuse(nodes, ends, arrays)
-        # The trainer evaluates state, loss and gradients; the results are loss, count, gradients.
-        evaluated = (*ends[count:], *ends[:count])
+        # The trainer adds up loss and count; it evaluates state, both sums and the gradients.
+        sums = [_sum(end, arrays, nodes) for end in ends[:2]]
+        evaluated = (*ends[count:], *sums, *ends[2:count])
         made = tuple(dict.fromkeys(i for i in evaluated if arrays[i].role != "weight"))
         known = graph.outputs[count + left["state"] :] or ends[2:count]
         call = _call(RecordedGraph(tuple(arrays), tuple(nodes), made), made)
@@ -305,6 +348,14 @@ class _Run:
     def _labels(self, call: Call, gradients: Any) -> dict[int, str]:
         logits = (i for i, array in enumerate(call.arrays) if array.size == self._logits)
         return dict.fromkeys(logits, LOGITS) | dict.fromkeys(gradients, GRADIENTS)
+
+
+def _sum(term: int, arrays: list[Array], nodes: list[Node]) -> int:
+    scalar = arrays[term]
+    before, after = len(arrays), len(arrays) + 1
+    arrays += [scalar._replace(role="constant"), scalar]
+    nodes.append(Node("Add", (before, term), (after,)))
+    return after
 
 
 def _call(graph: RecordedGraph, evaluated: tuple[int, ...]) -> Call:

@@ -42,8 +42,9 @@ def test_the_parts_add_up_to_the_peak(planned: TrainPlan) -> None:
     memory = planned.memory
     parts = (getattr(memory, name) for name in memory.__struct_fields__)
     assert sum(parts) == 2 * memory.peak_bytes
+    phases = planned.phases
     assert memory.peak_bytes == max(
-        planned.phases.later_steps_bytes, planned.phases.validation_bytes or 0
+        *(phases.first_step_bytes, phases.later_steps_bytes, phases.validation_bytes or 0)
     )
 
 
@@ -61,16 +62,33 @@ def test_what_is_said_to_fit_fits_and_one_more_does_not(planned: TrainPlan) -> N
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_the_states_of_a_loop_over_tokens_are_a_lower_bound(checkpointed: bool) -> None:
-    """A few tokens can be traced; for many the states alone are named."""
     sized = size(open_checkpoint(str(CASES / "qwen3_next.json")), device=DEVICE)
     few = Recipe(num_layers=-1, batch_size=2, max_seq_length=9, grad_checkpoint=checkpointed)
     least = least_state_bytes(sized, TrainQuestion(recipe=few))
     steps = TracedSteps(sized.checkpoint, "BF16", DEVICE, MlxVersions())
     assert 0 < least < steps.peak(few, 9).later.nbytes
     many = replace(few, max_seq_length=4097)
-    with pytest.raises(UnsupportedError, match=r"loops over tokens .* the states it keeps"):
-        plan_train(sized, TrainQuestion(recipe=many))
     assert least_state_bytes(sized, TrainQuestion(recipe=many)) == least // 7 * 4095
+
+
+@pytest.mark.exhaustive
+def test_a_loop_over_too_many_tokens_is_answered_with_what_fewer_take() -> None:
+    sized = size(open_checkpoint(str(CASES / "qwen3_5.json")), device=DEVICE)
+    many = Recipe(num_layers=2, batch_size=1, max_seq_length=4097)
+    text = r"loops over tokens .* the states it keeps .* with --max-seq-length 512 a step takes"
+    with pytest.raises(UnsupportedError, match=text):
+        plan_train(sized, TrainQuestion(recipe=many))
+
+
+@pytest.mark.exhaustive
+def test_a_loop_over_few_tokens_has_a_plan_without_a_search() -> None:
+    sized = size(open_checkpoint(str(CASES / "qwen3_5.json")), device=DEVICE)
+    few = Recipe(num_layers=2, batch_size=1, max_seq_length=161, grad_checkpoint=True)
+    plan = plan_train(sized, TrainQuestion(recipe=few))
+    assert plan.limits is None
+    assert [knob.settings for knob in plan.knobs if "num_layers" in knob.settings]
+    assert "token-loop" in {note.code for note in plan.notes}
+    assert plan.needed_bytes >= plan.phases.first_step_bytes + plan.margin_bytes
 
 
 def test_an_action_fits_and_starts_with_what_costs_no_quality(planned: TrainPlan) -> None:

@@ -33,12 +33,14 @@ from memfit.estimators.sizing.search import first_fitting, halves, most_fitting
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.estimators.trace.libraries import versions
+from memfit.estimators.trace.recording import TooLargeError
 from memfit.estimators.trace.training_peak import TrainingMoment, TrainingPeak
-from memfit.estimators.trace.training_recorder import TokenLoopError
 
 MAX_BATCH = 256
 _LONGEST = 2**17
 _KNOB_BITS = 4
+# Tokens of a class that loops over them, to say what fewer take.
+_LONGEST_LOOP, _SHORTEST_LOOP = 1024, 32
 
 
 class TrainingData(NamedTuple):
@@ -95,11 +97,22 @@ def plan_train(sized: SizedModel, question: TrainQuestion) -> TrainPlan:
     steps = TracedSteps(sized.checkpoint, sized.model.dtype, sized.device, runtime.versions)
     try:
         return _Plan(sized, question, steps).result()
-    except TokenLoopError as error:
+    except TooLargeError as error:
+        text = str(error)
         if least := least_state_bytes(sized, question):
-            text = f"the states it keeps for the gradient are at least {format_bytes(least)}"
-            raise UnsupportedError(f"{error}; {text}") from None
-        raise
+            text += f"; the states it keeps for the gradient are at least {format_bytes(least)}"
+        raise UnsupportedError(text + _traced(question, steps)) from None
+
+
+def _traced(question: TrainQuestion, steps: TracedSteps) -> str:
+    """Return what a step takes with the longest sequences that can be traced, of the halves."""
+    for tokens in halves(min(question.tokens(question.recipe), _LONGEST_LOOP), _SHORTEST_LOOP):
+        try:
+            peak = steps.peak(question.recipe, tokens, quantize=question.quantize)
+        except TooLargeError:
+            continue
+        return f"; with --max-seq-length {tokens} a step takes {format_bytes(peak.later.nbytes)}"
+    return ""
 
 
 def least_state_bytes(sized: SizedModel, question: TrainQuestion) -> int:
@@ -167,8 +180,7 @@ class _Plan:
             quantize=quantize,
         )
         assert peak.first is not None
-        moments = [moment for moment in (peak.validation, peak.later) if moment]
-        memory = _memory(peak, max(moments, key=lambda moment: moment.nbytes))
+        memory = _memory(peak, max(peak.moments, key=lambda moment: moment.nbytes))
         phases = TrainingPhases(
             load_bytes=max(self._load, peak.frozen_bytes),
             validation_bytes=peak.validation.nbytes if peak.validation else None,
@@ -196,8 +208,8 @@ class _Plan:
             basis="bound" if self._is_cuda else "traced",
             verdict=verdict,
             exceeded=exceeded,
-            limits=self._limits() if sized.device else None,
-            knobs=tuple(self._evaluated(change) for change in self._knobs()),
+            limits=self._limits() if sized.device and not self._loops else None,
+            knobs=tuple(filter(None, map(self._evaluated, self._knobs()))),
             actions=self._actions() if verdict == "exceeds" else (),
             commands=self._commands(recipe, quantize),
             assumptions=tuple(self._assumptions()),
@@ -208,6 +220,11 @@ class _Plan:
     def _is_cuda(self) -> bool:
         return self._sized.device is not None and self._sized.device.backend == "cuda"
 
+    @property
+    def _loops(self) -> bool:
+        """Whether each trace takes seconds; known once a step is traced."""
+        return self._steps.built(self._question.quantize).loops_in_training
+
     def _need(self, recipe: Recipe, quantize: Quantization | None) -> Need:
         """Return what the largest step needs, with the margin."""
         tokens, validated = self._question.tokens(recipe), self._question.validated(recipe)
@@ -215,10 +232,8 @@ class _Plan:
         if (recipe, quantize) != (self._recipe, self._question.quantize):
             validated = validated if validated and validated > tokens else None
         peak = self._steps.peak(recipe, tokens, validated=validated, quantize=quantize)
-        nbytes, largest = peak.later.nbytes, peak.later.largest_buffer_bytes
-        if (moment := peak.validation) is not None:
-            nbytes = max(nbytes, moment.nbytes)
-            largest = max(largest, moment.largest_buffer_bytes)
+        nbytes = max(moment.nbytes for moment in peak.moments)
+        largest = max(moment.largest_buffer_bytes for moment in peak.moments)
         load = self._load if quantize == self._question.quantize else 0
         return Need(
             max(nbytes, load) + self._sized.margin_bytes,
@@ -234,8 +249,12 @@ class _Plan:
             quantize=quantize,
         )
 
-    def _evaluated(self, change: _Change) -> TrainingChange:
-        need = self._need(change.recipe, change.quantize)
+    def _evaluated(self, change: _Change) -> TrainingChange | None:
+        """Return what a change saves, None where it makes the graph too large."""
+        try:
+            need = self._need(change.recipe, change.quantize)
+        except TooLargeError:
+            return None
         before = self._need(self._recipe, self._question.quantize).peak_bytes
         return TrainingChange(
             settings=change.settings,
@@ -278,7 +297,8 @@ class _Plan:
         changes = tuple(self._joint())
         found = first_fitting(changes[:2], fits)
         found = found or first_fitting(changes[2:], fits, monotone=True)
-        return (self._evaluated(found),) if found else ()
+        evaluated = self._evaluated(found) if found else None
+        return (evaluated,) if evaluated else ()
 
     def _joint(self) -> Iterator[_Change]:
         """Yield changes that each keep the ones before, those of the least cost first."""
@@ -373,6 +393,11 @@ class _Plan:
                 " copies and temporaries are those of Metal"
             )
             yield Note("warning", "cuda-bound", text)
+        if self._loops:
+            text = (
+                "the class loops over tokens when it is trained: what fits at most is not searched"
+            )
+            yield Note("info", "token-loop", text)
         if data and not data.is_tokenized:
             text = (
                 "the model has no tokenizer here: tokens are counted as a third of the bytes of"
