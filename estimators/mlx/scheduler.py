@@ -17,6 +17,8 @@ from memfit.estimators.mlx.data.scheduling import SCHEDULING
 
 MAX_ACTIVE_TASKS: int = SCHEDULING["max_active_tasks"]
 CPU_DISPATCHES_PER_TASK: int = SCHEDULING["cpu_dispatches_per_task"]
+# Those of full tasks, and of one that is full but for a dispatch.
+_MOST_UNDER_WAY = (MAX_ACTIVE_TASKS + 1) * CPU_DISPATCHES_PER_TASK - 1
 
 Work = TypeVar("Work")
 
@@ -114,9 +116,11 @@ class TaskQueue(Generic[Work]):
     backend/cpu/encoder.h, backend/cpu/eval.cpp.
     """
 
-    __slots__ = ("_dispatched", "_tasks_done", "_under_way")
+    __slots__ = ("_after_others", "_dispatched", "_tasks_done", "_under_way")
 
-    def __init__(self) -> None:
+    def __init__(self, *, after_others: bool = False) -> None:
+        """Take whether others were run before: the first task may then be full at any dispatch."""
+        self._after_others = after_others
         self._dispatched = self._tasks_done = 0
         self._under_way: deque[tuple[int, Work]] = deque()
 
@@ -127,6 +131,8 @@ class TaskQueue(Generic[Work]):
         done_with = self._dispatched + kernels if kernels else 0
         self._dispatched += kernels + 1
         self._under_way.append((done_with, work))
+        if self._after_others:
+            return self._run(self._dispatched - _MOST_UNDER_WAY)
         if self._dispatched // CPU_DISPATCHES_PER_TASK - self._tasks_done <= MAX_ACTIVE_TASKS:
             return ()
         self._tasks_done += 1

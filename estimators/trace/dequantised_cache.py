@@ -38,7 +38,7 @@ def dequantised_peak(stored: Iterable[StoredRows], how: Packing, device: Device)
     The device is taken as slow, so that for a CPU it is a bound.
     """
     graph = cpu_graph if device.backend == "cpu" else _gpu_graph
-    return load_peak(graph(stored, how), device, MLX_VERSION)
+    return load_peak(graph(stored, how), device, MLX_VERSION, after_others=True)
 
 
 def cpu_graph(stored: Iterable[StoredRows], how: Packing) -> Call:

@@ -120,9 +120,14 @@ def peak(trace: Trace, device: Device, start: Start | None = None) -> TracedPeak
     )
 
 
-def load_peak(call: Call, device: Device, mlx_version: Version) -> int:
-    """Return the most bytes in use while a model is loaded, its weights included."""
-    run = Replay(device, mlx_version)
+def load_peak(
+    call: Call, device: Device, mlx_version: Version, *, after_others: bool = False
+) -> int:
+    """Return the most bytes in use while a model is loaded, its weights included.
+
+    ``after_others`` is for a call that is not the first of its process.
+    """
+    run = Replay(device, mlx_version, after_others=after_others)
     return run.follow(unmerged(call)).nbytes
 
 
@@ -177,9 +182,9 @@ class Placed(NamedTuple):
 class Replay:
     """Allocator and the device's stream over calls of one model that follow one another."""
 
-    def __init__(self, device: Device, mlx: Version) -> None:
+    def __init__(self, device: Device, mlx: Version, *, after_others: bool = False) -> None:
         self._memory = Allocator(device.backend)
-        self._stream = Stream(device)
+        self._stream = Stream(device, after_others=after_others)
         self._operation = Operation(
             self._memory,
             gpu_class=device.gpu_class or "",

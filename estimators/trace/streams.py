@@ -15,9 +15,9 @@ READ = "Load"
 class Stream:
     """The operations given to one device; each keeps its buffers until the device has run it."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, after_others: bool = False) -> None:
         # The CPU closes tasks by dispatches alone, so its elements are not used.
-        self._queue: WorkQueue[list[Allocation]] = TaskQueue()
+        self._queue: WorkQueue[list[Allocation]] = TaskQueue(after_others=after_others)
         self._reads: ReadQueue[list[Allocation]] | None = None
         self._elements: Callable[[Operation], int] = _read
         if device.backend != "cpu":

@@ -53,16 +53,19 @@ def test_the_operations_are_those_of_mlx_on_a_cpu(bits: int) -> None:
 @pytest.mark.parametrize("count", [2, 16])
 def test_a_real_evaluation_stays_within_the_bound(bits: int, count: int) -> None:
     stored = quantised(bits, count)
-    with mx.stream(mx.cpu):
-        made = [mx.dequantize(*each, group_size=64, bits=bits) for each in stored]
-        mx.clear_cache()
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
-        mx.eval(made)
-    measured = mx.get_peak_memory() - before
+    measured = 0
+    for _ in range(10):
+        with mx.stream(mx.cpu):
+            made = [mx.dequantize(*each, group_size=64, bits=bits) for each in stored]
+            mx.eval(mx.ones(1) + 1)  # so that the tasks are at another phase
+            mx.clear_cache()
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            mx.eval(made)
+        measured = max(measured, mx.get_peak_memory() - before)
+        del made
     bound = dequantised_peak([STORED] * count, Packing(bits, 64, "BF16"), ANY_CPU)
-    # A task may end up to nine operations later than the first, which the bound does not follow.
-    assert measured <= bound + 2 * PLAIN_BYTES
+    assert measured <= bound
     # Each value is an integer of four bytes first, once as a part and once joined.
     assert min(measured, bound) >= (count + 2) * PLAIN_BYTES
 

@@ -88,6 +88,16 @@ def test_the_cpu_waits_when_more_than_ten_tasks_of_ten_dispatches_are_open() -> 
     assert memory.active == 4 * 50
 
 
+def test_after_other_work_a_first_task_may_end_at_any_dispatch() -> None:
+    memory, ahead = Allocator("cpu"), Stream(CPU, after_others=True)
+    # Ten full tasks and nine dispatches of another may be under way: of 110 one is done.
+    for _ in range(55):
+        give(ahead, memory)
+    assert memory.active == 4 * 54
+    give(ahead, memory)
+    assert memory.active == 4 * 54
+
+
 def test_views_after_a_kernel_finish_with_it_on_the_cpu() -> None:
     memory, ahead = Allocator("cpu"), Stream(CPU)
     for _ in range(5):
