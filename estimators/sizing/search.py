@@ -66,7 +66,7 @@ def most_fitting(
 
     The need grows with the value. It is computed for few values: those that are ``known`` or their
     neighbours, then where the line through two of them reaches the limit. ``floor`` is about the
-    need of nothing.
+    need of nothing. What is far beyond the limit by two computed needs below it is not computed.
 
     >>> most_fitting(range(1, 1000), lambda value: value * value, 5000, [10])
     70
@@ -85,6 +85,8 @@ def most_fitting(
         else:
             high = guess
         count += not guesses
+        if low < high and not guesses and _is_beyond(values[low], points, limit):
+            break
     return values[low - 1] if low else 0
 
 
@@ -97,6 +99,17 @@ def _reached(values: Sequence[int], points: Mapping[int, int], limit: int) -> in
     if rise <= 0:
         return len(values) // 2
     return bisect_right(values, low + (limit - points[low]) * (high - low) // rise) - 1
+
+
+def _is_beyond(value: int, points: Mapping[int, int], limit: int) -> bool:
+    """Whether the need of a value is above the limit, also with a rise of seven eighths."""
+    # The need of nothing is not exact enough.
+    below = sorted(point for point in points if 0 < point < value)[-2:]
+    if len(below) < 2:
+        return False
+    first, last = below
+    rise = (points[last] - points[first]) * (value - last)
+    return points[last] + rise * 7 // (8 * (last - first)) > limit
 
 
 def is_accepted(fits: Callable[[Candidate], bool], candidate: Candidate) -> bool:
