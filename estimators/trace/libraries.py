@@ -20,6 +20,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from memfit.estimators.base.errors import MachineError
+from memfit.estimators.base.images import ImageSize
+from memfit.estimators.images.families.fitting import best_resolution
 
 _COPIED = ("mlx", "mlx_lm", "mlx_vlm")
 _PREFIX = "_memfit_"
@@ -133,6 +135,7 @@ class PrivateLibrary:
             **dict.fromkeys(_UNUSED, Absent),
             # Its warnings are about files, which a trace has none of.
             "logging": Absent,
+            "transformers.image_processing_utils": _ImageProcessing,
         }
         self._modules["mlx"].core = self.core
 
@@ -185,7 +188,7 @@ class PrivateLibrary:
             package = importer["__package__"].removeprefix(self._prefix)
             name = resolve_name("." * level + name, package)
         top = name.partition(".")[0]
-        if self._is_absent(top, importer):
+        if name not in self._modules and self._is_absent(top, importer):
             return Absent
         if name not in self._modules and top not in _COPIED:
             # Everything else is the process's own: numpy, json, and what the stubs do not replace.
@@ -235,6 +238,18 @@ class Absent(metaclass=_Anything):
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         return Absent
+
+
+class _ImageProcessing(Absent):
+    """The one function of transformers that classes call: on the sizes of images, not on them."""
+
+    @staticmethod
+    def select_best_resolution(
+        size: tuple[int, int], points: Sequence[tuple[int, int]]
+    ) -> tuple[int, int]:
+        """Return the height and width, of a list, that an image is resized to."""
+        height, width = size
+        return best_resolution(ImageSize(width, height), points)
 
 
 class Silent:

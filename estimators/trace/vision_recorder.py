@@ -291,6 +291,12 @@ def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
     for name in dict.fromkeys(array.name for array in plan.arrays):
         found = [_input(array, plan) for array in plan.arrays if array.name == name]
         given[name] = found[0] if len(found) == 1 else found
+    if "images_spatial_crop" in given:
+        # deepseek_vl_v2.py puts features where it is true.
+        given["images_seq_mask"] = given["input_ids"] == _token(model, "image")
+        # It reads a row for each tile, also beyond the end; a row of zeros ends its loop.
+        crops, tiles = given["images_spatial_crop"], given["pixel_values"].shape[1]
+        given["images_spatial_crop"] = mx.pad(crops, [(0, 0), (0, tiles - crops.shape[1]), (0, 0)])
     mx.eval(given)
     return given
 

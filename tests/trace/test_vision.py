@@ -35,11 +35,12 @@ def _marked(case: Case) -> Any:
     return pytest.param(case, id=case.name, marks=marks)
 
 
-# One class of mlx-vlm converts a weight to NumPy; more are in benchmarks/image_accuracy.py.
-CONVERTS = [case for case in WIDE if case.name == "LLaVA-NeXT"]
+# A class that converts a weight to NumPy, and one that lengthens the prompt; more are in
+# benchmarks/image_accuracy.py.
+MORE = [case for case in WIDE if case.name in ("LLaVA-NeXT", "nanoLLaVA")]
 
 
-@pytest.mark.parametrize("case", [*map(_marked, (*CASES, *TEXT, *CONVERTS))])
+@pytest.mark.parametrize("case", [*map(_marked, (*CASES, *TEXT, *MORE))])
 def test_a_prompt_takes_what_mlx_vlm_takes(case: Case) -> None:
     assert LOWEST < traced(case).nbytes / measured(case) < HIGHEST
 
@@ -49,6 +50,13 @@ def test_the_largest_part_of_a_large_image_is_the_tower() -> None:
     large = traced(Case("large", QWEN2_VL, grid(896, 896, 14)))
     assert (small.part, large.part) == ("prefill", "vision")
     assert large.parts["decode"] < large.nbytes == large.parts["vision"]
+
+
+@pytest.mark.parametrize("name", ["LLaVA-OneVision", "DeepSeek-VL2"])
+def test_classes_get_what_processors_and_transformers_give_them(name: str) -> None:
+    # Resolutions of a list, and a mask of the tokens that features replace.
+    (case,) = (case for case in WIDE if case.name == name)
+    assert traced(case).part == "vision"
 
 
 def test_a_config_with_code_of_its_own_is_refused() -> None:

@@ -168,6 +168,7 @@ _TOWER: dict[str, Any] = {
 }
 _PIXTRAL = {"model_type": "pixtral", "rope_theta": 10000.0, "head_dim": 32}
 _LLAMA = {**_TEXT, "model_type": "llama"}
+_QWEN2 = {**_TEXT, "model_type": "qwen2"}
 _GLM_ROPE = {"mrope_section": [4, 6, 6], "partial_rotary_factor": 0.5, "rope_theta": 10000}
 _IDEFICS: dict[str, Any] = {
     **{"model_type": "idefics3", "image_token_id": IMAGE_TOKEN, "scale_factor": 2},
@@ -290,5 +291,95 @@ WIDE = (
         },
         512,
         384,
+    ),
+    _wide(
+        "InternVL (chat)",
+        {
+            **{"model_type": "internvl_chat", "image_token_index": IMAGE_TOKEN, "vocab_size": 8000},
+            **{"force_image_size": 224, "max_dynamic_patch": 4, "text_config": _QWEN2},
+            "vision_config": {
+                **_TOWER,
+                **{"model_type": "intern_vit_6b", "patch_size": 14, "image_size": 224},
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "InternVL",
+        {
+            **{"model_type": "internvl", "image_token_id": IMAGE_TOKEN, "max_dynamic_patch": 4},
+            "text_config": {**_TEXT, "model_type": "qwen3"},
+            "vision_config": {
+                **_TOWER,
+                **{"model_type": "internvl_vision", "patch_size": 14, "image_size": 448},
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "LLaVA-OneVision",
+        {
+            **{"model_type": "llava_onevision", "image_token_index": IMAGE_TOKEN},
+            **{"vocab_size": 8000, "text_config": _QWEN2},
+            "image_grid_pinpoints": [[384 * h, 384 * w] for h in (1, 2) for w in (1, 2)],
+            "vision_config": {
+                **_TOWER,
+                **{"model_type": "siglip_vision_model", "patch_size": 14, "image_size": 384},
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "DeepSeek-VL2",
+        {
+            **{"model_type": "deepseek_vl_v2", "image_token_index": IMAGE_TOKEN},
+            "text_config": {
+                **_TEXT,
+                **{"model_type": "deepseek_v2", "n_routed_experts": None, "kv_lora_rank": 64},
+                **{"q_lora_rank": None, "qk_rope_head_dim": 32, "v_head_dim": 32},
+                "qk_nope_head_dim": 32,
+            },
+            "vision_config": {
+                **{"model_type": "vision", "layers": 3, "width": 128, "intermediate_size": 384},
+                **{"num_attention_heads": 4, "image_size": 384, "patch_size": 14},
+            },
+            "projector_config": {
+                **{"projector_type": "downsample_mlp_gelu", "input_dim": 128, "n_embed": 256},
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "Molmo",
+        {
+            "model_type": "molmo",
+            "text_config": {
+                **{"model_type": "molmo", "d_model": 256, "n_heads": 4, "n_kv_heads": 2},
+                **{"n_layers": 2, "mlp_hidden_size": 512, "vocab_size": 8000},
+                "embedding_size": 8000,
+            },
+            "vision_config": {
+                **{"model_type": "molmo", "hidden_size": 512, "image_emb_dim": 128},
+                **{"image_num_heads": 4, "image_num_key_value_heads": 4, "image_num_layers": 4},
+                **{"image_head_dim": 32, "image_mlp_dim": 384, "d_model": 256},
+                "vit_layers": [-2, -3],
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "nanoLLaVA",
+        {
+            **_QWEN2,
+            **{"model_type": "llava-qwen2", "mm_hidden_size": 128, "auto_map": {}},
+            "vision_config": {"model_type": "siglip_vision_model", **_TOWER},
+        },
+        640,
+        480,
     ),
 )
