@@ -17,7 +17,7 @@ from memfit.cli.render.output import require_writable
 from memfit.estimators.base.units import parse_counts
 
 if TYPE_CHECKING:
-    from memfit.probes.experts.tune import ExpertsRequest
+    from memfit.probes.experts.request import ExpertsRequest
 
 
 class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ def _asked(
     experts: ExpertOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
 ) -> "partial[ExpertsRequest]":
     """Return `ExpertsRequest` with the options; all are checked before anything is loaded."""
-    from memfit.probes.experts.tune import ExpertsRequest
+    from memfit.probes.experts.request import ExpertsRequest
 
     asked = partial(
         ExpertsRequest,

@@ -112,7 +112,7 @@ def parse_count(text: str) -> int:
     factor = {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()] if match else 0
     value = Decimal(match[1]) * factor if match else Decimal("NaN")
     if match is None or value != int(value):
-        raise InputError(f"{text!r} is not a count of tokens; write it as 4096 or 4k")
+        raise InputError(f"{text!r} is not a count; write it as 4096 or 4k")
     if value > MAX_COUNT:
         raise InputError(f"{text!r} is more than {MAX_COUNT} tokens")
     return int(value)

@@ -33,7 +33,8 @@ def offloading(
             ),
             None,
         )
-    pays = None if fastest is None else enough is not None and enough.capacity < experts
+    is_known = fastest is not None and bool(measured)
+    pays = enough is not None and enough.capacity < experts if is_known else None
     if full is None and enough is not None:
         pays = True  # the whole model does not run here
     reasons = _reasons(full, measured, enough, fastest, experts, units)

@@ -17,15 +17,13 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import (
     InputError,
     MachineError,
-    MemfitError,
     UnsupportedError,
 )
 from memfit.estimators.base.files import is_there, printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.experts.routing import (
     ChosenSlots,
@@ -35,7 +33,6 @@ from memfit.estimators.plans.experts.routing import (
 )
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredExperts, Run
-from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.weights.expert_slots import ExpertLayer
 from memfit.probes.agreement import Agreement
@@ -52,6 +49,12 @@ from memfit.probes.experts.profiling import (
     rows_of,
     token_counts,
 )
+from memfit.probes.experts.request import (
+    PARTS,
+    ExpertsRequest,
+    capacities_of,
+    check_described,
+)
 from memfit.probes.experts.result import (
     DiscoveryResult,
     ExpertsPoint,
@@ -61,40 +64,13 @@ from memfit.probes.experts.result import (
     WarmStart,
 )
 from memfit.probes.experts.runner import ExpertSetup
-from memfit.probes.experts.slots import NOT_STORED, Policy
+from memfit.probes.experts.slots import NOT_STORED
 from memfit.probes.preflight import free_bytes, limited
 from memfit.probes.result import PointStatus
 from memfit.probes.session import REPEATS, new_measurement
 from memfit.probes.speed import median_speed
 from memfit.probes.store import Store
 from memfit.probes.tune import measuring_device, require_loadable
-
-# Quarters of the experts are measured when no capacity is named.
-_PARTS = 4
-
-
-class ExpertsRequest(Struct, frozen=True, kw_only=True):
-    """What to measure."""
-
-    checkpoint: Checkpoint
-    path: Path
-    prompts: tuple[str, ...]
-    """The profile counts their routing."""
-    held_out: tuple[str, ...] = ()
-    """Prompts that are measured; without them those of the profile."""
-    capacities: tuple[int, ...] = ()
-    policy: Policy = "load"
-    max_tokens: int = 32
-    prefill_step: int = 2048
-    slowdown_percent: int = 20
-    agreement_percent: int = 95
-    profile_file: Path | None = None
-    pack: Path | None = None
-    memory_limit_bytes: int | None = None
-    margin_bytes: int = 0
-    force: bool = False
-    units: Units = Units.GB
-
 
 Start = Callable[[ExpertSetup], ExpertProcess]
 
@@ -115,12 +91,12 @@ def tune_experts(
         MachineError: when MLX is missing, or there is too little memory or disk space.
     """
     require_loadable(request.checkpoint)
-    _check_described(request)
+    check_described(request)
     packed = _existing_pack(request)
     if packed and request.capacities:
         capacities = tuple({*request.capacities, packed.capacity})
         request = replace(request, capacities=capacities)
-    progress.begin("measuring", 2 + (len(request.capacities) or _PARTS))
+    progress.begin("measuring", 2 + (len(request.capacities) or PARTS))
     try:
         with tempfile.TemporaryDirectory(prefix="memfit-") as directory:
             reference = Path(directory) / "reference.safetensors"
@@ -143,6 +119,9 @@ class _Discovered(NamedTuple):
     @property
     def expert_bytes(self) -> int:
         return sum(layer.slot_bytes * layer.experts for layer in self.layers)
+
+    def kept_bytes(self, capacity: int) -> int:
+        return self.loaded.weights_bytes + sum(n.slot_bytes * capacity for n in self.layers)
 
 
 class _Measured(NamedTuple):
@@ -180,12 +159,16 @@ class _Probe(Struct):
         if self.packed and request.pack:
             experts = [layer.experts for layer in found.layers]
             prepacked.require_layers(request.pack, self.packed, experts)
-        capacities = self._capacities(found.layers[0])
+        capacities = capacities_of(request, found.layers[0])
         device = self._planned()
+        if request.pack and not self.packed:
+            prepacked.require_room(request.pack, found.kept_bytes(capacities[-1]))
         full, profile = self._full(found)
         self._keep_profile(profile or found.profile, found.layers)
         best = profile or found.profile
         points = [self._point(capacity, best, found) for capacity in capacities]
+        if all(point.status == "skipped" for point in points):
+            raise MachineError(f"{points[0].capacity} experts: {points[0].reason}")
         answer = offloading(
             full,
             points,
@@ -424,12 +407,6 @@ class _Probe(Struct):
             needed, free = (format_bytes(each, self.request.units) for each in (need, room))
             raise MachineError(f"estimated to need {needed}, and {free} are free")
 
-    def _capacities(self, layer: ExpertLayer) -> tuple[int, ...]:
-        _check_capacities(self.request.capacities, layer.experts, layer.top_k)
-        parts = range(1, _PARTS + 1)
-        spread = {max(layer.top_k, layer.experts * part // _PARTS) for part in parts}
-        return tuple(sorted(set(self.request.capacities or spread)))
-
     def _texts(self) -> list[str]:
         return [*self.request.prompts, *self.request.held_out]
 
@@ -506,30 +483,6 @@ class _Probe(Struct):
 
     def _warn(self, code: str, text: str) -> None:
         self.notes.append(Note("warning", code, text))
-
-
-def _check_described(request: ExpertsRequest) -> None:
-    """Refuse what cannot be, before anything is loaded, where memfit knows the architecture."""
-    catalog = Catalog()
-    try:
-        model = catalog.sized(catalog.add(request.checkpoint)).model
-    except MemfitError:
-        return  # the class itself says what it has, once it is loaded
-    routed = list(model.experts().values())
-    if not routed:
-        raise InputError(
-            f"{request.checkpoint.id}: no layer has routed experts; give a mixture of experts"
-        )
-    _check_capacities(request.capacities, routed[0].experts, routed[0].top_k)
-
-
-def _check_capacities(capacities: Iterable[int], experts: int, top_k: int) -> None:
-    for capacity in capacities:
-        if not top_k <= capacity <= experts:
-            raise InputError(
-                f"capacity {capacity}: this model routes a token to {top_k} of {experts} experts"
-                f" per layer; give {top_k} to {experts}"
-            )
 
 
 def _existing_pack(request: ExpertsRequest) -> prepacked.Manifest | None:

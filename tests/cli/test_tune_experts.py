@@ -126,6 +126,23 @@ def test_what_does_not_fit_the_model_is_one_line(
     assert_one_line(ran, code, text)
 
 
+@pytest.mark.exhaustive
+def test_no_room_for_any_capacity_is_one_line(memfit: Memfit, checkpoints: Checkpoints) -> None:
+    words = ("--capacity", "2,3", "--memory-limit", "1MB", *SHORT)
+    ran = memfit("tune", "experts", checkpoints("moe"), *PROMPTS, *words)
+    assert_one_line(ran, 5, "2 experts: estimated to need 65.4 MB, and 1.0 MB are free")
+
+
+@pytest.mark.exhaustive
+def test_a_run_that_ends_with_an_error_says_nothing_about_offloading(
+    memfit: Memfit, checkpoints: Checkpoints
+) -> None:
+    words = ("--capacity", "2", "--policy", "fail", *SHORT, "--json")
+    ran = memfit("tune", "experts", checkpoints("moe"), *PROMPTS, *words)
+    assert (ran.code, ran.json["answer"]["pays"]) == (0, None)
+    assert "which has no slot" in ran.json["points"][0]["reason"]
+
+
 def test_a_folder_with_the_name_of_a_subcommand_is_given_as_a_path(
     memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
