@@ -99,10 +99,13 @@ def files(result: TuneResult, units: Units) -> str:
     """The bytes of the files, of the arrays made from them, and what MLX holds for these."""
     if not (loaded := result.loaded):
         return ""
-    found = (result.file_bytes, loaded.weights_bytes, loaded.active_bytes)
-    names = ("in files", "in arrays", "active in MLX")
-    sizes = (f"{format_bytes(n, units)} {name}" for n, name in zip(found, names, strict=True))
-    return f"weights: {', '.join(sizes)}"
+    arrays = loaded.weights_bytes
+    others = {"in files": result.file_bytes, "active in MLX": loaded.active_bytes}
+    more = (
+        f"{format_bytes(nbytes, units)} {name} ({signed(nbytes - arrays, units)})"
+        for name, nbytes in others.items()
+    )
+    return f"weights: {format_bytes(arrays, units)} in arrays, {', '.join(more)}"
 
 
 def speeds(result: TuneResult) -> Iterator[str]:
@@ -159,8 +162,11 @@ def size(nbytes: int | None, units: Units) -> str:
 def difference(figure: TuneFigure, units: Units) -> str:
     """Measured minus estimated, with its sign."""
     nbytes = figure.difference_bytes
-    if nbytes is None:
-        return NOTHING
+    return NOTHING if nbytes is None else signed(nbytes, units)
+
+
+def signed(nbytes: int, units: Units) -> str:
+    """A difference with its sign."""
     return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes, units)}"
 
 
