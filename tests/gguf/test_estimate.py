@@ -244,7 +244,7 @@ def test_a_projector_adds_its_weights(memfit: Memfit, qwen: Path, tmp_path: Path
     added = sum(t.nbytes for t in tensors)
     assert data["components"]["weights"]["by_part"]["vision"] == added
     assert data["peak_bytes"] - plain["peak_bytes"] == added
-    assert any("what it computes an image with is not" in n["message"] for n in data["notes"])
+    assert any("what it computes with is not" in n["message"] for n in data["notes"])
     split = memfit(
         "estimate", qwen, "--gpu-layers", "0", "--json", "--mmproj", projector, "--context", "4k"
     ).json["memories"]
@@ -317,3 +317,29 @@ def test_parts_cover_every_tensor_name_of_the_recorded_models() -> None:
     # Per-layer embeddings' projections, AltUp and LAuReL, rope tables and prediction heads.
     known = ("altup_", "laurel_", "inp_gate", "proj.", "nextn.", "rope_", "per_layer_model_proj")
     assert [name for name in other if name and not name.startswith((*known, "weight"))] == []
+
+
+def test_a_projector_has_a_bound_of_what_its_largest_image_takes(
+    memfit: Memfit, qwen: Path, tmp_path: Path
+) -> None:
+    sizes = {"image_size": 896, "patch_size": 14, "embedding_length": 1152, "block_count": 27}
+    widths = {"feed_forward_length": 4304, "attention.head_count": 16}
+    metadata = {
+        "general.architecture": "clip",
+        "clip.projector_type": "gemma3",
+        **{f"clip.vision.{key}": value for key, value in (sizes | widths).items()},
+    }
+    projector = write(tmp_path / "mmproj.gguf", metadata, (tensor("mm.0.weight", (32, 32)),))
+    plain = memfit("estimate", qwen, "--context", "4k", "--memory", "32GB", "--json").json
+    arguments = ("--context", "4k", "--memory", "32GB", "--json", "--mmproj", projector)
+    data = memfit("estimate", qwen, *arguments).json
+    work = [each["components"]["workspace"] for each in (plain, data)]
+    # 4,096 patches and a class: the feed-forward's two branches, their product and the residual.
+    least = 4097 * 4 * (3 * 4304 + 1152)
+    assert least < work[1]["bytes"] - work[0]["bytes"] < 2 * least
+    assert work[1]["basis"] == "bound"
+    assert any("computes its largest image in at most" in n["message"] for n in data["notes"])
+    del metadata["clip.vision.patch_size"]
+    broken = write(tmp_path / "broken.gguf", metadata, (tensor("mm.0.weight", (32, 32)),))
+    run = memfit("estimate", qwen, "--mmproj", broken)
+    assert (run.code, run.err.count("\n")) == (2, 1)

@@ -142,16 +142,17 @@ def with_projector(checkpoint: Checkpoint, path: Path) -> Checkpoint:
         header = read_gguf(source, name)
     if header.metadata.get("general.architecture") != "clip":
         raise UnsupportedError(f"{name}: is no vision projector")
-    text = f"{name}: its weights are counted, what it computes an image with is not"
+    own = {k: value for k, value in header.metadata.items() if k.startswith("clip.")}
+    own.setdefault("clip.projector_type", "")
     return replace(
         checkpoint,
+        config={**checkpoint.config, **own},
         tensors=(*(checkpoint.tensors or ()), *header.tensors),
         file_bytes=checkpoint.file_bytes + header.file_bytes,
         header_bytes=checkpoint.header_bytes + header.header_bytes,
         skipped_files=tuple(
             left for left in checkpoint.skipped_files if left.name != printable(path.name)
         ),
-        warnings=(*checkpoint.warnings, text),
     )
 
 

@@ -14,8 +14,13 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
-from memfit.estimators.results.estimate import MemoryShare, Note
-from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
+from memfit.estimators.results.estimate import Basis, MemoryShare, Note
+from memfit.estimators.runtimes.interface import (
+    DraftFigures,
+    Figure,
+    MemoryFigures,
+    RuntimeModel,
+)
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
     cache_lines,
@@ -37,6 +42,7 @@ from memfit.estimators.runtimes.llama_cpp.placement import (
     file_weights,
     layer_lines,
 )
+from memfit.estimators.runtimes.llama_cpp.projector import projector_bytes
 from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
@@ -191,7 +197,10 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             return ()
         context = self._context(workload, all_outputs=True)
         weights, compute = self.weights.by_place(self.placement), self._compute(context)
-        work = {Place.GPU: compute.gpu, Place.HOST: compute.host + compute.output}
+        work = {
+            Place.GPU: compute.gpu + compute.projector,
+            Place.HOST: compute.host + compute.output,
+        }
         return tuple(
             self._share(place, context, workload.total_tokens, weights[place], work[place])
             for place in (Place.GPU, Place.HOST)
@@ -232,7 +241,7 @@ class LlamaCpp(TokenCacheModel, frozen=True):
 
     def _used(self, compute: "Compute") -> int:
         """The bytes of the compute buffers that figures count."""
-        return compute.gpu if self.is_split else compute.nbytes
+        return compute.gpu + compute.projector if self.is_split else compute.nbytes
 
     def _in(self, place: Place) -> Model:
         """The layers in one memory."""
@@ -243,6 +252,8 @@ class LlamaCpp(TokenCacheModel, frozen=True):
     def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
         """Yield whether a Mac has room for what is on its GPU and on its host together."""
         yield from TokenCacheModel.notes(self, workload, figures, units)
+        if note := _projector_note(self._projector_bytes, units):
+            yield note
         device = self.subject.device
         both = sum(share.total_bytes for share in self.memories(workload))
         if device and device.backend == "metal" and both > device.memory_bytes:
@@ -303,7 +314,20 @@ class LlamaCpp(TokenCacheModel, frozen=True):
     def _compute(self, context: Context) -> "Compute":
         model = self.subject.model
         sizes = compute_buffers(model, context, self.weights, self.placement)
-        return Compute(sizes.gpu, sizes.host, _FLOAT * model.vocab_size * context.room.sequences)
+        output = _FLOAT * model.vocab_size * context.room.sequences
+        return Compute(sizes.gpu, sizes.host, output, self._projector_bytes or 0)
+
+    @property
+    def _projector_bytes(self) -> int | None:
+        """What a vision projector computes with, 0 without one, None where it is not known."""
+        checkpoint, backend = self.subject.checkpoint, self.subject.backend
+        return projector_bytes(checkpoint.config, backend, checkpoint.config_name)
+
+    def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
+        """Return what a figure rests on; a vision projector's buffer is a bound."""
+        if figure == "workspace" and self._projector_bytes != 0:
+            return "bound", 0
+        return TokenCacheModel.basis(self, figure, workload)
 
     def automatic_context(
         self, device: Device, workload: Workload, *, most: int, longest: int
@@ -371,11 +395,26 @@ class Compute(NamedTuple):
     gpu: int
     host: int
     output: int
+    projector: int
+    """A bound of what a vision projector computes its largest image with, on the GPU."""
 
     @property
     def nbytes(self) -> int:
         """Return all of them."""
         return sum(self)
+
+
+def _projector_note(nbytes: int | None, units: Units) -> Note | None:
+    if nbytes is None:
+        text = "the weights of the vision projector are counted, what it computes with is not"
+        return Note("warning", "projector", text)
+    if not nbytes:
+        return None
+    text = (
+        f"the vision projector computes its largest image in at most {format_bytes(nbytes, units)};"
+        " tiles that are computed together take more"
+    )
+    return Note("info", "projector", text)
 
 
 def _explained(compute: Compute, context: Context, rest: int, used: int) -> tuple[str, ...]:
