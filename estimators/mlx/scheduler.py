@@ -130,9 +130,11 @@ class TaskQueue(Generic[Work]):
         # Dispatches without a kernel take no time: they are done with the kernel before them.
         done_with = self._dispatched + kernels if kernels else 0
         self._dispatched += kernels + 1
-        self._under_way.append((done_with, work))
         if self._after_others:
+            # As a bound: an operation's buffers are in its last dispatch, which has no kernel.
+            self._under_way.append((self._dispatched, work))
             return self._run(self._dispatched - _MOST_UNDER_WAY)
+        self._under_way.append((done_with, work))
         if self._dispatched // CPU_DISPATCHES_PER_TASK - self._tasks_done <= MAX_ACTIVE_TASKS:
             return ()
         self._tasks_done += 1
