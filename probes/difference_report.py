@@ -25,13 +25,18 @@ def difference_report(
     return tuple(_lines(sized, point, versions, found))
 
 
-def _lines(
-    sized: SizedModel, point: Point, versions: Mapping[str, str], found: list[TuneFigure]
-) -> Iterator[str]:
-    yield (
+def versions_line(versions: Mapping[str, str]) -> str:
+    """Return what measured, without the machine's name."""
+    return (
         f"memfit {__version__}, mlx {versions['mlx']}, mlx-lm {versions['mlx_lm']},"
         f" {versions['backend']}"
     )
+
+
+def _lines(
+    sized: SizedModel, point: Point, versions: Mapping[str, str], found: list[TuneFigure]
+) -> Iterator[str]:
+    yield versions_line(versions)
     yield (
         f"{sized.model.model_type}, {sized.model.dtype}, {len(sized.model.layers)} layers,"
         f" estimated by {sized.runtime_model.method}"

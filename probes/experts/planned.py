@@ -1,6 +1,6 @@
 """What `memfit plan experts` computes for a run with a part of the experts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from memfit.estimators.base import dtypes
@@ -9,12 +9,15 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.sizing.measurement_lookup import workload_words
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.weights.expert_slots import (
     Inventory,
     inventory,
     layered_startup_bytes,
 )
+from memfit.probes.difference_report import versions_line
+from memfit.probes.experts.result import ExpertsPoint, PlannedFigure
 from memfit.probes.tune import sized_here
 
 # The table from expert to slot has 4 bytes for each expert, the one of the missing has 1.
@@ -43,6 +46,10 @@ class Plan(NamedTuple):
     figures: MemoryFigures
     copies: int
     """How many times the bytes of the kept experts a step allocates to compute with them."""
+    model: str
+    """Its type, data type and layers."""
+    percent: int
+    """The stated error of a peak."""
 
     def at(self, capacities: Sequence[int]) -> PlannedBytes:
         """Return the bytes with so many experts of each layer."""
@@ -67,9 +74,43 @@ def plan_of(checkpoint: Checkpoint, device: Device, workload: Workload) -> Plan 
     try:
         sized = sized_here(checkpoint, device, workload, margin_bytes=0)
         experts = inventory(sized.model, checkpoint.tensors, sized.footprint)
-        return Plan(experts, sized.figures_for(workload), _copies(sized, device))
+        model = sized.model
+        return Plan(
+            experts=experts,
+            figures=sized.figures_for(workload),
+            copies=_copies(sized, device),
+            model=f"{model.model_type}, {model.dtype}, {len(model.layers)} layers",
+            percent=sized.workspace_basis(workload)[1],
+        )
     except MemfitError as error:
         return str(error)
+
+
+def difference_report(
+    plan: Plan, points: Sequence[ExpertsPoint], workload: Workload, versions: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return lines to paste into an issue, none when every figure is as stated.
+
+    Weights are stated to the byte, peaks as upper bounds with an error. No line has a name of a
+    model, a machine or a user, or a path.
+    """
+    found = tuple(
+        f"{point.capacity} of {plan.experts.experts} experts, {name}: planned"
+        f" {figure.planned_bytes} bytes, measured {figure.measured_bytes}"
+        for point in points
+        for name in ("weights", "startup", "prefill_peak", "decode_peak")
+        if _is_beyond(figure := getattr(point, name), 0 if name == "weights" else plan.percent)
+    )
+    if not found:
+        return ()
+    return (versions_line(versions), plan.model, workload_words(workload), *found)
+
+
+def _is_beyond(figure: PlannedFigure, percent: int) -> bool:
+    planned, measured = figure.planned_bytes, figure.measured_bytes
+    if planned is None or measured is None:
+        return False
+    return measured != planned if not percent else 100 * measured > (100 + percent) * planned
 
 
 def _copies(sized: SizedModel, device: Device) -> int:

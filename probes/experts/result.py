@@ -131,4 +131,6 @@ class ExpertsTuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune-expe
     points: tuple[ExpertsPoint, ...]
     answer: Offloading
     warm: WarmStart | None
+    report: tuple[str, ...] = ()
+    """What to report when a figure differs by more than its stated error: no names, no paths."""
     notes: tuple[Note, ...]

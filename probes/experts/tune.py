@@ -39,7 +39,7 @@ from memfit.probes.agreement import Agreement
 from memfit.probes.data_dir import save
 from memfit.probes.experts import prepacked
 from memfit.probes.experts.answer import offloading
-from memfit.probes.experts.planned import Plan, PlannedBytes, plan_of
+from memfit.probes.experts.planned import Plan, PlannedBytes, difference_report, plan_of
 from memfit.probes.experts.process import ExpertProcess, LayerRouting
 from memfit.probes.experts.profiling import (
     Counts,
@@ -204,9 +204,15 @@ class _Probe(Struct):
             full=full,
             points=tuple(points),
             answer=answer,
+            report=self._report([*([full] if full else []), *points]),
             warm=self._warm(answer.capacity, points, best, found),
             notes=tuple(dict.fromkeys(self.notes)),
         )
+
+    def _report(self, points: Sequence[ExpertsPoint]) -> tuple[str, ...]:
+        if self.plan is None:
+            return ()
+        return difference_report(self.plan, points, self._workload(), self.versions)
 
     def _discovered(self) -> _Discovered:
         """Run the routers alone; no expert is read."""

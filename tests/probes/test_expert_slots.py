@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 
 from memfit.estimators.base.errors import (
     CheckpointError,
@@ -22,8 +22,9 @@ from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.probes.experts import prepacked
-from memfit.probes.experts.planned import plan_of
+from memfit.probes.experts.planned import difference_report, plan_of
 from memfit.probes.experts.process import ExpertProcess
+from memfit.probes.experts.result import ExpertsPoint, PlannedFigure
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup
 from memfit.probes.experts.slots import Policy, outputs_class
 from tests.checkpoints import (
@@ -45,6 +46,12 @@ PROMPTS = [[*range(3, 43)], [5, 7, 11] * 4]
 STEP, TOKENS = 16, 4
 RUN = Workload(prompt_tokens=40, max_tokens=TOKENS, prefill_step=STEP)
 HOST = Device("this host", "cpu", 2**40, 2**40, None, "flag")
+FIGURES = ("weights", "startup", "prefill_peak", "decode_peak")
+EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("reason", "load_ns", "speed", "prefill", "decode", "agreement")),
+    **dict.fromkeys(("pinned_slots", "profiled_slots", "filler_slots", "coverage_percent"), 0),
+    **{"capacity": 2, "status": "measured", "measurement_id": None},
+}
 # An array takes whole pages or cache lines, and tables of slots have some bytes for an expert.
 ROUNDING = 4096
 
@@ -243,6 +250,29 @@ def test_start_up_from_files_as_the_hub_has_them_is_as_planned(
     planned = plan.at([capacity]).startup
     assert planned is not None
     assert abs(loaded.peak_bytes - planned) < ROUNDING
+
+
+def test_a_figure_beyond_its_stated_error_is_reported_without_names(case: Any) -> None:
+    plan = plan_of(open_checkpoint(str(case("gpt_oss").path)), HOST, RUN)
+    assert not isinstance(plan, str)
+    planned = plan.at([2] * len(plan.experts.layers))
+    versions = {"mlx": "0.32.4", "mlx_lm": "0.32.2", "backend": "cpu", "device": "a name"}
+
+    def report(**measured: int) -> tuple[str, ...]:
+        figures = {
+            name: PlannedFigure(nbytes, measured.get(name, nbytes))
+            for name, nbytes in zip(FIGURES, planned, strict=True)
+        }
+        point = convert({**EMPTY, **to_builtins(figures)}, ExpertsPoint)
+        return difference_report(plan, [point], RUN, versions)
+
+    assert planned.weights
+    assert planned.startup
+    assert report() == report(startup=planned.startup + 1) == ()
+    lines = report(weights=planned.weights + 1, startup=2 * planned.startup)
+    assert lines[0].endswith("mlx 0.32.4, mlx-lm 0.32.2, cpu")
+    assert [line.split(": ")[0].rpartition(" ")[2] for line in lines[3:]] == ["weights", "startup"]
+    assert "a name" not in "".join(lines)
 
 
 def test_a_missing_expert_is_an_error_if_the_user_says_so(case: Any) -> None:

@@ -65,6 +65,7 @@ class TuneExpertsView(NamedTuple):
                 ("Does it pay off", result.answer.reasons),
                 ("Not measured", tuple(_unmeasured(result))),
                 ("Prepacked", tuple(_warm(result, self.units))),
+                ("Beyond the stated error: please report these lines", result.report),
                 ("Notes", tuple(note.message for note in result.notes)),
             ),
             charts=(_chart(rows, self.units),) if self.plot else (),
