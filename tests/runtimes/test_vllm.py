@@ -127,6 +127,26 @@ def test_weights_are_those_vllm_has_logged() -> None:
     assert 0.995 < run.resident_bytes / (14.9888 * 2**30) <= 1
 
 
+@pytest.mark.parametrize(
+    ("sample", "workload", "pool_gib", "concurrency"),
+    [
+        # vllm-project/vllm issue 10517 and pull request 57047, noonghunna/club-3090 issue 612:
+        # "Available KV cache memory" and "Maximum concurrency" for requests of a length.
+        ("llama-3.1-8b.yaml", Workload(prompt_tokens=20_000), 3.81, 1.56),
+        ("qwen3-4b-4bit.yaml", Workload(prompt_tokens=2048), 36.88, 131.13),
+        ("qwen3.6-35b-a3b.yaml", Workload(prompt_tokens=131_072, kv_bits=8), 5.98, 4.33),
+    ],
+)
+def test_a_pool_holds_the_requests_vllm_has_logged(
+    sample: str, workload: Workload, pool_gib: float, concurrency: float
+) -> None:
+    device = find_device("h100-80", os_regime=DEFAULT_REGIME)
+    sized = size(open_sample(sample), device=device).with_runtime(get_runtime("vllm"))
+    pool = sized.runtime_model.pool(workload)
+    assert pool
+    assert pool_gib * 2**30 / pool.request_bytes == pytest.approx(concurrency, rel=0.003)
+
+
 def open_sample(name: str) -> Checkpoint:
     from memfit.estimators.checkpoint.opening import open_checkpoint
 

@@ -103,9 +103,9 @@ class EstimateView(NamedTuple):
         needs_room = not (self.breakdown or self.verbose)
         only: Literal["", "page"] = "page" if needs_room else ""
         yield Text((estimate_text.title(self.result.model),), style="dim", gap=True, only=only)
+        yield from _pool(self.result, self.units, needs_room=needs_room)
         yield _components(self.result, self.units, needs_room=needs_room)
         yield _bytes(self.result, self.units)
-        yield from _pool(self.result, self.units, needs_room=needs_room)
         yield from _memories(self.result, self.units)
 
     def _heat_maps(
