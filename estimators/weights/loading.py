@@ -10,10 +10,12 @@ from memfit.estimators.weights.tensor_groups import TensorGroup
 _FP8_ON_THE_WAY = 2 + 4 + 4
 _FP8_OPERATIONS = 8
 _BFLOAT16 = 2
-# mlx-lm utils.py, _transform_awq_weights: eight integers of each word, shifted, masked, cast and
-# shifted back.
-_AWQ_ON_THE_WAY = 4 * 8
-_AWQ_OPERATIONS = 10
+# mlx-lm utils.py, _transform_awq_weights: eight integers of each word of four bytes, the same in
+# another order and unsigned, and of eight bytes, to which the shifts promote them.
+_AWQ_ON_THE_WAY = (3 * 4 * 8 + 8 * 8) // 4
+# Dispatches of the CPU: two for each of nine kernels, one for each view.
+_AWQ_OPERATIONS = 22
+_AWQ_OUTPUTS = 3
 
 
 class Conversion(NamedTuple):
@@ -27,6 +29,8 @@ class Conversion(NamedTuple):
     """Bytes that each read takes on the way."""
     operations: int = 2
     """Of each read, besides the read: a view and a copy where arrays are stacked."""
+    outputs: int = 1
+    """Arrays that are made of it: weights, scales and biases."""
 
 
 class CutArray(NamedTuple):
@@ -49,6 +53,9 @@ def _conversions(
     kept: Iterable[TensorGroup], loaded: dict[str, TensorGroup]
 ) -> Iterator[Conversion]:
     for group in kept:
+        # The scales of blocks are read with their weights, and end in none of the arrays.
+        if group.name.endswith("weight_scale_inv"):
+            continue
         same = loaded.get(group.name)
         # Renamed and split arrays are views of those that were read.
         stacked = group.copies if same is None and group.copies > 1 else 0
@@ -58,7 +65,8 @@ def _conversions(
             held = stacked * _BFLOAT16 * elements
             yield Conversion(group.copies, held, temporary, _FP8_OPERATIONS)
         elif group.name.endswith(".qweight") and same is None:
-            yield Conversion(group.copies, 0, _AWQ_ON_THE_WAY * group.nbytes, _AWQ_OPERATIONS)
+            temporary = _AWQ_ON_THE_WAY * group.nbytes
+            yield Conversion(group.copies, 0, temporary, _AWQ_OPERATIONS, _AWQ_OUTPUTS)
         elif stacked:
             yield Conversion(stacked, stacked * group.nbytes)
         elif same is None and ".kv_b_proj." in group.name:

@@ -4,7 +4,7 @@ mx.eval(model.parameters()) reads every file's arrays and stacks or converts the
 load_model). The arrays that it starts from are in use until the device has made the others.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Backend, Device
@@ -63,18 +63,16 @@ def load_extra(made: Iterable[Conversion], *, arrays: int, backend: Backend) -> 
     The GPU is taken as faster than the disk, so that reads are what is in flight.
     """
     made, on_cpu = tuple(made), backend == "cpu"
-    temporary = _temporaries(made, on_cpu=on_cpu)
-    if not on_cpu:
-        temporary = min(temporary, _GPU_TEMPORARIES)
     held = dispatches = 0
     # More inputs than fit on the tape: those of all arrays on it are read before the first is made.
-    together = 2 * _WIDTH * len(made) // max(1, arrays)
+    stacks = sum(each.reads > _WIDTH for each in made)
+    together = ceil_div(2 * _WIDTH * stacks, max(1, arrays))
     for count, each in enumerate(sorted(made, key=lambda each: each.nbytes, reverse=True)):
         if dispatches >= _DISPATCHES and (each.reads <= _WIDTH or count > together):
             break
         held += each.nbytes
         dispatches += each.reads * (1 + each.operations) if on_cpu else _on_gpu(each)
-    return held + temporary
+    return held + _temporaries(made, on_cpu=on_cpu)
 
 
 def _on_gpu(each: Conversion) -> int:
@@ -85,10 +83,23 @@ def _on_gpu(each: Conversion) -> int:
 
 
 def _temporaries(made: Iterable[Conversion], *, on_cpu: bool) -> int:
-    total = dispatches = 0
-    for each in sorted(made, key=lambda each: each.temporary, reverse=True):
-        for_one = 1 + (each.operations if on_cpu else 0)
-        at_once = min(each.reads, ceil_div(max(0, _DISPATCHES - dispatches), for_one))
+    """Return the most bytes of arrays on the way from those of files to those of the model."""
+    largest = sorted(made, key=lambda each: each.temporary, reverse=True)
+    # The last arrays on the tape go step by step together, once all others are made.
+    together = _first(largest, lambda each: each.outputs, _WIDTH)
+    if on_cpu:
+        return max(together, _first(largest, lambda each: 1 + each.operations, _DISPATCHES))
+    # Those before them are made one after another.
+    total = sum(each.reads * each.temporary for each in largest)
+    one = largest[0].temporary if largest else 0
+    return min(total, max(together, one + _GPU_TEMPORARIES))
+
+
+def _first(made: Iterable[Conversion], cost: Callable[[Conversion], int], room: int) -> int:
+    """Return the bytes on the way of the first reads that take ``room``."""
+    total = 0
+    for each in made:
+        at_once = min(each.reads, ceil_div(max(0, room), cost(each)))
         total += at_once * each.temporary
-        dispatches += at_once * for_one
+        room -= at_once * cost(each)
     return total

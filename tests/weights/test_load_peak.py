@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx_lm.utils import load_model
 
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.scheduler import BatchLimits, ReadQueue
@@ -23,6 +24,11 @@ from tests.weights.loads import config_of, plain, save
 HOST = Device("this host", "cpu", 0, 0, None, "flag")
 MAX = Device("a Max", "metal", 0, 0, None, "flag", "s", 16)
 GROUP = 128
+METHODS: tuple[Method, ...] = ("formula", "trace")
+DTYPES = {
+    **{mx.bfloat16: "BF16", mx.float16: "F16", mx.float32: "F32"},
+    **{mx.uint8: "F8_E4M3", mx.int32: "I32"},
+}
 
 
 def published(case: str, **changes: Any) -> tuple[dict[str, Any], Tensors]:
@@ -41,10 +47,12 @@ def many_experts() -> tuple[dict[str, Any], Tensors]:
     return published("qwen3_moe", num_experts=128, num_hidden_layers=4, **widths)
 
 
-def awq() -> tuple[dict[str, Any], Tensors]:
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
+def awq(hidden: int = 1024, layers: int = 4) -> tuple[dict[str, Any], Tensors]:
+    heads = hidden // 128
     config, tensors = published(
-        "llama", hidden_size=1024, intermediate_size=2048, num_hidden_layers=4, **heads
+        "llama",
+        **{"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers},
+        **{"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": 128},
     )
     settings = {"quant_method": "awq", "bits": 4, "group_size": GROUP}
     packed: Tensors = {}
@@ -93,9 +101,11 @@ def write(name: str, directory: Path) -> Path:
 
 
 def predicted(directory: Path, method: Method, device: Device = HOST) -> int:
-    runtime_model = size(
-        open_checkpoint(str(directory)), device=device, method=method
-    ).runtime_model
+    return load_of(open_checkpoint(str(directory)), method, device)
+
+
+def load_of(checkpoint: Checkpoint, method: Method, device: Device) -> int:
+    runtime_model = size(checkpoint, device=device, method=method).runtime_model
     assert isinstance(runtime_model, MlxLm)
     return runtime_model.load_bytes
 
@@ -118,6 +128,31 @@ def test_load_peaks_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
     # The slowest device: the measurement is below it where reads were fast.
     assert traced <= 1.35 * max(peaks)
     assert bound >= max(peaks)
+
+
+@pytest.mark.parametrize("device", [HOST, MAX], ids=lambda device: device.backend)
+@pytest.mark.parametrize(
+    "published_as",
+    quick(["mixtral", "qwen3_moe", "awq", "awq-large", "fp8"], ("mixtral", "awq-large", "fp8")),
+)
+def test_the_bound_of_a_load_is_not_below_its_trace(published_as: str, device: Device) -> None:
+    config, tensors = {
+        "mixtral": lambda: mixtral(16),
+        "qwen3_moe": lambda: published(
+            "qwen3_moe", hidden_size=1024, num_experts=64, num_hidden_layers=8
+        ),
+        "awq": awq,
+        # Larger than what a GPU has under way.
+        "awq-large": lambda: awq(hidden=4096, layers=6),
+        "fp8": fp8,
+    }[published_as]()
+    headers = tuple(
+        Tensor(name, DTYPES[array.dtype], tuple(array.shape), array.nbytes)
+        for name, array in tensors.items()
+    )
+    checkpoint = Checkpoint("m", "local", config, "config.json", headers)
+    bound, traced = (load_of(checkpoint, method, device) for method in METHODS)
+    assert bound >= traced
 
 
 def test_what_mlx_lm_wrote_loads_without_more_than_its_weights(tmp_path: Path) -> None:
