@@ -28,7 +28,7 @@ def save(path: Path, text: str, *, overwrite: bool = True) -> bool:
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _remove_stale_files(path.parent)
+        remove_stale_files(path.parent)
         return write_atomically(path, text.encode("utf-8"), overwrite=overwrite, durable=True)
     except OSError as error:
         raise InputError(
@@ -37,7 +37,7 @@ def save(path: Path, text: str, *, overwrite: bool = True) -> bool:
         ) from None
 
 
-def _remove_stale_files(directory: Path) -> None:
+def remove_stale_files(directory: Path) -> None:
     """Remove what killed processes left, but not what another process may be writing."""
     oldest = time.time() - _STALE_SECONDS
     for file in directory.glob(f"{UNFINISHED}*"):

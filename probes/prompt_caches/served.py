@@ -9,6 +9,7 @@ from msgspec import Struct
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.plans.offload.cache_tiers import Tiers
 from memfit.estimators.results.offload import Speeds
+from memfit.probes.disk import unwritable
 from memfit.probes.prompt_caches.conversations import StoredForm
 from memfit.probes.prompt_caches.planned import CachePlan, simulated_differences
 from memfit.probes.prompt_caches.process import CacheProcess
@@ -33,13 +34,19 @@ def serve(
     directory: Path,
     speeds: Speeds,
 ) -> Replay:
-    """Run every request in one process, with files in a directory that is removed afterwards."""
+    """Run every request in one process, with files in a directory that is removed afterwards.
+
+    Raises:
+        InputError: when the directory cannot be written.
+        MachineError: when there is too little memory or disk space.
+    """
     requests, form, room = service.requests, service.form, service.room
     longest = max(each.prompt_tokens for each in requests)
-    with (
-        tempfile.TemporaryDirectory(prefix="conversations-", dir=directory) as name,
-        start() as process,
-    ):
+    try:
+        own = tempfile.TemporaryDirectory(prefix="conversations-", dir=directory)
+    except OSError as error:
+        raise unwritable(directory, error) from None
+    with own as name, start() as process:
         process.prompt(None, longest)
         process.load()
         found = process.replay(requests, room, form, Path(name))

@@ -38,6 +38,7 @@ from memfit.estimators.runtimes.measurement import (
     Way,
 )
 from memfit.estimators.sizing.estimate import device_summary
+from memfit.probes.data_dir import remove_stale_files
 from memfit.probes.disk import require_free, usable_bytes
 from memfit.probes.preflight import RefusedError, limited, memory_obstacle, require_room
 from memfit.probes.prompt_caches import stored
@@ -471,4 +472,5 @@ def _directory(request: CacheRequest) -> Iterator[Path]:
             yield Path(name)
     else:
         require_free(request.directory, 0)
+        remove_stale_files(request.directory)
         yield request.directory.absolute()

@@ -168,6 +168,14 @@ def test_nothing_is_left_where_a_cache_cannot_be_written(dense: Store, tmp_path:
     assert not list(tmp_path.glob(".unfinished-*"))
 
 
+def test_what_an_ended_process_has_not_finished_is_removed(tmp_path: Path) -> None:
+    ended, other = (tmp_path / f".unfinished-{number}-a.safetensors" for number in (12, 123))
+    for path in (ended, other):
+        path.touch()
+    stored.remove_unfinished(tmp_path, 12)
+    assert list(tmp_path.iterdir()) == [other]
+
+
 # A process that is killed at some line of Python, while it stores, replaces, restores and removes
 # conversations. What it has finished is in its log.
 KILLED = """
