@@ -2,20 +2,24 @@
 
 llama.cpp reserves the compute buffer for an image of medium size, and again for one that is larger
 (tools/mtmd/clip.cpp, warmup and clip_encode, with llama-cpp-python 0.3.36). The layers are those
-of clip_graph::build_vit with fused attention, as if all projections were copied.
+of clip_graph::build_vit, with rotated queries and keys and a gate, as if nothing were freed before
+half a layer has run.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from memfit.estimators.arch.fields import MAX_LAYERS, Fields, config_fields
+from memfit.estimators.arch.fields import Fields, config_fields
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.runtimes.llama_cpp.ggml import Graph, Place, Stored, Tensor
 
 PREFIX = "clip."
 _FLOAT, _HALF = 4, 2
-_LAYERS = 2  # of equal ones the second is laid out as all that follow
+# Tensors as wide as the model in attention: the hidden state, its norm and that scaled, three
+# projections, two rotated in halves and joined, keys and values in half precision, the result, its
+# projection and the sum. In the feed-forward: hidden state, norm, scaled, projection and sum.
+_ATTENTION, _FEED_FORWARD = 14, 5
+_BRANCHES = 3  # the feed-forward's two, and their product
 _CHANNELS = 3
 
 
@@ -58,7 +62,7 @@ def projector_bytes(metadata: Mapping[str, Any], backend: Backend, name: str) ->
     if limit is None:
         return None
     patch = fields.count("vision.patch_size")
-    return _laid_out(fields, _patches(fields, limit, patch), patch, limit.masked, backend)
+    return _largest_half(fields, _patches(fields, limit, patch), patch, limit.masked, backend)
 
 
 def _patches(fields: Fields, limit: _Limit, patch: int) -> int:
@@ -71,40 +75,15 @@ def _patches(fields: Fields, limit: _Limit, patch: int) -> int:
     return limit.tokens * merge**2 + 1
 
 
-def _laid_out(fields: Fields, patches: int, patch: int, masked: bool, backend: Backend) -> int:
+def _largest_half(fields: Fields, patches: int, patch: int, masked: bool, backend: Backend) -> int:
+    """All tensors of the larger half of a layer, and the inputs in both memories."""
     width = fields.count("vision.embedding_length")
     feed_forward = fields.count("vision.feed_forward_length")
     heads = fields.count("vision.attention.head_count")
-    fields.count("vision.block_count", most=MAX_LAYERS)
     is_fused = backend != "cpu" and width // heads in _FUSED_WIDTHS
-    graph, weight = Graph(), Stored(0, Place.GPU, is_weight=True)
-    row = _FLOAT * patches
-
-    def product(columns: int, *sources: Tensor) -> Tensor:
-        return graph.matrix(row * columns, weight, *sources)
-
-    pixels = _CHANNELS * patch**2
-    image = graph.input(row * pixels)
-    mask = graph.input(row * patches) if masked else None
-    hidden = graph.node(row * width, product(width, graph.node(row * pixels, image)))
-    # cast once for the fused kernel
-    cast = graph.node(_HALF * patches**2, mask) if mask else None
-    for _ in range(_LAYERS):
-        packed = product(3 * width, graph.node(row * width, hidden))
-        queries, keys, values = (graph.node(row * width, packed) for _ in range(3))
-        if is_fused:
-            halves = [graph.node(_HALF * patches * width, part) for part in (keys, values)]
-            masks = (cast,) if cast else ()
-            mixed = graph.node(row * width, queries, *halves, *masks)
-        else:
-            scores = graph.node(row * patches * heads, queries, keys)
-            mixed = graph.node(row * width, graph.node(row * patches * heads, scores), values)
-        hidden = graph.node(row * width, product(width, mixed), hidden, inplace=True)
-        normed = graph.node(row * width, hidden)
-        up, gate = (product(feed_forward, normed) for _ in range(2))
-        fed = product(width, graph.node(row * feed_forward, up, gate))
-        hidden = graph.node(row * width, fed, hidden, inplace=True)
-    joined = graph.node(row * width, hidden)
-    out = product(width, product(width, joined))
-    out.kept = True
-    return sum(graph.reserve("cpu"))
+    scores = 0 if is_fused else 2 * patches * heads
+    row = max(_ATTENTION * width + scores, _FEED_FORWARD * width + _BRANCHES * feed_forward)
+    # The image, on the GPU once more and as a matrix of patches; a mask also in half precision.
+    inputs = 3 * _FLOAT * patches * _CHANNELS * patch**2
+    mask = (2 * _FLOAT + _HALF) * patches**2 if masked else 0
+    return _FLOAT * patches * row + inputs + mask
