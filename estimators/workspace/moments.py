@@ -105,7 +105,9 @@ class RunMoments:
             self._weight_bytes,
             caches.bytes_during(call.occupancy, simulated)
             + caches.packed_bytes(call, simulated, decoding=decoding),
-            caches.state_bytes + caches.view_bytes(call, simulated, decoding=replaced),
+            caches.state_bytes
+            + caches.view_bytes(call, simulated, decoding=replaced)
+            + caches.pending_bytes(planned),
             call.rows * prepared.input_elements * self._width + self._mask_bytes(call),
             held * self._workload.batch * prepared.model.vocab_size * self._width,
             followed.in_flight,

@@ -47,7 +47,7 @@ def record_gated_delta(
     state = spec.value_heads * spec.value_dim * spec.key_dim * call.batch
     old = tape.existing(state, state * width)
     # Without Metal gated_delta_update takes gated_delta_ops, a loop over tokens in Python.
-    if call.target.backend == "cpu" and call.tokens > 1:
+    if call.target.backend == "cpu":
         repeated = rows * spec.value_heads * spec.key_dim
         queries, keys = (
             tape.allocate((a,), repeated, counts=ops.REPEATED_HEADS) for a in (queries, keys)

@@ -5,6 +5,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
+from memfit.estimators.arch.specs import GatedDelta
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.cache_growth import capacity_at, grown
@@ -13,6 +14,8 @@ from memfit.estimators.mlx.kv_cache import KVFormat, is_convertible, kv_format, 
 from memfit.estimators.mlx.recurrent_state import view_elements
 from memfit.estimators.workspace.call import CallShape, Occupancy
 from memfit.estimators.workspace.prepared import PreparedModel
+
+_FLOAT32 = 4
 
 
 class RunCaches:
@@ -163,6 +166,25 @@ class RunCaches:
             for mixer in self._prepared.plans[number].mixers:
                 total += tokens * view_elements(mixer.mixer.states(), decoding=decoding)
         return total * self._width * call.batch
+
+    def pending_bytes(self, planned: PlannedCall) -> int:
+        """Return the states that a step still holds of the step before.
+
+        In a batch gated delta nets choose between the old and the new state of each sequence; in
+        mlx-lm's loop, which runs without Metal, no output needs the choice, so that both are held
+        until the next step makes it (gated_delta.py, _gated_delta_step_ops).
+        """
+        is_loop = self._prepared.traits.backend == "cpu"
+        if not (is_loop and self.is_batched and planned.phase == "decode"):
+            return 0
+        return self._workload.batch * sum(
+            layers
+            * mixer.mixer.states()[1].elements
+            * (_FLOAT32 if mixer.mixer.float32 else self._width)
+            for number, layers in self._prepared.layers.items()
+            for mixer in self._prepared.plans[number].mixers
+            if isinstance(mixer.mixer, GatedDelta)
+        )
 
     def largest(self, occupancy: dict[KVBuffer, Occupancy]) -> int:
         """Return the bytes of the largest array of keys or values."""
