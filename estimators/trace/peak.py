@@ -177,6 +177,8 @@ class Placed(NamedTuple):
     call: Call
     order: list[int]
     views: list[View]
+    unmade: dict[int, list[View]]
+    """What held arrays that it does not evaluate are made from, by the array's view."""
 
 
 class Replay:
@@ -198,6 +200,8 @@ class Replay:
 
     def _begin(self) -> None:
         self._held: list[View] = []
+        # What held arrays that are not evaluated yet will be made from, by the array's view.
+        self._unmade: dict[int, list[View]] = {}
         self._labels: Mapping[int, str] = {}
         self._samples: list[list[View]] = []
 
@@ -237,18 +241,23 @@ class Replay:
         memory.begin(first)
         self._place_inputs(call, views)
         _count_users(call, order, views)
+        unmade = _unmade(call, order, views)
         # What neither a node reads nor Python holds is dropped before evaluation begins.
         for view in views:
             if not view.references:
                 free(view, memory)
-        return Placed(call, order, views)
+        return Placed(call, order, views, unmade)
 
     def run(self, placed: "Placed", *, labels: Mapping[int, str] | None = None) -> Highest:
         """Evaluate a call; what it leaves in the caches is there for the next."""
         memory = self._memory
         self._labels = labels or {}
-        call, order, views = placed
+        call, order, views, unmade = placed
         curve = [self._evaluate(call, position, views) for position in order]
+        for sources in self._unmade.values():
+            self._drop(sources)
+        self._unmade = unmade
+        self._make(views[i] for i in dict.fromkeys(call.held))
         # The references of mx.eval end with it; the loop overwrites its tokens.
         for position in (*call.evaluated, *call.of_role("tokens")):
             drop_user(views[position], memory)
@@ -282,11 +291,26 @@ class Replay:
         self._stream.after(op, _held_by_device(op), memory)
         for view in op.inputs:
             drop_user(view, memory)
+            self._drop(self._unmade.pop(id(view), ()))
         # A second output that nothing uses, such as a last state, is dropped at once.
         for view in op.outputs:
             if not view.references:
                 free(view, memory)
         return most
+
+    def _make(self, held: Iterable[View]) -> None:
+        """Give arrays that are not evaluated yet the buffers that they will be written into."""
+        for view in held:
+            sources = self._unmade.get(id(view), [])
+            for source in sources:
+                if source.buffer is not None and _becomes(source, view) and source.references == 1:
+                    view.copy_layout(source)
+                    view.buffer, source.buffer = source.buffer, None
+                    break
+
+    def _drop(self, views: Iterable[View]) -> None:
+        for view in views:
+            drop_user(view, self._memory)
 
     def wait(self) -> None:
         """Wait for the device, and give the freed buffers back."""
@@ -320,6 +344,8 @@ class Replay:
                 # A cache may be a view of a larger buffer, so its layout goes on with it.
                 view.copy_layout(before)
                 view.buffer, before.buffer = before.buffer, None
+                if id(before) in self._unmade:
+                    self._unmade[id(view)] = self._unmade.pop(id(before))
         for before in chain.from_iterable(left.values()):
             free(before, self._memory)
 
@@ -391,6 +417,36 @@ def _held_by_device(op: Operation) -> list[Allocation]:
     for buffer in held.values():
         buffer.references += 1
     return [*held.values(), *op.temporaries]
+
+
+def _unmade(call: Call, order: list[int], views: list[View]) -> dict[int, list[View]]:
+    """Return what held arrays that no result needs are made from, each with one user more.
+
+    MLX makes such an array in the next call, e.g. the state that a mask chooses (mlx-lm
+    gated_delta.py). What it is as large as becomes it: that is where it will be written.
+    """
+    evaluated = set(order)
+    maker = {out: i for i, node in enumerate(call.nodes) for out in node.outputs}
+    found: dict[int, list[View]] = {}
+    for held in dict.fromkeys(call.held):
+        sources: dict[int, View] = {}
+        waiting = [held] if held in maker and maker[held] not in evaluated else []
+        while waiting:
+            array = waiting.pop()
+            made_by = maker.get(array)
+            if made_by is None or made_by in evaluated:
+                sources[array] = views[array]
+            else:
+                waiting += call.nodes[made_by].inputs
+        if any(_becomes(view, views[held]) for i, view in sources.items() if i in maker):
+            found[id(views[held])] = list(sources.values())
+            for view in sources.values():
+                view.references += 1
+    return found
+
+
+def _becomes(source: View, made: View) -> bool:
+    return source.shape == made.shape and source.itemsize == made.itemsize
 
 
 def drop_user(view: View, memory: Allocator) -> None:
