@@ -255,7 +255,7 @@ class Replay:
         call, order, views, unmade = placed
         curve = [self._evaluate(call, position, views) for position in order]
         for sources in self._unmade.values():
-            self._drop(sources)
+            self._release(sources)
         self._unmade = unmade
         self._make(views[i] for i in dict.fromkeys(call.held))
         # The references of mx.eval end with it; the loop overwrites its tokens.
@@ -291,7 +291,7 @@ class Replay:
         self._stream.after(op, _held_by_device(op), memory)
         for view in op.inputs:
             drop_user(view, memory)
-            self._drop(self._unmade.pop(id(view), ()))
+            self._release(self._unmade.pop(id(view), ()))
         # A second output that nothing uses, such as a last state, is dropped at once.
         for view in op.outputs:
             if not view.references:
@@ -308,7 +308,7 @@ class Replay:
                     view.buffer, source.buffer = source.buffer, None
                     break
 
-    def _drop(self, views: Iterable[View]) -> None:
+    def _release(self, views: Iterable[View]) -> None:
         for view in views:
             drop_user(view, self._memory)
 

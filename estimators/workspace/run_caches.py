@@ -161,8 +161,9 @@ class RunCaches:
             outside = layers - simulated[number]
             tokens = call.previous * layers + max(0, call.tokens - call.previous) * outside
             if decoding:
-                # A state that decode does not replace is still a slice of an array of a chunk.
-                tokens = chunk * layers
+                # A state that decode does not replace is still a slice of an array of a chunk,
+                # unless the batch generator has copied it.
+                tokens = 0 if self.is_batched else chunk * layers
             for mixer in self._prepared.plans[number].mixers:
                 total += tokens * view_elements(mixer.mixer.states(), decoding=decoding)
         return total * self._width * call.batch
@@ -175,7 +176,7 @@ class RunCaches:
         until the next step makes it (gated_delta.py, _gated_delta_step_ops).
         """
         is_loop = self._prepared.traits.backend == "cpu"
-        if not (is_loop and self.is_batched and planned.phase == "decode"):
+        if not (is_loop and self.is_batched and planned.phase in ("decode", "last_token")):
             return 0
         return self._workload.batch * sum(
             layers
