@@ -23,6 +23,9 @@ KV_BITS = (None, 8, 4)
 # The longest context searched when neither the config nor the runtime has a limit.
 UNBOUNDED_CONTEXT = 2**20
 
+# Values that are guessed by a line before one is known to be too large.
+_BY_LINE = 6
+
 Candidate = TypeVar("Candidate")
 
 
@@ -64,8 +67,8 @@ def most_fitting(
 ) -> int:
     """Return the largest of ascending values with a need within the limit, 0 when none has.
 
-    The need grows with the value. It is computed for few values: those that are ``known`` or their
-    neighbours, then where the line through two of them reaches the limit. ``floor`` is about the
+    The need grows with the value. It is computed for few values: those that are ``known`` or next
+    to these, then where the line through two of them reaches the limit. ``floor`` is about the
     need of nothing. What is far beyond the limit by two computed needs below it is not computed.
 
     >>> most_fitting(range(1, 1000), lambda value: value * value, 5000, [10])
@@ -76,17 +79,23 @@ def most_fitting(
     guesses = [min(range(high), key=lambda index: abs(values[index] - value)) for value in known]
     count = 0
     while low < high:
-        # Every third time the middle: a need with steps would come near from one side only.
-        guess = (low + high) // 2 if count % 3 == 2 else _reached(values, points, limit)
-        guess = max(low, min(high - 1, guesses.pop(0) if guesses else guess))
-        points[values[guess]] = needed(values[guess])
-        if points[values[guess]] <= limit:
-            low = guess + 1
-        else:
-            high = guess
-        count += not guesses
-        if low < high and not guesses and _is_beyond(values[low], points, limit):
+        if guesses:
+            guess = guesses.pop(0)
+        elif _is_beyond(values[low], points, limit):
             break
+        else:
+            # A need with steps would come near from one side only: every third time the middle,
+            # once a value is known to be too large.
+            is_line = count % 3 < 2 or (high == len(values) and count < _BY_LINE)
+            guess = _reached(values, points, limit) if is_line else (low + high) // 2
+            guess = max(low, min(high - 1, guess))
+            count += 1
+        value = values[guess]
+        points[value] = needed(value)
+        if points[value] <= limit:
+            low = max(low, guess + 1)
+        else:
+            high = min(high, guess)
     return values[low - 1] if low else 0
 
 
