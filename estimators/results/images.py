@@ -24,6 +24,6 @@ class ImageAdvice(Struct, frozen=True):
     most: Count
     """How many images such as the first one fit, at most ``searched``."""
     searched: Count
-    """How many images were tried: 256, or 8 where each number has to be traced."""
+    """How many images were tried: 256, or 1 to 4 where each number has to be traced."""
     smaller: tuple[SmallerImages, ...]
     """With sides of a half and of a quarter, where that lowers the peak."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.modules import Part, linear
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, ceil_div
+from memfit.estimators.base.units import Units, ceil_div, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import has_tower, image_plan
@@ -151,6 +152,14 @@ class MlxVlm(MlxLm, frozen=True):
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
         """Yield what images become, and where their processor's settings are from."""
         yield from MlxLm.assumptions(self, workload, units)
+        if workload.prompt_tokens <= workload.prefill_step and self.method == "formula":
+            # https://github.com/Blaizzy/mlx-vlm/pull/1750
+            numbers = workload.batch * workload.prompt_tokens * self.subject.model.vocab_size
+            logits = format_bytes(dtypes.nbytes(numbers, self.subject.model.dtype), units)
+            yield (
+                "mlx-vlm up to 0.6.9 also made the logits of all tokens of a prompt within one"
+                f" prefill step: {logits} more"
+            )
         if not workload.images:
             return
         plan = image_plan(self.subject.checkpoint, workload.images)

@@ -14,7 +14,9 @@ from memfit.estimators.sizing.sized_model import SizedModel
 
 MOST_IMAGES = 256
 # Each number of images is a trace of its own where no formula has the tower's work.
-_MOST_TRACED = 8
+_MOST_TRACED = 4
+# Classes compute with pixels that a trace has in memory: 600 MB for so many tokens (Idefics 3).
+_MOST_TRACED_TOKENS = 10_000
 LONGEST_SIDE = 16384
 SIDE_STEP = 32
 
@@ -41,7 +43,10 @@ def image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
         return first_fitting((limit,), fits) or first_fitting(others, fits, monotone=True) or 0
 
     longest = most(LONGEST_SIDE // SIDE_STEP, lambda steps: _one(first, steps))
-    searched = _MOST_TRACED if sized.is_between_traces else MOST_IMAGES
+    searched = MOST_IMAGES
+    if sized.is_between_traces:
+        each = max(1, workload.image_tokens // len(workload.images.each_image()))
+        searched = max(1, min(_MOST_TRACED, _MOST_TRACED_TOKENS // each))
     return ImageAdvice(
         largest=_one(first, longest).images[0] if longest else None,
         any_size=longest == LONGEST_SIDE // SIDE_STEP,

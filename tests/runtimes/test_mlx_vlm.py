@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
@@ -116,3 +117,15 @@ def save_vision_model(case: str, directory: Path) -> None:
     parameters: Any = tree_flatten(module.Model(built).parameters())
     save_weights(directory, {name: array.astype(mx.bfloat16) for name, array in parameters})
     (directory / "config.json").write_text(json.dumps(config))
+
+
+def test_short_prompts_name_the_logits_of_older_versions() -> None:
+    sized = under_mlx_vlm(SAMPLES / "qwen3-vl-4b.yaml")
+
+    def logits(tokens: int) -> list[str]:
+        lines = sized.runtime_model.assumptions(Workload(prompt_tokens=tokens), Units.GB)
+        return [line for line in lines if "up to 0.6.9" in line]
+
+    # 151,936 numbers of 16 bits for each of 1000 tokens.
+    assert logits(1000)[0].endswith("303.9 MB more")
+    assert logits(2049) == []
