@@ -28,7 +28,11 @@ class EstimatedModel(NamedModel, frozen=True, kw_only=True):
     ] = None
     draft: Annotated[
         str | None,
-        Option("--draft", "--draft-model", metavar="MODEL", help="Include this draft model."),
+        Option(
+            *("--draft", "--draft-model", "--model-draft", "-md"),
+            metavar="MODEL",
+            help="Include this draft model.",
+        ),
     ] = None
     draft_quantize: Annotated[
         str | None,
@@ -40,7 +44,11 @@ class EstimatedModel(NamedModel, frozen=True, kw_only=True):
     as_type: AsType = None
     mmproj: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Include this vision projector of a GGUF model."),
+        Option(
+            *("--mmproj", "-mm"),
+            metavar="FILE",
+            help="Include this vision projector of a GGUF model.",
+        ),
     ] = None
 
     @property

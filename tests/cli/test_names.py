@@ -87,6 +87,7 @@ def test_a_conversion_is_named_as_mlx_lm_names_it(
     [
         ("--prefill-step-size 512", "--prefill-step 512"),
         ("--draft-model qwen3-0.6b", "--draft qwen3-0.6b"),
+        ("-md qwen3-0.6b", "--draft qwen3-0.6b"),
         ("--draft-model qwen3-0.6b --draft-quantize 4bit", "--draft qwen3-0.6b --draft-quantize 4"),
         ("-c 32768", "--context 32768"),
         ("--ctx-size 32768 -np 4", "--context 8192 --batch 4"),
