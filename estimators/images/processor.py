@@ -47,6 +47,7 @@ class Processor(Protocol):
 _QWEN2 = PatchGrid(14, (56 * 56, 14 * 14 * 4 * 16384))
 _QWEN3 = PatchGrid(16, (256 * 256, 4096 * 4096), stamps_frames=True)
 _GLM = PatchGrid(14, (112 * 112, 28 * 28 * 12288), counts_frames=True, takes_videos=False)
+_GLM_OCR = PatchGrid(14, (112 * 112, 14 * 14 * 8 * 6144), counts_frames=True, takes_videos=False)
 _FAST = Expanded(1024, 64, sizes=True)
 FAMILIES: Final[dict[str, Processor]] = {
     "qwen2_vl": _QWEN2,
@@ -58,7 +59,9 @@ FAMILIES: Final[dict[str, Processor]] = {
     "fastvlm": _FAST,
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
+    "glm_ocr": _GLM_OCR,
     "deepseek_vl_v2": DeepseekVL2(),
+    "dots_ocr": PatchGrid(14, (56 * 56, 3360 * 3360), temporal=1, takes_videos=False),
     "gemma3": Square(896, 14, 256, "image_seq_length", before=2, after=2, crops=True),
     "gemma3n": Square(768, 16, 256, "image_seq_length", before=2, after=2),
     "gemma4": Gemma4(),

@@ -74,7 +74,12 @@ def loaded(directory: Path) -> Any:
     from mlx_vlm.utils import get_model_and_args, load_config, load_processor
 
     get_model_and_args(load_config(directory))  # its module installs the processor
-    return load_processor(directory, add_detokenizer=False, trust_remote_code=False)
+    processor = load_processor(directory, add_detokenizer=False, trust_remote_code=False)
+    if "image_token_id" in vars(processor):
+        # That of dots.ocr has the id of its published tokenizer.
+        tokens = processor.tokenizer
+        processor.image_token_id = tokens.convert_tokens_to_ids(processor.image_token)
+    return processor
 
 
 def planned(directory: Path, asked: Images) -> ImagePlan:

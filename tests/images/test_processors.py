@@ -110,6 +110,23 @@ CASES = {
         named={"image_token": "<|image|>"},
         words=("<|begin_of_image|>", "<|end_of_image|>"),
     ),
+    "glm_ocr": Case(
+        {"model_type": "glm_ocr"},
+        "<|begin_of_image|><|image|><|end_of_image|>",
+        processor={"image_processor": {"size": {"longest_edge": 900_000}}},
+        named={"image_token": "<|image|>", "video_token": "<|video|>"},
+        words=("<|begin_of_image|>", "<|end_of_image|>"),
+    ),
+    "dots_ocr": Case(
+        {"model_type": "dots_ocr"},
+        "<|img|><|imgpad|><|endofimg|>",
+        preprocessor={
+            **{"image_processor_type": "Qwen2VLImageProcessor", "temporal_patch_size": 1},
+            **{"min_pixels": 3136, "max_pixels": 300_000, "patch_size": 14, "merge_size": 2},
+        },
+        named={"image_token": "<|imgpad|>", "video_token": "<|video_pad|>"},
+        words=("<|img|>", "<|endofimg|>"),
+    ),
     "gemma3n": Case(
         {"model_type": "gemma3n"},
         "<image_soft_token>",

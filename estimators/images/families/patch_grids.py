@@ -1,7 +1,9 @@
-"""Processors that keep the aspect ratio and give the tower a grid of patches: Qwen-VL and GLM-V.
+"""Processors that keep the aspect ratio and give the tower a grid of patches: Qwen-VL, GLM-V,
+GLM-OCR and dots.ocr.
 
 Sources: mlx_vlm/models/qwen3_vl/processing_qwen3_vl.py (of Qwen2-VL, 2.5-VL, 3-VL and 3.5),
-mlx_vlm/models/glm4v/processing.py, transformers' models/glm4v/image_processing_pil_glm4v.py.
+mlx_vlm/models/glm4v/processing.py, glm_ocr/processing.py and dots_ocr/processing_dots_ocr.py;
+transformers' models/glm4v/image_processing_pil_glm4v.py.
 """
 
 import math
@@ -27,6 +29,8 @@ class PatchGrid(Struct, frozen=True):
     counts_frames: bool = False
     """Whether the pixels of an image count once for each frame of a patch, as in GLM-V."""
     takes_videos: bool = True
+    temporal: int = 2
+    """Frames of a patch."""
     stamps_frames: bool = False
     """Whether each group of frames has its time and its own borders in the prompt."""
 
@@ -39,9 +43,9 @@ class PatchGrid(Struct, frozen=True):
         """
         if not self.takes_videos:
             reject_videos(files, asked)
-        of_images = _read(files.image, self.patch, self.pixels)
+        of_images = _read(files.image, self, self.pixels)
         video = files.video if files.video.values else files.image
-        of_videos = _read(video, self.patch, _VIDEO_PIXELS)
+        of_videos = _read(video, self, _VIDEO_PIXELS)
         still = [self._image(of_images, image) for image in asked.each_image()]
         moving = [self._video(of_videos, each) for each in asked.videos]
         return ImagePlan(
@@ -123,12 +127,12 @@ def resized(
     return rows, columns
 
 
-def _read(settings: Settings, patch: int, pixels: tuple[int, int]) -> _Settings:
+def _read(settings: Settings, family: PatchGrid, pixels: tuple[int, int]) -> _Settings:
     least, most = settings.pixels(pixels)
     return _Settings(
-        patch=settings.edge("patch_size", patch),
+        patch=settings.edge("patch_size", family.patch),
         merge=settings.count("merge_size", 2, most=64),
-        temporal=settings.count("temporal_patch_size", 2, most=64),
+        temporal=settings.count("temporal_patch_size", family.temporal, most=64),
         least=least,
         most=most,
     )
