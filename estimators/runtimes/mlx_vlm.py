@@ -23,9 +23,9 @@ from memfit.estimators.weights.derived import tensor_bytes
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment
 from memfit.estimators.workspace.vision import (
-    TRAITS,
     VisionWork,
     embedded_bytes,
+    has_formula,
     vision_work,
 )
 
@@ -81,7 +81,7 @@ class MlxVlm(MlxLm, frozen=True):
     @classmethod
     def needs_trace(cls, subject: Subject) -> bool:
         """Whether no formula has the tower of the model."""
-        described = subject.checkpoint.config.get("model_type") in TRAITS and not subject.traced
+        described = has_formula(subject.checkpoint, subject.model) and not subject.traced
         adapted = any(module.low_rank for _, module in subject.model.all_modules())
         return has_tower(subject.checkpoint) and not described and not adapted
 

@@ -2,7 +2,7 @@
 
 Every operation of a block allocates its output; few of them would write over an input in its
 place. Sources: vision.py and the model's own file in mlx_vlm/models of qwen2_vl, qwen2_5_vl,
-qwen3_vl (also of qwen3_5), gemma3, gemma4, pixtral (also of mistral3).
+qwen3_vl (also of qwen3_5), gemma3, gemma4, llama4, llava, pixtral (also of mistral3).
 """
 
 import re
@@ -43,6 +43,8 @@ class Traits(Struct, frozen=True):
     """Whether a mask of all patches by all patches is an array."""
     one_hot_positions: bool = False
     """Whether positions of patches are multiplied as one-hot rows, in float32."""
+    tower: str = ""
+    """The one type of tower that mlx-vlm's class takes of those that are described."""
 
 
 TRAITS = {
@@ -54,6 +56,8 @@ TRAITS = {
     "qwen3_5_moe": Traits(pads_heads=True),
     "gemma3": Traits(),
     "gemma4": Traits(pads_heads=True, masks_patches=True, one_hot_positions=True),
+    "llama4": Traits(),
+    "llava": Traits(tower="clip_vision_model"),
     "mistral3": Traits(masks_patches=True),
     "pixtral": Traits(masks_patches=True),
 }
@@ -80,6 +84,15 @@ def embedded_bytes(model: Model, workload: Workload) -> int:
     each_layer = (m.shape[0] for m in model.modules if m.path.endswith(_LAYER_INPUTS))
     elements = model.hidden_size + sum(each_layer)
     return dtypes.nbytes(workload.batch * workload.prompt_tokens * elements, model.dtype)
+
+
+def has_formula(checkpoint: Checkpoint, model: Model) -> bool:
+    """Whether the operations of the checkpoint's tower are described."""
+    traits = TRAITS.get(str(checkpoint.config.get("model_type")))
+    if traits is None or not any(m.part is Part.VISION for _, m in model.all_modules()):
+        return False
+    section = config_fields(checkpoint.config, checkpoint.config_name).untracked("vision_config")
+    return traits.tower in ("", section.text("model_type", ""))
 
 
 def vision_work(
@@ -111,7 +124,7 @@ class _Tower:
         versions: MlxVersions,
     ) -> None:
         kind = str(checkpoint.config.get("model_type"))
-        if kind not in TRAITS:
+        if not has_formula(checkpoint, model):
             raise UnsupportedError(
                 f"{checkpoint.id}: no formula has the work of a vision tower of type {kind}; take"
                 " --method trace, with mlx-vlm installed"

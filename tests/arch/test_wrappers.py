@@ -119,6 +119,33 @@ MISTRAL_SMALL_3_1: dict[str, Any] = {
         "patch_size": 14,
     },
 }
+LLAVA_1_5_7B: dict[str, Any] = {
+    "model_type": "llava",
+    "ignore_index": -100,
+    "vision_feature_layer": -2,
+    "vocab_size": 32064,
+    "text_config": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-05,
+        "vocab_size": 32064,
+    },
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        "hidden_size": 1024,
+        "image_size": 336,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+        "projection_dim": 768,
+        "vocab_size": 32000,
+    },
+}
 # The sizes of Gemma 4 E2B are the class's defaults.
 GEMMA4_E2B: dict[str, Any] = {
     "model_type": "gemma4",
@@ -156,6 +183,7 @@ PUBLISHED = {
     "Qwen/Qwen3-VL-8B-Instruct": (QWEN3_VL_8B, 8_767_123_696),
     "Qwen/Qwen2.5-VL-7B-Instruct": (QWEN2_5_VL_7B, 8_292_166_656),
     "mistralai/Mistral-Small-3.1-24B": (MISTRAL_SMALL_3_1, 24_011_361_280),
+    "llava-hf/llava-1.5-7b-hf": (LLAVA_1_5_7B, 7_063_427_072),
     "google/gemma-4-12B-it": (GEMMA4_12B, 11_959_730_224),
 }
 

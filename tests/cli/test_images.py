@@ -67,7 +67,6 @@ def test_plan_server_says_why_it_takes_no_images(memfit: Memfit) -> None:
         ((MODEL, "--video", "4x10x10"), 2, "takes frames of at least 32 pixels a side"),
         (("gemma-3-4b", "--video", "4x99x99"), 3, "processor of this model takes no videos"),
         (("gemma-3n-e4b",), 3, "its config has no vision tower"),
-        (("llama-4-scout",), 3, "no formula has the work of a vision tower of type llama4"),
     ],
 )
 def test_what_cannot_be_answered_is_one_line(

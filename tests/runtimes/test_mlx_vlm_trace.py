@@ -23,6 +23,7 @@ from memfit.estimators.sizing.sized_model import SizedModel, size
 pytest.importorskip("mlx_lm")
 if find_spec("mlx_vlm") is None:  # its import takes seconds
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
+from tests.arch.test_wrappers import LLAVA_1_5_7B
 from tests.trace.vision_cases import QWEN3_VL, WIDE
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -130,8 +131,9 @@ def test_weights_by_formula_are_those_of_mlx_vlms_class(name: str, bits: int | N
 
 def test_images_of_a_model_without_a_formula_are_traced_unless_a_formula_is_asked_for() -> None:
     llava = next(case.config for case in WIDE if case.name == "LLaVA")
-    # LLaVA's family reads the vocabulary of the text's section.
+    # LLaVA's family reads the vocabulary of the text's section, and has no tower of SigLIP.
     config = {key: value for key, value in llava.items() if key != "vocab_size"}
+    config["vision_config"] = {**llava["vision_config"], "model_type": "siglip_vision_model"}
     checkpoint = Checkpoint("model", "local", config, "config.json")
     workload = with_image_tokens(checkpoint, Workload(prompt_tokens=500, images=SCREENSHOT))
     sized = size(checkpoint, device=None).with_runtime(get_runtime("mlx-vlm"))
@@ -139,3 +141,17 @@ def test_images_of_a_model_without_a_formula_are_traced_unless_a_formula_is_aske
     formula = size(checkpoint, device=None, method="formula").with_runtime(get_runtime("mlx-vlm"))
     with pytest.raises(UnsupportedError, match="no formula has its vision tower"):
         formula.figures_for(workload)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_tower_of_llava_by_formula_is_a_near_bound_on_the_trace(count: int) -> None:
+    checkpoint = Checkpoint("model", "local", LLAVA_1_5_7B, "config.json")
+    images = Images(images=(ImageSize(width=640, height=480, count=count),))
+    workload = with_image_tokens(checkpoint, Workload(prompt_tokens=200, images=images))
+    device = find_device("m4-max-64")
+    runtime = get_runtime("mlx-vlm")
+    formula = size(checkpoint, device=device, method="formula").with_runtime(runtime)
+    traced = size(checkpoint, device=device, method="trace").with_runtime(runtime)
+    assert formula.resident_bytes == traced.resident_bytes
+    bound, peak = (each.figures_for(workload).moment.nbytes for each in (formula, traced))
+    assert peak <= bound < peak * 1.02

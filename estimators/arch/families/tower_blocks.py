@@ -45,3 +45,28 @@ def layer_norms(hidden: int, *names: str) -> Modules:
 def rms_norms(hidden: int, *names: str) -> Modules:
     """RMSNorms."""
     return tuple(norm(name, hidden) for name in names)
+
+
+def vision_transformer(section: Fields, patch: int, *, is_clip: bool = False) -> Modules:
+    """Blocks of SigLIP; CLIP has a class token, a norm before them and patches without a bias."""
+    width, size = section.count("hidden_size", 768), section.count("patch_size", patch)
+    intermediate = section.count("intermediate_size", 3072)
+    block = (
+        *layer_norms(width, "layer_norm1", "layer_norm2"),
+        *under("self_attn", projections(width, width, output="out_proj")),
+        dense("mlp.fc1", width, intermediate),
+        dense("mlp.fc2", intermediate, width),
+    )
+    section.ignore("num_attention_heads")
+    positions = (section.count("image_size", 224) // size) ** 2
+    channels = section.count("num_channels", 3)
+    bias = 0 if is_clip else width
+    tower = (
+        weight("embeddings.patch_embedding", width, size, size, channels, bias=bias),
+        weight("embeddings.position_embedding", positions + is_clip, width),
+        *repeated("encoder.layers", tower_layers(section, "num_hidden_layers", 12), block),
+        *layer_norms(width, "post_layernorm"),
+    )
+    if is_clip:
+        tower += (weight("embeddings.class_embedding", width), *layer_norms(width, "pre_layrnorm"))
+    return tower

@@ -7,10 +7,10 @@ defaults of its config classes. mlx-lm builds none of them.
 from memfit.estimators.arch.families.tower_blocks import (
     dense,
     layer_norms,
-    projections,
     repeated,
     rms_norms,
     tower_layers,
+    vision_transformer,
     weight,
 )
 from memfit.estimators.arch.fields import Fields
@@ -20,22 +20,8 @@ from memfit.estimators.arch.modules import Module, Modules, Part, sandwich_norms
 def siglip(section: Fields, root: Fields, hidden: int) -> Modules:
     """SigLIP with Gemma 3's projector."""
     width = section.count("hidden_size", 768)
-    size = section.count("patch_size", 16)
     mlp = _mlp(width, section.count("intermediate_size", 3072))
-    block = (
-        *layer_norms(width, "layer_norm1", "layer_norm2"),
-        *under("self_attn", projections(width, width, output="out_proj")),
-        *under("mlp", mlp),
-    )
-    section.ignore("num_attention_heads")
-    positions = (section.count("image_size", 224) // size) ** 2
-    channels = section.count("num_channels", 3)
-    tower = (
-        weight("embeddings.patch_embedding", width, size, size, channels, bias=width),
-        weight("embeddings.position_embedding", positions, width),
-        *repeated("encoder.layers", tower_layers(section, "num_hidden_layers", 12), block),
-        *layer_norms(width, "post_layernorm"),
-    )
+    tower = vision_transformer(section, 16)
     if section.flag("vision_use_head", True):
         tower += under("head", _pooling_head(width, mlp))
     return (

@@ -1,6 +1,6 @@
-"""Vision towers of Llama 4 and of Mistral's models (Pixtral).
+"""Vision towers of Llama 4, LLaVA (CLIP) and of Mistral's models (Pixtral).
 
-Source: transformers models/llama4, pixtral, mistral3 and llava; absent keys take the defaults
+Source: transformers models/llama4, pixtral, mistral3, llava and clip; absent keys take the defaults
 of its config classes. mlx-lm builds none of them.
 """
 
@@ -11,6 +11,7 @@ from memfit.estimators.arch.families.tower_blocks import (
     repeated,
     rms_norms,
     tower_layers,
+    vision_transformer,
     weight,
 )
 from memfit.estimators.arch.fields import Fields
@@ -68,12 +69,25 @@ def mistral3(section: Fields, root: Fields, hidden: int) -> Modules:
 def llava(section: Fields, root: Fields, hidden: int) -> Modules:
     """Pixtral, with LLaVA's projector."""
     width = section.count("hidden_size", 1024)
+    return _pixtral(section, width) + _projector(width * _features(root), root, hidden)
+
+
+def clip(section: Fields, root: Fields, hidden: int) -> Modules:
+    """CLIP, with LLaVA's projector."""
+    section.ignore("projection_dim", "vocab_size")
+    root.ignore("ignore_index", "vocab_size")
+    tower = vision_transformer(section, 32, is_clip=True)
+    width = section.count("hidden_size", 768) * _features(root)
+    return under("vision_tower.vision_model", tower) + _projector(width, root, hidden)
+
+
+def _projector(width: int, root: Fields, hidden: int) -> Modules:
     bias = root.flag("multimodal_projector_bias", True)
-    projector = (
-        dense("linear_1", width * _features(root), hidden, bias=bias),
+    layers = (
+        dense("linear_1", width, hidden, bias=bias),
         dense("linear_2", hidden, hidden, bias=bias),
     )
-    return _pixtral(section, width) + under("multi_modal_projector", projector)
+    return under("multi_modal_projector", layers)
 
 
 def _pixtral(section: Fields, width: int) -> Modules:

@@ -17,6 +17,7 @@ VISION: dict[tuple[str, str], Tower] = {
     ("gemma4", "gemma4"): towers_gemma.gemma4_vision,
     ("gemma4_unified", "gemma4_unified"): towers_gemma.gemma4_unified_vision,
     ("llama4", "llama4_vision_model"): towers_llama.llama4,
+    ("llava", "clip_vision_model"): towers_llama.clip,
     ("llava", "pixtral"): towers_llama.llava,
     ("mistral3", "pixtral"): towers_llama.mistral3,
     ("qwen2_5_vl", "qwen2_5_vl"): towers_qwen.qwen2_5_vl,
