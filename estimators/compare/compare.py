@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.compare.axes import MatrixAxis, Scenario, check_axes, scenarios
+from memfit.estimators.machine.device import Device
 from memfit.estimators.results.comparison import (
     Compared,
     ComparedCell,
@@ -21,7 +22,7 @@ from memfit.estimators.results.comparison import (
     Unavailable,
     try_or_reason,
 )
-from memfit.estimators.results.estimate import Basis, Estimate
+from memfit.estimators.results.estimate import Basis, DeviceSummary, Estimate
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import (
     DEFAULT_RUNTIME,
@@ -78,13 +79,23 @@ def compare(
     return Comparison(
         workload=first.workload.under(runtime.on(first.device)),
         runtime=runtime_summary(runtime),
-        device=device_summary(first.device) if first.device else None,
+        device=_machine(estimates, first.device),
         quantize=first.quantize,
         margin_bytes=first.margin_bytes,
         models=tuple(map(_compared, models, estimates)),
         figures=tuple(_figures(estimates, contexts)),
         matrix=_matrix(catalog, models, axes, combinations, runtime) if axes else None,
     )
+
+
+def _machine(
+    estimates: Sequence[Estimate | Unavailable], device: Device | None
+) -> DeviceSummary | None:
+    """The device as the runtime of all models sees it: MLX sets itself a limit on a GPU."""
+    seen = {one.device for one in estimates if not isinstance(one, Unavailable)}
+    if len(seen) == 1:
+        return seen.pop()
+    return device_summary(device) if device else None
 
 
 def _native(

@@ -57,3 +57,12 @@ def test_batches_are_those_of_the_gpu(memfit: Memfit, device: str, tokens: int) 
 def test_weights_of_mlx_are_not_loadable(memfit: Memfit) -> None:
     run = memfit("estimate", str(SAMPLES / "qwen3-4b-4bit.yaml"), "--runtime", "vllm", "--json")
     assert "not-loadable" in {note["code"] for note in run.json["notes"]}
+
+
+def test_a_comparison_has_the_machine_of_an_estimate(memfit: Memfit) -> None:
+    llama, qwen = (str(SAMPLES / name) for name in ("llama-3.1-8b.yaml", "qwen3-0.6b.yaml"))
+    options = ("--runtime", "vllm", "--device", "rtx-4090", "--context", "4k", "--json")
+    compared = memfit("compare", llama, qwen, *options).json
+    assert compared["device"] == memfit("estimate", llama, *options).json["device"]
+    under = memfit("compare", llama, qwen, *options[2:]).json  # mlx-lm
+    assert under["device"]["working_set_bytes"] < compared["device"]["working_set_bytes"]
