@@ -134,8 +134,8 @@ def main() -> None:
         "| class, bits | experts | weights | start-up | planned | prefill | planned | decode |",
         end="",
     )
-    print(" planned | tokens/s | coverage | misses | read | logits |")
-    print("|---|---:" + "|---:" * 11 + "|---|")
+    print(" planned | coverage | misses | read | logits |")
+    print("|---|---:" + "|---:" * 10 + "|---|")
     for name in parser.parse_args().names:
         for bits in BITS:
             with tempfile.TemporaryDirectory() as directory:
@@ -170,7 +170,6 @@ def _line(row: Row, capacity: str) -> str:
         capacity,
         _mb(point["weights"]["measured_bytes"]),
         *pairs,
-        f"{point['speed']['decode_tokens_per_second']:.1f}",
         f"{point['coverage_percent']:.1f} %",
         f"{decode['misses'] / tokens:.2f}",
         _mb(decode["read_bytes"] // tokens),
@@ -179,10 +178,6 @@ def _line(row: Row, capacity: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-_HEADINGS = (
-    *("class, bits", "experts", "weights", "start-up", "planned", "prefill", "planned"),
-    *("decode", "planned", "tokens/s", "coverage", "misses", "read", "logits"),
-)
 _SIDES = ("measured_bytes", "planned_bytes")
 
 
