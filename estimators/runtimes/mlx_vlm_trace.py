@@ -101,7 +101,9 @@ class VisionTrace(Struct, frozen=True, eq=False):
         from memfit.estimators.trace.vision_peak import vision_peak
 
         if workload.batch > 1:
-            raise UnsupportedError("several prompts at a time are not traced with mlx-vlm")
+            raise UnsupportedError(
+                "several prompts at a time are not traced with mlx-vlm: leave out batch"
+            )
         target = TraceTarget(
             backend=machine.backend,
             nax=has_nax(machine),
@@ -251,7 +253,9 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
             try:
                 return MlxVlm.figures(self, workload)
             except UnsupportedError as error:
-                raise UnsupportedError(f"{error}; by trace: {failure}") from None
+                # Between traced prompts it is the same.
+                both = f"{error}; by trace: {failure}"
+                raise UnsupportedError(failure if str(error) == failure else both) from None
         model = self.subject.model
         kv, states = kv_cache(model, workload), state_bytes(model, workload.batch)
         last = _last_decode(peak, model, workload)

@@ -102,6 +102,12 @@ def test_between_traced_prompts_the_images_are_counted_too() -> None:
     assert traced <= between < traced + (traced - sized.resident_bytes) // 8
 
 
+def test_a_batch_without_a_formula_is_refused_once() -> None:
+    sized = size(Checkpoint("model", "local", IDEFICS, "config.json"), device=None)
+    with pytest.raises(UnsupportedError, match=r"^several prompts [^;]*leave out batch$"):
+        sized.figures_for(Workload(prompt_tokens=100, batch=2))
+
+
 def test_mlx_lm_has_no_class_for_it() -> None:
     checkpoint = Checkpoint("model", "local", IDEFICS, "config.json")
     sized = size(checkpoint, device=None)
