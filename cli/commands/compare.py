@@ -11,7 +11,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_model
 from memfit.cli.options.groups import OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
-from memfit.cli.options.model import AsType, ModelOptions
+from memfit.cli.options.model import AdapterDirectory, AsType, ModelOptions
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.runtime import RuntimeOptions, named_runtime
@@ -50,6 +50,7 @@ class ComparedModels(ModelOptions, frozen=True, kw_only=True):
         ),
     ] = None
     as_type: AsType = None
+    adapter: AdapterDirectory = None
 
     def references(self) -> list[str]:
         """Return what names the models."""
@@ -168,6 +169,7 @@ def _scenario(
         runtime.margin_bytes(),
         machine.over(),
         models.as_type,
+        models.adapter,
     )
 
 

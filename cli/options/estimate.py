@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from memfit.cli.options.groups import Option, parsed
-from memfit.cli.options.model import FORMATS, AsType, NamedModel
+from memfit.cli.options.model import FORMATS, AdapterDirectory, AsType, NamedModel
 from memfit.cli.options.runtime import ServedRuntime
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import converted, parse_format
@@ -22,10 +22,7 @@ SAMPLE = "qwen3-4b-4bit"
 class EstimatedModel(NamedModel, frozen=True, kw_only=True):
     """The model, and what is loaded with it."""
 
-    adapter: Annotated[
-        Path | None,
-        Option("--adapter", "--adapter-path", help="Include the LoRA adapter in this directory."),
-    ] = None
+    adapter: AdapterDirectory = None
     draft: Annotated[
         str | None,
         Option(

@@ -1,5 +1,6 @@
 """Options of a model: which one, and the conversion to size it with."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from memfit.cli.options.completion import complete_model, complete_type
@@ -16,6 +17,11 @@ AsType = Annotated[
         help="Assume this model_type, such as llama, for an architecture that is not known.",
         autocompletion=complete_type,
     ),
+]
+
+AdapterDirectory = Annotated[
+    Path | None,
+    Option("--adapter", "--adapter-path", help="Include the LoRA adapter in this directory."),
 ]
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -48,6 +49,8 @@ class Scenario(Struct, frozen=True):
     """The figures are then of the rank with the least room."""
     as_type: str | None = None
     """The model type to assume for models that are not described."""
+    adapter: Path | None = None
+    """The directory of an adapter that is loaded with each model."""
 
 
 class AxisValue(Struct, frozen=True):

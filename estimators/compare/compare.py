@@ -130,6 +130,7 @@ def _ready(
         device=scenario.device,
         runtime=model.runtime or default,
         margin_bytes=scenario.margin_bytes,
+        adapter=scenario.adapter,
     )
     sized = try_or_reason(sized_as)
     if isinstance(sized, Unavailable) and scenario.as_type:

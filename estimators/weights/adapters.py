@@ -23,9 +23,11 @@ def with_adapter(
     """Return a model and its weights with an adapter, in the layout that mlx-lm loads.
 
     Raises:
-        UnsupportedError: for matrices that mlx-lm's DoRA does not take.
+        UnsupportedError: for an adapter of another model, and matrices that mlx-lm's DoRA does not
+            take.
     """
     found = _low_rank(adapter)
+    _require_shapes(model, adapter)
     _require_dora(model, footprint, found)
     layers = []
     for index, layer in enumerate(model.layers):
@@ -60,6 +62,21 @@ def _low_rank(adapter: Adapter) -> dict[str, LowRank]:
             width = dtypes.nbytes(1, tensor.dtype)
             found[path] = LowRank(rank, width, f"{path}.m" in tensors)
     return found
+
+
+def _require_shapes(model: Model, adapter: Adapter) -> None:
+    tensors = {tensor.name: tensor.shape for tensor in adapter.tensors}
+    for path, module in model.all_modules():
+        # (inputs, rank) and (rank, outputs); of experts (experts, rank, inputs) and the reverse.
+        first, last = (tensors.get(f"{path}.lora_{name}", ()) for name in "ab")
+        outer = first[:1] + last[1:2] + first[2:3]
+        is_known = len(first) == len(last) and sorted(outer) == sorted(module.shape)
+        is_other = bool(first or last) and not is_known
+        if is_other:
+            raise UnsupportedError(
+                f"{adapter.id}: {path}.lora_b: the model has this parameter in another shape; is it"
+                " the model that the adapter was trained on?"
+            )
 
 
 def _require_dora(model: Model, footprint: WeightFootprint, found: Mapping[str, LowRank]) -> None:

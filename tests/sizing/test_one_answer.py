@@ -20,12 +20,13 @@ from memfit.estimators.gate.policy import read_policy
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
+from memfit.estimators.mlx.versions import parse_version
 from memfit.estimators.plans.context.plan import ContextQuestion, plan_context
 from memfit.estimators.results.comparison import Comparison
 from memfit.estimators.results.context import ContextPlan
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.results.gate import TargetReport
-from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
+from memfit.estimators.runtimes.registry import get_runtime, list_runtimes, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
@@ -33,6 +34,7 @@ from memfit.estimators.sizing.sized_model import Method, SizedModel
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
+from tests.sparse import Shapes, write_safetensors
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 NAMES = (
@@ -57,6 +59,8 @@ class Question(NamedTuple):
     quantize: int | None
     workload: Mapping[str, Any]
     margin_bytes: int
+    mlx: str | None = None
+    """A version of MLX, where the runtime runs on it."""
 
     @property
     def device(self) -> Device:
@@ -87,6 +91,7 @@ questions = st.builds(
         },
     ),
     st.sampled_from((MARGIN_BYTES, MARGIN_BYTES, 0, 10**9)),
+    st.sampled_from((None, None, "0.32.0", "0.29.2")),
 )
 
 
@@ -113,9 +118,10 @@ def catalog() -> Catalog:
 
 
 def runtime_of(question: Question, path: str) -> Runtime:
-    if question.runtime:
-        return get_runtime(question.runtime)
-    return catalog().native_runtime(path)
+    named = question.runtime
+    runtime = get_runtime(named) if named else catalog().native_runtime(path)
+    mlx = parse_version(question.mlx) if question.mlx else None
+    return with_versions(runtime, mlx=mlx, strict=False)
 
 
 def sized_for(
@@ -145,6 +151,8 @@ def policy_of(question: Question, path: str) -> dict[str, Any]:
         "limits": {"peak": "90%", "context": 1024, "basis": "bound"},
     }
     optional = {"runtime": question.runtime, "quantize": question.quantize}
+    if runtime_of(question, path).mlx_version:
+        optional["mlx_version"] = question.mlx
     target |= {name: value for name, value in optional.items() if value is not None}
     return {"schema": "memfit.policy/1", "targets": {"it": target}}
 
@@ -174,7 +182,8 @@ def compared(question: Question, path: str) -> Comparison:
             question.margin_bytes,
         ),
         [axis],
-        runtime=get_runtime(question.runtime) if question.runtime else None,
+        # A version is of a runtime: without one the comparison takes each model's own.
+        runtime=runtime_of(question, path) if question.runtime or question.mlx else None,
     )
 
 
@@ -235,7 +244,9 @@ def check_gate(expected: Estimate, report: TargetReport, question: Question) -> 
     assert figures.peak_bytes == peak
     assert figures.wired_limit_bytes == peak + MARGIN_BYTES
     assert figures.weights_bytes == parts.weights.loaded_bytes
-    assert figures.load_peak_bytes == parts.weights.resident_bytes
+    # mlx-moe loads more than it keeps.
+    if question.runtime != "mlx-moe":
+        assert figures.load_peak_bytes == parts.weights.resident_bytes
     assert figures.kv_bytes_per_token == parts.kv.bytes_per_token
     assert figures.kv_bytes == parts.kv.bytes
     assert figures.state_bytes == parts.ssm.bytes
@@ -335,3 +346,23 @@ def test_the_command_line_gives_one_answer(
     assert (planned.json["verdict"], planned.json["longest_context"]) == (verdict, context)
     assert planned.json["fit"]["required_bytes"] == peak + MARGIN_BYTES
     assert planned.code == alone.code
+
+
+def test_an_adapter_is_in_the_answer_of_every_command(memfit: Memfit, tmp_path: Path) -> None:
+    path = "model.layers.{}.mlp.down_proj.lora_{}"
+    shapes: Shapes = {
+        path.format(layer, name): ("F32", shape)
+        for layer in range(36)
+        for name, shape in {"a": (9728, 64), "b": (64, 2560)}.items()
+    }
+    write_safetensors(tmp_path / "adapters.safetensors", shapes)
+    (tmp_path / "adapter_config.json").write_text('{"fine_tune_type": "lora"}')
+    model, machine = "qwen3-4b-4bit", ("--device", "m4-max-64", "--context", "4k", "--json")
+    arguments = (*machine, "--adapter", tmp_path)
+    alone = memfit("estimate", model, *arguments).json["peak_bytes"]
+    assert alone > memfit("estimate", model, *machine).json["peak_bytes"]
+    figures = memfit("compare", model, model, *arguments).json["figures"]
+    (peak,) = [figure for figure in figures if figure["name"] == "peak"]
+    assert [value["value"] for value in peak["values"]] == [alone, alone]
+    plan = memfit("plan", "context", model, *arguments).json
+    assert plan["fit"]["required_bytes"] == alone + MARGIN_BYTES

@@ -183,11 +183,13 @@ def test_an_adapter_of_a_class_that_only_the_trace_knows_is_counted() -> None:
     assert added.figures_for(WORKLOAD).moment.nbytes > plain.figures_for(WORKLOAD).moment.nbytes
 
 
-def test_an_adapter_of_another_model_is_refused_by_trace() -> None:
+def test_an_adapter_of_another_model_is_refused() -> None:
     pytest.importorskip("mlx_lm", reason="the class is mlx-lm's")
     other = adapter("lora", *low_rank("model.layers.0.self_attn.q_proj", 1024, 4096))
-    with pytest.raises(UnsupportedError, match=r"an adapter: model\.layers\.0.*another shape"):
-        size(checkpoint(QWEN3_4B), device=MAX, adapter=other, method="trace")
+    methods: tuple[Method, ...] = ("formula", "trace")
+    for method in methods:
+        with pytest.raises(UnsupportedError, match=r"an adapter: model\.layers\.0.*another shape"):
+            size(checkpoint(QWEN3_4B), device=MAX, adapter=other, method=method)
     incomplete = Adapter("an adapter", {}, MLX_WEIGHTS, other.tensors, 0, 0)
     with pytest.raises(UnsupportedError, match=r"an adapter: .*'num_layers'"):
         size(checkpoint(QWEN3_4B), device=MAX, adapter=incomplete, method="trace")

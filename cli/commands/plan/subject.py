@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.options.model import AsType, NamedModel
+from memfit.cli.options.model import AdapterDirectory, AsType, NamedModel
 from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import UnsupportedError
@@ -35,6 +35,10 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
         """Return the architecture that is assumed, None for that of the config."""
         return None
 
+    def loaded_adapter(self) -> Path | None:
+        """Return the directory of the adapter that is loaded with the model."""
+        return None
+
     def sized(
         self,
         machine: Device | None,
@@ -61,6 +65,7 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
             device=machine,
             method=method,
             margin_bytes=margin_bytes,
+            adapter=self.loaded_adapter(),
             as_type=self.assumed_type(),
         )
 
@@ -90,9 +95,14 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
 
 
 class AssumablePlanModel(PlanModel, frozen=True, kw_only=True):
-    """A model of an architecture that may be assumed."""
+    """A model of an architecture that may be assumed, with the adapter that is loaded."""
 
     as_type: AsType = None
+    adapter: AdapterDirectory = None
+
+    def loaded_adapter(self) -> Path | None:
+        """Return the directory of ``--adapter``."""
+        return self.adapter
 
     def assumed_type(self) -> str | None:
         """Return the architecture of ``--as``."""
