@@ -10,7 +10,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.interface import Subject
 from memfit.estimators.runtimes.traced_workspace import ModelTrace, TracedWorkspace
 from memfit.estimators.weights.derived import QuantizationPlan
-from memfit.estimators.weights.footprint import WeightFootprint, bounded
+from memfit.estimators.weights.footprint import WeightFootprint, bounded, bounded_by_name
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import declared
 
@@ -67,6 +67,8 @@ def weights_by_trace(
         unloaded_by_part={Part.VISION.value: parts[Part.VISION.value]} if towers else {},
     )
     method = None if trace.quantize else trace.unread_format(device)
+    if method is None and trace.checkpoint.tensors is None and plan is None:
+        return bounded_by_name(footprint, trace.checkpoint.id, model.dtype)
     if method is None:
         return footprint
     text = (

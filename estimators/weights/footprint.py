@@ -89,13 +89,21 @@ def load_footprint(checkpoint: Checkpoint, model: Model, declared: Declared) -> 
             " loading: the figure is of what it holds, the files are smaller"
         )
         result = replace(result, notes=(Note("info", "dequantised-at-load", text),))
-    if declared.method is None and (named := _named_format(checkpoint.id)):
-        text = (
-            f"the name says {printable(named)}, and the config declares no quantisation: the"
-            f" weights count at {dtypes.BITS[model.dtype]} bits; headers would show what they are"
-        )
-        return bounded(result, "undeclared-format", text)
+    if declared.method is None:
+        result = bounded_by_name(result, checkpoint.id, model.dtype)
     return _as_declared(result, declared)
+
+
+def bounded_by_name(result: WeightFootprint, checkpoint_id: str, dtype: str) -> WeightFootprint:
+    """Return unquantised weights as a bound where the name of the model says another format."""
+    named = _named_format(checkpoint_id)
+    if named is None:
+        return result
+    text = (
+        f"the name says {printable(named)}, and the config declares no quantisation: the weights"
+        f" count at {dtypes.BITS[dtype]} bits; headers would show what they are"
+    )
+    return bounded(result, "undeclared-format", text)
 
 
 # Formats as the names of repositories have them: Qwen3-8B-NVFP4, Mistral-7B-Instruct-4bit.

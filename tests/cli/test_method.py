@@ -152,3 +152,13 @@ def test_a_draft_model_is_traced_where_its_target_is(memfit: Memfit, tmp_path: P
     added = data["components"]["draft"]
     assert added["basis"] == "traced"
     assert added["bytes"] >= alone["weights"]["bytes"] + alone["kv"]["bytes"]
+
+
+def test_a_format_in_the_name_of_a_class_without_a_family_is_said(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    folder = tmp_path / "Nano-NVFP4"
+    folder.mkdir()
+    data = memfit("estimate", write_config(folder, UNDESCRIBED), "--json").json
+    assert data["components"]["weights"]["basis"] == "bound"
+    assert "undeclared-format" in [note["code"] for note in data["notes"]]
