@@ -55,7 +55,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     ),
     "compare": ("compare", "MODEL", *_MAC, "--matrix", "context=1k,2k"),
     "gate": ("gate", "--policy", "MODEL/memfit.yaml"),
-    "mlx-swift-lm": ("estimate", "MODEL", *_MAC, "--runtime", "mlx-swift-lm"),
+    "MLX Swift": ("estimate", "MODEL", *_MAC, "--runtime", "mlx-swift-lm"),
     "page": ("estimate", "MODEL", *_MAC, "--format", "html"),
 }
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import LowRank, Module
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.errors import CheckpointError, UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.results.estimate import Note
@@ -23,6 +23,7 @@ def with_adapter(
     """Return a model and its weights with an adapter, in the layout that mlx-lm loads.
 
     Raises:
+        CheckpointError: when one of a pair of matrices is missing.
         UnsupportedError: for an adapter of another model, and matrices that mlx-lm's DoRA does not
             take.
     """
@@ -70,6 +71,10 @@ def _require_shapes(model: Model, adapter: Adapter) -> None:
         # (inputs, rank) and (rank, outputs); of experts (experts, rank, inputs) and the reverse.
         first, last = (tensors.get(f"{path}.lora_{name}", ()) for name in "ab")
         outer = first[:1] + last[1:2] + first[2:3]
+        if bool(first) != bool(last):
+            raise CheckpointError(
+                f"{adapter.id}: {path}: lora_a or lora_b is missing, both are needed"
+            )
         is_known = len(first) == len(last) and sorted(outer) == sorted(module.shape)
         is_other = bool(first or last) and not is_known
         if is_other:

@@ -178,13 +178,15 @@ class RunCaches:
         is_loop = self._prepared.traits.backend == "cpu"
         if not (is_loop and self.is_batched and planned.phase in ("decode", "last_token")):
             return 0
-        return self._workload.batch * sum(
-            layers
-            * mixer.mixer.states()[1].elements
-            * (_FLOAT32 if mixer.mixer.float32 else self._width)
+        states = (
+            (layers, mixer.mixer.states()[1])
             for number, layers in self._prepared.layers.items()
             for mixer in self._prepared.plans[number].mixers
-            if isinstance(mixer.mixer, GatedDelta)
+            if mixer.mixer.kind == GatedDelta.kind
+        )
+        return self._workload.batch * sum(
+            layers * state.elements * (_FLOAT32 if state.float32 else self._width)
+            for layers, state in states
         )
 
     def largest(self, occupancy: dict[KVBuffer, Occupancy]) -> int:

@@ -124,11 +124,12 @@ def test_an_adapter_is_added_to_the_weights(memfit: Memfit, tmp_path: Path) -> N
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"num_layers": 1}))
-    tensors = {"model.layers.0.self_attn.q_proj.lora_a": ("F32", (2560, 8))}
+    path = "model.layers.0.self_attn.q_proj"
+    tensors = {f"{path}.lora_a": ("F32", (2560, 8)), f"{path}.lora_b": ("F32", (8, 4096))}
     write_safetensors(adapter / "adapters.safetensors", tensors)
     plain = memfit("estimate", model, "--json").json["components"]["weights"]
     added = memfit("estimate", model, "--adapter", adapter, "--json").json["components"]["weights"]
-    assert added["bytes"] - plain["bytes"] == 2560 * 8 * 4
+    assert added["bytes"] - plain["bytes"] == (2560 + 4096) * 8 * 4
 
 
 def test_a_draft_model_adds_weights_caches_and_its_part_of_a_step(

@@ -88,8 +88,8 @@ def test_the_sysctl_line_is_for_the_given_workload(memfit: Memfit, tmp_path: Pat
         return memfit("estimate", path, "--json", *options, context).json["recommendation"]
 
     asked = advice("32k")["wired_limit_mb"]
-    assert (asked["state"], asked["value"]) == ("change", 7405)
-    assert "iogpu.wired_limit_mb=7405 would" in asked["reason"]
+    assert (asked["state"], asked["value"]) == ("change", 7397)
+    assert "iogpu.wired_limit_mb=7397 would" in asked["reason"]
     assert "32768 tokens asked for" in asked["reason"]
     assert "macOS resets it at restart" in asked["reason"]
     assert "mlx issue 3186" in asked["reason"]

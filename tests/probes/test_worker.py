@@ -79,7 +79,7 @@ def test_a_session_saves_complete_measurements_and_shows_the_others(
     session = MeasurementSession(sized, worker, kept.append, lambda: finished.append(1))
     whole = session.measure(WORKLOAD)
     assert (whole.status, whole.repeats, whole.measurement_id) == ("measured", 3, kept[0].id)
-    assert len(finished) == 4  # three repeats, and mlx-swift-lm's rule
+    assert len(finished) == 5  # a warm-up, three repeats, and mlx-swift-lm's rule
     assert session.from_measurement(kept[0]) == whole
     once = session.measure(WORKLOAD, repeats=1)
     assert (once.status, once.repeats, once.measurement_id) == ("measured", 1, None)
