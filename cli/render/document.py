@@ -99,6 +99,8 @@ class Table(Part, frozen=True):
     gap: bool = True
     droppable: Sequence[int] = ()
     """Columns that a narrow terminal leaves out, the first of them first; a line says so."""
+    keys: int = 1
+    """Columns that name a row, the first ones: each block on a narrow terminal repeats them."""
 
     def aligned(self, column: int) -> str:
         """Return the letter of a column."""

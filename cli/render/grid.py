@@ -31,8 +31,8 @@ def draw_table(page: Page, table: Table) -> None:
     """Draw a table.
 
     On a narrow terminal the bars and the gaps shrink and the wrapped columns wrap. Then columns
-    that may be dropped are; what still does not fit is drawn in blocks that repeat the first
-    column.
+    that may be dropped are; what still does not fit is drawn in blocks that repeat the columns that
+    name a row, or the first alone where they are too wide.
     """
     if table.title:
         page.say(table.title)
@@ -82,19 +82,21 @@ def _table_blocks(
     table: Table, widths: Sequence[int], shown: Sequence[int], most: int
 ) -> Iterator[_Block]:
     """The blocks that a table is drawn in; mostly one."""
-    rest = list(shown)
+    rest, keys = list(shown), table.keys
+    if not all(_block(table, widths, [*rest[:keys], index], most) for index in rest[keys:]):
+        keys = 1
     while rest:
-        columns = rest[:1]
+        columns = rest[:keys]
         best = _block(table, widths, columns, most)
-        for index in rest[1:]:
+        for index in rest[keys:]:
             wider = _block(table, widths, [*columns, index], most)
-            if wider is None and len(columns) > 1:
+            if wider is None and len(columns) > keys:
                 break
             columns.append(index)
             best = wider
         yield best or _squeezed(table, widths, columns, most)
         taken = len(columns)
-        rest = [*rest[:1], *rest[taken:]] if taken < len(rest) else []
+        rest = [*rest[:keys], *rest[taken:]] if taken < len(rest) else []
 
 
 def _block(table: Table, widths: Sequence[int], columns: Sequence[int], most: int) -> _Block | None:

@@ -192,3 +192,20 @@ def test_data_keeps_every_text(text: str) -> None:
     if text not in ("one\r", "\x00null"):
         (row,) = csv.reader(io.StringIO(written(text, "csv"), newline=""))
         assert row == [text, ""]
+
+
+class OneTable(View):
+    """A view of one table, whose rows have two names."""
+
+    def document(self) -> Document:
+        headings = ("Tokens", "Bits", "Peak", "Planned")
+        return (Table(headings, [("256", "8", self.text, self.text)], keys=2),)
+
+
+@pytest.mark.parametrize(("digits", "names"), [(30, "Tokens Bits"), (48, "Tokens")])
+def test_blocks_of_a_table_repeat_what_names_a_row(
+    digits: int, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    drawn = rendered(OneTable(digits * "1"), "table", to_file=False)
+    assert f"{names} Planned" in [" ".join(line.split()) for line in drawn.splitlines()]

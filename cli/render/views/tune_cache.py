@@ -56,8 +56,12 @@ class TuneCacheView(NamedTuple):
             title=result.model,
             facts=tuple(_facts(result, units)),
             tables=(
-                Table(_STORED, stored, "Stored"),
-                Table(_RESTORED, restored, "Restored; peaks are without weights", droppable=(6, 5)),
+                Table(_STORED, stored, "Stored", keys=2),
+                Table(
+                    *(_RESTORED, restored, "Restored; peaks are without weights"),
+                    droppable=(6, 5),
+                    keys=3,
+                ),
                 *_served(result.replay, units),
             ),
             verdict=_verdict(result),
