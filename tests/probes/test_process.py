@@ -133,9 +133,9 @@ def test_caches_and_states_of_a_batch_equal_the_estimate(
         run = process.run(workload)
     assert run.ssm_bytes == figures.ssm_bytes
     # The generator copies the caches of the sequences that begin to generate. MLX's thread frees
-    # a state before or after the next allocation.
-    assert run.decode_peak_bytes == pytest.approx(traced.moment.decode_bytes, rel=0.07)
-    assert run.decode_peak_bytes == pytest.approx(figures.moment.decode_bytes, rel=0.12)
+    # a state before or after the next allocation: a trace has it after.
+    assert 0.9 < run.decode_peak_bytes / traced.moment.decode_bytes < 1.03
+    assert 0.88 < run.decode_peak_bytes / figures.moment.decode_bytes < 1.12
     # The first token cuts a rotating buffer that a chunk has filled beyond its window.
     cut = 30_720 if name == "sliding" else 0
     assert (run.prefill_kv_bytes - cut, run.kv_bytes) == (figures.kv.nbytes, figures.kv.nbytes)
