@@ -16,7 +16,7 @@ QUICK_CONFIGS = frozenset(
 )
 
 
-def quick(values: Iterable[Any], names: Container[str] = QUICK_CONFIGS) -> list[Any]:
+def quick(values: Iterable[Any], names: Container[Any] = QUICK_CONFIGS) -> list[Any]:
     """Return parameters; those whose name, a path's stem, is not in ``names`` are exhaustive."""
     return [
         value

@@ -79,6 +79,7 @@ def test_every_match_on_a_layer_kind_is_closed() -> None:
     assert [where for where, node in matches if "assert_never" not in _named(node.cases[-1])] == []
 
 
+@pytest.mark.exhaustive
 def test_mypy_names_every_place_a_new_kind_must_be_handled(tmp_path: Path) -> None:
     """Each ``match`` is reported when its union gets one more class."""
     pytest.importorskip("mypy")

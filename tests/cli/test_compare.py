@@ -121,6 +121,7 @@ def test_a_figure_missing_in_the_first_model_has_no_percent(
     assert back[1]["difference"] == {"amount": -77_266_944, "percent": -100.0}
 
 
+@pytest.mark.exhaustive
 def test_every_cell_equals_the_verdict_of_the_estimate(
     memfit: Memfit, four_bit: Path, hybrid: Path
 ) -> None:

@@ -92,7 +92,14 @@ def test_the_first_screen_has_at_most_24_lines_and_the_verdict_first(case: str, 
     assert any(word in " ".join(lines[:2]) for word in words)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    # The fits commands take seconds.
+    [
+        pytest.param(command, marks=pytest.mark.exhaustive if command.startswith("fits") else ())
+        for command in COMMANDS
+    ],
+)
 def test_no_line_is_wider_than_the_terminal(command: str) -> None:
     for width in WIDTHS:
         out, code = run(f"memfit {command}", columns=width)

@@ -273,6 +273,7 @@ def test_a_run_must_fit_the_memory_limit(memfit: Memfit, dense: Path, home: Path
     assert run.json["recommendation"]["context_tokens"]["value"] < 1000
 
 
+@pytest.mark.exhaustive
 def test_a_run_the_class_does_not_support_has_no_commands(
     memfit: Memfit, checkpoints: Checkpoints
 ) -> None:

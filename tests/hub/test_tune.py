@@ -22,6 +22,7 @@ def hub(checkpoints: Checkpoints) -> Iterator[FakeHub]:
         yield served
 
 
+@pytest.mark.exhaustive
 def test_a_downloaded_model_can_be_tuned(hub: FakeHub, tmp_path: Path) -> None:
     shell = Shell(hub, tmp_path)
     shell.environment["MEMFIT_HOME"] = str(tmp_path / "home")

@@ -93,7 +93,6 @@ CASES: dict[str, tuple[ServerSettings, tuple[tuple[int, int], ...]]] = {
     ),
     "kv-bits": (ServerSettings(prompt_cache_size=3), ((1200, 20), (1200, 20), (1200, 20))),
 }
-QUICK = "small-steps"
 
 
 @pytest.fixture(scope="module")
@@ -231,10 +230,8 @@ def planned(
     return plan_server(sized, workload, settings, clients=len(requests), traffic=requests)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == QUICK else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
 def test_the_plan_is_within_ten_percent_of_the_server(model: Path, name: str) -> None:
     settings, requests = CASES[name]
     kv_bits = 8 if name == "kv-bits" else None

@@ -129,6 +129,7 @@ def test_any_capacity_that_reads_what_is_missing_has_the_full_models_logits(
         assert full.agreement(found)["identical"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", quick(list(with_experts()), ["gpt_oss", "bailing_moe", "gemma4_text_experts"])
 )
@@ -195,7 +196,7 @@ def test_weights_and_start_up_are_as_planned(case: Any, capacity: int) -> None:
     assert abs(loaded.peak_bytes - planned.startup) < ROUNDING
 
 
-@pytest.mark.parametrize("capacity", [2, 4, 6])
+@pytest.mark.parametrize("capacity", quick([2, 4, 6], [4]))
 def test_16_bits_run_on_the_cpu_as_the_full_model(case: Any, capacity: int) -> None:
     full = case("qwen3_moe", None)
     layers = len(full.layers)

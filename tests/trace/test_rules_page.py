@@ -201,6 +201,7 @@ def test_every_class_of_mlx_lm_is_covered() -> None:
     assert classes - {renamed.get(name, name) for name in traced} == set()
 
 
+@pytest.mark.exhaustive
 def test_no_class_makes_mlx_allocate_the_model() -> None:
     assert max(_costs()[1].values()) < SMALL_BYTES
 
