@@ -251,7 +251,7 @@ print(kills)
 
 
 @pytest.mark.parametrize(
-    ("step", "kills"), [(330, 3), pytest.param(6, 200, marks=pytest.mark.exhaustive)]
+    ("step", "kills"), [(330, 3), pytest.param(4, 200, marks=pytest.mark.exhaustive)]
 )
 def test_a_killed_process_loses_no_stored_conversation(
     tmp_path: Path, step: int, kills: int
