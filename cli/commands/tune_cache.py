@@ -11,6 +11,7 @@ from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.run import RunOptions, tokens_to_compare
 from memfit.cli.options.runtime import RuntimeOptions
+from memfit.cli.options.workload import CacheBudget
 from memfit.cli.render.output import require_writable
 from memfit.estimators.base.units import parse_counts, parse_size
 
@@ -53,13 +54,7 @@ class ServingOptions(OptionGroup, frozen=True, kw_only=True):
         int | None,
         typer.Option(help="Number of conversations; with --requests those that begin first."),
     ] = None
-    cache_budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Memory for them; by default 90 % of the working set minus the active peak.",
-        ),
-    ] = None
+    cache_budget: CacheBudget = None
     disk: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Disk space for them; by default all.")
     ] = None

@@ -13,6 +13,13 @@ from memfit.estimators.base.units import MAX_COUNT, ceil_div, parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS, PartialWorkload
 
+CacheBudget = Annotated[
+    str | None,
+    Option(
+        metavar="SIZE",
+        help="Memory for them; by default 90 % of the working set minus the active peak.",
+    ),
+]
 DEFAULT_CONTEXT = 4096
 CONTEXT = ("context", "ctx_size", "max_model_len")
 """The options that set the context, by the names of three programs."""

@@ -37,7 +37,13 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.weights.ranks import rank_footprint
 from memfit.estimators.workspace.load import cut_load, load_extra
-from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model, with_load
+from memfit.estimators.workspace.peak import (
+    ERROR_PERCENT,
+    PeakMoment,
+    peak,
+    prepared_model,
+    with_load,
+)
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.token_cost import TokenCost
@@ -117,15 +123,21 @@ class MlxLm(RuntimeModel, frozen=True):
             kept, versions = self.resident_bytes + kv.nbytes + states, self.runtime.versions
             moment = subject.traced.peak(workload, subject.device, versions, kept)
         else:
-            moment = peak(
-                subject.model,
-                workload,
-                resident_bytes=self.resident_bytes,
-                plan=subject.footprint.plan,
-                device=subject.device,
-                versions=self.runtime.versions,
-            )
+            moment = self._moment(workload)
         return MemoryFigures(kv, states, with_load(moment, self.load_bytes))
+
+    def _moment(self, workload: Workload, *, keeps_up: bool = False) -> PeakMoment:
+        """Return the largest moment by formula; of a GPU that ``keeps_up``, of CUDA only."""
+        subject = self.subject
+        return peak(
+            subject.model,
+            workload,
+            resident_bytes=self.resident_bytes,
+            plan=subject.footprint.plan,
+            device=subject.device,
+            versions=self.runtime.versions,
+            keeps_up=keeps_up,
+        )
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return what a figure rests on; on CUDA the workspace is a bound."""
@@ -254,18 +266,9 @@ class MlxLm(RuntimeModel, frozen=True):
             "on CUDA the workspace is an upper bound, without what cuBLAS and cuDNN add: how many"
             " of the graphs under way have run depends on the speed of GPU and CPU"
         )
-        subject = self.subject
-        if subject.traced:
+        if self.subject.traced:
             return text
-        least = peak(
-            subject.model,
-            workload,
-            resident_bytes=self.resident_bytes,
-            plan=subject.footprint.plan,
-            device=subject.device,
-            versions=self.runtime.versions,
-            keeps_up=True,
-        ).nbytes
+        least = self._moment(workload, keeps_up=True).nbytes
         return f"{text}; the peak is about {format_bytes(least, units)} where the GPU keeps up"
 
     def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:

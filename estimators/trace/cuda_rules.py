@@ -5,8 +5,9 @@ gemms/grouped_gemm_unaligned.cu at 846d176 (0.32.2). Workspaces that cuBLAS and 
 they run are not in it.
 """
 
-from memfit.estimators.base.units import ceil_div, round_up
+from memfit.estimators.base.units import round_up
 from memfit.estimators.trace.layouts import View, row_strides
+from memfit.estimators.trace.metal_rules import sorted_blocks
 from memfit.estimators.trace.operation import Operation, copied, fresh, is_donatable
 
 _FLOAT32 = 4
@@ -90,10 +91,7 @@ def sort(op: Operation) -> None:
     """A sort; a long axis is sorted in blocks that are merged, the last array is the result."""
     source = op.inputs[0]
     fresh(op)
-    axis = op.arguments[-1] if op.arguments and isinstance(op.arguments[-1], int) else -1
-    length = source.shape[axis]
-    block = _SORTED_AT_ONCE if source.itemsize <= _FLOAT32 else _SORTED_AT_ONCE // 2
-    blocks = ceil_div(length, block)
+    length, blocks = sorted_blocks(op, _SORTED_AT_ONCE)
     if blocks <= 1:
         return
     # Values and indices, each read and written in turn, and where the blocks begin.

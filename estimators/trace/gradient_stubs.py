@@ -200,10 +200,10 @@ class _Marks:
         marks of a checkpoint use up in the recording.
         """
         if self._results and node.inputs and len(node.outputs) == 1:
-            key = node.name, node.inputs, node.arguments
-            if key in self._known:
-                self._same[node.outputs[0]] = self._known[key]
-            self._known.setdefault(key, node.outputs[0])
+            [output] = node.outputs
+            first = self._known.setdefault((node.name, node.inputs, node.arguments), output)
+            if first != output:
+                self._same[output] = first
         return node
 
     def resolve(self, node: Node) -> Iterable[Node]:

@@ -200,21 +200,30 @@ def gather_quantized_matmul(op: Operation) -> None:
             copied(op, source)
 
 
+def sorted_blocks(op: Operation, at_once: int) -> tuple[int, int]:
+    """Return the length of the sorted axis, and the blocks of at most ``at_once`` it is cut into.
+
+    Half as many are sorted at once when values are wider than float32 (metal/sort.cpp,
+    cuda/sort.cu).
+    """
+    source = op.inputs[0]
+    axis = op.arguments[-1] if op.arguments and isinstance(op.arguments[-1], int) else -1
+    block = at_once if source.itemsize <= _FLOAT32 else at_once // 2
+    return source.shape[axis], ceil_div(source.shape[axis], block)
+
+
 def sort(op: Operation) -> None:
     """A sort; a long axis is sorted in blocks that are merged."""
     source = op.inputs[0]
     fresh(op)
-    axis = op.arguments[-1] if op.arguments and isinstance(op.arguments[-1], int) else -1
-    length = source.shape[axis]
-    # sort.cpp sorts half as many at once when values are wider.
-    block = _SORTED_AT_ONCE if source.itemsize <= _FLOAT32 else _SORTED_AT_ONCE // 2
-    if length <= block:
+    _, blocks = sorted_blocks(op, _SORTED_AT_ONCE)
+    if blocks <= 1:
         return
     # sort.cpp, multi_block_sort: values and indices, each read and written in turn.
     for itemsize in (source.itemsize, source.itemsize, 4, 4):
         op.temporary(source.size, itemsize)
     # The blocks, then a partition and a merge for each doubling, then a copy of the result.
-    op.kernels = 2 + 2 * (ceil_div(length, block) - 1).bit_length()
+    op.kernels = 2 + 2 * (blocks - 1).bit_length()
 
 
 def scan(op: Operation) -> None:

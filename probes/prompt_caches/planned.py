@@ -76,7 +76,7 @@ class CachePlan(Struct, frozen=True):
         return simulate(requests, storage, room, speeds) if storage else None
 
     def largest(self, requests: Sequence[TraceRequest]) -> Workload:
-        """Return the request with most tokens, as one that is computed anew."""
+        """Return the request with most tokens, as one that is computed from the start."""
         most = max(requests, key=lambda each: each.total_tokens)
         return Workload(
             prompt_tokens=most.prompt_tokens,
@@ -87,7 +87,7 @@ class CachePlan(Struct, frozen=True):
     def serving(self, requests: Sequence[TraceRequest], all_bits: Iterable[int]) -> Need:
         """Return the most that the active one of several conversations needs, with the weights.
 
-        That is to compute it anew, or to restore or quantise it.
+        That is to compute it from the start, or to restore or quantise it.
         """
         largest = self.largest(requests)
         need, tokens = self.sized.requirement(largest), largest.total_tokens

@@ -12,7 +12,7 @@ from memfit.cli.options.groups import OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.runtime import VersionOptions
-from memfit.cli.options.workload import DEFAULT_CONTEXT
+from memfit.cli.options.workload import DEFAULT_CONTEXT, CacheBudget
 from memfit.estimators.base.units import parse_count, parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -40,13 +40,7 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
             " caches are stored as by mlx-lm.",
         ),
     ] = False
-    cache_budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Memory for them; by default 90 % of the working set minus the active peak.",
-        ),
-    ] = None
+    cache_budget: CacheBudget = None
     disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Free disk space.")] = None
     read: Annotated[
         str | None,

@@ -16,6 +16,7 @@ from memfit.estimators.base.errors import ConfigError, UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.images.families.fitting import best_resolution, closest_grid, unpadded
+from memfit.estimators.images.families.tiles import padded_tiles
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
 from memfit.estimators.images.settings import ProcessorFiles, reject_videos
 
@@ -100,16 +101,9 @@ class LlavaOnevision(Struct, frozen=True):
             tiles = 1 + (height // side) * (width // side)
             run = (TokenRun("image", features),)
             images.append(PlannedImage(side, side, tiles * each, run, tiles))
-        most = max(image.tiles for image in images)
-        sizes = tuple((image.height, image.width) for image in asked.each_image())
-        return ImagePlan(
-            images=tuple(images),
-            arrays=(
-                InputArray("pixel_values", (len(images), most, CHANNELS, side, side), "float32"),
-                InputArray("image_sizes", (len(images), 2), "int64", sizes),
-                InputArray("batch_num_images", (len(images),), "int64", (1,) * len(images)),
-            ),
-        )
+        planned = padded_tiles(images, asked, side)
+        count = InputArray("batch_num_images", (len(images),), "int64", (1,) * len(images))
+        return ImagePlan(planned.images, (*planned.arrays, count))
 
 
 # Widths and heights of the published models, in tiles.

@@ -126,15 +126,20 @@ class LlavaNext(Struct, frozen=True):
             patches = tiles * (side // patch) ** 2
             run = (TokenRun("image", features),)
             images.append(PlannedImage(side, side, patches, run, tiles))
-        most = max(image.tiles for image in images)
-        sizes = tuple((image.height, image.width) for image in asked.each_image())
-        return ImagePlan(
-            images=tuple(images),
-            arrays=(
-                InputArray("pixel_values", (len(images), most, CHANNELS, side, side), "float32"),
-                InputArray("image_sizes", (len(images), 2), "int64", sizes),
-            ),
-        )
+        return padded_tiles(images, asked, side)
+
+
+def padded_tiles(images: Sequence[PlannedImage], asked: Images, side: int) -> ImagePlan:
+    """Return a plan whose images all have as many tiles as the largest, with their own sizes."""
+    most = max(image.tiles for image in images)
+    sizes = tuple((image.height, image.width) for image in asked.each_image())
+    return ImagePlan(
+        images=tuple(images),
+        arrays=(
+            InputArray("pixel_values", (len(images), most, CHANNELS, side, side), "float32"),
+            InputArray("image_sizes", (len(images), 2), "int64", sizes),
+        ),
+    )
 
 
 class Phi3V(Struct, frozen=True):
