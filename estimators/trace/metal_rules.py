@@ -5,7 +5,7 @@ scan,conv,custom_kernel}.cpp.
 """
 
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.mlx.split_products import parts_of_product
+from memfit.estimators.mlx.split_products import PART_ITEM_BYTES
 from memfit.estimators.trace.cpu_rules import is_rows
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.operation import (
@@ -23,12 +23,6 @@ _VECTOR_QUERIES = 8
 # For each block: queries copied, a product, a softmax, a product, the result copied
 # (sdpa_full_self_attention_blocked in libmlx.dylib of mlx-metal 0.32.4).
 _BLOCK_KERNELS = 5
-# Tiles up to which a product is split along its inner axis, on large and on small GPUs.
-_SPLIT_TILES = {"s": 2048, "d": 2048}
-_SPLIT_TILES_OTHERS = 1024
-# With neural accelerators: inner axes up to a length, and that of a part; 0 is half of the axis.
-_NAX_PARTS = ((1024, 0), (2048, 1024), (4096, 2048))
-_NAX_PART = 4096
 _SORTED_AT_ONCE = 2048
 
 
@@ -108,10 +102,7 @@ def attention(op: Operation) -> None:
 
 
 def matmul(op: Operation) -> None:
-    """A product; few results of a long inner axis are summed from parts.
-
-    Source: matmul.cpp, steel_matmul_regular and steel_gemm_splitk_axpby.
-    """
+    """A product; few results of a long inner axis are summed from parts."""
     op.allocate(op.outputs[0])
     op.kernels = 1
     for source in op.inputs[:2]:
@@ -137,34 +128,14 @@ def _split_inner(op: Operation) -> None:
     # Products of a batch are not split.
     elif out.size != rows * columns:
         return
-    tiles = ceil_div(rows, 16) * ceil_div(columns, 16)
-    most = _SPLIT_TILES.get(op.gpu_class, _SPLIT_TILES_OTHERS)
-    longer = max(rows, columns)
-    if min(rows, columns) == 1:
-        return
-    if op.has_nax:
-        # steel_gemm_splitk_axpby_nax
-        if op.nax_splits and (inner >= 3 * longer or (longer <= 1024 and inner > 2 * longer)):
-            part = next((size for most, size in _NAX_PARTS if inner <= most), _NAX_PART)
-            _add_parts(op, ceil_div(inner, part or inner // 2) * rows * columns)
-        return
-    if tiles > most:
-        return
-    # Few tiles would leave most of the GPU idle, so parts of the inner axis run side by side.
-    if inner // 16 >= 8 and inner >= max(rows, columns):
-        blocks = ceil_div(rows, 32) * ceil_div(columns, 32)
-        parts = min(max(2, _next_power_of_2(inner // 16 // blocks)), 32)
-        _add_parts(op, parts * rows * columns)
+    _add_parts(op, op.splits.plain(rows, inner, columns), PART_ITEM_BYTES)
 
 
-def _add_parts(op: Operation, elements: int) -> None:
-    """Partial products in float32, added up by a second kernel (steel_gemm_splitk_accum)."""
-    op.temporary(elements, _FLOAT32)
-    op.kernels += 1
-
-
-def _next_power_of_2(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
+def _add_parts(op: Operation, parts: int, itemsize: int) -> None:
+    """Partial products, added up by a second kernel."""
+    if parts > 1:
+        op.temporary(parts * op.outputs[0].size, itemsize)
+        op.kernels += 1
 
 
 def quantized_matmul(op: Operation) -> None:
@@ -175,20 +146,12 @@ def quantized_matmul(op: Operation) -> None:
     for source in op.inputs:
         if len(source.shape) > 1 and source.size > 1 and not is_rows(source):
             copied(op, source)
-    if op.quantized_splits:
-        _split_quantized(op)
-
-
-def _split_quantized(op: Operation) -> None:
     group_size, *_, is_transposed = op.arguments
     out, (source, weight) = op.outputs[0], op.inputs[:2]
-    if not is_transposed or len(weight.shape) > 2:
-        return
-    inner, columns = source.shape[-1], out.shape[-1]
-    parts = parts_of_product(out.size // columns, inner, columns, group_size)
-    if parts > 1:
-        op.temporary(parts * out.size, out.itemsize)
-        op.kernels += 1
+    if is_transposed and len(weight.shape) <= 2:
+        inner, columns = source.shape[-1], out.shape[-1]
+        parts = op.splits.packed(out.size // columns, inner, columns, group_size)
+        _add_parts(op, parts, out.itemsize)
 
 
 def gather_quantized_matmul(op: Operation) -> None:

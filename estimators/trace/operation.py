@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from memfit.estimators.mlx.split_products import SplitProducts
 from memfit.estimators.trace.layouts import Allocation, View
 from memfit.estimators.trace.memory import Allocator
 
@@ -16,16 +17,13 @@ class Operation:
     __slots__ = (
         "arguments",
         "compiled_copies",
-        "gpu_class",
-        "has_nax",
         "inputs",
         "kernels",
         "memory",
         "name",
-        "nax_splits",
         "outputs",
-        "quantized_splits",
         "ropes_in_place",
+        "splits",
         "temporaries",
         "temporary_elements",
     )
@@ -34,18 +32,12 @@ class Operation:
         self,
         memory: Allocator,
         *,
-        gpu_class: str = "",
-        has_nax: bool = False,
-        nax_splits: bool = False,
-        quantized_splits: bool = False,
+        splits: SplitProducts = SplitProducts(),  # noqa: B008 - a tuple
         compiled_copies: bool = False,
         ropes_in_place: bool = False,
     ) -> None:
         self.memory = memory
-        self.gpu_class = gpu_class
-        self.has_nax = has_nax
-        self.nax_splits = nax_splits
-        self.quantized_splits = quantized_splits
+        self.splits = splits
         # Some versions of MLX write over no input of a compiled function: mlx/data/changes.py.
         self.compiled_copies = compiled_copies
         self.ropes_in_place = ropes_in_place

@@ -17,8 +17,7 @@ from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL, held_samples
-from memfit.estimators.mlx.kernels import has_nax
-from memfit.estimators.mlx.split_products import splits_products
+from memfit.estimators.mlx.split_products import split_products
 from memfit.estimators.mlx.versions import MlxVersions, Version
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Array, Call, Trace
@@ -189,10 +188,7 @@ class Replay:
         self._stream = Stream(device, after_others=after_others)
         self._operation = Operation(
             self._memory,
-            gpu_class=device.gpu_class or "",
-            has_nax=has_nax(device),
-            nax_splits=MlxVersions(mlx).has("nax_split_k"),
-            quantized_splits=splits_products(device.backend, MlxVersions(mlx)),
+            splits=split_products(device, MlxVersions(mlx)),
             compiled_copies=MlxVersions(mlx).has("compiled_copies"),
             ropes_in_place=MlxVersions(mlx).has("cuda_rope_in_place"),
         )

@@ -6,7 +6,7 @@ from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import AttentionCall, FusedRule, Mask, fused_kernel
 from memfit.estimators.mlx.kv_cache import KVFormat
-from memfit.estimators.mlx.split_products import splits_products
+from memfit.estimators.mlx.split_products import SplitProducts
 from memfit.estimators.mlx.versions import MlxVersions
 
 
@@ -17,6 +17,8 @@ class BackendTraits(Struct, frozen=True):
     versions: MlxVersions
     nax: bool
     """Whether the GPU has neural accelerators."""
+    splits: SplitProducts = SplitProducts()
+    """Which products are summed from parts."""
 
     @property
     def compiled_copies(self) -> bool:
@@ -30,11 +32,6 @@ class BackendTraits(Struct, frozen=True):
         cuDNN's result lies as the queries do, which rope wrote head by head (cuda/rope.cu).
         """
         return self.backend == "cuda" and not self.versions.has("cuda_rope_in_place")
-
-    @property
-    def splits_products(self) -> bool:
-        """Whether products with packed weights are summed from parts."""
-        return splits_products(self.backend, self.versions)
 
 
 class Occupancy(Struct, frozen=True):

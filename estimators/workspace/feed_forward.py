@@ -155,4 +155,4 @@ def _products(
             (x, indices), elements, weight=expert.touched, counts=counts, name="experts"
         )
 
-    return adapted_each(tape, x, experts, picked, product)
+    return adapted_each(tape, x, experts, picked, product, gathers=True)

@@ -44,7 +44,7 @@ def layer_program(
         target.backend,
         call.width,
         elements * plan.streams,
-        splits_products=target.splits_products,
+        splits=target.splits,
         compiled_copies=target.compiled_copies,
     )
     # Gemma 3n carries several hidden states for each token (altup_num_inputs).

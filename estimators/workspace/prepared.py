@@ -15,6 +15,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.scheduler import BatchLimits
+from memfit.estimators.mlx.split_products import split_products
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.workspace.call import BackendTraits
 from memfit.estimators.workspace.layer_plan import (
@@ -57,7 +58,7 @@ class PreparedModel(Struct, frozen=True):
 
     def on(self, device: Device, versions: MlxVersions) -> "PreparedModel":
         """Return the model on another device, with its own calls."""
-        traits = BackendTraits(device.backend, versions, has_nax(device))
+        traits = _traits(device, versions)
         return replace(self, traits=traits, limits=formula_limits(device), followed={})
 
 
@@ -79,7 +80,7 @@ def prepare(
             caching = len(order)
     return PreparedModel(
         model,
-        BackendTraits(device.backend, versions, has_nax(device)),
+        _traits(device, versions),
         formula_limits(device),
         tuple(numbers),
         tuple(order),
@@ -92,6 +93,11 @@ def prepare(
         + sum(m.shape[1] for m in model.modules if m.path.endswith("embed_tokens_per_layer")),
         _largest_weight(model, quantization),
     )
+
+
+def _traits(device: Device, versions: MlxVersions) -> BackendTraits:
+    splits = split_products(device, versions)
+    return BackendTraits(device.backend, versions, has_nax(device), splits)
 
 
 def _head_touched(model: Model, quantization: QuantizationOf | None) -> int:

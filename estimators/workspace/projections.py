@@ -4,8 +4,9 @@ from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple
 
 from memfit.estimators.arch.modules import LowRank
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.mlx import operation_counts as ops
-from memfit.estimators.mlx.split_products import parts_of_product
+from memfit.estimators.mlx.split_products import PART_ITEM_BYTES
 from memfit.estimators.workspace.layer_plan import Projection
 from memfit.estimators.workspace.tape import Tape
 
@@ -51,12 +52,15 @@ def adapted_each(
     projections: Iterable[Projection],
     rows: int,
     product: Callable[[Projection], int],
+    *,
+    gathers: bool = False,
 ) -> list[int]:
-    """Each ``product`` of one input, with what an adapter adds to it."""
+    """Each ``product`` of one input, with what an adapter adds to it; experts are gathered."""
     made, added = list[int](), dict[int, _Steps]()
     for place, projection in enumerate(projections):
         if adapter := projection.low_rank:
-            sum_ = _Adapted(tape, x, rows, projection, adapter, max(adapter.width, tape.width))
+            width = max(adapter.width, tape.width)
+            sum_ = _Adapted(tape, x, rows, projection, adapter, width, gathers)
             added[place] = sum_.dora() if adapter.rescales else sum_.lora(product)
         made.append(-1 if adapter else product(projection))
     # MLX walks the graph breadth first, so the operations of several products alternate.
@@ -73,18 +77,36 @@ def adapted_each(
 def _product(
     tape: Tape, x: int, projection: Projection, rows: int, counts: ops.OperationCount
 ) -> int:
-    elements, temporary = rows * projection.outputs, 0
-    if tape.splits_products and (packing := projection.packing):
-        parts = parts_of_product(rows, projection.inputs, projection.outputs, packing.group_size)
-        if parts > 1:
-            temporary = parts * elements
-            counts = counts._replace(kernels=counts.kernels + 1)
+    shape, packing = (rows, projection.inputs, projection.outputs), projection.packing
+    return _matmul(tape, (x,), shape, packing, weight=projection.touched, counts=counts)
+
+
+def _matmul(
+    tape: Tape,
+    inputs: tuple[int, ...],
+    shape: tuple[int, int, int],
+    packing: Quantization | None = None,
+    *,
+    weight: int = 0,
+    counts: ops.OperationCount = ops.MATMUL,
+    nbytes: int | None = None,
+) -> int:
+    """Record a product of rows, inner axis and columns, and the parts that it is summed from."""
+    rows, _, columns = shape
+    if packing:
+        parts, item_bytes = tape.splits.packed(*shape, packing.group_size), tape.width
+    else:
+        parts, item_bytes = tape.splits.plain(*shape), PART_ITEM_BYTES
+    split = parts * rows * columns if parts > 1 else 0
+    if split:
+        counts = counts._replace(kernels=counts.kernels + 1)
     return tape.allocate(
-        (x,),
-        elements,
-        weight=projection.touched + temporary,
+        inputs,
+        rows * columns,
+        nbytes=nbytes,
+        weight=weight + split,
         counts=counts,
-        temporary=temporary * tape.width,
+        temporary=split * item_bytes,
     )
 
 
@@ -98,6 +120,8 @@ class _Adapted(NamedTuple):
     adapter: LowRank
     width: int
     """Bytes of an element of the adapter's products: it is trained in float32."""
+    gathers: bool
+    """Whether rows choose their matrices, in products that are never split."""
 
     def lora(self, product: Callable[[Projection], int]) -> _Steps:
         """Record mlx-lm tuner/lora.py; return the sum."""
@@ -129,8 +153,8 @@ class _Adapted(NamedTuple):
         yield
         tape.inplace(norms)
         yield
-        elements = self.rows * projection.outputs
-        y = tape.allocate((self.x, dense), elements, counts=ops.MATMUL)
+        shape = (self.rows, projection.inputs, projection.outputs)
+        y = _matmul(tape, (self.x, dense), shape)
         yield
         # The magnitudes over the norms.
         tape.inplace(norms, weight=projection.outputs)
@@ -159,8 +183,12 @@ class _Adapted(NamedTuple):
         if self._promotes:
             x = self._wide((x,), rows * projection.inputs)
             yield
-        weight = rank * projection.inputs
-        low = self._wide((x,), rows * rank, weight=weight, counts=ops.MATMUL)
+        weight, inner = rank * projection.inputs, projection.inputs
+        if self.gathers:
+            low = self._wide((x,), rows * rank, weight=weight, counts=ops.MATMUL)
+        else:
+            nbytes = rows * rank * self.width
+            low = _matmul(self.tape, (x,), (rows, inner, rank), weight=weight, nbytes=nbytes)
         yield
         weight, elements = rank * projection.outputs, rows * projection.outputs
         update = self._wide((low,), elements, weight=weight, counts=ops.MATMUL)

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.operation_counts import ELEMENTWISE, OperationCount
+from memfit.estimators.mlx.split_products import SplitProducts
 
 
 class Step(NamedTuple):
@@ -62,8 +63,8 @@ class Tape(Struct):
     width: int
     """Bytes of one activation element."""
     input_elements: int
-    splits_products: bool = False
-    """Whether products with packed weights are summed from parts."""
+    splits: SplitProducts = SplitProducts()
+    """Which products are summed from parts."""
     compiled_copies: bool = False
     """Whether compiled functions write over none of their inputs."""
     nbytes: list[int] = field(default_factory=list)

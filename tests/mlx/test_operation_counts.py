@@ -19,7 +19,7 @@ from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx import operation_counts
 from memfit.estimators.mlx.kv_cache import KVFormat
 from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
-from memfit.estimators.mlx.split_products import splits_products
+from memfit.estimators.mlx.split_products import split_products
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.trace.graph_format import Call, Trace
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
@@ -182,7 +182,7 @@ def test_a_packed_projection_has_the_kernels_of_its_row(
         [*given, words],
     )
     peak(trace, DEVICES[backend])
-    tape = Tape(backend, 2, TOKENS * 64, splits_products(backend, MlxVersions()))
+    tape = Tape(backend, 2, TOKENS * 64, split_products(DEVICES[backend], MlxVersions()))
     project(tape, 0, PACKED, TOKENS)
     assert dispatches(operations, backend) == sum(s.dispatches for s in tape.program().steps)
 

@@ -4,6 +4,7 @@ import pytest
 
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.split_products import SplitProducts
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Argument
 from memfit.estimators.trace.layouts import View
@@ -32,10 +33,10 @@ def run(
     out: View,
     backend: Backend = "cpu",
     *arguments: Argument,
-    **settings: bool,
+    splits: SplitProducts = SplitProducts(2048),  # noqa: B008 - a tuple
 ) -> Operation:
     """Apply the rule of a primitive."""
-    op = Operation(Allocator(backend), gpu_class="s", **settings)
+    op = Operation(Allocator(backend), splits=splits)
     op.name, op.inputs, op.outputs, op.arguments = name, inputs, [out], arguments or ((),)
     rule_of(backend, name)(op)
     return op
@@ -121,12 +122,13 @@ def test_neural_accelerators_sum_long_products_from_parts(
     # Inner axes above three times the longer side, above twice where that is at most 1024.
     factors = [array(memory, 1, rows, inner), array(memory, inner, 256)]
     out = View((1, rows, 256), 2)
-    op = run("Matmul", factors, out, "metal", has_nax=True, nax_splits=True)
+    nax = SplitProducts(2048, nax=True, nax_splits=True)
+    op = run("Matmul", factors, out, "metal", splits=nax)
     assert [b.nbytes for b in op.temporaries] == [parts * rows * 256 * 4]
     assert op.kernels == 2
-    assert run("Matmul", factors, out, "metal", has_nax=True).kernels == 1
+    assert run("Matmul", factors, out, "metal", splits=nax._replace(nax_splits=False)).kernels == 1
     shorter = [array(memory, 1, rows, 2 * rows), array(memory, 2 * rows, 256)]
-    assert run("Matmul", shorter, out, "metal", has_nax=True, nax_splits=True).kernels == 1
+    assert run("Matmul", shorter, out, "metal", splits=nax).kernels == 1
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,8 @@ def test_few_results_of_packed_weights_are_summed_from_parts(
     packed = [array(memory, columns, inner // 8), *[array(memory, columns, inner // 64)] * 2]
     factors = [array(memory, 1, rows, inner, itemsize=2), *packed]
     out = View((1, rows, columns), 2)
-    op = run("QuantizedMatmul", factors, out, "metal", *_PACKING, quantized_splits=True)
+    splits = SplitProducts(packed_splits=True)
+    op = run("QuantizedMatmul", factors, out, "metal", *_PACKING, splits=splits)
     nbytes = [allocated(parts * rows * columns * 2, "metal")] if parts else []
     assert [b.nbytes for b in op.temporaries] == nbytes
     assert op.kernels == 1 + bool(parts)
