@@ -40,7 +40,6 @@ class RankRunner(ModelRunner):
         self._parallel, self._split = setup["parallel"], setup["split"]
 
     def load_model(self) -> tuple[Any, dict[str, Any]]:
-        """Return the rank's part of the model, and the config."""
         config = codeless_config(self.path)
         from mlx_lm import utils
 

@@ -39,7 +39,6 @@ class RunMonitor:
         return self._token_times[-1] - self._token_times[0] if self._token_times else 0
 
     def start(self) -> None:
-        """Start the clock."""
         self._start = perf_counter_ns()
 
     def on_prompt(self, processed: int, total: int) -> None:

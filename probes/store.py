@@ -24,8 +24,6 @@ _SUFFIX = ".json"
 
 
 class StoredMeasurements(NamedTuple):
-    """The measurements of a store."""
-
     measurements: tuple[Measurement, ...]
     """The newest is last."""
     warnings: tuple[str, ...]
@@ -58,7 +56,6 @@ class Store:
         save(self._path(measurement.id), to_text(measurement))
 
     def all(self) -> StoredMeasurements:
-        """Return every measurement."""
         return self._load("")
 
     def of(self, fingerprint: str) -> StoredMeasurements:

@@ -30,8 +30,6 @@ PhaseName = Literal["validation", "first_step", "later_steps"]
 
 
 class TrainRequest(Struct, frozen=True, kw_only=True):
-    """What is run."""
-
     model: str
     checkpoint: Checkpoint
     recipe: Recipe

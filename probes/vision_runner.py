@@ -35,7 +35,6 @@ class VisionRunner(ModelRunner):
         self._inputs: dict[str, Any] = {}
 
     def versions(self) -> dict[str, str]:
-        """Return the version of mlx-vlm."""
         return {"mlx_vlm": version("mlx-vlm")}
 
     def prompt(self, text: str | None, tokens: int | None) -> tuple[int, tuple[str, ...]]:
@@ -63,7 +62,6 @@ class VisionRunner(ModelRunner):
         return self._tokens, ()
 
     def load_model(self) -> tuple[Any, dict[str, Any]]:
-        """Return mlx-vlm's model, including the vision tower, and its config."""
         from mlx_vlm.utils import load_model
 
         config = codeless_config(self.path)
@@ -82,7 +80,6 @@ class VisionRunner(ModelRunner):
         return dict(self._inputs)
 
     def caches(self, workload: Workload) -> list[Any]:
-        """Return empty caches of the language model."""
         from mlx_vlm.models.cache import make_prompt_cache
 
         made: list[Any] = make_prompt_cache(self.model.language_model, workload.max_kv_size)
@@ -118,7 +115,6 @@ class VisionRunner(ModelRunner):
         yield from steps
 
     def stream(self) -> Any:
-        """Return the stream of mlx-vlm's loop."""
         from mlx_vlm.generate.common import generation_stream
 
         return generation_stream
@@ -132,7 +128,6 @@ class VisionRunner(ModelRunner):
         raise UnsupportedError("mlx-swift-lm's rule is not described for a prompt with an image")
 
     def errors(self) -> AbstractContextManager[None]:
-        """Turn an exception of mlx-vlm into an error of one line."""
         return _vision_errors(printable(self.path / CONFIG), self.config)
 
     @property

@@ -37,7 +37,6 @@ def with_wired_trial(
 
 
 def with_wired_reason(recommendation: Recommendation, reason: str) -> Recommendation:
-    """Return the recommendation with a reason for its wired limit."""
     advice = recommendation.wired_limit_bytes
     reasons = "; ".join(filter(None, (advice.reason, reason)))
     return replace(recommendation, wired_limit_bytes=replace(advice, reason=reasons))

@@ -33,7 +33,6 @@ def dotted(path: Path) -> str:
 
 
 def folder_of(package: str) -> Path:
-    """Return the folder of a package."""
     inits = (init for top in FOLDERS for init in (ROOT / top).rglob("__init__.py"))
     return next(init.parent for init in inits if dotted(init.parent) == package)
 

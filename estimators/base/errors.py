@@ -71,7 +71,6 @@ class PolicyError(InputError):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """One line a mistake."""
         return tuple(map(str, self.mistakes))
 
 

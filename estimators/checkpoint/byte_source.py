@@ -50,7 +50,6 @@ class FileSource:
         return read_exactly(self._file, count, self._path)
 
     def __enter__(self) -> "FileSource":
-        """Return itself."""
         return self
 
     def __exit__(

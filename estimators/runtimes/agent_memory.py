@@ -53,7 +53,6 @@ class AgentMemory(TokenCacheModel, frozen=True):
     def token_bytes(
         cls, model: Model, runtime: Runtime, workload: Workload, buffer: KVBuffer
     ) -> int:
-        """Return the bytes of a token of a block."""
         keys = buffer.heads * buffer.key_dim * runtime.kv_step
         values = buffer.heads * buffer.value_dim * runtime.kv_step
         bits, group = workload.kv_bits or 16, workload.kv_group_size
@@ -61,7 +60,6 @@ class AgentMemory(TokenCacheModel, frozen=True):
 
     @classmethod
     def window_capacity(cls, runtime: Runtime, workload: Workload, window: int) -> int:
-        """Return the window in whole blocks."""
         return round_up(window, runtime.kv_step)
 
     def workspace(self, workload: Workload) -> int:

@@ -31,16 +31,13 @@ class Measured(MlxLm, frozen=True):
 
     @property
     def classes(self) -> str:
-        """The library with the class of the model."""
         return self.inner.classes
 
     @property
     def unloaded_bytes(self) -> int:
-        """Bytes of the checkpoint's tensors that the runtime does not keep."""
         return self.inner.unloaded_bytes
 
     def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
-        """Return the commands of the runtime."""
         return self.inner.commands(workload, model, kept_caches)
 
     @property
@@ -50,11 +47,9 @@ class Measured(MlxLm, frozen=True):
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes of the arrays that were loaded."""
         return self.measurement.loaded.weights_bytes
 
     def figures(self, workload: Workload) -> MemoryFigures:
-        """Return what a workload took."""
         estimated = self.inner.figures(workload)
         if workload != self.measurement.workload:
             return estimated
@@ -69,7 +64,6 @@ class Measured(MlxLm, frozen=True):
         return device == self.subject.device
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
-        """Return the basis of every figure."""
         return self.workspace_basis
 
     def formula_view(self) -> RuntimeModel:

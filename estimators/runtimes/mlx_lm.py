@@ -83,11 +83,6 @@ class MlxLm(RuntimeModel, frozen=True):
 
     @classmethod
     def loads(cls, checkpoint: Checkpoint) -> None:
-        """Do nothing when mlx-lm loads the checkpoint, as it is or converted.
-
-        Raises:
-            UnsupportedError: when it does not.
-        """
         super().loads(checkpoint)
         kind = checkpoint.config.get("model_type")
         if isinstance(kind, str) and kind not in FAMILIES and _is_of_mlx_vlm(kind):

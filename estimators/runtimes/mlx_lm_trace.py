@@ -253,7 +253,6 @@ class MlxLmTrace(MlxLm, frozen=True):
         return super().load_bytes if traced is None else traced
 
     def parallel(self, asked: Parallel | None) -> Parallel:
-        """Return how mlx-lm's sharded_load runs the class."""
         if self.trace.is_described:
             return MlxLm.parallel(self, asked)
         return self.trace.built(self.subject.backend).parallel(asked)

@@ -47,11 +47,6 @@ class MlxMoe(MlxLm, frozen=True):
 
     @classmethod
     def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:
-        """Return the model under the runtime.
-
-        Raises:
-            UnsupportedError: for a model without such experts.
-        """
         cls.loads(subject.checkpoint)
         counts = [block.experts for block in subject.model.experts().values()]
         footprint = subject.footprint

@@ -60,11 +60,6 @@ class MlxVlm(MlxLm, frozen=True):
 
     @classmethod
     def loads(cls, checkpoint: Checkpoint) -> None:
-        """Do nothing when mlx-vlm loads the checkpoint, as it is or converted.
-
-        Raises:
-            UnsupportedError: when it does not.
-        """
         # Not by mlx-lm's rule: mlx-vlm has more classes.
         super(MlxLm, cls).loads(checkpoint)
 
@@ -87,7 +82,6 @@ class MlxVlm(MlxLm, frozen=True):
 
     @property
     def classes(self) -> str:
-        """The library with the class of the model."""
         return self.name if self.subject.traced else "mlx-lm"
 
     def require_tower(self) -> None:

@@ -59,7 +59,6 @@ class MemoryShare(Budget, frozen=True):
     percent: Fraction = Fraction(100)
 
     def of_device(self, device: Device) -> int:
-        """Return the budget in bytes."""
         return int(device.memory_bytes * self.percent // 100)
 
 

@@ -33,11 +33,6 @@ class TokenCacheModel(RuntimeModel, frozen=True):
     def token_costs(
         cls, model: Model, runtime: Runtime, workload: Workload
     ) -> tuple[TokenCost, ...]:
-        """Return what the runtime caches for every token, equal layers together.
-
-        Raises:
-            UnsupportedError: for KV bits it has no cache of, or a limit of a rotating cache.
-        """
         cls._require_cache(workload)
         return tuple(
             TokenCost(
@@ -69,7 +64,6 @@ class TokenCacheModel(RuntimeModel, frozen=True):
     def token_bytes(
         cls, model: Model, runtime: Runtime, workload: Workload, buffer: KVBuffer
     ) -> int:
-        """Return the bytes of a token in one buffer."""
         return dtypes.nbytes(buffer.elements_per_token, runtime.cache_dtype or model.dtype)
 
     @classmethod
@@ -78,11 +72,6 @@ class TokenCacheModel(RuntimeModel, frozen=True):
         return None
 
     def figures(self, workload: Workload) -> MemoryFigures:
-        """Return what a workload takes.
-
-        Raises:
-            UnsupportedError: when the runtime has no cache of those bits, or no plan of a layer.
-        """
         model, sizes = self.subject.model, self.subject.footprint.sizes
         costs = self.token_costs(model, self.runtime, workload)
         last = last_growth(rule_of(self.runtime), workload.total_tokens)

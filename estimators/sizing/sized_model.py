@@ -71,12 +71,10 @@ class SizedModel(Struct):
 
     @property
     def model(self) -> Model:
-        """The architecture."""
         return self.runtime_model.subject.model
 
     @property
     def footprint(self) -> WeightFootprint:
-        """The weights."""
         return self.runtime_model.subject.footprint
 
     @property

@@ -42,7 +42,6 @@ def dequantised_peak(stored: Iterable[StoredRows], how: Packing, device: Device)
 
 
 def cpu_graph(stored: Iterable[StoredRows], how: Packing) -> Call:
-    """Return what the CPU evaluates."""
     graph = _Graph(how)
     return graph.call([graph.shifts(each) for each in stored])
 

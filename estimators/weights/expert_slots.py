@@ -83,7 +83,6 @@ class Inventory(Struct, frozen=True):
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of all experts."""
         return self.held_bytes([layer.experts for layer in self.layers])
 
 

@@ -26,8 +26,6 @@ _HALF_BYTES, _FLOAT32_BYTES = 2, 4
 
 
 class PlannedBytes(NamedTuple):
-    """One capacity."""
-
     weights: int | None
     startup: int | None
     prefill_peak: int | None

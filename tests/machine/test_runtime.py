@@ -27,7 +27,6 @@ def mlx_lm_source(name: str) -> ast.Module:
 
 
 def named(source: ast.AST, name: str) -> ast.FunctionDef | ast.ClassDef:
-    """Return the function or class of that name."""
     for node in ast.walk(source):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return node

@@ -26,7 +26,6 @@ Spoilt = Callable[[str, Damage], Path]
 
 @pytest.fixture
 def damaged(checkpoints: Checkpoints, tmp_path: Path) -> Spoilt:
-    """A damaged copy of a checkpoint."""
 
     def make(name: str, damage: Damage) -> Path:
         path = tmp_path / "model"

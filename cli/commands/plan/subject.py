@@ -101,11 +101,9 @@ class AssumablePlanModel(PlanModel, frozen=True, kw_only=True):
     adapter: AdapterDirectory = None
 
     def loaded_adapter(self) -> Path | None:
-        """Return the directory of ``--adapter``."""
         return self.adapter
 
     def assumed_type(self) -> str | None:
-        """Return the architecture of ``--as``."""
         return self.as_type
 
     def answer(self, result: "Result", document: "Document") -> "Answer":

@@ -106,7 +106,6 @@ def _column(result: Comparison, index: int, units: Units) -> list[tuple[str, ...
 
 
 def _runtimes(result: Comparison, units: Units) -> Table:
-    """A row for each runtime."""
     figures = [figure for figure in result.figures if figure.name in _BY_RUNTIME]
     rows = [
         (

@@ -70,7 +70,6 @@ def headline(report: GateReport) -> str:
 
 
 def status(target: TargetReport) -> str:
-    """The status of a target."""
     return _STATUSES[target.status]
 
 
@@ -93,12 +92,10 @@ def footer(report: GateReport) -> str:
 
 
 def limit_name(check: LimitCheck) -> str:
-    """The displayed name of a limit."""
     return _LIMITS[check.limit]
 
 
 def figure_name(change: FigureChange) -> str:
-    """The displayed name of a figure."""
     return _FIGURES[change.figure]
 
 

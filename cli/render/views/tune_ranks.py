@@ -10,7 +10,6 @@ _NONE = "-"
 
 
 def to_document(result: RankTune, units: Units) -> Document:
-    """Return the table of all ranks."""
     plan, work = result.plan, result.workload
     split = f", split {','.join(map(str, plan.split))}" if plan.split else ""
     facts = (

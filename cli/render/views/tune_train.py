@@ -8,7 +8,6 @@ _NEAR = 0.05
 
 
 def to_document(result: TrainTuneResult, units: Units) -> Document:
-    """Return the document."""
     recipe, versions = result.recipe, result.versions
     rows = tuple(
         (

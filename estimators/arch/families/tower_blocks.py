@@ -38,12 +38,10 @@ def projections(hidden: int, inner: int, *, output: str = "o_proj", bias: bool =
 
 
 def layer_norms(hidden: int, *names: str) -> Modules:
-    """LayerNorms with a bias."""
     return tuple(norm(name, hidden, bias=True) for name in names)
 
 
 def rms_norms(hidden: int, *names: str) -> Modules:
-    """RMSNorms."""
     return tuple(norm(name, hidden) for name in names)
 
 

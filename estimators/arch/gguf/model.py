@@ -79,7 +79,6 @@ class _Reader:
         self.owning = self._owning()
 
     def model(self) -> Model:
-        """Return the model of all layers."""
         return Model(
             model_type=self.architecture,
             hidden_size=self.hidden,

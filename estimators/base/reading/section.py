@@ -193,7 +193,6 @@ class Section:
         return None if value is None else self._checked(key, value, least, most)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a string."""
         value = self._take(key, REQUIRED if default is None else default)
         if not isinstance(value, str):
             raise self.fail(key, f"expected a text, got {short(value)}")

@@ -29,7 +29,6 @@ def one_of(choices: tuple[Choice, ...]) -> Callable[[Any], Choice]:
 
 
 def as_name(value: Any) -> str:
-    """Return a short name."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InputError(
             f"expected 1 to 40 letters, digits, and . _ + - as a name, got {short(value)}"
@@ -38,7 +37,6 @@ def as_name(value: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a text."""
     if not isinstance(value, str):
         raise InputError(f"expected a text, got {short(value)}")
     return value

@@ -9,7 +9,6 @@ _FOLDER, _SUFFIX = "memfit.sample_configs", ".yaml"
 
 
 def sample_names() -> tuple[str, ...]:
-    """Return the names of all samples."""
     names = (file.name for file in files(_FOLDER).iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)))
 

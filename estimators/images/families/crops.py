@@ -338,7 +338,6 @@ def _windows(side: int) -> int:
 def _one_array(
     images: Iterable[PlannedImage], shape: tuple[int, ...], leading: tuple[int, ...] = ()
 ) -> ImagePlan:
-    """All tiles of all images in one array."""
     planned = tuple(images)
     tiles = sum(image.tiles for image in planned)
     return ImagePlan(planned, (InputArray("pixel_values", (*leading, tiles, *shape), "float32"),))

@@ -169,7 +169,6 @@ class _Plan:
         self._load = steps.load_bytes(question.quantize)
 
     def result(self) -> TrainPlan:
-        """Return the answer."""
         recipe, quantize, sized = self._recipe, self._question.quantize, self._sized
         tokens = self._question.tokens(recipe)
         peak = self._steps.peak(

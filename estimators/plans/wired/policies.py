@@ -72,14 +72,12 @@ class MaxPolicy(Struct, frozen=True):
     group: str = ""
 
     def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
-        """Return the limit of the largest ticket."""
         largest = max(sizes, default=0)
         return baseline + largest if self.on_baseline else max(baseline, largest)
 
     def admits(
         self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
     ) -> bool:
-        """Return True."""
         return True
 
 
@@ -98,13 +96,11 @@ class FixedPolicy(Struct, frozen=True):
         _check(limit=self.nbytes)
 
     def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
-        """Return the fixed limit."""
         return self.nbytes
 
     def admits(
         self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
     ) -> bool:
-        """Return True."""
         return True
 
 

@@ -98,11 +98,6 @@ class LlamaCpp(TokenCacheModel, frozen=True):
     def token_costs(
         cls, model: Model, runtime: Runtime, workload: Workload
     ) -> tuple[TokenCost, ...]:
-        """Return what llama.cpp caches for every token, equal layers together.
-
-        Raises:
-            UnsupportedError: for KV bits it has no type for.
-        """
         given = runtime.types if isinstance(runtime, LlamaCppRuntime) else None
         types = cache_types(workload, given)
         room = cells(workload, runtime)
@@ -158,11 +153,6 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         return sum(count * round_up(size, ALIGNMENT) for size, count in sizes.items())
 
     def figures(self, workload: Workload) -> MemoryFigures:
-        """Return what a workload takes.
-
-        Raises:
-            UnsupportedError: for a limit of a rotating cache, or a cache of impossible types.
-        """
         if workload.max_kv_size is not None:
             raise UnsupportedError("llama.cpp has no rotating cache: leave out max_kv_size")
         context = self._context(workload, all_outputs=True)
@@ -192,7 +182,6 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         return MemoryFigures(kv, states, moment)
 
     def memories(self, workload: Workload) -> tuple[MemoryShare, ...]:
-        """Return what is on the GPU and what on the host."""
         if not self.is_split:
             return ()
         context = self._context(workload, all_outputs=True)
@@ -339,7 +328,6 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         return AutoContext(self.runtime.budget.of_device(device), most, longest, reason)
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
-        """Yield what is assumed of llama.cpp."""
         context = self._context(workload, all_outputs=True)
         if not self.is_gguf:
             yield from TokenCacheModel.assumptions(self, workload, units)
@@ -368,13 +356,11 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         return f"{text}; the figures are of the GPU's memory"
 
     def allocation_rules(self) -> Iterator[str]:
-        """Yield how it allocates, where a conversion is not what is sized."""
         if not self.is_gguf:
             yield f"{self.name}: {self.runtime.allocates}"
             yield f"{self.name} loads GGUF files: a conversion's weights will have other sizes"
 
     def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
-        """Yield the lines that derive resident weights, caches and states."""
         footprint = self.subject.footprint
         where = "those on the GPU, the head's included" if self.is_split else "all"
         yield (

@@ -25,11 +25,6 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
     """Layers with their experts on the host (``--n-cpu-moe``)."""
 
     def with_setting(self, option: str, text: str) -> Runtime:
-        """Return llama.cpp with a setting.
-
-        Raises:
-            InputError: when it has no such setting, or the text cannot be read.
-        """
         match option:
             case "--cache-type":
                 return replace(self, types=parse_cache_types(text))

@@ -75,11 +75,6 @@ class VllmRuntime(Runtime, frozen=True, kw_only=True):
         return replace(self, prefill_step=tokens, requests=requests)
 
     def with_setting(self, option: str, text: str) -> Runtime:
-        """Return vLLM with another type of its cache.
-
-        Raises:
-            InputError: when it has no such setting, or the type is not described.
-        """
         if option != "--kv-cache-dtype":
             return Runtime.with_setting(self, option, text)
         if text not in ("auto", *_FLOAT8_TYPES):
@@ -117,11 +112,6 @@ class Vllm(TokenCacheModel, frozen=True):
 
     @classmethod
     def loads(cls, checkpoint: Checkpoint) -> None:
-        """Do nothing when vLLM loads the checkpoint.
-
-        Raises:
-            UnsupportedError: for a GGUF file.
-        """
         if checkpoint.source == "gguf":
             raise UnsupportedError(
                 f"{checkpoint.id}: vllm loads no GGUF file; size the model it was made from"
@@ -129,11 +119,6 @@ class Vllm(TokenCacheModel, frozen=True):
 
     @classmethod
     def bound(cls, runtime: Runtime, subject: Subject) -> "Vllm":
-        """Return the model under vLLM, with the weights that it keeps.
-
-        Raises:
-            UnsupportedError: when vLLM cannot load it.
-        """
         cls.loads(subject.checkpoint)
         footprint = vllm_footprint(subject.checkpoint, subject.model, subject.footprint)
         subject = replace(subject, footprint=footprint)
@@ -141,7 +126,6 @@ class Vllm(TokenCacheModel, frozen=True):
         return cls(runtime, subject).on(subject.device)
 
     def on(self, device: Device | None) -> "Vllm":
-        """Return the same on another machine."""
         subject = replace(self.subject, device=device and _whole(device))
         return replace(self, runtime=self.runtime.on(device), subject=subject)
 
@@ -170,11 +154,6 @@ class Vllm(TokenCacheModel, frozen=True):
         return BLOCK * (-(-kept // BLOCK) + 1)
 
     def figures(self, workload: Workload) -> MemoryFigures:
-        """Return what a workload takes.
-
-        Raises:
-            UnsupportedError: for KV bits that it has no cache of, or a limit of a rotating cache.
-        """
         layout, batch, tokens = self._layout(workload), workload.batch, workload.total_tokens
         costs = self.token_costs(self.subject.model, self.runtime, workload)
         states = batch * layout.request_bytes(tokens, states=True)
@@ -281,7 +260,6 @@ class Vllm(TokenCacheModel, frozen=True):
         return within(AutoContext(left, tokens, tokens), longest)
 
     def allocation_rules(self) -> Iterator[str]:
-        """Yield how it allocates, and which figures are bounds."""
         yield f"vllm: {self.runtime.allocates}; keeps {self.runtime.keeps}"
         if self.subject.device is None:
             yield "no device is named: the batches are those of a GPU with less than 70 GiB"

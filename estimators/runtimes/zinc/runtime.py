@@ -87,7 +87,6 @@ class Zinc(TokenCacheModel, frozen=True):
         )
 
     def states(self, workload: Workload) -> int:
-        """Return the bytes of recurrent states of every layer, as zinc counts them."""
         return workload.batch * self._profile.gpu_ssm_bytes
 
     def workspace(self, workload: Workload) -> int:
