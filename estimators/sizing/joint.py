@@ -151,11 +151,20 @@ class JointSearch(Struct, eq=False):
         """Whether the weights can have these bits."""
         return bool(self.model(settings.weight_bits))
 
-    def reach(self, settings: Settings, prompt_tokens: int | None = None) -> Verdict:
-        """Return the verdict; where weights and caches alone exceed, nothing more is computed."""
-        device = self.sized.device
-        if device and self._least(settings, prompt_tokens) > device.working_set_bytes:
-            return "exceeds"
+    def reach(
+        self, settings: Settings, prompt_tokens: int | None = None, *, must_fit: bool = False
+    ) -> Verdict:
+        """Return the verdict, computed only where a quick part of the need leaves it open.
+
+        If it ``must_fit``, what fits tightly or not at all may be answered as either.
+        """
+        model = self.model(settings.weight_bits)
+        least = Need(
+            self._least(settings, prompt_tokens), 0, budget=model.runtime_model.runtime.budget
+        )
+        quick, _ = judge(least, self.sized.device)
+        if quick == "exceeds" or (must_fit and quick == "tight"):
+            return quick
         return self.verdict(settings, prompt_tokens)
 
     def _least(self, settings: Settings, prompt_tokens: int | None) -> int:
@@ -176,7 +185,7 @@ class JointSearch(Struct, eq=False):
         """Return the first candidate that fits, after the first before it that fits tightly."""
         tight: tuple[Settings, ...] = ()
         for settings in candidates:
-            verdict = self._reach_or_none(settings, prompt_tokens)
+            verdict = self._reach_or_none(settings, prompt_tokens, must_fit=bool(tight))
             if verdict == "fits":
                 return (*tight, settings)
             if verdict == "tight" and not tight:
@@ -250,8 +259,10 @@ class JointSearch(Struct, eq=False):
         }
         return replace(self, sized=self.sized.on(device), _variants=variants)
 
-    def _reach_or_none(self, settings: Settings, prompt_tokens: int | None) -> Verdict | None:
+    def _reach_or_none(
+        self, settings: Settings, prompt_tokens: int | None, *, must_fit: bool
+    ) -> Verdict | None:
         try:
-            return self.reach(settings, prompt_tokens)
+            return self.reach(settings, prompt_tokens, must_fit=must_fit)
         except (InputError, UnsupportedError):
             return None

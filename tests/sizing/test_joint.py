@@ -291,6 +291,16 @@ def test_the_smallest_mac_is_named_where_no_setting_is_enough() -> None:
     assert answer.recommendation.prefill_step.state == "impossible"
 
 
+def test_settings_that_cannot_fit_comfortably_are_not_computed_once_one_fits_tightly() -> None:
+    workload = Workload(prompt_tokens=20_000, prefill_step=256)
+    model = catalog().sized(str(SAMPLES / "qwen3-4b-4bit.yaml"))
+    search = JointSearch(
+        model.on(working_set_device(model.requirement(workload).peak_bytes)), workload
+    )
+    assert search.best([search.asked, smaller := Settings(128, None)]) == (search.asked,)
+    assert not search.sized.is_known(search.workload_with(smaller))
+
+
 def test_a_smaller_step_that_takes_more_is_reported() -> None:
     # 1,024 tokens on 64k keys at head width 256: no fused kernel of an M5 takes them.
     answer = answered("qwen3.5-35b-a3b", find_device("m5-max-128"), prompt_tokens=65536)
