@@ -14,7 +14,7 @@ from memfit.estimators.base.errors import (
     UnreachableError,
 )
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.checkpoint.hub.header_cache import user_cache
 from memfit.estimators.checkpoint.hub.http_errors import http_error
@@ -78,11 +78,8 @@ def local_snapshot(
         raise UnreachableError(repository.stale)
     nbytes = _missing_bytes(repository.listing, _folder(hub, name))
     _require_disk_space(label, nbytes, hub.snapshots)
-    progress.begin(f"Downloading {label}", nbytes)
-    try:
+    with reported(progress, f"Downloading {label}", nbytes):
         return _download(hub, name, revision, progress)
-    finally:
-        progress.end()
 
 
 def _cached_snapshot(hub: Hub, name: str, revision: str) -> Path | None:

@@ -34,6 +34,10 @@ COLLECTION_SCHEMA = "memfit.measurements/1"
 MAX_COLLECTION_BYTES = 8_000_000  # a measurement of three repeats takes two kilobytes
 MAX_COLLECTION_VALUES = 200_000  # and sixty values
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{8}")
+_ID_FIELDS = (
+    *("fingerprint", "device", "mlx_version", "mlx_lm_version", "mlx_vlm_version"),
+    *("workload", "wired_limit_bytes", "experts", "caches", "training"),
+)
 _NAMES = {"memfit.measurement": SCHEMA, "memfit.measurements": COLLECTION_SCHEMA}
 
 
@@ -124,18 +128,7 @@ def _measurement(data: Any, reading: Reading, place: Place) -> Measurement:
     section = reading.section(data, place)
     _require_schema(section, SCHEMA)
     found = to_record(Measurement, data, reading, place)
-    expected = measurement_id(
-        fingerprint=found.fingerprint,
-        device=found.device,
-        mlx_version=found.mlx_version,
-        mlx_lm_version=found.mlx_lm_version,
-        workload=found.workload,
-        wired_limit_bytes=found.wired_limit_bytes,
-        experts=found.experts,
-        caches=found.caches,
-        training=found.training,
-        mlx_vlm_version=found.mlx_vlm_version,
-    )
+    expected = measurement_id(**{name: getattr(found, name) for name in _ID_FIELDS})
     if found.id != expected:
         raise section.fail("id", f"expected {expected}, got {printable(found.id)}")
     weights = found.loaded.weights_bytes

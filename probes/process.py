@@ -18,7 +18,6 @@ import tempfile
 import threading
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import IO, Any, NamedTuple, TypeVar
 
 from msgspec import Struct, convert, to_builtins
@@ -140,16 +139,11 @@ class ModelProcess:
             self._send(self._setup())
             self.versions = self._call("versions")
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Kill the process."""
         if self._process:
             self._process.kill()

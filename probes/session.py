@@ -119,16 +119,8 @@ class MeasurementSession(Struct):
 
     def id_of(self, workload: Workload, wired_limit_bytes: int | None = None) -> str:
         """Return the id that a measurement of a workload has, or will have."""
-        device, versions = self.sized.device, self.worker.versions
-        return measurement_id(
-            fingerprint=fingerprint_of(self.sized.checkpoint),
-            device=machine_name(device) if device else "",
-            mlx_version=versions["mlx"],
-            mlx_lm_version=versions["mlx_lm"],
-            workload=workload,
-            wired_limit_bytes=wired_limit_bytes,
-            mlx_vlm_version=versions.get("mlx_vlm"),
-        )
+        run_by = _run_by(self.sized.checkpoint, self.sized.device, self.worker.versions)
+        return measurement_id(**run_by, workload=workload, wired_limit_bytes=wired_limit_bytes)
 
     def _run(self, state: "_RunState", repeats: int) -> None:
         try:
@@ -224,16 +216,12 @@ def new_measurement(
 ) -> Measurement:
     """Return a measurement of now, with its id."""
     key: dict[str, Any] = {
-        "fingerprint": fingerprint_of(checkpoint),
-        "device": machine_name(device),
-        "mlx_version": versions["mlx"],
-        "mlx_lm_version": versions["mlx_lm"],
+        **_run_by(checkpoint, device, versions),
         "workload": workload,
         "wired_limit_bytes": wired_limit_bytes,
         "experts": experts,
         "caches": caches,
         "training": training,
-        "mlx_vlm_version": versions.get("mlx_vlm"),
     }
     return Measurement(
         id=measurement_id(**key),
@@ -247,6 +235,18 @@ def new_measurement(
         swift_workspace_bytes=swift_workspace_bytes,
         **key,
     )
+
+
+def _run_by(
+    checkpoint: Checkpoint, device: Device | None, versions: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "fingerprint": fingerprint_of(checkpoint),
+        "device": machine_name(device) if device else "",
+        "mlx_version": versions["mlx"],
+        "mlx_lm_version": versions["mlx_lm"],
+        "mlx_vlm_version": versions.get("mlx_vlm"),
+    }
 
 
 class _RunState(Struct):

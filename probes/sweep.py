@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.progress import Progress
+from memfit.estimators.base.progress import Progress, reported
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -58,20 +58,19 @@ def sweep(
     reasons = {} if force else _obstacles(session.sized, workloads, units, progress)
     left = [work for work in workloads if work not in known and work not in reasons]
     points: dict[Workload, Point] = {}
-    progress.begin(_title(len(left), len(known)), sum(_cost(work) for work in left))
+    steps = sum(_cost(work) for work in left)
     try:
-        for work in left:
-            points[work] = _measured(session, work, progress, must_run=work == requested)
-            if id := points[work].measurement_id:
-                _add_to_checkpoint(session, checkpoint, id)
+        with reported(progress, _title(len(left), len(known)), steps):
+            for work in left:
+                points[work] = _measured(session, work, progress, must_run=work == requested)
+                if id := points[work].measurement_id:
+                    _add_to_checkpoint(session, checkpoint, id)
     except KeyboardInterrupt:
         done = len(checkpoint.measured())
         raise SweepInterrupted(
             f"interrupted: {done} of {len(workloads)} points are measured and saved; the same"
             " command continues from there"
         ) from None
-    finally:
-        progress.end()
     if all(point.status != "failed" for point in points.values()):
         checkpoint.is_complete = True
     for work in workloads:
@@ -87,14 +86,11 @@ def _obstacles(
 ) -> dict[Workload, str]:
     """Why workloads are skipped, for those that are; a trace takes a second or more."""
     found = {}
-    progress.begin(f"estimating {len(workloads)} points", len(workloads))
-    try:
+    with reported(progress, f"estimating {len(workloads)} points", len(workloads)):
         for work in workloads:
             if reason := _obstacle(sized, work, units):
                 found[work] = reason
             progress.advance()
-    finally:
-        progress.end()
     return found
 
 

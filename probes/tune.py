@@ -6,7 +6,6 @@ Nothing is loaded before the estimate says that it fits.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
-from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -108,7 +107,7 @@ def tune(
                 f"the shortest prompt of {request.shortest_prompt} tokens is longer than the"
                 f" longest, which has {prompt.tokens}"
             )
-        with _progress(progress, "estimating", 1):
+        with reported(progress, "estimating", 1):
             estimated = vision_estimate.sized_for_images if workload.images else sized_here
             sized = estimated(
                 request.checkpoint, device, workload, margin_bytes=request.margin_bytes
@@ -176,12 +175,12 @@ def _points(
 ) -> Iterator[Point]:
     if not request.force:
         require_room(session.sized, requested, request.units)
-    with _progress(progress, "measuring", STEPS):
+    with reported(progress, "measuring", STEPS):
         point = session.measure(requested)
     yield point
     if point.status == "measured" and not request.has_image:
         more = _line_workloads(request, session.sized, requested)
-        with _progress(progress, "measuring what a token adds", len(more)):
+        with reported(progress, "measuring what a token adds", len(more)):
             yield from (session.measure_if_supported(workload, repeats=1) for workload in more)
 
 
@@ -193,15 +192,6 @@ def _line_workloads(
     if isinstance(found, ShortPrompt):
         return ()
     return tuple(w for w in found if w != requested and not obstacle(sized, w, request.units))
-
-
-@contextmanager
-def _progress(progress: Progress, what: str, steps: int) -> Iterator[None]:
-    progress.begin(what, steps)
-    try:
-        yield
-    finally:
-        progress.end()
 
 
 def require_loadable(checkpoint: Checkpoint) -> None:

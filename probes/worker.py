@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TypeVar
 
 from memfit.estimators.base.workload import Workload
@@ -29,12 +28,7 @@ class Worker:
         """Start nothing yet."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process."""
         self._end()
 

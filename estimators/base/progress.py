@@ -1,5 +1,7 @@
 """Progress reports of the library, which never prints; the caller decides what to show."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 
@@ -31,17 +33,20 @@ class Progress(Protocol):
 class _NullProgress:
     """Ignores every report."""
 
-    def begin(self, what: str, steps: int) -> None:
-        """Ignore it."""
-
-    def advance(self, steps: int = 1) -> None:
-        """Ignore it."""
-
-    def end(self) -> None:
-        """Ignore it."""
-
-    def request(self, request: Request) -> None:
-        """Ignore it."""
+    def begin(self, what: str, steps: int) -> None: ...
+    def advance(self, steps: int = 1) -> None: ...
+    def end(self) -> None: ...
+    def request(self, request: Request) -> None: ...
 
 
 NULL_PROGRESS: Progress = _NullProgress()
+
+
+@contextmanager
+def reported(progress: Progress, what: str, steps: int) -> Iterator[None]:
+    """Report the work of a block, which ends also where it fails."""
+    progress.begin(what, steps)
+    try:
+        yield
+    finally:
+        progress.end()

@@ -3,7 +3,6 @@
 import io
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from memfit.estimators.base.errors import CheckpointError
@@ -52,11 +51,6 @@ class FileSource:
     def __enter__(self) -> "FileSource":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self._file.close()

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
-from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.results.estimate import Basis
@@ -84,6 +84,19 @@ class Inventory(Struct, frozen=True):
     @property
     def expert_bytes(self) -> int:
         return self.held_bytes([layer.experts for layer in self.layers])
+
+
+def require_capacity(capacity: int, experts: int, top_k: int) -> None:
+    """Require a number of experts to keep that a layer can have.
+
+    Raises:
+        InputError: when it cannot.
+    """
+    if not top_k <= capacity <= experts:
+        raise InputError(
+            f"capacity {capacity}: this model routes a token to {top_k} of {experts} experts per"
+            f" layer; give {top_k} to {experts}"
+        )
 
 
 def inventory(

@@ -9,7 +9,7 @@ from memfit.estimators.base.errors import InputError, MemfitError
 from memfit.estimators.base.units import Units
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.weights.expert_slots import ExpertLayer
+from memfit.estimators.weights.expert_slots import ExpertLayer, require_capacity
 from memfit.probes.experts.slots import Policy
 
 PARTS = 4
@@ -60,11 +60,7 @@ def check_described(request: ExpertsRequest) -> None:
 
 def _check(capacities: Iterable[int], experts: int, top_k: int) -> None:
     for capacity in capacities:
-        if not top_k <= capacity <= experts:
-            raise InputError(
-                f"capacity {capacity}: this model routes a token to {top_k} of {experts} experts"
-                f" per layer; give {top_k} to {experts}"
-            )
+        require_capacity(capacity, experts, top_k)
 
 
 def capacities_of(request: ExpertsRequest, layer: ExpertLayer) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ Each run is a process of its own. Nothing is loaded before the plan says that it
 """
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -20,7 +20,7 @@ from memfit.estimators.base.errors import (
     UnsupportedError,
 )
 from memfit.estimators.base.files import is_there, printable
-from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
@@ -96,13 +96,10 @@ def tune_experts(
     if packed and request.capacities:
         capacities = tuple({*request.capacities, packed.capacity})
         request = replace(request, capacities=capacities)
-    progress.begin("measuring", 2 + (len(request.capacities) or PARTS))
-    try:
-        with tempfile.TemporaryDirectory(prefix="memfit-") as directory:
-            reference = Path(directory) / "reference.safetensors"
-            return _Probe(request, start, store, progress, reference, packed).result()
-    finally:
-        progress.end()
+    steps = 2 + (len(request.capacities) or PARTS)
+    with reported(progress, "measuring", steps), TemporaryDirectory(prefix="memfit-") as directory:
+        reference = Path(directory) / "reference.safetensors"
+        return _Probe(request, start, store, progress, reference, packed).result()
 
 
 class _Discovered(NamedTuple):

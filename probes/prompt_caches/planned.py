@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.offload.cache_tiers import Tiers, simulate
@@ -22,6 +21,7 @@ from memfit.estimators.results.offload import Simulation, Speeds
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.measurement import Way
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.probes.difference_report import versions_line
 from memfit.probes.prompt_caches.result import Conversation
 
 _GROUP_SIZE = 64
@@ -123,8 +123,7 @@ class CachePlan(Struct, frozen=True):
             return ()
         model = self.sized.model
         return (
-            f"memfit {__version__}, mlx {versions['mlx']}, mlx-lm {versions['mlx_lm']},"
-            f" {versions['backend']}",
+            versions_line(versions),
             f"{model.model_type}, {model.dtype}, {len(model.layers)} layers, prefill step"
             f" {self.prefill_step}",
             *found,

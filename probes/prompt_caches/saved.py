@@ -75,7 +75,7 @@ def _measured(
 ) -> MeasuredStorage:
     # The only way that reads and computes nothing; some classes cannot use a quantised cache so.
     reads = (
-        _rate(file.file_bytes, each.restore_ns)
+        rate(file.file_bytes, each.restore_ns)
         for file in (cache, *measurement.caches)
         for each in file.restores
         if each.way == "as-stored"
@@ -89,7 +89,7 @@ def _measured(
         tokens=tokens,
         bits=cache.bits,
         read_bytes_per_second=next(reads, None),
-        write_bytes_per_second=_rate(cache.file_bytes, cache.write_ns),
+        write_bytes_per_second=rate(cache.file_bytes, cache.write_ns),
         prefill_tokens_per_second=max(1, (tokens + 1) * _SECOND // max(1, run.first_token_ns)),
         from_disk=all(each.from_disk for each in cache.restores),
         bulk_bytes=peaks.get("bulk", exact),
@@ -102,6 +102,6 @@ def _stored_tokens(measurement: Measurement) -> int:
     return measurement.workload.prompt_tokens - 1
 
 
-def _rate(nbytes: int, nanoseconds: int | None) -> int | None:
-    """Bytes in a second; at least one, as a speed has to be."""
-    return None if nanoseconds is None else max(1, nbytes * _SECOND // nanoseconds)
+def rate(amount: int, nanoseconds: int | None) -> int | None:
+    """Return bytes or tokens in a second; at least one, as a speed has to be."""
+    return max(1, amount * _SECOND // nanoseconds) if nanoseconds else None

@@ -14,8 +14,7 @@ from memfit.probes.prompt_caches.conversations import StoredForm
 from memfit.probes.prompt_caches.planned import CachePlan, simulated_differences
 from memfit.probes.prompt_caches.process import CacheProcess
 from memfit.probes.prompt_caches.result import CacheAnswer, Conversation, Replay, Served
-
-_SECOND = 10**9
+from memfit.probes.prompt_caches.saved import rate
 
 
 class Service(Struct, frozen=True, kw_only=True):
@@ -77,10 +76,10 @@ def speeds_of(longest: Conversation, answer: CacheAnswer) -> Speeds:
     reads, writes = None, None
     for file in longest.stored:
         if file.bits == answer.bits:
-            writes = _rate(file.file_bytes, file.write_ns)
+            writes = rate(file.file_bytes, file.write_ns)
             spans = (each.restore_ns for each in file.restores if each.way == answer.way)
-            reads = _rate(file.file_bytes, next(spans, None))
-    return Speeds(reads, writes, _rate(longest.tokens, longest.prefill_ns))
+            reads = rate(file.file_bytes, next(spans, None))
+    return Speeds(reads, writes, rate(longest.tokens, longest.prefill_ns))
 
 
 def of_first(requests: Sequence[TraceRequest], conversations: int) -> tuple[TraceRequest, ...]:
@@ -92,7 +91,3 @@ def of_first(requests: Sequence[TraceRequest], conversations: int) -> tuple[Trac
 def _active_bytes(plan: CachePlan, service: Service) -> int:
     need = plan.serving(service.requests, (service.form.bits,))
     return need.peak_bytes - plan.sized.resident_bytes - plan.sized.margin_bytes
-
-
-def _rate(amount: int, nanoseconds: int | None) -> int | None:
-    return max(1, amount * _SECOND // nanoseconds) if nanoseconds else None

@@ -19,7 +19,7 @@ from memfit.estimators.base.errors import (
     UnsupportedError,
 )
 from memfit.estimators.base.files import is_there
-from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
@@ -122,14 +122,11 @@ def tune_cache(
         )
         lengths = sorted(set(request.prompt_tokens))
         probe.check_stored()
-        progress.begin("measuring", len(lengths))
-        try:
-            conversations = []
+        conversations = []
+        with reported(progress, "measuring", len(lengths)):
             for tokens in lengths:
                 conversations.append(probe.conversation(tokens))
                 progress.advance()
-        finally:
-            progress.end()
         return probe.result(tuple(conversations))
 
 

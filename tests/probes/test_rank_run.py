@@ -46,20 +46,15 @@ class Acting:
     def __init__(self, stages: int, act: Callable[[], None]) -> None:
         self._left, self._act = stages, act
 
-    def begin(self, what: str, steps: int) -> None:
-        """Ignore it."""
+    def begin(self, what: str, steps: int) -> None: ...
+    def end(self) -> None: ...
+    def request(self, request: Request) -> None: ...
 
     def advance(self, steps: int = 1) -> None:
         """Count the stages."""
         before, self._left = self._left, self._left - steps
         if before > 0 >= self._left:
             self._act()
-
-    def end(self) -> None:
-        """Ignore it."""
-
-    def request(self, request: Request) -> None:
-        """Ignore it."""
 
 
 @pytest.fixture(scope="module")

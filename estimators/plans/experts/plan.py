@@ -9,7 +9,6 @@ from math import ceil
 
 from msgspec import Struct
 
-from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.apple import chips
 from memfit.estimators.machine.device import Device
@@ -36,6 +35,7 @@ from memfit.estimators.sizing.search import first_fitting
 from memfit.estimators.weights.expert_slots import (
     Inventory,
     layered_startup_bytes,
+    require_capacity,
     startup_bytes,
 )
 
@@ -163,17 +163,13 @@ def _row(
     model_type: str,
     capacity: int,
 ) -> CapacityRow:
-    if not experts.top_k <= capacity <= experts.experts:
-        raise InputError(
-            f"capacity {capacity}: this model routes a token to {experts.top_k} of"
-            f" {experts.experts} experts per layer; give {experts.top_k} to {experts.experts}"
-        )
+    require_capacity(capacity, experts.experts, experts.top_k)
     run, capacities = question.run, [capacity] * len(experts.layers)
     held = experts.held_bytes(capacities)
     running = _running(experts, run, capacities)
     startup = startup_bytes(experts, capacities)
     need = max(running, startup)
-    pinned, found = _slots(question.profile, capacity, len(experts.layers))
+    pinned, found = _slots(question.profile, capacity)
     return CapacityRow(
         capacity=capacity,
         non_expert_bytes=experts.non_expert_bytes,
@@ -220,7 +216,7 @@ def misses(experts: Inventory, question: ExpertQuestion, capacities: Sequence[in
     )
 
 
-def _slots(profile: RoutingProfile | None, capacity: int, layers: int) -> tuple[int, int]:
+def _slots(profile: RoutingProfile | None, capacity: int) -> tuple[int, int]:
     """The slots that are pinned, and the others with an expert that the profile used."""
     if profile is None:
         return 0, 0
