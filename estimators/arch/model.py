@@ -50,6 +50,8 @@ class Model(Struct, frozen=True, kw_only=True):
     makes_own_cache: bool = False
     """Whether the mlx-lm class has ``make_cache``; ``max_kv_size`` then has no effect."""
     max_context: int | None = None
+    attention_widths: frozenset[tuple[int, int]] = frozenset()
+    """Of keys and values that the attention of a traced class is called with in prefill."""
     kv_quantizable: bool = True
     """False where its attention cannot read a quantised cache."""
     dtype: str = "BF16"

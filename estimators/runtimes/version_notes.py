@@ -83,16 +83,16 @@ def _other_mlx(
 
 def attention_widths(model: Model) -> frozenset[tuple[int, int]]:
     """Return the widths of keys and values that a model's attention has."""
-    found = set()
+    found = set(model.attention_widths)
     for mixer in model.mixers():
         match mixer:
             case Attention():
                 found.add((mixer.key_dim, mixer.value_dim))
+            case LatentAttention(caches_expanded=True):
+                found.add((mixer.nope_dim + mixer.rope_dim, mixer.value_dim))
             case LatentAttention():
                 found |= {(mixer.nope_dim, mixer.value_dim), (mixer.latent_dim, mixer.latent_dim)}
-            case TracedMixer():
-                found.update((each.key_dim, each.value_dim) for each in mixer.kv_buffers())
-            case GatedDelta() | Recurrent():
+            case GatedDelta() | Recurrent() | TracedMixer():
                 pass
             case _:
                 assert_never(mixer)

@@ -21,6 +21,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import DEFAULTS, Quantization
 from memfit.estimators.trace.cache_stepper import buffer_of, leaves
+from memfit.estimators.trace.kernel_stubs import attention_widths
 from memfit.estimators.trace.leaves import caches_of
 from memfit.estimators.trace.libraries import changed, public_names
 from memfit.estimators.weights.parts import part_of
@@ -41,6 +42,8 @@ class FirstCall(NamedTuple):
     """The caches after it."""
     top_k: Mapping[str, int]
     """The experts that a token took, by the path of the experts' matrices."""
+    widths: frozenset[tuple[int, int]] = frozenset()
+    """Of keys and values that attention was called with; a cache may keep a latent instead."""
 
 
 class DescribedClass(NamedTuple):
@@ -62,11 +65,20 @@ def mlx_lm_class(model: Any) -> DescribedClass:
     return DescribedClass(model, model.layers, hasattr(model, "make_cache"), predicate)
 
 
-@contextmanager
-def counted_experts(switch: Any) -> Iterator[dict[int, int]]:
-    """Yield how many rows each matrix of experts was given last, by the id of its module.
+class Seen(NamedTuple):
+    """What calls have shown."""
 
-    ``switch`` is the module with their classes, switch_layers.py of mlx-lm or mlx-vlm.
+    taken: dict[int, int]
+    """How many rows each matrix of experts was given last, by the id of its module."""
+    widths: set[tuple[int, int]]
+    """Of keys and values that attention was called with."""
+
+
+@contextmanager
+def watching(switch: Any) -> Iterator[Seen]:
+    """Yield what calls inside the block show.
+
+    ``switch`` is the module with the classes of experts, switch_layers.py of mlx-lm or mlx-vlm.
     """
     taken: dict[int, int] = {}
 
@@ -79,19 +91,22 @@ def counted_experts(switch: Any) -> Iterator[dict[int, int]]:
         return counted
 
     calls = (f"{kind}.__call__" for kind in ("SwitchLinear", "QuantizedSwitchLinear"))
-    with changed(switch, {call: counting(attrgetter(call)(switch)) for call in calls}):
-        yield taken
+    with (
+        changed(switch, {call: counting(attrgetter(call)(switch)) for call in calls}),
+        attention_widths() as widths,
+    ):
+        yield Seen(taken, widths)
 
 
-def first_call(model: Any, caches: list[Any], taken: Mapping[int, int], tokens: int) -> FirstCall:
-    """Return what a call on ``tokens`` has shown, whose experts were ``taken``."""
+def first_call(model: Any, caches: list[Any], seen: Seen, tokens: int) -> FirstCall:
+    """Return what was seen in a call on ``tokens``."""
     # An adapter's module has the matrix as its ``linear`` (mlx-lm tuner/lora.py).
     top_k = {
-        path.removesuffix(".linear"): taken[id(module)] // tokens
+        path.removesuffix(".linear"): seen.taken[id(module)] // tokens
         for path, module in model.named_modules()
-        if id(module) in taken
+        if id(module) in seen.taken
     }
-    return FirstCall(caches, top_k)
+    return FirstCall(caches, top_k, frozenset(seen.widths))
 
 
 def describe(of: DescribedClass, first: FirstCall, *, model_type: str, dtype: str) -> Model:
@@ -140,6 +155,7 @@ def describe(of: DescribedClass, first: FirstCall, *, model_type: str, dtype: st
         layers_path=root,
         first_layer=start,
         makes_own_cache=of.makes_own_cache,
+        attention_widths=first.widths,
         dtype=dtype,
     )
 

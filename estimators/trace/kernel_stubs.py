@@ -55,6 +55,7 @@ class _CompiledCalls:
 
 
 _CALLS: ContextVar[_CompiledCalls | None] = ContextVar("compiled calls", default=None)
+_WIDTHS: ContextVar[set[tuple[int, int]] | None] = ContextVar("attention widths", default=None)
 
 
 class TraceTarget(Struct, frozen=True, kw_only=True):
@@ -161,6 +162,17 @@ def recorded(target: TraceTarget) -> Iterator[None]:
             yield
     finally:
         _CALLS.reset(token)
+
+
+@contextmanager
+def attention_widths() -> Iterator[set[tuple[int, int]]]:
+    """Yield the widths of keys and values that attention is called with inside the block."""
+    seen: set[tuple[int, int]] = set()
+    token = _WIDTHS.set(seen)
+    try:
+        yield seen
+    finally:
+        _WIDTHS.reset(token)
 
 
 def one_node(name: str, inputs: Sequence[Any], like: Sequence[Any]) -> list[Any]:
@@ -303,6 +315,8 @@ def _attention(original: Callable[..., Any], target: TraceTarget) -> Callable[..
     ) -> Any:
         import mlx.core as mx
 
+        if (seen := _WIDTHS.get()) is not None:
+            seen.add((k.shape[3], v.shape[3]))
         out = original(q, k, v, scale=scale, mask=mask, sinks=sinks, **rest)
         # mlx-lm passes an array, the word "causal" or nothing (models/base.py).
         array_mask = mask is not None and not isinstance(mask, str)

@@ -23,10 +23,10 @@ from memfit.estimators.trace.cache_stepper import leaves, length_of
 from memfit.estimators.trace.call_recorder import KeptCalls, Running, Sample
 from memfit.estimators.trace.class_description import (
     FirstCall,
-    counted_experts,
     describe,
     first_call,
     mlx_lm_class,
+    watching,
 )
 from memfit.estimators.trace.graph_format import Call, Trace
 from memfit.estimators.trace.isolation import tracing
@@ -166,11 +166,11 @@ class TracedModel:
             running = Running(
                 self._model, self._modules, _FEW_TOKENS, TraceTarget(backend=self._backend)
             )
-            with counted_experts(switch) as taken:
+            with watching(switch) as seen:
                 tokens = running.begin()
             # A call may leave other arrays in the modules (gemma3n.py).
             self._modules.restore()
-            return first_call(self._model, running.caches, taken, tokens)
+            return first_call(self._model, running.caches, seen, tokens)
 
     def describe(self, first: FirstCall) -> Model:
         """Return the description of a model that was built unquantised.

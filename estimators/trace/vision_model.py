@@ -11,7 +11,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.trace.class_description import counted_experts, describe, first_call
+from memfit.estimators.trace.class_description import describe, first_call, watching
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
@@ -94,10 +94,10 @@ class TracedVisionModel:
         with self._tracing():
             load = library_for(self._backend).load
             caches = self._caches(_FEW_TOKENS)
-            with counted_experts(load("mlx_vlm.models.switch_layers")) as taken:
+            with watching(load("mlx_vlm.models.switch_layers")) as seen:
                 self._recorded(_NO_IMAGES, _FEW_TOKENS, TraceTarget(backend=self._backend), caches)
             # The last call was on one token.
-            first = first_call(self._model, caches, taken, 1)
+            first = first_call(self._model, caches, seen, 1)
             of = mlx_vlm_class(load("mlx_vlm.utils"), self._model)
             model_type = str(self._config["model_type"])
             return describe(of, first, model_type=model_type, dtype=self._dtype)

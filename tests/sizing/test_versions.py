@@ -266,6 +266,17 @@ def test_an_answer_names_the_version_that_needs_more() -> None:
     assert not notes(sized(LLAMA_3B, "m5-max-128", newest), workload, "mlx-version")
 
 
+# Heads of width 96 are fused from 0.32.1 on. The cache keeps a latent of other widths.
+def test_the_heads_of_a_class_without_a_description_are_known() -> None:
+    pytest.importorskip("mlx_lm")
+    cases = json.loads((ROOT / "tests" / "trace" / "cases.json").read_text())
+    config = next(case for case in cases if case["model_type"] == "longcat_flash")
+    config |= {"qk_nope_head_dim": 96, "v_head_dim": 96}
+    model = sized(config, "m4-max-64", MlxVersions(), method="auto")
+    (note,) = notes(model, Workload(prompt_tokens=4096), "mlx-version")
+    assert note.message.startswith("the peak is for MLX 0.32.1 and newer; ")
+
+
 def test_an_answer_says_which_rules_it_followed() -> None:
     model = sized(LLAMA_3B, "m4-max-64", MlxVersions((0, 33, 1), (0, 32)))
     found = estimate(model, Workload(prompt_tokens=100))
