@@ -48,20 +48,32 @@ class MeasuredLine(MlxLm, frozen=True):
 
         The line never gives less than weights and caches, which are exact. A step larger than
         the line's own takes at least the estimate, since attention scores grow with the product
-        of step and prompt.
+        of step and prompt. Without a line, an estimate that was too low is raised.
         """
         figures = self.inner.figures(workload)
         kept = self.resident_bytes + figures.kv.nbytes + figures.ssm_bytes
         if (measured := self.peaks.get(workload)) is not None:
             return _with_peak(figures, measured, kept)
-        if self.line is None or _setting(workload) != _setting(self.asked):
+        if _setting(workload) != _setting(self.asked):
             return figures
+        if self.line is None:
+            return _with_peak(figures, figures.moment.nbytes + self._missed_bytes, kept)
         step = min(workload.prefill_step, max(1, workload.prompt_tokens - 1))
         tokens = workload.prompt_tokens
         peak = self.line.peak_bytes(tokens, step) + self.line.error_bytes(tokens)
         if step > self.line.prefill_step:
             peak = max(peak, figures.moment.nbytes)
         return _with_peak(figures, max(peak, kept), kept)
+
+    @property
+    def _missed_bytes(self) -> int:
+        """How far the estimate was below the measured peak, so that it is likely to be again."""
+        estimated = self.inner.figures(self.asked).moment.nbytes
+        return max(0, self.peaks.get(self.asked, 0) - estimated)
+
+    def comparing(self, *workloads: Workload) -> RuntimeModel:
+        """Return the measured peaks where all are measured, else the estimate of all."""
+        return self if self.peaks.keys() >= set(workloads) else self.inner
 
 
 def line_of(points: Sequence[Point]) -> Line | None:

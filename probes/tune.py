@@ -21,6 +21,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.results.estimate import LimitName, Note, Recommendation, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.registry import as_installed
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
 from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
@@ -226,7 +227,7 @@ def require_room_for(
     """
     if device := detect_host():
         device = limited(device, memory_limit_bytes)
-        catalog = Catalog()
+        catalog = Catalog(versioned=as_installed)
         model = catalog.add(checkpoint)
         sized = catalog.sized(model, device=device, margin_bytes=margin_bytes)
         require_room(sized, workload, units)
@@ -244,7 +245,7 @@ def sized_here(
     Raises:
         UnsupportedError: when neither is possible.
     """
-    catalog = Catalog()
+    catalog = Catalog(versioned=as_installed)
     model = catalog.add(checkpoint)
     sized = partial(catalog.sized, model, device=device, margin_bytes=margin_bytes)
     try:

@@ -15,6 +15,7 @@ from memfit.estimators.results.estimate import ModelSummary, RankFigures, RankPl
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.measurement import Loaded, Run
+from memfit.estimators.runtimes.registry import as_installed
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import model_summary
 from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
@@ -73,7 +74,7 @@ def tune_ranks(
     device = detect_host()
     devices = ranks.devices if hostfile else (device,) * ranks.size
     asked = replace(ranks, devices=devices)
-    sized = Catalog(progress=progress).sized(
+    sized = Catalog(progress=progress, versioned=as_installed).sized(
         reference, device=devices[0], margin_bytes=margin_bytes, method="trace"
     )
     shared = ranked(sized, asked, workload)

@@ -12,7 +12,7 @@ from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.measurement import Measurement
-from memfit.estimators.runtimes.registry import runtime_for_images
+from memfit.estimators.runtimes.registry import as_installed, runtime_for_images
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -21,7 +21,7 @@ def sized_for_images(
     checkpoint: Checkpoint, device: Device, workload: Workload, *, margin_bytes: int
 ) -> SizedModel:
     """Return a model as mlx-vlm runs it, by trace of its class where there is one."""
-    catalog = Catalog()
+    catalog = Catalog(versioned=as_installed)
     model = catalog.add(checkpoint)
     runtime = runtime_for_images(catalog.native_runtime(model))
     sized = partial(catalog.sized, model, device=device, runtime=runtime, margin_bytes=margin_bytes)

@@ -34,6 +34,16 @@ class VersionOptions(OptionGroup, frozen=True, kw_only=True):
         """Whether an option names a version."""
         return self.mlx_version is not None or self.mlx_lm_version is not None
 
+    def require_versions(self) -> None:
+        """Check the versions before a model is known.
+
+        Raises:
+            InputError: when a value is no version.
+        """
+        from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
+
+        self.versioned(get_runtime(DEFAULT_RUNTIME, {}))
+
     def versioned(self, runtime: "Runtime", *, strict: bool = True) -> "Runtime":
         """Return a runtime on the versions of the options, else on those installed on a Mac.
 
@@ -42,17 +52,14 @@ class VersionOptions(OptionGroup, frozen=True, kw_only=True):
         Raises:
             InputError: when a value is no version, or the runtime does not run on MLX.
         """
-        from memfit.estimators.mlx.versions import installed_version, parse_version
-        from memfit.estimators.runtimes.registry import with_versions
+        from memfit.estimators.mlx.versions import parse_version
+        from memfit.estimators.runtimes.registry import as_installed, with_versions
 
         if self.names_versions:
             mlx = parsed("--mlx-version", parse_version, self.mlx_version)
             mlx_lm = parsed("--mlx-lm-version", parse_version, self.mlx_lm_version)
             return with_versions(runtime, mlx=mlx, mlx_lm=mlx_lm, strict=strict)
-        if sys.platform != "darwin":
-            return runtime
-        mlx, mlx_lm = installed_version("mlx"), installed_version("mlx-lm")
-        return with_versions(runtime, mlx=mlx, mlx_lm=mlx_lm, strict=False)
+        return as_installed(runtime) if sys.platform == "darwin" else runtime
 
 
 class RuntimeOptions(VersionOptions, frozen=True, kw_only=True):

@@ -70,6 +70,10 @@ class Measured(MlxLm, frozen=True):
         """Return what answers many workloads quickly: nothing else was measured."""
         return self.inner.formula_view()
 
+    def comparing(self, *_: Workload) -> RuntimeModel:
+        """Return the estimate: one workload was measured."""
+        return self.inner
+
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
         """Yield how it was measured, and what an estimate assumes."""
         taken = self.measurement

@@ -12,7 +12,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.nearest import nearest
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.mlx.versions import Version, format_version
+from memfit.estimators.mlx.versions import Version, format_version, installed_version
 from memfit.estimators.results.estimate import RuntimeSummary
 from memfit.estimators.runtimes.interface import RuntimeModel, Subject
 from memfit.estimators.runtimes.runtime import Runtime
@@ -119,6 +119,12 @@ def with_versions(
     if mlx_lm and kind.is_mlx_lm:
         runtime = replace(runtime, version=format_version(mlx_lm), mlx_lm_version=mlx_lm)
     return runtime
+
+
+def as_installed(runtime: Runtime) -> Runtime:
+    """Return a runtime on the versions of MLX and mlx-lm that are installed here."""
+    mlx, mlx_lm = installed_version("mlx"), installed_version("mlx-lm")
+    return with_versions(runtime, mlx=mlx, mlx_lm=mlx_lm, strict=False)
 
 
 def bind(runtime: Runtime, subject: Subject) -> RuntimeModel:

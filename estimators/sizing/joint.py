@@ -206,14 +206,18 @@ class JointSearch(Struct, eq=False):
 
         The next smaller one is computed for it, of others only those that were needed anyway.
         """
-        asked = self.need(self.asked).peak_bytes
         smaller = [replace(self.asked, prefill_step=step) for step in self.steps()[1:]]
         known = [
             each
             for place, each in enumerate(smaller)
             if self.sized.is_known(self.workload_with(each)) or (not place and not self.formula)
         ]
-        return tuple(each.prefill_step for each in known if self.need(each).peak_bytes > asked)
+        return tuple(each.prefill_step for each in known if self._is_dearer(each))
+
+    def _is_dearer(self, settings: Settings) -> bool:
+        pair = [self.workload_with(each) for each in (self.asked, settings)]
+        asked, other = map(self.sized.comparing(*pair).requirement, pair)
+        return other.peak_bytes > asked.peak_bytes
 
     def longest_with(self, settings: Settings) -> int:
         """Return the longest prompt that fits with exactly these settings, 0 when none does."""

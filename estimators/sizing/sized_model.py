@@ -130,6 +130,11 @@ class SizedModel(Struct):
         view = self.runtime_model.formula_view()
         return self if view is self.runtime_model else self._under(view)
 
+    def comparing(self, *workloads: Workload) -> "SizedModel":
+        """Return what answers for all these workloads in one way, so that peaks compare."""
+        view = self.runtime_model.comparing(*workloads)
+        return self if view is self.runtime_model else self._under(view)
+
     def requirement(self, workload: Workload) -> Need:
         """Return what must fit, and the budget that it must fit in."""
         figures, runtime_model = self.figures_for(workload), self.runtime_model

@@ -119,7 +119,7 @@ def test_a_measured_point_is_judged_by_its_measurement(sized: SizedModel) -> Non
 
 def test_a_prompt_too_short_for_a_line_gives_the_needed_length(sized: SizedModel) -> None:
     short = replace(ASKED, prompt_tokens=1000)
-    recommendation = advise(sized, [point(short, 3 * GB)])
+    recommendation = advise(sized, [point(short, 2 * GB)])
     assert recommendation.reasons[0] == (
         "based on 1 measured peak and the estimate; a prompt of 1537 tokens would show how much"
         " each token adds"
@@ -143,6 +143,24 @@ def test_the_line_is_printed_with_its_residual(sized: SizedModel) -> None:
         " prefill step; a third peak is 7 B below it: that much is kept free, and proportionally"
         " more beyond 2049 tokens"
     )
+
+
+def test_a_smaller_step_is_compared_with_the_asked_one_in_one_way(sized: SizedModel) -> None:
+    asked = replace(ASKED, prefill_step=2048)
+    half = replace(asked, prefill_step=1024)
+    estimated, smaller = (sized.figures_for(each).moment.nbytes for each in (asked, half))
+    assert smaller < estimated
+
+    def reason(*points: Point) -> str:
+        return advise(sized, points).prefill_step.reason
+
+    # A measured peak below every estimate says nothing of a step that was not measured.
+    measured_peak = point(asked, smaller - 1)
+    assert "takes more memory" not in reason(measured_peak)
+    assert "a step of 1024 takes more memory" in reason(measured_peak, point(half, smaller))
+    # An estimate that was too low is taken to be again.
+    missed = by_measurement(sized, [point(asked, estimated + GB)], None)
+    assert missed.figures_for(half).moment.nbytes == smaller + GB
 
 
 def test_a_line_that_falls_with_the_prompt_is_not_used(sized: SizedModel) -> None:
