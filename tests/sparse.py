@@ -31,3 +31,16 @@ def write_safetensors(
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + data_bytes)
+
+
+def write_adapter(directory: Path) -> Path:
+    """Write an adapter of Qwen3-4B of rank 64, and return its directory."""
+    path = "model.layers.{}.mlp.down_proj.lora_{}"
+    shapes: Shapes = {
+        path.format(layer, name): ("F32", shape)
+        for layer in range(36)
+        for name, shape in {"a": (9728, 64), "b": (64, 2560)}.items()
+    }
+    write_safetensors(directory / "adapters.safetensors", shapes)
+    (directory / "adapter_config.json").write_text('{"fine_tune_type": "lora"}')
+    return directory

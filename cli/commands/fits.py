@@ -8,6 +8,7 @@ import typer
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.machine import MachineOptions
+from memfit.cli.options.model import AdapterDirectory
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.workload import CONTEXT, IMAGES, WorkloadOptions
@@ -22,6 +23,7 @@ class LookedThrough(OptionGroup, frozen=True, kw_only=True):
         list[str] | None,
         typer.Argument(metavar="[DIRECTORY...]", help="Folders with models.", show_default=False),
     ] = None
+    adapter: AdapterDirectory = None
 
 
 @grouped
@@ -35,23 +37,25 @@ def fits(
     """List the models that fit a machine.
 
     Each has the most weight bits that fit. These are the built-in samples, and all models in the
-    directories, in Hugging Face's cache and in the stores of LM Studio and Ollama.
+    directories, in Hugging Face's cache and in the stores of LM Studio and Ollama; with --adapter,
+    those that it was trained on.
     """
     from memfit.cli.render.views.fits import FitsView
     from memfit.estimators.checkpoint.local.kept_models import kept_models
-    from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
     from memfit.estimators.sizing.catalog import Catalog
     from memfit.estimators.sizing.fits import fits as answer
 
     asked, device = workload.partial(), machine.chosen()
     if device is None:
         raise InputError("name a machine: --memory 32GB, or --device m4-max-64")
-    versions.versioned(get_runtime(DEFAULT_RUNTIME, {}))  # rejects what is no version at once
+    versions.require_versions()
     catalog = Catalog(versioned=partial(versions.versioned, strict=False))
     folders = looked_through.folders or []
     with reporting(verbose=False) as progress:
         progress.begin("sizing models", sum(1 for _ in kept_models(folders)))
         kept = kept_models(folders)
-        result = answer(catalog, kept, device, asked, output.units, progress)
+        result = answer(
+            catalog, kept, device, asked, output.units, progress, looked_through.adapter
+        )
     output.write(FitsView(result, output.units, plot=output.draws(False)))
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

@@ -80,6 +80,10 @@ class UnsupportedError(MemfitError):
     slug = "unsupported"
 
 
+class OtherModelError(UnsupportedError):
+    """An adapter was trained on another model."""
+
+
 class UnknownArchitectureError(UnsupportedError):
     """No family describes the architecture: what is wrong, what is known, and the ways on."""
 

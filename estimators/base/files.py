@@ -72,6 +72,12 @@ def is_there(path: Path) -> bool:
     return True
 
 
+def path_near(directory: Path | None, path: str) -> str:
+    """Return a relative path as one in a directory, where there is such a file, else as it is."""
+    near = os.path.join(directory, path) if directory else path
+    return near if os.path.lexists(near) else path
+
+
 def open_regular(path: Path) -> io.FileIO:
     """Open a regular file for unbuffered reading, without blocking.
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, get_args
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.files import short
+from memfit.estimators.base.files import path_near, short
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.ranks import Parallel
@@ -82,6 +82,8 @@ class PolicyTarget(Struct, frozen=True, kw_only=True):
     line: int
     model: str | None
     """A reference that is not guessed; None where the command line names the models."""
+    adapter: Path | None
+    """The directory of a LoRA adapter that is loaded with the model."""
     quantize: int | None
     """Bits that mlx_lm.convert would give the model; None for the model as it is."""
     device: Device
@@ -135,14 +137,14 @@ def read_policy(path: Path) -> Policy:
     if not targets.values:
         targets.add_error("name at least one target: a gate that checks nothing does not pass")
     found = [
-        _target(targets.mapping(name, TargetKeys.__struct_fields__), name)
+        _target(targets.mapping(name, TargetKeys.__struct_fields__), name, path.parent)
         for name in targets.values
     ]
     top.reading.finish()
     return Policy(path, tuple(target for target in found if target is not None))
 
 
-def _target(section: Section, name: str) -> PolicyTarget | None:
+def _target(section: Section, name: str, directory: Path) -> PolicyTarget | None:
     if not re.fullmatch(NAME, name):
         section.add_error("a target's name is made of letters, digits, and . _ + -, at most 80")
     runtime = section.take("runtime", _runtime)
@@ -150,6 +152,7 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
     workload = _workload(section)
     limits, basis = _limits(section, device)
     model = _model(section)
+    adapter = section.take("adapter", lambda value: Path(path_near(directory, _text(value))))
     stale, beyond = (section.take(key, _flag) or False for key in ALLOWED_KEYS)
     quantize = section.take("quantize", _bits)
     ranks = _ranks(section)
@@ -161,6 +164,7 @@ def _target(section: Section, name: str) -> PolicyTarget | None:
         name=name,
         line=section.line(),
         model=model,
+        adapter=adapter,
         quantize=quantize,
         device=device,
         runtime=runtime,

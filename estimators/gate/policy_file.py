@@ -82,6 +82,8 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     """A model on the Hub, org/name@revision."""
     path: str | UnsetType = UNSET
     """A local model."""
+    adapter: str | UnsetType = UNSET
+    """The directory of a LoRA adapter that is loaded with it."""
     quantize: KvBits | UnsetType = UNSET
     device: str | UnsetType = UNSET
     memory: Size | UnsetType = UNSET

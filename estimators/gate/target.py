@@ -68,6 +68,7 @@ class TargetModel(Struct, frozen=True):
         sized = self.catalog.sized(
             self.model,
             quantize=_converted(quantize),
+            adapter=self.target.adapter,
             device=self.target.device,
             runtime=self.runtime,
         )

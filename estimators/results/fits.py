@@ -78,3 +78,5 @@ class Fits(Result, frozen=True, kw_only=True, tag="memfit.fits/1"):
     not_sized: tuple[NotSized, ...]
     without_images: tuple[str, ...] = ()
     """Names of models that take no images, where the prompt has some: they are not counted."""
+    of_other_adapters: tuple[str, ...] = ()
+    """Names of models that the adapter was not trained on: they are not counted."""

@@ -1,6 +1,5 @@
 """The models of one command: each checkpoint is opened once, each conversion sized once."""
 
-import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 
 from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.files import path_near
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -128,7 +128,7 @@ class Catalog:
             device=device,
             margin_bytes=margin_bytes,
             quantize=quantize,
-            adapter=self._adapter(adapter) if adapter else None,
+            adapter=self.adapter(adapter) if adapter else None,
             method=method,
             as_type=as_type,
             versions=versions,
@@ -146,14 +146,19 @@ class Catalog:
         )
         return alone.drafting(other, draft.tokens)
 
-    def _adapter(self, directory: Path) -> "Adapter":
+    def adapter(self, directory: Path) -> "Adapter":
+        """Return an adapter.
+
+        Raises:
+            MemfitError: as `read_adapter`.
+        """
         from memfit.estimators.checkpoint.adapters import read_adapter
 
         return self._once(("adapter", directory), lambda: read_adapter(directory))
 
     def _open(self, reference: str) -> Checkpoint:
-        local = os.path.join(self._directory, reference) if self._directory else reference
-        found = local if os.path.lexists(local) and not reference.startswith(HUB) else reference
+        is_name = reference.startswith(HUB)
+        found = reference if is_name else path_near(self._directory, reference)
         return open_checkpoint(found, progress=self._progress, guess_hub=self._guess_hub)
 
     def _once(self, key: Hashable, make: Callable[[], Found]) -> Found:

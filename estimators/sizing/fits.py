@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.errors import MemfitError, OtherModelError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.units import Units
@@ -19,6 +19,7 @@ from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import macs, smallest_mac
 from memfit.estimators.sizing.prompted import prompted
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
 _ORDER = ("fits", "tight", "exceeds")
@@ -31,20 +32,31 @@ def fits(
     asked: PartialWorkload,
     units: Units = Units.GB,
     progress: Progress = NULL_PROGRESS,
+    adapter: Path | None = None,
 ) -> Fits:
     """Return what fits a device, the largest model first, and why a model has no figures.
 
-    ``units`` are of the sentences in it. ``progress`` advances by one for each model.
+    ``units`` are of the sentences in it. ``progress`` advances by one for each model. With an
+    ``adapter``, only the models that it was trained on are looked at.
+
+    Raises:
+        MemfitError: as `read_adapter`.
     """
+    if adapter:
+        catalog.adapter(adapter)
     found: list[Fit] = []
     not_sized: list[NotSized] = []
     without_images: list[str] = []
+    of_other_adapters: list[str] = []
     for each in kept:
         try:
             if asked.values.images and not takes_images(catalog.checkpoint(each.reference)):
                 without_images.append(each.name)
                 continue
-            found.append(_fit(catalog, each, device, asked, units))
+            sized = catalog.sized(each.reference, device=device, adapter=adapter)
+            found.append(_fit(sized, each, asked, units))
+        except OtherModelError:
+            of_other_adapters.append(each.name)
         except MemfitError as error:
             not_sized.append(NotSized(*_shown(each), Unavailable(error.slug, str(error))))
         finally:
@@ -59,6 +71,7 @@ def fits(
         models=tuple(found),
         not_sized=tuple(sorted(not_sized, key=lambda row: row.name)),
         without_images=tuple(sorted(without_images)),
+        of_other_adapters=tuple(sorted(of_other_adapters)),
     )
 
 
@@ -72,10 +85,7 @@ def _rank(row: Fit) -> tuple[int, float, int, str]:
     return _ORDER.index(row.verdict), mac, -row.model.parameters, row.name
 
 
-def _fit(
-    catalog: Catalog, kept: KeptModel, device: Device, asked: PartialWorkload, units: Units
-) -> Fit:
-    sized = catalog.sized(kept.reference, device=device)
+def _fit(sized: SizedModel, kept: KeptModel, asked: PartialWorkload, units: Units) -> Fit:
     sized, run = prompted(sized, asked, keeps_runtime=False)
     search = search_of(sized.settled(run), run)
     settings, smallest = _best(search)

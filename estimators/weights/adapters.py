@@ -1,14 +1,14 @@
 """A model with an adapter: its tensors stay in memory, and each of its products takes workspace."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import KeysView, Mapping
 
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import LowRank, Module
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.errors import CheckpointError, UnsupportedError
+from memfit.estimators.base.errors import CheckpointError, OtherModelError, UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.results.estimate import Note
@@ -24,11 +24,11 @@ def with_adapter(
 
     Raises:
         CheckpointError: when one of a pair of matrices is missing.
-        UnsupportedError: for an adapter of another model, and matrices that mlx-lm's DoRA does not
-            take.
+        OtherModelError: for an adapter of another model.
+        UnsupportedError: for matrices that mlx-lm's DoRA does not take.
     """
     found = _low_rank(adapter)
-    _require_shapes(model, adapter)
+    _require_shapes(model, adapter, found.keys())
     _require_dora(model, footprint, found)
     layers = []
     for index, layer in enumerate(model.layers):
@@ -65,8 +65,13 @@ def _low_rank(adapter: Adapter) -> dict[str, LowRank]:
     return found
 
 
-def _require_shapes(model: Model, adapter: Adapter) -> None:
+def _require_shapes(model: Model, adapter: Adapter, found: KeysView[str]) -> None:
     tensors = {tensor.name: tensor.shape for tensor in adapter.tensors}
+    if found and found.isdisjoint(path for path, _ in model.all_modules()):
+        raise OtherModelError(
+            f"{adapter.id}: it changes {printable(min(found))} and others, none of which the model"
+            " has; is it the model that the adapter was trained on?"
+        )
     for path, module in model.all_modules():
         # (inputs, rank) and (rank, outputs); of experts (experts, rank, inputs) and the reverse.
         first, last = (tensors.get(f"{path}.lora_{name}", ()) for name in "ab")
@@ -78,7 +83,7 @@ def _require_shapes(model: Model, adapter: Adapter) -> None:
         is_known = len(first) == len(last) and sorted(outer) == sorted(module.shape)
         is_other = bool(first or last) and not is_known
         if is_other:
-            raise UnsupportedError(
+            raise OtherModelError(
                 f"{adapter.id}: {path}.lora_b: the model has this parameter in another shape; is it"
                 " the model that the adapter was trained on?"
             )

@@ -28,6 +28,7 @@ from memfit.settings import (
     WorkloadSettings,
 )
 from tests.cli.running import Memfit
+from tests.sparse import write_adapter
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 counts = st.integers(1, 20_000) | st.sampled_from(("4k", "1.5k", "many"))
@@ -46,7 +47,10 @@ questions = st.tuples(
             "parallel": st.sampled_from(("tensor", "pipeline")),
             "method": st.sampled_from(("auto", "formula")),
             "margin": st.sampled_from(("64MB", "1GB", 0)),
+            "mlx_version": st.just("0.32.0"),
             "mlx_lm_version": st.just("0.31.0"),
+            # Its directory takes the place of this name.
+            "adapter": st.just("of-qwen3-4b"),
             "flash_attn": st.booleans(),
             "prompt_tokens": counts,
             "max_tokens": counts,
@@ -63,25 +67,32 @@ questions = st.tuples(
 )
 
 
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapter(tmp_path_factory.mktemp("adapter"))
+
+
 @settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(questions)
 def test_the_library_and_the_command_line_give_one_answer(
-    memfit: Memfit, question: tuple[str, dict[str, Any]]
+    memfit: Memfit, adapter: Path, question: tuple[str, dict[str, Any]]
 ) -> None:
-    check(memfit, *question)
+    check(memfit, adapter, *question)
 
 
 @pytest.mark.exhaustive
 @settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(questions)
 def test_the_library_and_the_command_line_give_one_answer_in_many_examples(
-    memfit: Memfit, question: tuple[str, dict[str, Any]]
+    memfit: Memfit, adapter: Path, question: tuple[str, dict[str, Any]]
 ) -> None:
-    check(memfit, *question)
+    check(memfit, adapter, *question)
 
 
-def check(memfit: Memfit, name: str, asked: Mapping[str, Any]) -> None:
+def check(memfit: Memfit, adapter: Path, name: str, asked: Mapping[str, Any]) -> None:
     path = SAMPLES / f"{name}.yaml"
+    if "adapter" in asked:
+        asked = {**asked, "adapter": adapter}
     ran = memfit("estimate", path, *map(_option, asked, asked.values()), "--json")
     said = ran.json if ran.code < exit_of(library.InputError()) else _with_keywords(ran.json)
     assert _answer(path, asked) == (ran.code, said)

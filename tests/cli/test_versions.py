@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.devices import find_device
+from memfit.probes.tune import sized_here
 from tests.cli.gating import SAMPLES, target, write_policy
 from tests.cli.running import Memfit
 
@@ -97,6 +101,19 @@ def test_plans_follow_the_version(
     assert now.out != before.out
 
 
+def test_estimates_of_tickets_follow_the_version(memfit: Memfit, tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(
+        f"schema: memfit.wired-scenario/1\ndevice: m5-max-128\nmodel: {HYBRID}\n"
+        "policies: {p: {kind: max}}\n"
+        "tickets: [{name: t, policy: p, size: 1GB, prefill: estimate(context=64k)}]\n"
+    )
+    runs = [memfit("plan", "wired", scenario, *version, "--json") for version in ((), OLD)]
+    now, before = (run.json["tickets"][1]["size_bytes"] for run in runs)
+    assert before > 2 * now
+    assert "--mlx-version" in memfit("plan", "wired", scenario, "--mlx-version", "x").err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -124,3 +141,16 @@ def test_on_a_mac_the_installed_versions_are_the_default(
     arguments = ("estimate", HYBRID, "--device", "m5-max-128", "--json")
     (line,) = [text for text in memfit(*arguments).json["assumptions"] if "by the rules" in text]
     assert line == f"by the rules of mlx-lm {version('mlx-lm')} and MLX {version('mlx')}"
+
+
+def test_a_run_is_compared_with_the_rules_of_the_installed_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.32.1")
+    sized = sized_here(
+        open_checkpoint(str(HYBRID)),
+        find_device("m5-max-128"),
+        Workload(prompt_tokens=64, batch=2, kv_bits=8),
+        margin_bytes=0,
+    )
+    assert sized.runtime_model.runtime.versions == ((0, 32, 1), (0, 32, 1))

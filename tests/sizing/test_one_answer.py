@@ -34,7 +34,7 @@ from memfit.estimators.sizing.sized_model import Method, SizedModel
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
-from tests.sparse import Shapes, write_safetensors
+from tests.sparse import write_adapter
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 NAMES = (
@@ -61,6 +61,9 @@ class Question(NamedTuple):
     margin_bytes: int
     mlx: str | None = None
     """A version of MLX, where the runtime runs on it."""
+    mlx_lm: str | None = None
+    """The same of mlx-lm."""
+    adapter: Path | None = None
 
     @property
     def device(self) -> Device:
@@ -92,7 +95,16 @@ questions = st.builds(
     ),
     st.sampled_from((MARGIN_BYTES, MARGIN_BYTES, 0, 10**9)),
     st.sampled_from((None, None, "0.32.0", "0.29.2")),
+    st.sampled_from((None, None, "0.31.0")),
+    # Its directory takes the place of this one.
+    st.sampled_from((None, None, Path("of-qwen3-4b"))),
 )
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of Qwen3-4B, whose matrices no other sample has."""
+    return write_adapter(tmp_path_factory.mktemp("adapter"))
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +131,13 @@ def catalog() -> Catalog:
 
 def runtime_of(question: Question, path: str) -> Runtime:
     named = question.runtime
-    runtime = get_runtime(named) if named else catalog().native_runtime(path)
-    mlx = parse_version(question.mlx) if question.mlx else None
-    return with_versions(runtime, mlx=mlx, strict=False)
+    return versioned(question, get_runtime(named) if named else catalog().native_runtime(path))
+
+
+def versioned(question: Question, runtime: Runtime) -> Runtime:
+    asked = (question.mlx, question.mlx_lm)
+    mlx, mlx_lm = (parse_version(version) if version else None for version in asked)
+    return with_versions(runtime, mlx=mlx, mlx_lm=mlx_lm, strict=False)
 
 
 def sized_for(
@@ -133,6 +149,7 @@ def sized_for(
         device=question.device,
         runtime=runtime,
         method=method,
+        adapter=question.adapter,
         margin_bytes=question.margin_bytes,
     )
 
@@ -151,8 +168,12 @@ def policy_of(question: Question, path: str) -> dict[str, Any]:
         "limits": {"peak": "90%", "context": 1024, "basis": "bound"},
     }
     optional = {"runtime": question.runtime, "quantize": question.quantize}
-    if runtime_of(question, path).mlx_version:
+    runtime = runtime_of(question, path)
+    if runtime.mlx_version:
         optional["mlx_version"] = question.mlx
+    if runtime.mlx_lm_version:
+        optional["mlx_lm_version"] = question.mlx_lm
+    optional["adapter"] = str(question.adapter) if question.adapter else None
     target |= {name: value for name, value in optional.items() if value is not None}
     return {"schema": "memfit.policy/1", "targets": {"it": target}}
 
@@ -180,16 +201,22 @@ def compared(question: Question, path: str) -> Comparison:
             question.device,
             converted(question.quantize) if question.quantize else None,
             question.margin_bytes,
+            adapter=question.adapter,
         ),
         [axis],
         # A version is of a runtime: without one the comparison takes each model's own.
-        runtime=runtime_of(question, path) if question.runtime or question.mlx else None,
+        runtime=(
+            runtime_of(question, path)
+            if question.runtime or question.mlx or question.mlx_lm
+            else None
+        ),
     )
 
 
 def planned(question: Question, path: str) -> ContextPlan:
     runtime = runtime_of(question, path)
-    sized = sized_for(question, path, None, method="formula").with_runtime(runtime)
+    native = versioned(question, catalog().native_runtime(path))
+    sized = sized_for(question, path, native, method="formula").with_runtime(runtime)
     work = question.partial.under(runtime)
     asked = ContextQuestion(contexts=(work.prompt_tokens,), requests=(work.batch,))
     return plan_context(sized, work, asked)
@@ -198,22 +225,24 @@ def planned(question: Question, path: str) -> ContextPlan:
 @settings(max_examples=20, deadline=None)
 @given(questions)
 def test_every_command_gives_the_figures_of_an_estimate(
-    gguf: Path, folder: Path, question: Question
+    gguf: Path, adapter: Path, folder: Path, question: Question
 ) -> None:
-    check_every_command(gguf, folder, question)
+    check_every_command(gguf, adapter, folder, question)
 
 
 @pytest.mark.exhaustive
 @settings(max_examples=120, deadline=None)
 @given(questions)
 def test_every_command_gives_the_figures_of_an_estimate_in_many_examples(
-    gguf: Path, folder: Path, question: Question
+    gguf: Path, adapter: Path, folder: Path, question: Question
 ) -> None:
-    check_every_command(gguf, folder, question)
+    check_every_command(gguf, adapter, folder, question)
 
 
-def check_every_command(gguf: Path, folder: Path, question: Question) -> None:
+def check_every_command(gguf: Path, adapter: Path, folder: Path, question: Question) -> None:
     path = path_of(question, gguf)
+    if question.adapter:
+        question = question._replace(adapter=adapter)
     try:
         expected = estimated(question, path)
     except UnsupportedError as error:
@@ -348,17 +377,11 @@ def test_the_command_line_gives_one_answer(
     assert planned.code == alone.code
 
 
-def test_an_adapter_is_in_the_answer_of_every_command(memfit: Memfit, tmp_path: Path) -> None:
-    path = "model.layers.{}.mlp.down_proj.lora_{}"
-    shapes: Shapes = {
-        path.format(layer, name): ("F32", shape)
-        for layer in range(36)
-        for name, shape in {"a": (9728, 64), "b": (64, 2560)}.items()
-    }
-    write_safetensors(tmp_path / "adapters.safetensors", shapes)
-    (tmp_path / "adapter_config.json").write_text('{"fine_tune_type": "lora"}')
+def test_an_adapter_is_in_the_answer_of_every_command(
+    memfit: Memfit, adapter: Path, tmp_path: Path
+) -> None:
     model, machine = "qwen3-4b-4bit", ("--device", "m4-max-64", "--context", "4k", "--json")
-    arguments = (*machine, "--adapter", tmp_path)
+    arguments = (*machine, "--adapter", adapter)
     alone = memfit("estimate", model, *arguments).json["peak_bytes"]
     assert alone > memfit("estimate", model, *machine).json["peak_bytes"]
     figures = memfit("compare", model, model, *arguments).json["figures"]
@@ -366,3 +389,16 @@ def test_an_adapter_is_in_the_answer_of_every_command(memfit: Memfit, tmp_path: 
     assert [value["value"] for value in peak["values"]] == [alone, alone]
     plan = memfit("plan", "context", model, *arguments).json
     assert plan["fit"]["required_bytes"] == alone + MARGIN_BYTES
+    fitting = memfit("fits", *arguments).json
+    assert [(row["name"], row["peak_bytes"]) for row in fitting["models"]] == [(model, alone)]
+    assert len(fitting["of_other_adapters"]) > 50
+    offload = ("plan", "offload", model, "--tokens", "4k", "--adapter", adapter, "--json")
+    assert memfit(*offload).json["active_bytes"] == alone
+    tickets = "tickets: [{name: t, policy: p, weights: estimate, kv: estimate(context=4k)}]"
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(
+        f"schema: memfit.wired-scenario/1\nmodel: {SAMPLES / model}.yaml\nadapter: {adapter}\n"
+        f"policies: {{p: {{kind: max}}}}\n{tickets}\n"
+    )
+    (ticket,) = memfit("plan", "wired", scenario, "--json").json["tickets"]
+    assert ticket["size_bytes"] > 36 * 64 * 4 * (9728 + 2560) + 2 * 10**9

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from memfit.cli.commands.plan.subject import PlanModel
+from memfit.cli.commands.plan.subject import AdaptedPlanModel
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
@@ -57,7 +57,7 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def experts(
-    model: PlanModel,
+    model: AdaptedPlanModel,
     asked: ExpertOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, "kv_bits")],
     machine: MachineOptions,

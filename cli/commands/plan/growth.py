@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import PlanModel
+from memfit.cli.commands.plan.subject import AdaptedPlanModel
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
@@ -89,7 +89,7 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def growth(
-    model: PlanModel,
+    model: AdaptedPlanModel,
     asked: GrowthOptions,
     machine: MachineOptions,
     versions: VersionOptions,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from memfit.cli.commands.plan.subject import PlanModel
+from memfit.cli.commands.plan.subject import AdaptedPlanModel
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
@@ -106,7 +106,7 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def offload(
-    model: PlanModel,
+    model: AdaptedPlanModel,
     asked: OffloadOptions,
     machine: MachineOptions,
     versions: VersionOptions,

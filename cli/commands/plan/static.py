@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import PlanModel
+from memfit.cli.commands.plan.subject import AdaptedPlanModel
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
@@ -42,7 +42,7 @@ class TraceOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def static(
-    model: PlanModel,
+    model: AdaptedPlanModel,
     asked: TraceOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT)],
     versions: VersionOptions,
@@ -99,6 +99,7 @@ def _record(
         dtype=sized.model.dtype,
         tensors=checkpoint.tensors,
         quantize=conversion,
+        adapter=sized.adapter,
     )
     # Two generated tokens, so that the trace has a decode step.
     workload = Workload(prompt_tokens=tokens, max_tokens=2, prefill_step=prefill_step)

@@ -94,14 +94,19 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
         return sized
 
 
-class AssumablePlanModel(PlanModel, frozen=True, kw_only=True):
-    """A model of an architecture that may be assumed, with the adapter that is loaded."""
+class AdaptedPlanModel(PlanModel, frozen=True, kw_only=True):
+    """A model with the adapter that is loaded."""
 
-    as_type: AsType = None
     adapter: AdapterDirectory = None
 
     def loaded_adapter(self) -> Path | None:
         return self.adapter
+
+
+class AssumablePlanModel(AdaptedPlanModel, frozen=True, kw_only=True):
+    """A model of an architecture that may be assumed."""
+
+    as_type: AsType = None
 
     def assumed_type(self) -> str | None:
         return self.as_type

@@ -1,5 +1,6 @@
 """``memfit plan wired``: simulate a scenario of tickets, and find the limit to set for it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, grouped
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.runtime import VersionOptions
 
 
 @grouped
@@ -15,6 +17,7 @@ def wired(
     scenario: Annotated[
         Path, typer.Argument(metavar="SCENARIO", help="A YAML file of policies and tickets.")
     ],
+    versions: VersionOptions,
     output: Annotated[PlanOutput, Only("format_", "json_", "file", "units")],
     plot: Annotated[bool, typer.Option("--plot", help="Draw limit and demand over time.")] = False,
 ) -> None:
@@ -29,6 +32,8 @@ def wired(
     from memfit.estimators.plans.wired.scenario import read_scenario
     from memfit.probes.store import user_store
 
-    result = plan_wired(read_scenario(scenario, user_store().get), output.units)
+    versions.require_versions()
+    read = read_scenario(scenario, user_store().get, partial(versions.versioned, strict=False))
+    result = plan_wired(read, output.units)
     output.write(Answer(result, to_document(result, output.units, plot=output.draws(plot))))
     raise typer.Exit(Exit.NO if result.verdict == "fails" else Exit.YES)

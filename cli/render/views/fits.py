@@ -79,6 +79,7 @@ def _verdict(result: Fits) -> str:
     every = len(result.models) + len(result.not_sized)
     generated = f" + {result.max_tokens} generated" if result.max_tokens else ""
     kind = " that take images" if result.without_images else ""
+    kind += " that the adapter was trained on" if result.of_other_adapters else ""
     return (
         f"{machine(result.device)}: {result.fitting} of {every} models{kind} fit with a prompt of"
         f" {result.prompt_tokens} tokens{generated}."

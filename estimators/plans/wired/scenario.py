@@ -3,14 +3,14 @@
 docs/wired.md lists every key; tests/plans/test_wired_scenario.py compares it with the tables here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.files import printable
+from memfit.estimators.base.files import path_near, printable
 from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.reading.values import (
     as_duration,
@@ -36,6 +36,9 @@ from memfit.estimators.plans.wired.policies import (
 from memfit.estimators.plans.wired.ticket_sizes import Part, Saved, TicketSize, TicketSizes
 from memfit.estimators.results.wired import TicketKind, WiredMode
 from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.sized_model import SizedModel
 
 SCHEMA = "memfit.wired-scenario/1"
 MAX_SCENARIO_BYTES = 1_000_000
@@ -47,7 +50,7 @@ SETTING_KEYS = ("mode", "baseline", "shrink_threshold", "shrink_cooldown")
 CHANGE_KEYS = ("at", *SETTING_KEYS[1:])
 KEYS = (
     *("schema", *MACHINE_KEYS, "os_regime", *SETTING_KEYS),
-    *("model", "policies", "tickets", "configure"),
+    *("model", "adapter", "policies", "tickets", "configure"),
 )
 SIZE_KEYS = ("size", "weights", "kv", "prefill", "prefill_runs")
 TICKET_KEYS = ("name", "policy", "main", "kind", *SIZE_KEYS, "start", "runs", "end")
@@ -115,10 +118,14 @@ def none_saved(id: str) -> Measurement:
     raise InputError(f"{printable(id)}: no such measurement")
 
 
-def read_scenario(path: Path, saved: Saved = none_saved) -> WiredScenario:
+def read_scenario(
+    path: Path,
+    saved: Saved = none_saved,
+    versioned: Callable[[Runtime], Runtime] | None = None,
+) -> WiredScenario:
     """Return the scenario of a YAML file in the schema ``memfit.wired-scenario/1``.
 
-    ``saved`` returns the measurement of an id.
+    ``saved`` returns the measurement of an id, ``versioned`` sets the versions for estimates.
 
     Raises:
         CheckpointError: when the file is missing, unreadable or above ``MAX_SCENARIO_BYTES``.
@@ -132,7 +139,8 @@ def read_scenario(path: Path, saved: Saved = none_saved) -> WiredScenario:
         raise top.fail("mode", f"{device.name} has no wired limit; it is a setting of Macs")
     policies = _policies(top)
     settings = _settings(top, WiredSettings())
-    sizes = TicketSizes(top, path.parent, device, saved)
+    catalog = Catalog(path.parent, versioned=versioned, guess_hub=False)
+    sizes = TicketSizes(lambda: _model(top, catalog, device, path.parent), saved)
     return WiredScenario(
         name=path.stem,
         device=device,
@@ -155,6 +163,13 @@ def _device(top: Section) -> Device | None:
     if "memory" in top:
         return top.take("memory", lambda value: memory_device(as_size(value), os_regime=regime))
     return top.take("working_set", lambda value: working_set_device(as_size(value)))
+
+
+def _model(top: Section, catalog: Catalog, device: Device | None, directory: Path) -> SizedModel:
+    if "model" not in top:
+        raise InputError("an estimate needs the key model at the top")
+    adapter = top.take("adapter", lambda value: Path(path_near(directory, as_text(value))))
+    return catalog.sized(top.need("model", as_text), device=device, adapter=adapter)
 
 
 def _native_mode(device: Device | None) -> WiredMode:

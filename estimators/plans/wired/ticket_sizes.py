@@ -2,19 +2,16 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
 from memfit.estimators.base.reading.section import Section
-from memfit.estimators.base.reading.values import as_size, as_text
+from memfit.estimators.base.reading.values import as_size
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.interface import Figure
 from memfit.estimators.runtimes.measurement import Measurement
-from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.measurement_lookup import workload_words
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -43,9 +40,9 @@ class TicketSize(NamedTuple):
 class TicketSizes:
     """Reads the sizes of a scenario."""
 
-    def __init__(self, top: Section, directory: Path, device: Device | None, saved: Saved) -> None:
-        self._top, self._device, self._saved = top, device, saved
-        self._catalog = Catalog(directory, guess_hub=False)
+    def __init__(self, model: Callable[[], SizedModel], saved: Saved) -> None:
+        """Take what sizes the model of estimates, and what returns a measurement."""
+        self._model, self._saved = model, saved
 
     def of(self, section: Section, part: Part) -> TicketSize | None:
         """Return the size under the key of a part, None without one.
@@ -83,12 +80,6 @@ class TicketSizes:
         basis, _ = sized.runtime_model.basis(figure, workload)
         words = workload_words(workload)
         return TicketSize(nbytes, f"{_NAMES[part]} of {words} by estimate, {basis}")
-
-    def _model(self) -> SizedModel:
-        if "model" not in self._top:
-            raise InputError("an estimate needs the key model at the top")
-        reference = self._top.need("model", as_text)
-        return self._catalog.sized(reference, device=self._device)
 
 
 _NAMES = {"weights": "weights", "kv": "caches", "prefill": "workspace"}
