@@ -39,9 +39,7 @@ def local_model(
 
 
 def _snapshot(
-    checkpoint: Checkpoint,
-    before_download: Callable[[Checkpoint], None] | None,
-    progress: Progress,
+    checkpoint: Checkpoint, before_download: Callable[[Checkpoint], None] | None, progress: Progress
 ) -> Path:
     from memfit.probes.download import NotDownloadedError, local_snapshot
 

@@ -25,11 +25,7 @@ class LocalModel(NamedTuple):
 
 @contextmanager
 def measuring(
-    model: str,
-    run: RunOptions,
-    *,
-    verbose: bool,
-    check: Callable[[Checkpoint], None] | None = None,
+    model: str, run: RunOptions, *, verbose: bool, check: Callable[[Checkpoint], None] | None = None
 ) -> Iterator[LocalModel]:
     """Yield a model, downloaded after ``check`` accepted its headers where an option allows it.
 

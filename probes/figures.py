@@ -272,10 +272,7 @@ def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, Estima
 
 
 def measured_figures(
-    loaded: Loaded | None,
-    runs: Sequence[Run],
-    swift_bytes: int | None,
-    warm_up: Run | None = None,
+    loaded: Loaded | None, runs: Sequence[Run], swift_bytes: int | None, warm_up: Run | None = None
 ) -> dict[str, list[int]]:
     """Return the measured values, by name; a figure without a value is left out."""
     if loaded is None:

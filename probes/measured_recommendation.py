@@ -13,13 +13,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Basis, Recommendation
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm import MlxLm
-from memfit.estimators.sizing.peak_fit import (
-    Line,
-    Peak,
-    ShortPrompt,
-    calibration,
-    line_through,
-)
+from memfit.estimators.sizing.peak_fit import Line, Peak, ShortPrompt, calibration, line_through
 from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.result import Point

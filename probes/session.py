@@ -58,11 +58,7 @@ class MeasurementSession(Struct):
     """Why the last measurement could not be saved; it is shown in the result all the same."""
 
     def measure(
-        self,
-        workload: Workload,
-        *,
-        repeats: int = REPEATS,
-        wired_limit_bytes: int | None = None,
+        self, workload: Workload, *, repeats: int = REPEATS, wired_limit_bytes: int | None = None
     ) -> Point:
         """Run a workload; a point that fails keeps the figures it reached.
 

@@ -234,11 +234,7 @@ def require_room_for(
 
 
 def sized_here(
-    checkpoint: Checkpoint,
-    device: Device,
-    workload: Workload,
-    *,
-    margin_bytes: int,
+    checkpoint: Checkpoint, device: Device, workload: Workload, *, margin_bytes: int
 ) -> SizedModel:
     """Size by trace when a trace supports the workload, else by formula.
 

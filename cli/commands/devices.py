@@ -10,8 +10,7 @@ from memfit.estimators.machine.working_set import OsRegime
 
 def devices(
     os_regime: Annotated[
-        OsRegime | None,
-        typer.Option("--os-regime", help="Show Macs on this macOS version only."),
+        OsRegime | None, typer.Option("--os-regime", help="Show Macs on this macOS version only.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

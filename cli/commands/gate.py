@@ -61,12 +61,10 @@ class CheckOptions(OptionGroup, frozen=True, kw_only=True):
         list[str] | None, typer.Option(help="Check only this target; repeat for more.")
     ] = None
     allow_bounds: Annotated[
-        bool,
-        typer.Option("--allow-bounds", help="Accept an upper bound where no figure is known."),
+        bool, typer.Option("--allow-bounds", help="Accept an upper bound where no figure is known.")
     ] = False
     update: Annotated[
-        bool,
-        typer.Option("--update", help="Write the current figures to memfit.lock.json."),
+        bool, typer.Option("--update", help="Write the current figures to memfit.lock.json.")
     ] = False
 
 

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from memfit.probes.store import Store
 
 measurements = typer.Typer(
-    cls=Group,
-    help="Manage measurements of this machine, used by estimates.",
-    no_args_is_help=True,
+    cls=Group, help="Manage measurements of this machine, used by estimates.", no_args_is_help=True
 )
 Output = Annotated[OutputOptions, Only("json_", "file", "units")]
 Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]

@@ -30,8 +30,7 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
         ),
     ]
     held_out: Annotated[
-        str | None,
-        typer.Option(metavar="FILE|TEXT", help="Other prompts, to measure with."),
+        str | None, typer.Option(metavar="FILE|TEXT", help="Other prompts, to measure with.")
     ] = None
     capacity: Annotated[
         str | None,

@@ -25,8 +25,7 @@ class MachineOptions(OptionGroup, frozen=True, kw_only=True):
         str | None, Option(help="A Mac that is sold with this memory, such as 32 or 32GB.")
     ] = None
     working_set: Annotated[
-        str | None,
-        Option(help="A device with this recommended working set, such as 26.8GB."),
+        str | None, Option(help="A device with this recommended working set, such as 26.8GB.")
     ] = None
     os_regime: Annotated[
         OsRegime, Option(help="macOS version that sets a Mac's recommended working set.")

@@ -39,8 +39,7 @@ class ModelOptions(OptionGroup, frozen=True, kw_only=True):
         ),
     ] = None
     group_size: Annotated[
-        int | None,
-        Option("--group-size", "--q-group-size", help="Group size for --quantize."),
+        int | None, Option("--group-size", "--q-group-size", help="Group size for --quantize.")
     ] = None
     quant_mode: Annotated[
         str | None,
@@ -50,8 +49,7 @@ class ModelOptions(OptionGroup, frozen=True, kw_only=True):
         ),
     ] = None
     quantises: Annotated[
-        bool,
-        Option("-q", help="Quantise to the default bits of the mode, as mlx_lm.convert -q."),
+        bool, Option("-q", help="Quantise to the default bits of the mode, as mlx_lm.convert -q.")
     ] = False
 
     def quantization(self) -> Quantization | None:

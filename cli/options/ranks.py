@@ -31,8 +31,7 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
         Option(*("--tensor-parallel-size", "-tp"), min=1, help="As --ranks N --parallel tensor."),
     ] = 1
     split: Annotated[
-        str | None,
-        Option(metavar="A,B", help="Layers of each rank of a pipeline, such as 20,12."),
+        str | None, Option(metavar="A,B", help="Layers of each rank of a pipeline, such as 20,12.")
     ] = None
     hosts: Annotated[
         Path | None,

@@ -129,8 +129,7 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
         Option("--cache-type-v", "-ctv", metavar="TYPE", help="Type of the values in its cache."),
     ] = None
     flash_attn: Annotated[
-        bool,
-        Option("--flash-attn/--no-flash-attn", help="Whether llama.cpp uses flash attention."),
+        bool, Option("--flash-attn/--no-flash-attn", help="Whether llama.cpp uses flash attention.")
     ] = True
     gpu_layers: Annotated[
         str | None,

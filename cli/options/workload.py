@@ -75,11 +75,7 @@ class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
     prompt_tokens: Annotated[str | None, Option(help="Tokens in the prompt.")] = None
     max_tokens: Annotated[str | None, Option(help="Tokens to generate.")] = None
     batch: Annotated[
-        int,
-        Option(
-            *("--batch", "-np", "--max-num-seqs"),
-            help="Sequences that run together.",
-        ),
+        int, Option(*("--batch", "-np", "--max-num-seqs"), help="Sequences that run together.")
     ] = 1
     prefill_step: Annotated[
         int | None,

@@ -116,11 +116,7 @@ def _wrapped(table: Table, columns: Sequence[int]) -> list[int]:
 
 
 def _draw_block(
-    page: Page,
-    table: Table,
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    block: _Block,
+    page: Page, table: Table, headings: Sequence[str], rows: Sequence[Sequence[str]], block: _Block
 ) -> None:
     grid = _grid(page, block.gap)
     for index, width in zip(block.columns, block.widths, strict=True):

@@ -15,12 +15,7 @@ from typing import Any, NamedTuple
 
 from memfit.estimators.base.dtypes import BITS
 from memfit.estimators.base.errors import CheckpointError
-from memfit.estimators.base.files import (
-    open_regular,
-    printable,
-    read_exactly,
-    reject_lfs_pointer,
-)
+from memfit.estimators.base.files import open_regular, printable, read_exactly, reject_lfs_pointer
 from memfit.estimators.base.reading.json_members import object_members
 from memfit.estimators.checkpoint.manifest import Tensor
 

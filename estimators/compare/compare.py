@@ -247,10 +247,7 @@ def _matrix(
 
 
 def _cell(
-    label: str,
-    settings: dict[str, SettingValue],
-    scenario: Scenario,
-    ready: _Ready | Unavailable,
+    label: str, settings: dict[str, SettingValue], scenario: Scenario, ready: _Ready | Unavailable
 ) -> ComparedCell:
     if isinstance(ready, Unavailable):
         return ComparedCell(settings=settings, model=label, undecided=ready)

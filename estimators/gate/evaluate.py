@@ -16,10 +16,7 @@ from memfit.estimators.base.errors import (
 )
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.gate.baseline import (
-    Baseline,
-    BaselineEntry,
-)
+from memfit.estimators.gate.baseline import Baseline, BaselineEntry
 from memfit.estimators.gate.policy import Policy, PolicyTarget
 from memfit.estimators.gate.target import Evaluation, TargetModel
 from memfit.estimators.gate.verdict import worst

@@ -57,10 +57,7 @@ class Question(Struct, frozen=True):
 
 
 def remedies(
-    limit: str,
-    asked: Question,
-    bits_per_weight: int,
-    passes: Callable[[Question], bool],
+    limit: str, asked: Question, bits_per_weight: int, passes: Callable[[Question], bool]
 ) -> Iterator[Remedy]:
     """Yield the settings that make a broken limit pass; ``passes`` judges it at a question.
 

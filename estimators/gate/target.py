@@ -97,10 +97,7 @@ class TargetModel(Struct, frozen=True):
             quantize=target.quantize,
             model_type=sized.model.model_type,
             asked=Asked(
-                device=target.device.name,
-                runtime=self.runtime.name,
-                workload=workload,
-                **named,
+                device=target.device.name, runtime=self.runtime.name, workload=workload, **named
             ),
             checkpoint=fingerprint(sized.checkpoint),
             figures=figures,

@@ -17,13 +17,7 @@ from memfit.estimators.results.gate import (
 
 # A broken limit decides whatever the other targets say; then comes what the user can correct, what
 # may pass on another try, and what memfit does not know.
-_WORST_FIRST: tuple[TargetStatus, ...] = (
-    "broken",
-    "invalid",
-    "unreachable",
-    "undecided",
-    "passed",
-)
+_WORST_FIRST: tuple[TargetStatus, ...] = ("broken", "invalid", "unreachable", "undecided", "passed")
 
 
 class Totals(Struct, frozen=True):

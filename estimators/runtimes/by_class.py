@@ -35,10 +35,7 @@ def described_by_class(trace: ModelTrace, device: Device | None) -> Subject:
 
 
 def weights_by_trace(
-    trace: ModelTrace,
-    model: Model,
-    plan: QuantizationPlan | None,
-    device: Device | None,
+    trace: ModelTrace, model: Model, plan: QuantizationPlan | None, device: Device | None
 ) -> WeightFootprint:
     """Return the weights as the class of an undescribed model holds them; ``plan`` packs them.
 

@@ -106,9 +106,7 @@ class Foundry(TokenCacheModel, frozen=True):
         if "intermediates" in shared:
             work = plain.fixed_device_local_bytes - plain.gpu_ssm_bytes
             plain = replace(
-                plain,
-                fixed_device_local_bytes=plain.gpu_ssm_bytes,
-                fixed_host_visible_bytes=work,
+                plain, fixed_device_local_bytes=plain.gpu_ssm_bytes, fixed_host_visible_bytes=work
             )
         if "kv_cache" in shared:
             token = plain.device_local_bytes_per_token

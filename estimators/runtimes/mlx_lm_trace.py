@@ -410,10 +410,7 @@ def _lines(
     nbytes: int, phase: CallPhase, operation: str, alive: tuple[tuple[str, int], ...]
 ) -> tuple[str, str]:
     named = ", ".join(f"{name} {nbytes}" for name, nbytes in alive[:_NAMED_ALIVE])
-    return (
-        f"peak by trace = {nbytes} bytes in {phase}, at {operation}",
-        f"  alive then: {named}",
-    )
+    return (f"peak by trace = {nbytes} bytes in {phase}, at {operation}", f"  alive then: {named}")
 
 
 def _moment(traced: "TracedPeak") -> PeakMoment:

@@ -156,10 +156,7 @@ class TracedWorkspace(Struct, frozen=True, eq=False):
             shorter = self._run(replace(workload, prefill_step=step), target)
             return _between(_NOTHING, shorter, _SHORTER, (0, 1))
         return _Traced(
-            moment.workspace_bytes,
-            moment.largest_buffer_bytes,
-            moment.largest_buffer,
-            moment.phase,
+            moment.workspace_bytes, moment.largest_buffer_bytes, moment.largest_buffer, moment.phase
         )
 
 

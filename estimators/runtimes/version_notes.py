@@ -17,13 +17,7 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.kernels import fused_changes
-from memfit.estimators.mlx.versions import (
-    OLDEST_MLX,
-    MlxVersions,
-    Version,
-    format_version,
-    reaches,
-)
+from memfit.estimators.mlx.versions import OLDEST_MLX, MlxVersions, Version, format_version, reaches
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.interface import Bound, MemoryFigures, RuntimeModel
 

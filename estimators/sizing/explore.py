@@ -11,12 +11,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Method, Verdict
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.sizing.search import (
-    KV_BITS,
-    UNBOUNDED_CONTEXT,
-    longest_prompt,
-    with_kv_bits,
-)
+from memfit.estimators.sizing.search import KV_BITS, UNBOUNDED_CONTEXT, longest_prompt, with_kv_bits
 from memfit.estimators.sizing.sized_model import SizedModel
 
 _PROMPTS = tuple(2048 << power for power in range(8))

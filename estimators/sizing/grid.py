@@ -113,11 +113,7 @@ def _needs_no_change(row: GridRow, search: JointSearch) -> bool:
 
 
 def _row(
-    search: JointSearch,
-    label: str,
-    settings: Settings,
-    cells: tuple[Cell, ...],
-    longest: Longest,
+    search: JointSearch, label: str, settings: Settings, cells: tuple[Cell, ...], longest: Longest
 ) -> GridRow:
     return GridRow(
         label=label,

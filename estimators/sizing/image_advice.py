@@ -81,9 +81,7 @@ def _smaller(sized: SizedModel, workload: Workload) -> Iterator[SmallerImages]:
             workload.images,
             images=tuple(
                 replace(
-                    size,
-                    width=max(1, size.width // divisor),
-                    height=max(1, size.height // divisor),
+                    size, width=max(1, size.width // divisor), height=max(1, size.height // divisor)
                 )
                 for size in workload.images.images
             ),

@@ -30,10 +30,7 @@ Candidate = TypeVar("Candidate")
 
 
 def first_fitting(
-    candidates: Sequence[Candidate],
-    fits: Callable[[Candidate], bool],
-    *,
-    monotone: bool = False,
+    candidates: Sequence[Candidate], fits: Callable[[Candidate], bool], *, monotone: bool = False
 ) -> Candidate | None:
     """Return the first candidate that fits, None when none does.
 

@@ -106,11 +106,7 @@ _CUDA: Mapping[str, Rule] = {
     **_names(cuda_rules.attention, "ScaledDotProductAttention"),
 }
 
-_RULES: Mapping[str, Mapping[str, Rule]] = {
-    "cpu": _CPU,
-    "metal": _METAL,
-    "cuda": _CUDA,
-}
+_RULES: Mapping[str, Mapping[str, Rule]] = {"cpu": _CPU, "metal": _METAL, "cuda": _CUDA}
 
 
 def rule_of(backend: Backend, name: str) -> Rule:

@@ -17,11 +17,7 @@ _CHECKPOINT = "memfit_checkpoint"
 _GRADIENT = "memfit_gradient_"
 _SAME, _SEGMENTED = "Copy", "SegmentedMM"
 # By function, the node that computes its gradient on a GPU (mlx/fast.cpp).
-_VJPS = {
-    "fast.rms_norm": "RMSNormVJP",
-    "fast.layer_norm": "LayerNormVJP",
-    "fast.rope": "RoPE",
-}
+_VJPS = {"fast.rms_norm": "RMSNormVJP", "fast.layer_norm": "LayerNormVJP", "fast.rope": "RoPE"}
 # What is between a mark and a result of another shape.
 _STRETCHES = frozenset({"AsType", "Broadcast", "ExpandDims", "Reduce", "Reshape", "Squeeze"})
 

@@ -14,10 +14,7 @@ from memfit.estimators.weights.parts import part_rules
 _part_of = part_rules(
     r"(?<=\.)\d+(?=\.)",
     (Part.VISION, r"^(v|mm|a|resampler)\."),
-    (
-        Part.OTHER,
-        r"^(blk\.0\.)?(nextn\.|rope_freqs|rope_factors|altup_|laurel_|inp_gate|proj\.)",
-    ),
+    (Part.OTHER, r"^(blk\.0\.)?(nextn\.|rope_freqs|rope_factors|altup_|laurel_|inp_gate|proj\.)"),
     (Part.NORM, r"^(.*[._])?(norm|layer_out_scale)([._].*)?"),
     (Part.EMBEDDING, r"^(token_embd|per_layer_token_embd|position_embd|token_types)\..*"),
     (Part.HEAD, r"^output\..*"),

@@ -144,10 +144,7 @@ def _foreign(block: Mapping[str, Any], model: Model, name: str, reader: str) -> 
 
 
 # What mlx-lm takes `.scales` to be where the checkpoint already has MLX's own names.
-_QUANTISES = {
-    "mxfp4": Quantization(4, 32, "mxfp4"),
-    "mxfp8": Quantization(8, 32, "mxfp8"),
-}
+_QUANTISES = {"mxfp4": Quantization(4, 32, "mxfp4"), "mxfp8": Quantization(8, 32, "mxfp8")}
 _REFUSED = {
     "gptq": "GPTQ's packing along the inputs, nor its g_idx",
     "bitnet": "BitNet's weights unless they are packed four to a byte",

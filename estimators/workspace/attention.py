@@ -161,11 +161,7 @@ def attend(
     tape.inplace(scores)
     nbytes = wide * call.width
     output = tape.allocate(
-        (scores, held_values),
-        wide,
-        nbytes=nbytes,
-        counts=ops.WEIGHTED_VALUES,
-        temporary=temporary,
+        (scores, held_values), wide, nbytes=nbytes, counts=ops.WEIGHTED_VALUES, temporary=temporary
     )
     # With one token, tokens before heads is the same order in memory: reshape copies nothing.
     if call.tokens == 1:

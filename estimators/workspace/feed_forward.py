@@ -110,10 +110,7 @@ def _route(
     tape.inplace(gates)
     # argpartition orders the indices of all experts; the chosen ones are a view of them.
     indices = tape.allocate(
-        (gates,),
-        rows * spec.experts,
-        nbytes=rows * spec.experts * _INDEX,
-        counts=ops.TOP_EXPERTS,
+        (gates,), rows * spec.experts, nbytes=rows * spec.experts * _INDEX, counts=ops.TOP_EXPERTS
     )
     scores = tape.allocate((gates, indices), rows * spec.top_k, nbytes=rows * spec.top_k * width)
     total = tape.allocate((scores,), rows)

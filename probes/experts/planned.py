@@ -11,11 +11,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.sizing.measurement_lookup import workload_words
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.weights.expert_slots import (
-    Inventory,
-    inventory,
-    layered_startup_bytes,
-)
+from memfit.estimators.weights.expert_slots import Inventory, inventory, layered_startup_bytes
 from memfit.probes.difference_report import versions_line
 from memfit.probes.experts.result import ExpertsPoint, PlannedFigure
 from memfit.probes.tune import sized_here

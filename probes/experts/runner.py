@@ -49,11 +49,7 @@ class ExpertRunner(ModelRunner):
     """Measures one model with a part of its experts."""
 
     def __init__(
-        self,
-        path: Path,
-        memory_limit_bytes: int | None,
-        report: ReportFigures,
-        setup: ExpertSetup,
+        self, path: Path, memory_limit_bytes: int | None, report: ReportFigures, setup: ExpertSetup
     ) -> None:
         super().__init__(path, memory_limit_bytes, report)
         self._setup = setup
@@ -109,14 +105,7 @@ class ExpertRunner(ModelRunner):
         if setup.mode == "slots":
             experts = {each["layer"]: each["experts"] for each in self._layers}
             self._steps = Steps(setup.policy, experts)
-            attach(
-                model,
-                switches,
-                setup.kept,
-                setup.pinned,
-                steps=self._steps,
-                files=files,
-            )
+            attach(model, switches, setup.kept, setup.pinned, steps=self._steps, files=files)
         return model, config
 
     def layers(self) -> dict[str, Any]:

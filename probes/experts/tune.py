@@ -14,11 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import (
-    InputError,
-    MachineError,
-    UnsupportedError,
-)
+from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
 from memfit.estimators.base.files import is_there, printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.units import format_bytes
@@ -49,12 +45,7 @@ from memfit.probes.experts.profiling import (
     rows_of,
     token_counts,
 )
-from memfit.probes.experts.request import (
-    PARTS,
-    ExpertsRequest,
-    capacities_of,
-    check_described,
-)
+from memfit.probes.experts.request import PARTS, ExpertsRequest, capacities_of, check_described
 from memfit.probes.experts.result import (
     DiscoveryResult,
     ExpertsPoint,
@@ -76,11 +67,7 @@ Start = Callable[[ExpertSetup], ExpertProcess]
 
 
 def tune_experts(
-    request: ExpertsRequest,
-    *,
-    start: Start,
-    store: Store,
-    progress: Progress = NULL_PROGRESS,
+    request: ExpertsRequest, *, start: Start, store: Store, progress: Progress = NULL_PROGRESS
 ) -> ExpertsTuneResult:
     """Find and profile the experts, run the model at each capacity, and say whether it pays.
 
@@ -472,9 +459,7 @@ class _Probe(Struct):
             runs=tuple(measured.runs),
             warm_up=measured.warm_up,
             experts=MeasuredExperts(
-                capacity=capacity,
-                policy=self.request.policy,
-                profile_sha256=_sha256(profile),
+                capacity=capacity, policy=self.request.policy, profile_sha256=_sha256(profile)
             ),
         )
         try:

@@ -7,12 +7,7 @@ from typing import NamedTuple
 from memfit.estimators.base.units import Units, format_bytes, round_down
 from memfit.estimators.plans.offload.session_cache import BLOCK_TOKENS
 from memfit.estimators.runtimes.measurement import Way
-from memfit.probes.prompt_caches.result import (
-    CacheAnswer,
-    CacheRestore,
-    Conversation,
-    StoredCache,
-)
+from memfit.probes.prompt_caches.result import CacheAnswer, CacheRestore, Conversation, StoredCache
 
 
 class Room(NamedTuple):

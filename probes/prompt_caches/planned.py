@@ -45,10 +45,7 @@ class CachePlan(Struct, frozen=True):
             return None
         try:
             return storage_of(
-                self.sized.model,
-                bits=bits,
-                group_size=_GROUP_SIZE,
-                prefill_step=self.prefill_step,
+                self.sized.model, bits=bits, group_size=_GROUP_SIZE, prefill_step=self.prefill_step
             )
         except UnsupportedError:
             return None

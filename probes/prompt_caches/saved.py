@@ -7,12 +7,7 @@ from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.offload import MeasuredStorage
-from memfit.estimators.runtimes.measurement import (
-    MeasuredCache,
-    MeasuredRestore,
-    Measurement,
-    Way,
-)
+from memfit.estimators.runtimes.measurement import MeasuredCache, MeasuredRestore, Measurement, Way
 from memfit.estimators.sizing.measurement_lookup import is_of
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.measurement_lookup import contradiction, installed_versions
@@ -58,8 +53,7 @@ def saved_storage(
     if not found:
         return Saved(None, warnings)
     length, cache, measurement = min(
-        reversed(found),
-        key=lambda one: (one[1].bits != bits, abs(one[0] - tokens), -one[1].bits),
+        reversed(found), key=lambda one: (one[1].bits != bits, abs(one[0] - tokens), -one[1].bits)
     )
     same = (length, cache.bits, cache.group_size) == (tokens, bits, group_size)
     restores = cache.restores if same else ()

@@ -13,11 +13,7 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import (
-    InputError,
-    MachineError,
-    UnsupportedError,
-)
+from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
 from memfit.estimators.base.files import is_there
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.reading.request_trace import TraceRequest
@@ -30,13 +26,7 @@ from memfit.estimators.plans.offload.cache_tiers import Tiers
 from memfit.estimators.plans.offload.plan import MAX_CONVERSATIONS, usable_disk
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.budget import COMFORTABLE, Need
-from memfit.estimators.runtimes.measurement import (
-    Loaded,
-    MeasuredCache,
-    MeasuredRestore,
-    Run,
-    Way,
-)
+from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, MeasuredRestore, Run, Way
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.probes.data_dir import remove_stale_files
 from memfit.probes.disk import require_free, usable_bytes
@@ -57,12 +47,7 @@ from memfit.probes.prompt_caches.result import (
 from memfit.probes.prompt_caches.served import Service, of_first, serve, speeds_of
 from memfit.probes.session import new_measurement
 from memfit.probes.store import Store
-from memfit.probes.tune import (
-    measuring_device,
-    require_loadable,
-    require_within_limit,
-    sized_here,
-)
+from memfit.probes.tune import measuring_device, require_loadable, require_within_limit, sized_here
 
 _BITS = (2, 3, 4, 5, 6, 8, stored.FULL_BITS)
 CONVERSATIONS = 8
@@ -208,10 +193,7 @@ class _Probe(Struct):
             raise MachineError("nothing was measured")
         room = self._room(self.device, self.loaded)
         answer = cache_answer(
-            conversations,
-            room,
-            agreement_percent=request.agreement_percent,
-            units=request.units,
+            conversations, room, agreement_percent=request.agreement_percent, units=request.units
         )
         return CacheTuneResult(
             model=request.checkpoint.id,

@@ -76,9 +76,7 @@ def test_files_matching_mlx_lms_pattern_without_shared_tensors_all_count(model: 
     assert checkpoint.warnings == ()
 
 
-def test_other_layouts_adapters_and_training_states_are_skipped(
-    model: Path,
-) -> None:
+def test_other_layouts_adapters_and_training_states_are_skipped(model: Path) -> None:
     others = (
         "consolidated.safetensors",
         "adapters.safetensors",

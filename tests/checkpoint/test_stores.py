@@ -112,10 +112,7 @@ def test_an_invalid_name_is_rejected(store: Path, name: str) -> None:
         ([1], "layers[0]: expected a mapping"),
         ([{"mediaType": "x"}], "layers[0].digest: missing"),
         ([{"digest": DIGEST}], "layers[0].mediaType: missing"),
-        (
-            [layer("model", "../../../etc/passwd")],
-            "digest: expected sha256: and",
-        ),
+        ([layer("model", "../../../etc/passwd")], "digest: expected sha256: and"),
         ([layer("model", DIGEST, -1)], "size: expected 0 to"),
         ([layer("model", DIGEST, True)], "size: expected an integer"),
         ([layer("model", "d" * 64)], "no such file"),

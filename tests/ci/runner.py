@@ -14,10 +14,7 @@ from typing import Any
 
 _EXPRESSION = re.compile(r"\$\{\{ (.*?) \}\}")
 # https://docs.github.com/actions/reference/workflow-syntax-for-github-actions, "shell".
-_SHELLS = {
-    None: ("bash", "-e"),
-    "bash": ("bash", "--noprofile", "--norc", "-eo", "pipefail"),
-}
+_SHELLS = {None: ("bash", "-e"), "bash": ("bash", "--noprofile", "--norc", "-eo", "pipefail")}
 
 INSTALL = "Install memfit"  # the step's name, in the action and in the workflows
 

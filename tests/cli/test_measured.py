@@ -145,9 +145,7 @@ def test_measured_and_estimated_are_shown_together_where_they_differ(
         prefill_peak_bytes=formula["peak_bytes"],
     )
     loaded = replace(
-        LOADED,
-        weights_bytes=weights["loaded_bytes"],
-        active_bytes=weights["resident_bytes"],
+        LOADED, weights_bytes=weights["loaded_bytes"], active_bytes=weights["resident_bytes"]
     )
     store.save(taken(runs=(run,), loaded=loaded))
     agreed = memfit("estimate", model, *ASK, "--json").json

@@ -50,10 +50,7 @@ def test_a_list_and_a_single_measurement_fit_the_terminal(
     assert not [line for line in lines if line != line.rstrip()]
     cells = [re.split(r"  +", line) for line in run.out.splitlines()]
     if width == 140:
-        assert cells[3][2:4] == [
-            QUANTISED.model,
-            "70000 + 32 tokens by steps of 512 with 4-bit KV",
-        ]
+        assert cells[3][2:4] == [QUANTISED.model, "70000 + 32 tokens by steps of 512 with 4-bit KV"]
 
 
 def test_an_empty_store_states_its_folder_and_how_to_fill_it(memfit: Memfit, store: Store) -> None:

@@ -114,8 +114,7 @@ def test_an_option_of_another_program_is_translated(memfit: Memfit, given: str, 
 
 
 @pytest.mark.parametrize(
-    ("given", "bits"),
-    [("auto", None), ("fp8", 8), ("fp8_e4m3", 8), ("fp8_e5m2", 8)],
+    ("given", "bits"), [("auto", None), ("fp8", 8), ("fp8_e4m3", 8), ("fp8_e5m2", 8)]
 )
 def test_the_type_of_vllms_cache_is_translated(
     memfit: Memfit, given: str, bits: int | None

@@ -27,11 +27,7 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
 )
 from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
-from memfit.estimators.runtimes.llama_cpp.placement import (
-    Placement,
-    config_weights,
-    file_weights,
-)
+from memfit.estimators.runtimes.llama_cpp.placement import Placement, config_weights, file_weights
 from memfit.estimators.runtimes.llama_cpp.runtime import LLAMA_CPP
 from tests.gguf.writing import Allocation, Recorded, recorded, tensor
 
@@ -49,9 +45,7 @@ def model_of(entry: Recorded) -> Model:
 
 def workload_of(run: Allocation) -> Workload:
     return Workload(
-        prompt_tokens=run.context // run.sequences,
-        batch=run.sequences,
-        prefill_step=run.microbatch,
+        prompt_tokens=run.context // run.sequences, batch=run.sequences, prefill_step=run.microbatch
     )
 
 

@@ -96,11 +96,7 @@ def test_kv_bits_select_llama_cpps_block_types(memfit: Memfit, qwen: Path) -> No
     ],
 )
 def test_an_option_llama_cpp_lacks_gives_a_one_line_error(
-    memfit: Memfit,
-    qwen: Path,
-    options: list[str],
-    code: int,
-    fault: str,
+    memfit: Memfit, qwen: Path, options: list[str], code: int, fault: str
 ) -> None:
     run = memfit("estimate", qwen, *options)
     assert run.code == code

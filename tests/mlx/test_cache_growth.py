@@ -11,11 +11,7 @@ from memfit.estimators.base.workload import MAX_TOKENS, Workload
 from memfit.estimators.mlx.cache_growth import capacity_at, grown, grown_singly
 
 BUFFERS = st.builds(
-    KVBuffer,
-    st.just(1),
-    st.just(1),
-    st.just(1),
-    growth=st.just(Growth.STEPS),
+    KVBuffer, st.just(1), st.just(1), st.just(1), growth=st.just(Growth.STEPS)
 ) | st.builds(
     KVBuffer,
     st.just(1),

@@ -11,11 +11,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.plans.static import arena as module
 from memfit.estimators.plans.static.arena import ALIGNMENT, Lifetime, arena, needs
-from memfit.estimators.plans.static.plan import (
-    kv_capacity_bytes,
-    plan_static,
-    rope_table_bytes,
-)
+from memfit.estimators.plans.static.plan import kv_capacity_bytes, plan_static, rope_table_bytes
 from memfit.estimators.results.static import StaticPlan
 from memfit.estimators.trace.graph_format import Array, Call, Node, Trace, from_json
 
@@ -100,10 +96,7 @@ def call(phase: str = "first_chunk", **ends: tuple[int, ...]) -> Call:
 
 def test_views_share_their_input_and_writes_share_their_cache() -> None:
     need = needs(call())
-    assert need.intermediates == (
-        Lifetime("Multiply", 200, 0, 2),
-        Lifetime("Add", 200, 2, 3),
-    )
+    assert need.intermediates == (Lifetime("Multiply", 200, 0, 2), Lifetime("Add", 200, 2, 3))
     assert (need.input_bytes, need.constant_bytes, need.output_bytes) == (16, 4, 0)
 
 

@@ -14,10 +14,7 @@ mx = pytest.importorskip("mlx.core")
 cache_classes = pytest.importorskip("mlx_lm.models.cache")
 
 WIDTH, WINDOW = 32, 300
-BUFFERS = (
-    KVBuffer(1, WIDTH, WIDTH),
-    KVBuffer(1, WIDTH, WIDTH, Growth.ROTATING, WINDOW),
-)
+BUFFERS = (KVBuffer(1, WIDTH, WIDTH), KVBuffer(1, WIDTH, WIDTH, Growth.ROTATING, WINDOW))
 TURNS = st.lists(
     st.builds(TraceRequest, st.integers(1, 900), st.integers(0, 60)), min_size=1, max_size=5
 )

@@ -69,12 +69,7 @@ def test_without_a_cap_the_recommended_working_set_is_the_cap() -> None:
 
 @given(amounts, sizes, amounts, caps, caps, amounts)
 def test_an_admitted_ticket_is_never_clamped(
-    baseline: int,
-    held: list[int],
-    size: int,
-    cap: int | None,
-    recommended: int | None,
-    base: int,
+    baseline: int, held: list[int], size: int, cap: int | None, recommended: int | None, base: int
 ) -> None:
     for policy, extra in ((SumPolicy(cap), 0), (BudgetPolicy(base, cap), base)):
         whole = baseline + extra + sum(held) + size

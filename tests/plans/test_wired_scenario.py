@@ -60,8 +60,7 @@ def test_a_request_waits_for_room_and_runs_from_then_on(run_scenario: Any) -> No
 
 def test_an_end_frees_memory_before_a_start_at_the_same_time(run_scenario: Any) -> None:
     plan = run_scenario(
-        "name: a, policy: all, size: 80MB, end: 2s",
-        "name: b, policy: all, size: 80MB, start: 2s",
+        "name: a, policy: all, size: 80MB, end: 2s", "name: b, policy: all, size: 80MB, start: 2s"
     )
     assert plan.verdict == "holds"
     assert [moment.at_ms for moment in plan.moments] == [0, 2000]
@@ -69,8 +68,7 @@ def test_an_end_frees_memory_before_a_start_at_the_same_time(run_scenario: Any) 
 
 def test_a_ticket_that_ends_while_waiting_is_cancelled(run_scenario: Any) -> None:
     plan = run_scenario(
-        "name: a, policy: all, size: 80MB",
-        "name: b, policy: all, size: 80MB, start: 1s, end: 3s",
+        "name: a, policy: all, size: 80MB", "name: b, policy: all, size: 80MB, start: 1s, end: 3s"
     )
     assert (ticket(plan, "b").outcome, ticket(plan, "b").waited_ms) == ("gave_up", 2000)
     assert plan.verdict == "waits"

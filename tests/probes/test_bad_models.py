@@ -117,9 +117,7 @@ def test_an_error_of_the_process_is_raised_here(damaged: Spoilt, case: str) -> N
         process.load()
 
 
-def test_missing_experts_are_reported(
-    damaged: Spoilt,
-) -> None:
+def test_missing_experts_are_reported(damaged: Spoilt) -> None:
     # Unstacked experts, as in most repositories: the class looks for each by name.
     def unstack(all_: dict[str, Any]) -> dict[str, Any]:
         stacked = "model.layers.1.mlp.switch_mlp.up_proj.weight"

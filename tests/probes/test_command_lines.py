@@ -112,9 +112,7 @@ def test_the_programs_accept_every_flag(sized: SizedModel, program: str) -> None
     assert {word for word in shlex.split(written) if word.startswith("--")} <= known
 
 
-def test_a_recommendation_that_does_not_fit_with_another_is_omitted(
-    sized: SizedModel,
-) -> None:
+def test_a_recommendation_that_does_not_fit_with_another_is_omitted(sized: SizedModel) -> None:
     asked = Workload(prompt_tokens=16_000, prefill_step=1024)
     larger = replace(asked, prefill_step=2048)
     assert judge(sized.requirement(asked), sized.device)[0] == "fits"

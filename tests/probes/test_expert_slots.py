@@ -27,14 +27,7 @@ from memfit.probes.experts.process import ExpertProcess
 from memfit.probes.experts.result import ExpertsPoint, PlannedFigure
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup
 from memfit.probes.experts.slots import Policy, outputs_class
-from tests.checkpoints import (
-    CASES,
-    UNDESCRIBED,
-    Checkpoints,
-    Recipe,
-    config_of,
-    save_checkpoint,
-)
+from tests.checkpoints import CASES, UNDESCRIBED, Checkpoints, Recipe, config_of, save_checkpoint
 from tests.fuzz.readers import READERS
 from tests.selection import quick
 

@@ -135,10 +135,6 @@ def test_a_stored_cache_is_kept_with_its_bits_and_says_nothing_of_estimates(
     assert parse_measurement(to_text(kept).encode(), Path("kept.json")) == kept
     assert kept.id != measured(checkpoint, host, 100, stored(8)).id
     found = recall(
-        [kept],
-        device=host,
-        versions=installed_versions(),
-        workload=kept.workload,
-        model="model",
+        [kept], device=host, versions=installed_versions(), workload=kept.workload, model="model"
     )
     assert found.measurement is None

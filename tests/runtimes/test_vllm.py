@@ -42,10 +42,7 @@ EMBEDDINGS = 2 * 2 * 152064 * 3584
 
 
 def on_vllm(
-    config: dict[str, Any],
-    device: str | None = None,
-    *,
-    tensors: tuple[Tensor, ...] | None = None,
+    config: dict[str, Any], device: str | None = None, *, tensors: tuple[Tensor, ...] | None = None
 ) -> SizedModel:
     found = find_device(device, os_regime=DEFAULT_REGIME) if device else None
     checkpoint = Checkpoint("m", "local", config, "config.json", tensors)

@@ -6,13 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.sizing.peak_fit import (
-    Line,
-    Peak,
-    ShortPrompt,
-    calibration,
-    line_through,
-)
+from memfit.estimators.sizing.peak_fit import Line, Peak, ShortPrompt, calibration, line_through
 
 STEPS = st.sampled_from([128, 256, 512, 1024, 2048])
 BYTES = st.integers(0, 2**40)

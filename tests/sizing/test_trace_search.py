@@ -67,9 +67,7 @@ def test_a_formula_that_is_too_high_or_too_low_does_not_decide(
     assert searching.too_long > found
 
 
-def test_a_largest_allocation_known_only_to_the_trace_needs_few_traces(
-    traced: SizedModel,
-) -> None:
+def test_a_largest_allocation_known_only_to_the_trace_needs_few_traces(traced: SizedModel) -> None:
     assert traced.device is not None
     workload = replace(ASKED, prompt_tokens=2 * CONTEXT_STEP)
     largest = traced.requirement(workload).largest_buffer_bytes

@@ -202,13 +202,7 @@ def test_attention_of_width_512_has_its_published_peak(
     workload = Workload(prompt_tokens=16384, max_tokens=128)
     errors: dict[Method, float] = {"trace": 0.0005, "formula": 0.015}
     for method, error in errors.items():
-        model = sized(
-            GEMMA4_31B,
-            device,
-            MlxVersions(mlx=mlx),
-            quantize=NVFP4,
-            method=method,
-        )
+        model = sized(GEMMA4_31B, device, MlxVersions(mlx=mlx), quantize=NVFP4, method=method)
         peak = model.figures_for(workload).moment.nbytes
         assert peak / 1e9 == pytest.approx(published_gb, rel=error)
 

@@ -22,11 +22,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.sizing.sized_model import Method, size
 from memfit.estimators.weights.derived import QuantizationPlan, derive
-from memfit.estimators.weights.footprint import (
-    WeightFootprint,
-    convert,
-    load_footprint,
-)
+from memfit.estimators.weights.footprint import WeightFootprint, convert, load_footprint
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import Declared, declared
 from memfit.estimators.weights.tensor_groups import tensor_groups

@@ -25,8 +25,7 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
     """Sessions, and the runtimes that serve them."""
 
     tokens: Annotated[
-        str | None,
-        typer.Option(help="Final length of a session without turns (32k)."),
+        str | None, typer.Option(help="Final length of a session without turns (32k).")
     ] = None
     sessions: Annotated[int, typer.Option(help="Sessions at once.")] = 1
     turns: Annotated[int | None, typer.Option(help="Turns of each session.")] = None

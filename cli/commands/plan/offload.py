@@ -146,10 +146,7 @@ def offload(
 
 
 def _with_measured(
-    question: "OffloadQuestion",
-    sized: "SizedModel",
-    storage: "Storage",
-    device: "Device | None",
+    question: "OffloadQuestion", sized: "SizedModel", storage: "Storage", device: "Device | None"
 ) -> "OffloadQuestion":
     """Add what ``memfit tune cache`` measured of the same files on the machine."""
     from memfit.estimators.machine.host import detect_host

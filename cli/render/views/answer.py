@@ -13,11 +13,7 @@ from memfit.estimators.results.estimate import Action, Cell, DeviceSummary, Esti
 _FILE_WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": ""}
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
 MARKS = "*+^%#"
-SETTINGS = {
-    "weight_bits": "{} bits",
-    "kv_bits": "KV {} bits",
-    "prefill_step": "prefill step {}",
-}
+SETTINGS = {"weight_bits": "{} bits", "kv_bits": "KV {} bits", "prefill_step": "prefill step {}"}
 """How an action's settings are called; memory is a machine's."""
 
 

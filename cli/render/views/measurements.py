@@ -3,13 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from memfit.cli.render.document import Document, Heading, Table, Text
-from memfit.cli.render.views.tune_text import (
-    NOTHING,
-    first_token,
-    rate,
-    seconds,
-    size,
-)
+from memfit.cli.render.views.tune_text import NOTHING, first_token, rate, seconds, size
 from memfit.estimators.base.units import Units
 from memfit.estimators.runtimes.measurement import MeasuredTraining, Measurement
 from memfit.estimators.sizing.measurement_lookup import workload_words
@@ -118,10 +112,7 @@ def _facts(measurement: Measurement) -> Iterator[str]:
 
 def _figures(measurement: Measurement) -> tuple[TuneFigure, ...]:
     taken = measured_figures(
-        measurement.loaded,
-        measurement.runs,
-        measurement.swift_workspace_bytes,
-        measurement.warm_up,
+        measurement.loaded, measurement.runs, measurement.swift_workspace_bytes, measurement.warm_up
     )
     return paired_figures(taken, {})
 

@@ -189,10 +189,7 @@ def _disk(result: OffloadPlan, units: Units) -> Iterator[str]:
 def _speeds(found: MeasuredStorage, used: Speeds, units: Units) -> Iterator[str]:
     """The speeds that were measured, where they are the ones in use."""
     measured = Speeds().or_measured(found)
-    rates = (
-        ("read", used.read, measured.read),
-        ("write", used.write, measured.write),
-    )
+    rates = (("read", used.read, measured.read), ("write", used.write, measured.write))
     known = [
         f"{name} {format_bytes(rate, units)}/s"
         for name, rate, own in rates

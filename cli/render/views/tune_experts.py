@@ -6,12 +6,7 @@ from typing import NamedTuple
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.cli.render.views.tune_text import NOTHING, rate, seconds, size
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.probes.experts.result import (
-    ExpertsPoint,
-    ExpertsTuneResult,
-    PlannedFigure,
-    SlotTraffic,
-)
+from memfit.probes.experts.result import ExpertsPoint, ExpertsTuneResult, PlannedFigure, SlotTraffic
 
 _MEMORY = (
     "Experts",

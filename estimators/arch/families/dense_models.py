@@ -29,11 +29,7 @@ _SANDWICH_NORMS = (
     "post_attention_layernorm",
 )
 _OLMO2 = replace(
-    _LLAMA,
-    qk_norm=QKNorm.ALL_HEADS,
-    norms=_POST_NORMS,
-    windows=None,
-    makes_own_cache=False,
+    _LLAMA, qk_norm=QKNorm.ALL_HEADS, norms=_POST_NORMS, windows=None, makes_own_cache=False
 )
 _QWEN2 = Dense(ignored=("attention_bias",), input_bias=True, tied=_TIED_BY_DEFAULT)
 _GEMMA = Dense(head_dim=HeadDim.GIVEN, tied=True)
@@ -188,11 +184,7 @@ MODELS: dict[str, Dense] = {
         tied=_TIED_BY_DEFAULT,
     ),
     # The class builds the head whether tied or not.
-    "helium": Dense(
-        input_bias=Key("attention_bias"),
-        mlp_bias=Key("mlp_bias"),
-        tied=False,
-    ),
+    "helium": Dense(input_bias=Key("attention_bias"), mlp_bias=Key("mlp_bias"), tied=False),
     "hunyuan_v1_dense": Dense(
         ignored=(
             "attention_head_dim",
@@ -346,11 +338,7 @@ MODELS: dict[str, Dense] = {
         tied=_TIED_BY_DEFAULT,
     ),
     "telechat3": replace(
-        _LLAMA,
-        kv_optional=False,
-        tied=_UNTIED_BY_DEFAULT,
-        windows=None,
-        makes_own_cache=False,
+        _LLAMA, kv_optional=False, tied=_UNTIED_BY_DEFAULT, windows=None, makes_own_cache=False
     ),
     "xverse": _LLAMA,
 }

@@ -103,10 +103,7 @@ def _layers(text: Fields, hidden: int, modules: Modules) -> Iterator[Layer]:
         key = "layer_types" if kinds is None else "intermediate_size"
         raise text.fail(key, "missing; the model class needs it")
     full = _attention_spec(text)
-    mixers = {
-        FULL: full,
-        SLIDING: full.sliding(text.count("sliding_window")),
-    }
+    mixers = {FULL: full, SLIDING: full.sliding(text.count("sliding_window"))}
     text.require_kinds("layer_types", kinds, tuple(mixers), tuple(mixers))
     own = layers_with_cache(text, kinds, text.count("num_kv_shared_layers", least=0))
     streams = text.count("altup_num_inputs")

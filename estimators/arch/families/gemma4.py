@@ -125,10 +125,7 @@ def _mixers(fields: Fields) -> dict[str, Attention]:
             "num_attention_heads", full.heads, "num_global_key_value_heads", full_kv_heads
         )
         full = replace(full, kv_heads=full_kv_heads)
-    return {
-        FULL: full,
-        SLIDING: sliding.sliding(fields.count("sliding_window")),
-    }
+    return {FULL: full, SLIDING: sliding.sliding(fields.count("sliding_window"))}
 
 
 def _attention_modules(spec: Attention, hidden: int, keys_are_values: bool) -> Modules:

@@ -59,10 +59,7 @@ def _attention(fields: Fields, hidden: int) -> blocks.MixerBlock:
 def _mamba(fields: Fields, hidden: int) -> blocks.MixerBlock:
     bias = fields.flag("mamba_proj_bias", False)
     spec, modules = blocks.mamba2(
-        fields,
-        conv_bias=fields.flag("mamba_conv_bias", False),
-        input_bias=bias,
-        output_bias=bias,
+        fields, conv_bias=fields.flag("mamba_conv_bias", False), input_bias=bias, output_bias=bias
     )
     return spec, under("mamba", modules)
 

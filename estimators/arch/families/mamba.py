@@ -37,12 +37,7 @@ def backbone(fields: Fields, mixer: Mixer, modules: Modules, *, tied: bool) -> M
     return decoder(
         fields,
         (layer,) * fields.layers(),
-        ends(
-            fields,
-            tied=tied,
-            embedding_path="backbone.embeddings",
-            norm_path="backbone.norm_f",
-        ),
+        ends(fields, tied=tied, embedding_path="backbone.embeddings", norm_path="backbone.norm_f"),
         layers_path="backbone.layers",
         makes_own_cache=True,
     )

@@ -69,11 +69,7 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
     width = fields.count("moe_intermediate_size")
     shared = fields.optional_count("n_shared_experts") or 0
     spec = blocks.mixture(
-        fields,
-        "n_routed_experts",
-        width=width,
-        shared_width=width * shared,
-        float32_scores=True,
+        fields, "n_routed_experts", width=width, shared_width=width * shared, float32_scores=True
     )
     router = blocks.corrected_router(hidden, spec.experts)
     return spec, under("mlp", blocks.expert_modules(spec, hidden, router))

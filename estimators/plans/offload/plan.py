@@ -13,16 +13,8 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import ANY_CPU, ANY_MAC, Device
-from memfit.estimators.plans.offload.cache_tiers import (
-    Tiers,
-    milliseconds,
-    simulate,
-)
-from memfit.estimators.plans.offload.session_cache import (
-    PLAIN_BITS,
-    Storage,
-    longest_hot,
-)
+from memfit.estimators.plans.offload.cache_tiers import Tiers, milliseconds, simulate
+from memfit.estimators.plans.offload.session_cache import PLAIN_BITS, Storage, longest_hot
 from memfit.estimators.results.estimate import Basis, DeviceSummary, Note
 from memfit.estimators.results.offload import (
     Disk,

@@ -205,12 +205,7 @@ class Storage(Struct, frozen=True, dict=True):
 
 
 def storage_of(
-    model: Model,
-    *,
-    bits: int,
-    group_size: int,
-    in_blocks: bool = False,
-    prefill_step: int = 2048,
+    model: Model, *, bits: int, group_size: int, in_blocks: bool = False, prefill_step: int = 2048
 ) -> Storage:
     """Return how conversations of a model are stored.
 

@@ -225,8 +225,5 @@ class _Rooms:
             counts = Counter(room for room, _ in rooms)
             for room in sorted(counts, reverse=True):
                 yield Leftover(
-                    device=name,
-                    machines=counts[room],
-                    working_set_bytes=whole,
-                    free_bytes=room,
+                    device=name, machines=counts[room], working_set_bytes=whole, free_bytes=room
                 )

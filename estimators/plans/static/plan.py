@@ -35,12 +35,7 @@ _F16_BYTES = 2  # of an element of Foundry's tables and caches
 
 
 def plan_static(
-    trace: Trace,
-    model: Model,
-    *,
-    name: str,
-    context_tokens: int,
-    environment: Mapping[str, str],
+    trace: Trace, model: Model, *, name: str, context_tokens: int, environment: Mapping[str, str]
 ) -> StaticPlan:
     """Return the allocations for contexts up to ``context_tokens``.
 

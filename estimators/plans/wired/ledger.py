@@ -272,10 +272,6 @@ class WiredLedger:
         return self._backend.supported or self.settings.policy_only
 
     def _emit(
-        self,
-        at_ms: int,
-        kind: EventKind,
-        ticket: str | None = None,
-        limit_bytes: int | None = None,
+        self, at_ms: int, kind: EventKind, ticket: str | None = None, limit_bytes: int | None = None
     ) -> None:
         self._observe(WiredEvent(at_ms, kind, ticket, limit_bytes))

@@ -119,9 +119,7 @@ def none_saved(id: str) -> Measurement:
 
 
 def read_scenario(
-    path: Path,
-    saved: Saved = none_saved,
-    versioned: Callable[[Runtime], Runtime] | None = None,
+    path: Path, saved: Saved = none_saved, versioned: Callable[[Runtime], Runtime] | None = None
 ) -> WiredScenario:
     """Return the scenario of a YAML file in the schema ``memfit.wired-scenario/1``.
 
@@ -234,9 +232,7 @@ def _policy(section: Section, kind: str, name: str) -> WiredPolicy | Speculative
 
 
 def _tickets(
-    top: Section,
-    policies: Mapping[str, WiredPolicy | SpeculativePolicy],
-    sizes: TicketSizes,
+    top: Section, policies: Mapping[str, WiredPolicy | SpeculativePolicy], sizes: TicketSizes
 ) -> tuple[ScheduledTicket, ...]:
     entries = top.values.get("tickets")
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_TICKETS:

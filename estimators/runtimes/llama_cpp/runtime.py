@@ -15,12 +15,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Basis, MemoryShare, Note
-from memfit.estimators.runtimes.interface import (
-    DraftFigures,
-    Figure,
-    MemoryFigures,
-    RuntimeModel,
-)
+from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
     cache_lines,
